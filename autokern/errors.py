@@ -1,0 +1,28 @@
+"""The errors that autokern raises; each message says what was asked, what was found and what to do.
+
+Floor 0: imports nothing of autokern.
+"""
+
+from __future__ import annotations
+
+__all__ = ["AutokernError", "AutokernWarning", "MemoryBudgetError", "ProfileError", "SettingsError"]
+
+
+class AutokernError(Exception):
+    """Base of every error that autokern raises on its own account."""
+
+
+class SettingsError(AutokernError, ValueError):
+    """A setting, an environment variable or an argument has a value that cannot be obeyed."""
+
+
+class MemoryBudgetError(AutokernError, MemoryError):
+    """No candidate fits the memory that the user allowed."""
+
+
+class ProfileError(AutokernError):
+    """A profile that was named explicitly cannot be read, trusted or written."""
+
+
+class AutokernWarning(UserWarning):
+    """Something went wrong that cost speed but not correctness."""

@@ -1,0 +1,109 @@
+"""Problem: the frozen, hashable description of one call, by which calls are compared, measured and decided.
+
+Floor 0: imports nothing of autokern.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["SIZES", "Features", "Problem"]
+
+SIZES = ("m", "n", "d", "rhs", "batch")
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Everything about a call that moves its running time.
+
+    Parameters
+    ----------
+    op : str
+        Name of the Op.
+    m, n : int
+        Rows and columns of the matrix (for a kernel matrix: points in ``x1`` and ``x2``).
+    d : int
+        Input dimensions of a kernel matrix, otherwise 0.
+    rhs : int
+        Right-hand sides (columns that the matrix is applied to), otherwise 0.
+    batch : int
+        Product of the batch dimensions.
+    dtype : str
+        ``"float32"`` or ``"float64"``.
+    device : str
+        Device kind on which the arguments lie: ``"cpu"``, ``"cuda"``, ...
+    grad : str
+        Which gradients the caller wants: empty for none, otherwise words joined by ``/``.
+    variant : str
+        Whatever else distinguishes calls of the same sizes (kernel family, ARD, memory layout, structure):
+        words joined by ``/``, from the most to the least telling.
+
+    Examples
+    --------
+    >>> Problem(op="qr", m=500, n=50).n
+    50
+    """
+
+    op: str
+    m: int = 1
+    n: int = 1
+    d: int = 0
+    rhs: int = 0
+    batch: int = 1
+    dtype: str = "float64"
+    device: str = "cpu"
+    grad: str = ""
+    variant: str = ""
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Problems of one group share a cost model: op, dtype and device kind."""
+        return (self.op, self.dtype, self.device)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return 8 if self.dtype == "float64" else 4
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of `variant` and `grad`, the categorical part of the problem."""
+        return (*self.variant.split("/"), *(f"grad:{word}" for word in self.grad.split("/")))
+
+    def replace(self, **changes: Any) -> Problem:
+        """Return a copy with some fields changed."""
+        return msgspec.structs.replace(self, **changes)
+
+    def __str__(self) -> str:
+        sizes = [f"{name}={getattr(self, name)}" for name in ("m", "n")]
+        sizes += [f"{name}={getattr(self, name)}" for name in ("d", "rhs") if getattr(self, name)]
+        if self.batch != 1:
+            sizes.append(f"batch={self.batch}")
+        extras = [self.dtype, self.device]
+        if self.variant:
+            extras.append(self.variant)
+        if self.grad:
+            extras.append(f"grad={self.grad}")
+        return f"{self.op}({', '.join(sizes + extras)})"
+
+
+class Features(msgspec.Struct, frozen=True):
+    """What a candidate does on a problem, for extrapolation: each count is multiplied by a fitted price.
+
+    Parameters
+    ----------
+    calls : float
+        Library calls issued one after the other.
+    flops : float
+        Floating-point operations of matrix-matrix kind.
+    bytes : float
+        Bytes moved through memory by element-wise passes.
+    copied : float
+        Bytes moved between devices, both ways.
+    """
+
+    calls: float = 1.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    copied: float = 0.0
