@@ -1,0 +1,252 @@
+"""A kernel matrix by one GEMM with its epilogue in place, and its gradients in closed form.
+
+With inputs scaled by ``sqrt(|gamma|) / lengthscale`` the argument of a family is
+``u = sign * (|x|^2 + |x'|^2 - 2 x.x')``: one GEMM and two rank-one updates. Given ``W = dL/du``, gradients need only
+``W x'``, the row sums and the column sums of ``W``, so the backward pass is one GEMM with d + 1 columns and holds no
+``n x m x d`` temporary. Second derivatives go through the plain formula. Floor 2: may import kernels and `pages`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from autokern import pages
+from autokern.kernels.covariance import Covariance, reference, same_points
+from autokern.kernels.family import Family
+
+__all__ = ["LAYOUTS", "matrix"]
+
+LAYOUTS = ("whole", "tiled", "symmetric")
+_TILE_BYTES = 2**20
+"""A strip of rows this large stays in the cache between the GEMM and the passes of its epilogue."""
+
+
+def matrix(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor, layout: str = "whole") -> torch.Tensor:
+    """Return the kernel matrix.
+
+    Parameters
+    ----------
+    covariance : Covariance
+        Family, lengthscale ``(..., 1, d or 1)``, outputscale ``(...)`` or None.
+    x1, x2 : Tensor
+        Points, shapes ``(..., n, d)`` and ``(..., m, d)``; batch shapes broadcast.
+    layout : {"whole", "tiled", "symmetric"}
+        All at once; in strips of rows that fit the cache; or only the lower triangle, mirrored (where `x1` and `x2`
+        are not the same points, or there is a batch, as tiled or whole).
+
+    Returns
+    -------
+    Tensor
+        Shape ``(..., n, m)``, the diagonal exact where both are the same points.
+    """
+    family, lengthscale, outputscale = covariance
+    return _Analytic.apply(x1, x2, lengthscale, outputscale, family, layout)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _Scaled(NamedTuple):
+    """Centred points, scaled so that u is plus or minus their squared distance."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+    sign: float
+    same: bool
+
+
+def _scale(family: Family, x1: torch.Tensor, x2: torch.Tensor, lengthscale: torch.Tensor) -> _Scaled:
+    same = same_points(x1, x2)
+    centre = x1.mean(dim=-2, keepdim=True) if x1.shape[-2] else 0.0
+    unit = lengthscale / math.sqrt(abs(family.gamma))
+    first = (x1 - centre).div(unit)
+    second = first if same else (x2 - centre).div(unit)
+    return _Scaled(first, second, math.copysign(1.0, family.gamma), same)
+
+
+class _Factors(NamedTuple):
+    """``u = left @ right.mT + row + column``."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+    row: torch.Tensor
+    column: torch.Tensor
+
+
+def _factors(points: _Scaled) -> _Factors:
+    row = points.first.square().sum(-1, keepdim=True)
+    column = row if points.same else points.second.square().sum(-1, keepdim=True)
+    if points.sign < 0:
+        row = row.neg()
+        column = row if points.same else column.neg()
+    return _Factors(points.first * (-2.0 * points.sign), points.second, row, column.mT)
+
+
+def _finish(
+    u: torch.Tensor, slope: torch.Tensor | None, family: Family, outputscale: torch.Tensor | None
+) -> torch.Tensor:
+    k = family.epilogue(family.clamp_(u), slope)
+    if outputscale is not None:
+        k.mul_(outputscale)
+        if slope is not None:
+            slope.mul_(outputscale)
+    return k
+
+
+def _whole(
+    points: _Scaled, family: Family, outputscale: torch.Tensor | None, want_slope: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    left, right, row, column = _factors(points)
+    if left.dim() == 2:
+        u = torch.addmm(column, left, right.mT, out=_empty(left, right)).add_(row)
+    else:
+        u = torch.matmul(left, right.mT).add_(row).add_(column)
+    if points.same:
+        u.diagonal(dim1=-2, dim2=-1).zero_()
+    if outputscale is not None and outputscale.dim() > u.dim():
+        u = u.expand(torch.broadcast_shapes(u.shape, outputscale.shape)).contiguous()
+    elif outputscale is not None and torch.broadcast_shapes(u.shape, outputscale.shape) != u.shape:
+        u = u.expand(torch.broadcast_shapes(u.shape, outputscale.shape)).contiguous()
+    slope = torch.empty_like(u) if want_slope else None
+    return _finish(u, slope, family, outputscale), slope
+
+
+def _empty(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return pages.empty((left.shape[-2], right.shape[-2]), left)
+
+
+def _strips(n: int, m: int, itemsize: int) -> list[tuple[int, int]]:
+    rows = max(16, _TILE_BYTES // max(1, m * itemsize) // 16 * 16)
+    return [(start, min(n, start + rows)) for start in range(0, n, rows)]
+
+
+def _tiled(
+    points: _Scaled, family: Family, outputscale: torch.Tensor | None, want_slope: bool, symmetric: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    left, right, row, column = _factors(points)
+    k = _empty(left, right)
+    slope = _empty(left, right) if want_slope else None
+    turned = right.mT
+    for start, stop in _strips(*k.shape, k.element_size()):
+        end = stop if symmetric else k.shape[1]
+        u = k[start:stop, :end]
+        torch.addmm(column[:, :end], left[start:stop], turned[:, :end], out=u).add_(row[start:stop])
+        if points.same:
+            u.diagonal(start).zero_()
+        slopes = None if slope is None else slope[start:stop, :end]
+        values = _finish(u, slopes, family, outputscale)
+        if values.data_ptr() != u.data_ptr():
+            u.copy_(values)
+        if symmetric and start:
+            for full in (k, slope):
+                if full is not None:
+                    full[:start, start:stop].copy_(full[start:stop, :start].mT)
+    return k, slope
+
+
+def _evaluate(
+    points: _Scaled, family: Family, outputscale: torch.Tensor | None, layout: str, want_slope: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    scale = None if outputscale is None else outputscale[..., None, None]
+    plain = points.first.dim() == 2 and points.second.dim() == 2 and (scale is None or scale.numel() == 1)
+    if layout == "whole" or not plain:
+        return _whole(points, family, scale, want_slope)
+    scale = None if scale is None else scale.reshape(1, 1)
+    return _tiled(points, family, scale, want_slope, symmetric=layout == "symmetric" and points.same)
+
+
+class _Analytic(torch.autograd.Function):
+    """The kernel matrix with closed-form first derivatives; second ones by the plain formula."""
+
+    @staticmethod
+    def forward(ctx, x1, x2, lengthscale, outputscale, family, layout):  # type: ignore[no-untyped-def]
+        need = any(ctx.needs_input_grad)
+        points = _scale(family, x1, x2, lengthscale)
+        k, slope = _evaluate(points, family, outputscale, layout, need and not family.slope_is_value)
+        if need:
+            ctx.family, ctx.sign, ctx.layout = family, points.sign, layout
+            ctx.save_for_backward(x1, x2, lengthscale, outputscale, points.first, points.second, k, slope)
+        return k
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x1, x2, lengthscale, outputscale, first, second, k, slope = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():
+            return *_plain_gradients((x1, x2, lengthscale, outputscale), wanted, ctx.family, grad), None, None
+        moments = _moments(grad, k if slope is None else slope, first, second, ctx.layout, wanted)
+        grads: list[Any] = [None] * 4
+        to_input = math.sqrt(abs(ctx.family.gamma)) / lengthscale
+        if wanted[0]:
+            pulled = (moments.rows * first - moments.product) * (2 * ctx.sign)
+            grads[0] = (pulled * to_input).sum_to_size(x1.shape)
+        if wanted[1]:
+            pulled = (moments.columns * second - moments.turned) * (2 * ctx.sign)
+            grads[1] = (pulled * to_input).sum_to_size(x2.shape)
+        if wanted[2]:
+            total = (moments.rows * first.square() - 2 * first * moments.product).sum(-2, keepdim=True)
+            total = total + (moments.columns * second.square()).sum(-2, keepdim=True)
+            grads[2] = (total * (-2 * ctx.sign) / lengthscale).sum_to_size(lengthscale.shape)
+        if wanted[3]:
+            total = moments.rows.sum((-2, -1)) if slope is None else _dot(grad, k)
+            grads[3] = (total / outputscale).sum_to_size(outputscale.shape)
+        return (*grads, None, None)
+
+
+class _Moments(NamedTuple):
+    """What the gradients need of ``W = dL/du``."""
+
+    product: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+    turned: torch.Tensor
+
+
+def _moments(
+    grad: torch.Tensor,
+    slope: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    layout: str,
+    wanted: tuple[bool, ...],
+) -> _Moments:
+    """Return ``W x'``, row sums, column sums and ``W^T x`` (where wanted), W formed strip by strip where it pays."""
+    d = second.shape[-1]
+    right = torch.cat((second, torch.ones_like(second[..., :1])), dim=-1)
+    if layout == "whole" or grad.dim() != 2 or first.dim() != 2 or second.dim() != 2:
+        w = grad * slope
+        product = w @ right
+        columns = w.sum(-2).unsqueeze(-1)
+        turned = w.mT @ first if wanted[1] else first
+        return _Moments(product[..., :d], product[..., d:], columns, turned)
+    n, m = grad.shape
+    product = grad.new_empty(n, d + 1)
+    columns = grad.new_zeros(m)
+    turned = grad.new_zeros(m, d)
+    strips = _strips(n, m, grad.element_size())
+    buffer = grad.new_empty(strips[0][1] if strips else 0, m)
+    for start, stop in strips:
+        w = torch.mul(grad[start:stop], slope[start:stop], out=buffer[: stop - start])
+        torch.mm(w, right, out=product[start:stop])
+        columns += w.sum(0)
+        if wanted[1]:
+            turned.addmm_(w.mT, first[start:stop])
+    return _Moments(product[:, :d], product[:, d:], columns.unsqueeze(-1), turned)
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Sum of products over the last two dimensions, without their product where memory order allows."""
+    if a.dim() == 2 and a.is_contiguous() and b.is_contiguous():
+        return torch.dot(a.view(-1), b.view(-1))
+    return (a * b).sum((-2, -1))
+
+
+def _plain_gradients(
+    inputs: tuple[torch.Tensor, ...], wanted: tuple[bool, ...], family: Family, grad: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Return the gradients as differentiable functions of the inputs and of `grad`."""
+    x1, x2, lengthscale, outputscale = inputs
+    k = reference(Covariance(family, lengthscale, outputscale), x1, x2)
+    sources = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
+    found = iter(torch.autograd.grad(k, sources, grad, create_graph=True))
+    return [next(found) if want else None for want in wanted]

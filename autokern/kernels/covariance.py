@@ -1,0 +1,91 @@
+"""Covariance: what autokern reads off a gpytorch kernel, and the plain differentiable way to evaluate it.
+
+`recognise` is the only place that knows gpytorch's kernel classes; everything else works on a Covariance. Kernels are
+recognised by exact type: a subclass may have changed the formula. Floor 2: may import the families.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import gpytorch
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+from autokern.kernels.family import Family
+from autokern.kernels.matern import MATERN12, MATERN32, MATERN52
+from autokern.kernels.rbf import RBF
+
+__all__ = ["Covariance", "family_name", "recognise", "reference", "same_points"]
+
+_MATERN = {0.5: MATERN12, 1.5: MATERN32, 2.5: MATERN52}
+
+
+class Covariance(NamedTuple):
+    """A stationary covariance with its hyperparameters.
+
+    Parameters
+    ----------
+    family : Family
+        The formula.
+    lengthscale : Tensor
+        Shape ``(..., 1, d)`` (ARD) or ``(..., 1, 1)``.
+    outputscale : Tensor or None
+        Shape ``(...)``; None means one.
+    """
+
+    family: Family
+    lengthscale: torch.Tensor
+    outputscale: torch.Tensor | None
+
+
+def family_name(kernel: gpytorch.kernels.Kernel) -> str | None:
+    """Return the family of a kernel (one scale around it allowed), or None if autokern does not know it."""
+    if type(kernel) is ScaleKernel:
+        kernel = kernel.base_kernel
+    if type(kernel) is RBFKernel:
+        return RBF.name
+    if type(kernel) is MaternKernel and kernel.nu in _MATERN:
+        return _MATERN[kernel.nu].name
+    return None
+
+
+def recognise(kernel: gpytorch.kernels.Kernel) -> Covariance:
+    """Read family and hyperparameters off a gpytorch kernel for which `family_name` is not None."""
+    outputscale = None
+    if type(kernel) is ScaleKernel:
+        outputscale, kernel = kernel.outputscale, kernel.base_kernel
+    family = RBF if type(kernel) is RBFKernel else _MATERN[kernel.nu]
+    return Covariance(family, kernel.lengthscale, outputscale)
+
+
+def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:
+    """Whether two sets of points are equal by value; the same memory is equal without looking."""
+    if x1 is x2:
+        return True
+    if x1.shape != x2.shape:
+        return False
+    if x1.data_ptr() == x2.data_ptr() and x1.stride() == x2.stride():
+        return True
+    return torch.equal(x1, x2)
+
+
+def reference(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """Evaluate by explicit differences: the truth in float64, exact to rounding, differentiable twice and more.
+
+    Parameters
+    ----------
+    covariance : Covariance
+        Formula and hyperparameters.
+    x1, x2 : Tensor
+        Shapes ``(..., n, d)`` and ``(..., m, d)``.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(..., n, m)``; takes ``n * m * d`` elements of memory.
+    """
+    difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    scaled = difference / covariance.lengthscale.unsqueeze(-2)
+    k = covariance.family(scaled.square().sum(-1) * covariance.family.gamma)
+    return k if covariance.outputscale is None else k * covariance.outputscale[..., None, None]

@@ -1,0 +1,95 @@
+"""Family: one stationary covariance function of the distance, its formula written once.
+
+Every route (one GEMM with in-place epilogue, plain autograd, compiled, second derivatives) takes its formula from
+here; a new family is one file that creates a `Family`. Floor 2: imports nothing of autokern.
+
+With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` a family is a function of
+``u = gamma * s``: the factor ``gamma`` is folded into the inputs, so that one GEMM yields ``u``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Family", "families", "family"]
+
+Epilogue = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+_FAMILIES: dict[str, Family] = {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A covariance ``k(u)`` with ``u = gamma * s``, where ``s`` is the scaled squared distance.
+
+    Parameters
+    ----------
+    name : str
+        Unique name, as it stands in problems.
+    gamma : float
+        Factor between the scaled squared distance and ``u``; its sign says on which side of zero ``u`` lies.
+    epilogue : callable
+        ``epilogue(u, slope)`` turns ``u`` into ``k`` in place (destroying ``u``) and, if `slope` is a tensor of the
+        same shape, fills it with ``dk/du``. Returns ``k``.
+    derivatives : tuple of callables
+        ``k``, ``dk/du``, ``d2k/du2``, ... as functions of ``u`` without side effects, each finite at ``u = 0`` (where
+        the true derivative is infinite, any finite value will do: it is multiplied by a distance of zero).
+    slope_is_value : bool
+        Whether ``dk/du = k``, so that nothing but ``k`` need be kept for the backward pass.
+    passes : int
+        Element-wise passes over the matrix, for the cost model.
+    """
+
+    name: str
+    gamma: float
+    epilogue: Epilogue
+    derivatives: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    slope_is_value: bool = False
+    passes: int = 2
+
+    def __post_init__(self) -> None:
+        _FAMILIES[self.name] = self
+
+    def clamp_(self, u: torch.Tensor) -> torch.Tensor:
+        """Push values that rounding carried across zero back to it, in place."""
+        return u.clamp_max_(0) if self.gamma < 0 else u.clamp_min_(0)
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor:
+        """Return ``k(u)``, differentiable as often as the family has derivatives; ``u`` is left alone."""
+        return _Chain.apply(u, self, 0)  # type: ignore[no-untyped-call,no-any-return]
+
+    def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
+        return family, (self.name,)
+
+
+class _Chain(torch.autograd.Function):
+    """The derivative of some order of a family, whose own derivative is the next one."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, u: torch.Tensor, of: Family, order: int) -> torch.Tensor:
+        ctx.save_for_backward(u)
+        ctx.of, ctx.order = of, order  # type: ignore[attr-defined]
+        return of.derivatives[order](u)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (u,) = ctx.saved_tensors
+        if ctx.order + 1 >= len(ctx.of.derivatives):
+            raise RuntimeError(
+                f"the {ctx.of.name} covariance was differentiated {ctx.order + 1} times; autokern has "
+                f"{len(ctx.of.derivatives) - 1} derivatives of it. Exclude autokern's candidates for this call with "
+                "autokern.using(force={'kernel_matrix': 'stock'})"
+            )
+        return grad * _Chain.apply(u, ctx.of, ctx.order + 1), None, None  # type: ignore[no-untyped-call]
+
+
+def family(name: str) -> Family:
+    """Return the family of a name."""
+    return _FAMILIES[name]
+
+
+def families() -> list[Family]:
+    """Return all families, in the order of their names."""
+    return [_FAMILIES[name] for name in sorted(_FAMILIES)]

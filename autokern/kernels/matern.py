@@ -1,0 +1,88 @@
+"""The Matérn families of smoothness 1/2, 3/2 and 5/2 (Rasmussen and Williams 2006, eq. 4.17).
+
+With ``u = 2 nu s`` and ``a = sqrt(u)``: ``exp(-a)``, ``(1 + a) exp(-a)`` and ``(1 + a + u / 3) exp(-a)``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from autokern.kernels.family import Family
+
+__all__ = ["MATERN12", "MATERN32", "MATERN52"]
+
+
+_ZERO = 1e-15
+"""Distances up to here are zero: there the slope of the Matérn 1/2 is infinite and meets a zero difference."""
+
+
+def _root(u: torch.Tensor) -> torch.Tensor:
+    """The distance, kept off zero: quotients by it meet a zero difference of inputs at zero distance."""
+    return u.clamp_min(1e-30).sqrt()
+
+
+def _decay(u: torch.Tensor) -> torch.Tensor:
+    return torch.exp(-_root(u))
+
+
+def _epilogue12(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+    a = u.clamp_min_(1e-30).sqrt_()
+    if slope is None:
+        return a.neg_().exp_()
+    torch.neg(a, out=slope).exp_()
+    slope.div_(a).mul_(-0.5).masked_fill_(a <= _ZERO, 0.0)
+    return a.neg_().exp_()
+
+
+def _epilogue32(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+    a = u.sqrt_()
+    e = torch.neg(a) if slope is None else torch.neg(a, out=slope)
+    e.exp_()
+    k = a.add_(1).mul_(e)
+    if slope is not None:
+        slope.mul_(-0.5)
+    return k
+
+
+def _epilogue52(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+    a = u.sqrt()
+    e = torch.neg(a) if slope is None else torch.neg(a, out=slope)
+    e.exp_()
+    a.add_(1)
+    k = u.div_(3).add_(a).mul_(e)
+    if slope is not None:
+        slope.mul_(a).mul_(-1 / 6)
+    return k
+
+
+def _second12(u: torch.Tensor) -> torch.Tensor:
+    a = _root(u)
+    return torch.where(a > _ZERO, _decay(u) * (1 + a) / (4 * a) / u.clamp_min(1e-30), 0.0)
+
+
+MATERN12 = Family(
+    "matern12", 1.0, _epilogue12, (_decay, lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4
+)
+MATERN32 = Family(
+    "matern32",
+    3.0,
+    _epilogue32,
+    (
+        lambda u: (1 + _root(u)) * _decay(u),
+        lambda u: -0.5 * _decay(u),
+        lambda u: 0.25 * _decay(u) / _root(u),
+    ),
+    passes=6,
+)
+MATERN52 = Family(
+    "matern52",
+    5.0,
+    _epilogue52,
+    (
+        lambda u: (1 + _root(u) + u / 3) * _decay(u),
+        lambda u: -(1 + _root(u)) * _decay(u) / 6,
+        lambda u: _decay(u) / 12,
+        lambda u: -_decay(u) / (24 * _root(u)),
+    ),
+    passes=8,
+)

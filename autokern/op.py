@@ -1,0 +1,244 @@
+"""Op and Candidate: a mathematical operation, the ways to compute it, and the registry of all of them.
+
+An Op states a contract once (what its arguments mean, what counts as right, which sizes are worth measuring); each
+Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate the registry, so a new
+candidate is one decorated function beside its Op. Floor 1: may import `problem` and `errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autokern.errors import AutokernError, SettingsError
+from autokern.problem import SIZES, Features, Problem
+
+__all__ = ["ACCURACIES", "Candidate", "Op", "Run", "get", "known", "registered", "tensors_in"]
+
+ACCURACIES = ("same", "better", "approximate")
+LEVELS = ("quick", "full")
+
+Run = Callable[..., Any]
+_REGISTRY: dict[str, Op] = {}
+
+
+def _always(_: Problem) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute an Op.
+
+    Parameters
+    ----------
+    name : str
+        Unique within the Op.
+    run : callable
+        Takes the Op's arguments, returns what the Op returns.
+    accuracy : {"same", "better", "approximate"}
+        ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates,
+        ``approximate`` is never chosen unless asked for.
+    why_not : callable
+        Maps a Problem to the reason why this candidate cannot serve it, or None where it can.
+    memory : callable
+        Maps a Problem to the bytes it allocates at its peak, results included.
+    features : callable
+        Maps a Problem to the Features of this candidate, for extrapolation.
+    setup : bool
+        Whether the first call in a process is dear (it compiles): measured only by a full calibration, and chosen
+        only where the saving repays it.
+    random : bool
+        Whether it draws random numbers, so that their state is restored before another candidate repeats the call.
+    summary : str
+        One line for people.
+    """
+
+    name: str
+    run: Run
+    accuracy: str = "same"
+    why_not: Callable[[Problem], str | None] = _always
+    memory: Callable[[Problem], int] = lambda problem: 0
+    features: Callable[[Problem], Features] = lambda problem: Features()
+    setup: bool = False
+    random: bool = False
+    summary: str = ""
+
+
+@dataclass
+class Op:
+    """A mathematical operation with a contract; creating one registers it.
+
+    Parameters
+    ----------
+    name : str
+        Unique name.
+    summary : str
+        What is computed, in one line.
+    contract : str
+        What every result must satisfy, with the bound that `check` measures in.
+    key : callable
+        Maps the arguments to something hashable that determines `problem_of`; called on every dispatch, so cheap.
+    problem_of : callable
+        Maps the arguments to their Problem, or None where the call is not ours and stock must run.
+    reference : callable
+        The plainest differentiable way to compute the Op; run in float64 it is the truth.
+    sample : callable
+        ``sample(problem, generator)`` makes valid random arguments; leaves require gradients if the problem does.
+    check : callable
+        ``check(problem, out, args)``: error of a result against float64 truth, in units of the bound.
+    grid : callable
+        ``grid(level, dtype, device)``: problems to measure, the most telling first.
+    features : callable
+        Features of a plain implementation; candidates that work otherwise have their own.
+    memory : callable
+        Bytes of the results and workspaces of a plain implementation.
+    axes : callable
+        Extra coordinates of a problem for interpolation, in octaves, where sizes alone do not tell.
+    raises : tuple of exception types
+        Errors that belong to the contract; dispatch passes them on unchanged.
+    """
+
+    name: str
+    summary: str
+    contract: str
+    key: Callable[..., Any]
+    problem_of: Callable[..., Problem | None]
+    reference: Run
+    sample: Callable[[Problem, torch.Generator], tuple[Any, ...]]
+    check: Callable[[Problem, Any, tuple[Any, ...]], float]
+    grid: Callable[[str, str, str], list[Problem]]
+    features: Callable[[Problem], Features]
+    memory: Callable[[Problem], int]
+    axes: Callable[[Problem], tuple[float, ...]] = lambda problem: ()
+    raises: tuple[type[BaseException], ...] = ()
+    candidates: list[Candidate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.name in _REGISTRY:
+            raise AutokernError(f"op {self.name!r} is registered twice; choose another name")
+        _REGISTRY[self.name] = self
+
+    def candidate(
+        self,
+        name: str,
+        *,
+        accuracy: str = "same",
+        why_not: Callable[[Problem], str | None] = _always,
+        memory: Callable[[Problem], int] | None = None,
+        features: Callable[[Problem], Features] | None = None,
+        setup: bool = False,
+        random: bool = False,
+    ) -> Callable[[Run], Run]:
+        """Return a decorator that registers a function as a candidate; the first one must be ``stock``."""
+        if accuracy not in ACCURACIES:
+            raise AutokernError(f"{self.name}.{name}: accuracy {accuracy!r} is none of {', '.join(ACCURACIES)}")
+        if name in self.names() or (not self.candidates) != (name == "stock"):
+            raise AutokernError(f"{self.name}.{name}: registered twice, or not after 'stock'")
+
+        def register(run: Run) -> Run:
+            summary = (run.__doc__ or "").strip().partition("\n")[0]
+            self.candidates.append(
+                Candidate(
+                    name=name,
+                    run=run,
+                    accuracy=accuracy,
+                    why_not=why_not,
+                    memory=memory or self.memory,
+                    features=features or self.features,
+                    setup=setup,
+                    random=random,
+                    summary=summary,
+                )
+            )
+            return run
+
+        return register
+
+    @property
+    def stock(self) -> Candidate:
+        """The candidate that does exactly what the hooked library would have done."""
+        return self.candidates[0]
+
+    def names(self) -> list[str]:
+        """Names of all candidates, stock first."""
+        return [candidate.name for candidate in self.candidates]
+
+    def __getitem__(self, name: str) -> Candidate:
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        raise SettingsError(f"op {self.name} has no candidate {name!r}; it has {', '.join(self.names())}")
+
+    def feasible(self, problem: Problem) -> list[Candidate]:
+        """Candidates that can serve a problem, stock first, whatever their accuracy."""
+        return [c for c in self.candidates if c.why_not(problem) is None]
+
+    def coordinates(self, problem: Problem) -> tuple[float, ...]:
+        """Sizes in octaves and the op's own axes: the place of a problem for interpolation."""
+        return (*(math.log2(1 + getattr(problem, size)) for size in SIZES), *self.axes(problem))
+
+    def trial(self, candidate: Candidate, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Any]:
+        """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
+
+        The function returns ``(outputs, gradients)``, both tuples of tensors.
+        """
+        leaves = [t for t in tensors_in(args) if t.requires_grad]
+        if not problem.grad:
+
+            def forward() -> Any:
+                with torch.no_grad():
+                    return tuple(tensors_in(candidate.run(*args))), ()
+
+            return forward
+        cotangents: list[torch.Tensor] = []
+
+        def forward_and_backward() -> Any:
+            with torch.enable_grad():
+                outputs = tuple(tensors_in(candidate.run(*args)))
+            if not cotangents:
+                generator = torch.Generator().manual_seed(7)
+                for out in outputs:
+                    random = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+                    cotangents.append(random.to(dtype=out.dtype, device=out.device))
+            return outputs, torch.autograd.grad(outputs, leaves, cotangents)
+
+        return forward_and_backward
+
+
+def registered() -> list[Op]:
+    """Return all ops, in the order of their names."""
+    return [_REGISTRY[name] for name in sorted(_REGISTRY)]
+
+
+def known(name: str) -> bool:
+    """Whether an op of this name is registered."""
+    return name in _REGISTRY
+
+
+def get(name: str) -> Op:
+    """Return the op of a name.
+
+    Raises
+    ------
+    SettingsError
+        If there is none.
+    """
+    if name not in _REGISTRY:
+        raise SettingsError(f"unknown op {name!r}; autokern knows {', '.join(sorted(_REGISTRY))}")
+    return _REGISTRY[name]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested tuples, and the parameters of modules, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from tensors_in(item)

@@ -1,0 +1,142 @@
+"""Honest timing: candidates take turns, every time is paired with stock's of the same round, and noise is reported.
+
+Identical functions timed one after the other differ by more than 5 % most of the time, because machines drift; taking
+turns and comparing within a round removes what both share. Floor 1: may import `profile`.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autokern.profile import Timing
+
+__all__ = ["compare", "once", "standard_error"]
+
+_HOPELESS = 1.6
+"""A candidate this many times slower than the best is not timed further."""
+_TIE = 0.02
+"""Stop early once every gap to stock is known to this accuracy, in log units."""
+
+
+def once(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+    """Return the seconds of one call, work queued on a device included."""
+    synchronize()
+    start = time.perf_counter()
+    call()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def compare(
+    calls: Mapping[str, Callable[[], Any]],
+    *,
+    synchronize: Callable[[], None] = lambda: None,
+    seconds: float = math.inf,
+    min_time: float = 2e-4,
+    rounds: tuple[int, int] = (3, 9),
+    warm: Mapping[str, float] | None = None,
+) -> dict[str, Timing]:
+    """Time functions against each other; the first one is the reference of all ratios.
+
+    Parameters
+    ----------
+    calls : mapping
+        Functions without arguments, by name; ``calls[first]`` is the reference (stock).
+    synchronize : callable
+        Waits until queued device work is done.
+    seconds : float
+        Budget; no round is begun that would, by the last one's length, exceed it (one round always runs).
+    min_time : float
+        Seconds that one sample lasts at least; faster functions are called several times.
+    rounds : tuple of int
+        Fewest and most rounds.
+    warm : mapping, optional
+        Seconds of a warm call by name, where they are known; the others are warmed up here.
+
+    Returns
+    -------
+    dict
+        A Timing by name; those dropped as hopeless have fewer rounds.
+    """
+    began = time.perf_counter()
+    reference = next(iter(calls))
+    repeats = {}
+    for name, call in calls.items():
+        known = (warm or {}).get(name)
+        if known is None:
+            call()
+            known = once(call, synchronize)
+        repeats[name] = max(1, math.ceil(min_time / max(known, 1e-7)))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    alive = list(calls)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for turn in range(rounds[1]):
+            round_began = time.perf_counter()
+            shift = turn % len(alive)
+            order = alive[shift:] + alive[:shift]
+            for name in order if turn % 2 == 0 else reversed(order):
+                samples[name].append(_sample(calls[name], repeats[name], synchronize))
+            now = time.perf_counter()
+            if turn + 1 >= 2:
+                alive = _worth_timing(alive, reference, samples)
+            if now - began + (now - round_began) > seconds or alive == [reference]:
+                break
+            if turn + 1 >= rounds[0] and _settled(alive, reference, samples):
+                break
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: _timing(times, samples[reference]) for name, times in samples.items()}
+
+
+def standard_error(values: list[float]) -> float:
+    """Return a robust standard error of the median, never below what three values can tell."""
+    if len(values) < 2:
+        return 0.1
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(v - middle) for v in values)
+    return max(spread * 1.2533 / math.sqrt(len(values)), 0.03 / len(values))
+
+
+def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def _log_ratios(times: list[float], reference: list[float]) -> list[float]:
+    return [math.log(a / b) for a, b in zip(times, reference, strict=False)]
+
+
+def _worth_timing(alive: list[str], reference: str, samples: dict[str, list[float]]) -> list[str]:
+    middle = {name: statistics.median(samples[name]) for name in alive}
+    best = min(middle.values())
+    return [name for name in alive if name == reference or middle[name] < _HOPELESS * best]
+
+
+def _settled(alive: list[str], reference: str, samples: dict[str, list[float]]) -> bool:
+    for name in alive:
+        ratios = _log_ratios(samples[name], samples[reference])
+        error = standard_error(ratios)
+        if name != reference and error > _TIE and abs(statistics.median(ratios)) < 4 * error + _TIE:
+            return False
+    return True
+
+
+def _timing(times: list[float], reference: list[float]) -> Timing:
+    ratios = _log_ratios(times, reference)
+    return Timing(
+        seconds=statistics.median(times),
+        ratio=math.exp(statistics.median(ratios)),
+        noise=0.0 if times is reference else standard_error(ratios),
+        rounds=len(times),
+    )
