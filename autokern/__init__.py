@@ -1,1 +1,41 @@
-"""Placeholder while the package is being built."""
+"""autokern: an auto-tuning run-time dispatcher for Gaussian processes on PyTorch.
+
+Only public names live here; `docs/design.md` shows the house behind them. Some public functions bear the name of the
+module they come from (`profile`, `calibrate`, `op`): inside the package, names are imported from modules, never
+modules from the package.
+"""
+
+from autokern import ops as _ops  # noqa: F401, I001  (first: it registers every Op)
+from autokern import covariance, linalg
+from autokern.api import Explanation, calibrate, explain, op, profile
+from autokern.dispatch import stats, using
+from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
+from autokern.hooks import disable, enable, enabled
+from autokern.policy import Decision
+from autokern.problem import Problem
+from autokern.profile import Profile
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutokernError",
+    "AutokernWarning",
+    "Decision",
+    "Explanation",
+    "MemoryBudgetError",
+    "Problem",
+    "Profile",
+    "ProfileError",
+    "SettingsError",
+    "calibrate",
+    "covariance",
+    "disable",
+    "enable",
+    "enabled",
+    "explain",
+    "linalg",
+    "op",
+    "profile",
+    "stats",
+    "using",
+]

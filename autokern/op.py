@@ -8,21 +8,43 @@ candidate is one decorated function beside its Op. Floor 1: may import `problem`
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autokern.errors import AutokernError, SettingsError
 from autokern.problem import SIZES, Features, Problem
 
-__all__ = ["ACCURACIES", "Candidate", "Op", "Run", "get", "known", "registered", "tensors_in"]
+__all__ = [
+    "ACCURACIES",
+    "LEVELS",
+    "Candidate",
+    "Op",
+    "Run",
+    "Trialled",
+    "get",
+    "inside",
+    "known",
+    "registered",
+    "tensors_in",
+]
 
 ACCURACIES = ("same", "better", "approximate")
 LEVELS = ("quick", "full")
 
 Run = Callable[..., Any]
+
+
+class _Inside(threading.local):
+    """Whether this thread is running a candidate: calls that a candidate makes are not dispatched again."""
+
+    active = False
+
+
+inside = _Inside()
 _REGISTRY: dict[str, Op] = {}
 
 
@@ -69,6 +91,13 @@ class Candidate:
     summary: str = ""
 
 
+class Trialled(NamedTuple):
+    """What one trial gave: the candidate's result, and gradients with respect to the leaves of its arguments."""
+
+    out: Any
+    grads: tuple[torch.Tensor, ...]
+
+
 @dataclass
 class Op:
     """A mathematical operation with a contract; creating one registers it.
@@ -99,6 +128,8 @@ class Op:
         Bytes of the results and workspaces of a plain implementation.
     axes : callable
         Extra coordinates of a problem for interpolation, in octaves, where sizes alone do not tell.
+    canonical : callable
+        Maps a result to the form that the contract makes unique (signs of a QR), so that gradients can be compared.
     raises : tuple of exception types
         Errors that belong to the contract; dispatch passes them on unchanged.
     """
@@ -115,6 +146,7 @@ class Op:
     features: Callable[[Problem], Features]
     memory: Callable[[Problem], int]
     axes: Callable[[Problem], tuple[float, ...]] = lambda problem: ()
+    canonical: Callable[[Any], Any] = lambda out: out
     raises: tuple[type[BaseException], ...] = ()
     candidates: list[Candidate] = field(default_factory=list)
 
@@ -182,32 +214,31 @@ class Op:
         """Sizes in octaves and the op's own axes: the place of a problem for interpolation."""
         return (*(math.log2(1 + getattr(problem, size)) for size in SIZES), *self.axes(problem))
 
-    def trial(self, candidate: Candidate, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Any]:
+    def trial(self, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
         """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
 
-        The function returns ``(outputs, gradients)``, both tuples of tensors.
+        The function returns what the candidate returned, and the gradients of its canonical form with respect to all
+        leaves among the arguments, under cotangents that are the same for every candidate.
         """
         leaves = [t for t in tensors_in(args) if t.requires_grad]
-        if not problem.grad:
-
-            def forward() -> Any:
-                with torch.no_grad():
-                    return tuple(tensors_in(candidate.run(*args))), ()
-
-            return forward
         cotangents: list[torch.Tensor] = []
 
-        def forward_and_backward() -> Any:
+        def forward() -> Trialled:
+            with torch.no_grad():
+                return Trialled(run(*args), ())
+
+        def forward_and_backward() -> Trialled:
             with torch.enable_grad():
-                outputs = tuple(tensors_in(candidate.run(*args)))
+                out = run(*args)
+                outputs = tuple(tensors_in(self.canonical(out)))
             if not cotangents:
                 generator = torch.Generator().manual_seed(7)
-                for out in outputs:
-                    random = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-                    cotangents.append(random.to(dtype=out.dtype, device=out.device))
-            return outputs, torch.autograd.grad(outputs, leaves, cotangents)
+                for output in outputs:
+                    random = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+                    cotangents.append(random.to(dtype=output.dtype, device=output.device))
+            return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents))
 
-        return forward_and_backward
+        return forward_and_backward if problem.grad else forward
 
 
 def registered() -> list[Op]:

@@ -1,0 +1,117 @@
+"""Hooks: where a library's own call is routed to the dispatcher, put in by `enable` and taken out by `disable`.
+
+Each hook file lists its patches; this one installs and removes them, reference-counted and under a lock. What was
+there before is put back as the identical object, unless somebody (a mock, say) has replaced it since.
+Floor 4: may import the floors below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from autokern import dispatch, host
+from autokern.settings import Settings, from_environment
+
+__all__ = ["Patch", "disable", "enable", "enabled", "is_enabled"]
+
+
+class Patch(NamedTuple):
+    """An attribute of a module or class, and what to put there."""
+
+    owner: Any
+    name: str
+    replacement: Any
+
+
+_lock = threading.RLock()
+_depth = 0
+_originals: list[tuple[Patch, Any]] = []
+_threads_before: int | None = None
+
+
+def enable() -> None:
+    """Route the libraries' calls through autokern until `disable` has been called as often.
+
+    Raises
+    ------
+    SettingsError
+        If an ``AUTOKERN_*`` variable has a value that cannot be obeyed; nothing is changed then.
+
+    Examples
+    --------
+    >>> import autokern
+    >>> autokern.enable()
+    >>> autokern.disable()
+    """
+    global _depth
+    with _lock:
+        if _depth == 0:
+            settings = from_environment()
+            if dispatch.session().settings != settings:
+                dispatch.reset(settings)
+            if settings.enabled:
+                _install(settings)
+        _depth += 1
+
+
+def disable() -> None:
+    """Undo one `enable`; the last one restores the libraries' own functions. Without an `enable`, do nothing."""
+    global _depth
+    with _lock:
+        if _depth == 0:
+            return
+        _depth -= 1
+        if _depth == 0:
+            _remove()
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Enable within a ``with`` block, or around a function as a decorator.
+
+    Examples
+    --------
+    >>> import autokern
+    >>> with autokern.enabled():
+    ...     pass
+    """
+    enable()
+    try:
+        yield
+    finally:
+        disable()
+
+
+def is_enabled() -> bool:
+    """Whether the hooks are in."""
+    return bool(_originals)
+
+
+def _install(settings: Settings) -> None:
+    global _threads_before
+    from autokern.hooks import gpytorch, linear_operator
+
+    for patch in (*linear_operator.patches(), *gpytorch.patches()):
+        _originals.append((patch, vars(patch.owner)[patch.name]))
+        setattr(patch.owner, patch.name, patch.replacement)
+    ceiling = host.thread_ceiling() if settings.threads == "auto" else settings.threads
+    before = torch.get_num_threads()
+    if isinstance(ceiling, int) and (before > ceiling if settings.threads == "auto" else before != ceiling):
+        _threads_before = before
+        torch.set_num_threads(ceiling)
+
+
+def _remove() -> None:
+    global _threads_before
+    while _originals:
+        patch, original = _originals.pop()
+        if vars(patch.owner)[patch.name] is patch.replacement:
+            setattr(patch.owner, patch.name, original)
+    if _threads_before is not None:
+        torch.set_num_threads(_threads_before)
+        _threads_before = None

@@ -20,7 +20,7 @@ from autokern.kernels.family import Family
 __all__ = ["LAYOUTS", "matrix"]
 
 LAYOUTS = ("whole", "tiled", "symmetric")
-_TILE_BYTES = 2**20
+_TILE_BYTES = 2**21
 """A strip of rows this large stays in the cache between the GEMM and the passes of its epilogue."""
 
 
@@ -43,6 +43,9 @@ def matrix(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor, layout: s
         Shape ``(..., n, m)``, the diagonal exact where both are the same points.
     """
     family, lengthscale, outputscale = covariance
+    inputs = (x1, x2, lengthscale, outputscale)
+    if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)):
+        return _evaluate(_scale(family, x1, x2, lengthscale), family, outputscale, layout, want_slope=False)[0]
     return _Analytic.apply(x1, x2, lengthscale, outputscale, family, layout)  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -103,9 +106,7 @@ def _whole(
         u = torch.matmul(left, right.mT).add_(row).add_(column)
     if points.same:
         u.diagonal(dim1=-2, dim2=-1).zero_()
-    if outputscale is not None and outputscale.dim() > u.dim():
-        u = u.expand(torch.broadcast_shapes(u.shape, outputscale.shape)).contiguous()
-    elif outputscale is not None and torch.broadcast_shapes(u.shape, outputscale.shape) != u.shape:
+    if outputscale is not None and torch.broadcast_shapes(u.shape, outputscale.shape) != u.shape:
         u = u.expand(torch.broadcast_shapes(u.shape, outputscale.shape)).contiguous()
     slope = torch.empty_like(u) if want_slope else None
     return _finish(u, slope, family, outputscale), slope

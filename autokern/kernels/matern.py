@@ -60,9 +60,7 @@ def _second12(u: torch.Tensor) -> torch.Tensor:
     return torch.where(a > _ZERO, _decay(u) * (1 + a) / (4 * a) / u.clamp_min(1e-30), 0.0)
 
 
-MATERN12 = Family(
-    "matern12", 1.0, _epilogue12, (_decay, lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4
-)
+MATERN12 = Family("matern12", 1.0, _epilogue12, (_decay, lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4)
 MATERN32 = Family(
     "matern32",
     3.0,

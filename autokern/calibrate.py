@@ -1,0 +1,340 @@
+"""Calibration: plan the trials, check every candidate against float64 truth, time them side by side, keep the timings.
+
+A budget is hard: the length of a trial is extrapolated before it runs, and one that does not fit is left out. What the
+grid leaves of the budget is spent between neighbours with different winners. Whatever ends a calibration early, what
+was measured until then is a valid profile. Floor 3: may import the floors below.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autokern import host, timer
+from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
+from autokern.errors import SettingsError
+from autokern.problem import SIZES, Problem
+from autokern.profile import Ban, Profile, Timing, Trial
+from autokern.progress import Progress, silent
+
+__all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
+
+DTYPES = ("float64", "float32")
+_log = logging.getLogger("autokern")
+
+_MIN_TIME = {"quick": 1e-4, "full": 5e-4}
+_ROUNDS = {"quick": (3, 7), "full": (5, 15)}
+_SHARE = {"quick": 0.04, "full": 0.08}
+"""Part of the budget that one problem may take."""
+_CHECKED_ELEMENTS = 300_000
+"""Larger results are checked only on the first problem of their group that is so large: truth costs more than timing."""
+_PRIOR_RATE = 1e9
+"""Flops and bytes a second that are assumed before anything was measured: pessimistic."""
+
+
+def chosen_ops(names: Iterable[str] | None) -> list[Op]:
+    """Return the ops of these names, all for None; raises SettingsError for an unknown one."""
+    return registered() if names is None else [get(name) for name in dict.fromkeys(names)]
+
+
+def chosen_devices(names: Iterable[str] | None) -> list[str]:
+    """Return device kinds to measure on, all that are there for None; raises SettingsError for an absent one."""
+    there = ["cpu"] if host.accelerator() is None else ["cpu", host.accelerator().type]  # type: ignore[union-attr]
+    if names is None:
+        return there
+    kinds = [str(name).partition(":")[0] for name in names]
+    for kind in kinds:
+        if kind not in there:
+            raise SettingsError(f"device {kind!r} was asked for; torch finds {', '.join(there)} on this machine")
+    return kinds
+
+
+@dataclass
+class _Group:
+    """The problems of one op, dtype and device, and what came of them so far."""
+
+    op: Op
+    dtype: str
+    device: str
+    queue: list[Problem]
+    trials: list[Trial] = field(default_factory=list)
+    skipped: int = 0
+    checked_large: set[str] = field(default_factory=set)
+
+    @property
+    def key(self) -> str:
+        return f"{self.op.name}/{self.dtype}@{self.device}"
+
+
+def calibrate(
+    ops: list[Op],
+    level: str,
+    budget: float,
+    devices: list[str],
+    known: Profile,
+    *,
+    dtypes: Iterable[str] = DTYPES,
+    progress: Progress | None = None,
+    publish: Callable[[Profile], object] = lambda profile: None,
+) -> Profile:
+    """Measure, and return a profile of what was measured merged into what was known.
+
+    Parameters
+    ----------
+    ops, devices, dtypes
+        What to measure.
+    level : {"quick", "full"}
+        How many sizes, and how often.
+    budget : float
+        Seconds; a trial that would exceed it is not begun.
+    known : Profile
+        Measurements of the same host; problems in it are not measured again unless the level is higher.
+    progress : callable, optional
+        Called with the fraction done and a line of text.
+    publish : callable, optional
+        Called with the merged profile at the end, and also when the calibration is interrupted.
+
+    Returns
+    -------
+    Profile
+    """
+    if level not in LEVELS:
+        raise SettingsError(f"level {level!r} was asked for; there are {', '.join(LEVELS)}")
+    if not budget > 0:
+        raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
+    run = _Calibration(level, time.perf_counter() + budget, budget, known, progress or silent)
+    inside.active = True
+    try:
+        run.measure([_plan(op, level, dtype, device, known) for device in devices for op in ops for dtype in dtypes])
+    finally:
+        inside.active = False
+        profile = known.merge(run.found())
+        publish(profile)
+    return profile
+
+
+def _plan(op: Op, level: str, dtype: str, device: str, known: Profile) -> _Group:
+    done = {t.problem for t in known.trials}
+    grid = op.grid(level, dtype, device)
+    queue = [p for p in dict.fromkeys(grid) if p not in done and len(_contenders(op, p, level)) > 1]
+    group = _Group(op, dtype, device, queue)
+    group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device)]
+    return group
+
+
+def _contenders(op: Op, problem: Problem, level: str) -> list[Candidate]:
+    return [c for c in op.feasible(problem) if c.accuracy != "approximate" and (level == "full" or not c.setup)]
+
+
+class _Calibration:
+    """One run: its deadline, and everything found so far."""
+
+    def __init__(self, level: str, deadline: float, budget: float, known: Profile, progress: Progress) -> None:
+        self._level, self._deadline, self._budget, self._progress = level, deadline, budget, progress
+        self._banned = {(b.op, b.candidate, b.dtype, b.device): b for b in known.banned}
+        self._trials: list[Trial] = []
+        self._setup: dict[str, float] = {}
+        self._levels: dict[str, str] = {}
+
+    def found(self) -> Profile:
+        """Return what this run measured."""
+        return Profile(
+            host=host.current().fields,
+            fingerprint=host.current().fingerprint,
+            trials=self._trials,
+            banned=list(self._banned.values()),
+            setup=self._setup,
+            levels=self._levels,
+            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+
+    @property
+    def _left(self) -> float:
+        return self._deadline - time.perf_counter()
+
+    def measure(self, groups: list[_Group]) -> None:
+        """Work through the grids in turns, then between neighbours whose winners differ."""
+        total = sum(len(g.queue) for g in groups) or 1
+        done = 0
+        pending = [g for g in groups if g.queue]
+        while pending and self._left > 0:
+            for group in pending:
+                problem = group.queue.pop(0)
+                self._try(group, problem, done / total)
+                done += 1
+            pending = [g for g in pending if g.queue]
+        for group in groups:
+            if group.trials and not group.skipped and not group.queue:
+                self._levels[group.key] = self._level
+        refinable = [g for g in groups if g.trials]
+        while refinable and self._left > 0.05 * self._budget:
+            refinable = [g for g in refinable if self._refine(g)]
+        self._progress(1.0, "done")
+
+    def _refine(self, group: _Group) -> bool:
+        problem = _between_winners(group)
+        if problem is None or self._left <= 0.05 * self._budget:
+            return False
+        return self._try(group, problem, 1 - max(0.0, self._left) / self._budget)
+
+    def _try(self, group: _Group, problem: Problem, fraction: float) -> bool:
+        expected = _expected_seconds(group, problem) * len(_contenders(group.op, problem, self._level)) * 3
+        if expected > min(self._left, _SHARE[self._level] * self._budget):
+            group.skipped += 1
+            return False
+        self._progress(max(fraction, 1 - self._left / self._budget), str(problem))
+        try:
+            timings = self._trial(group, problem)
+        except (MemoryError, torch.OutOfMemoryError):
+            group.skipped += 1
+            return False
+        if timings:
+            trial = Trial(problem, timings)
+            self._trials.append(trial)
+            group.trials.append(trial)
+        return bool(timings)
+
+    def _trial(self, group: _Group, problem: Problem) -> dict[str, Timing]:
+        op = group.op
+        generator = torch.Generator().manual_seed(1234 + problem.n)
+        args = op.sample(problem, generator)
+        calls: dict[str, Callable[[], Trialled]] = {}
+        errors: dict[str, float] = {}
+        warm: dict[str, float] = {}
+        truth = None
+        for candidate in _contenders(op, problem, self._level):
+            if (op.name, candidate.name, problem.dtype, problem.device) in self._banned:
+                continue
+            call = op.trial(candidate.run, problem, args)
+            try:
+                if candidate.setup:
+                    self._charge_setup(op, candidate, call)
+                first = call()
+                if self._must_check(group, candidate, problem):
+                    truth = truth or gradient_errors(op, problem, args, first)
+                    errors[candidate.name] = max(op.check(problem, first.out, args), truth(first))
+                del first
+                warm[candidate.name] = timer.once(call, self._synchronize(problem))
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                _log.debug("candidate %s.%s failed on %s", op.name, candidate.name, problem, exc_info=True)
+                if candidate.name == "stock":
+                    return {}
+                self._ban(op, candidate, problem, f"raised {type(error).__name__} on {problem}")
+                continue
+            if errors.get(candidate.name, 0.0) > 1 and candidate.name != "stock":
+                self._ban(op, candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
+                continue
+            calls[candidate.name] = call
+        if len(calls) < 2:
+            return {}
+        timings = timer.compare(
+            calls,
+            synchronize=self._synchronize(problem),
+            seconds=min(self._left, _SHARE[self._level] * self._budget),
+            min_time=_MIN_TIME[self._level],
+            rounds=_ROUNDS[self._level],
+            warm=warm,
+        )
+        return {n: _with_error(t, errors.get(n, 0.0)) for n, t in timings.items()}
+
+    def _must_check(self, group: _Group, candidate: Candidate, problem: Problem) -> bool:
+        if problem.batch * problem.m * problem.n <= _CHECKED_ELEMENTS:
+            return True
+        seen = candidate.name in group.checked_large
+        group.checked_large.add(candidate.name)
+        return not seen
+
+    def _charge_setup(self, op: Op, candidate: Candidate, call: Callable[[], object]) -> None:
+        key = f"{op.name}.{candidate.name}"
+        self._setup[key] = max(self._setup.get(key, 0.0), timer.once(call, lambda: None))
+
+    def _synchronize(self, problem: Problem) -> Callable[[], None]:
+        kind = problem.device if host.accelerator() is None else host.accelerator().type  # type: ignore[union-attr]
+        return lambda: host.synchronize(kind)
+
+    def _ban(self, op: Op, candidate: Candidate, problem: Problem, reason: str) -> None:
+        _log.info("banned %s.%s on this host: %s", op.name, candidate.name, reason)
+        key = (op.name, candidate.name, problem.dtype, problem.device)
+        self._banned[key] = Ban(*key[:2], dtype=problem.dtype, device=problem.device, reason=reason)
+
+
+def _with_error(timing: Timing, error: float) -> Timing:
+    return Timing(timing.seconds, timing.ratio, timing.noise, timing.rounds, error)
+
+
+def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[[Trialled], float]:
+    """Return a function that gives the error of gradients against float64 truth.
+
+    The unit is ten times stock's own error, and never less than 1000 eps of the largest gradient: a candidate may not
+    be worse than the library by more than a small factor, however the problem is conditioned.
+    """
+    if not problem.grad:
+        return lambda trialled: 0.0
+    exact = op.trial(op.reference, problem, tuple(_in_float64(args)))().grads
+    eps = 2.0**-52 if problem.dtype == "float64" else 2.0**-23
+
+    def gap(found: tuple[torch.Tensor, ...]) -> float:
+        sizes = [t.abs().max().item() or 1.0 for t in exact]
+        return max((f.double() - t).abs().max().item() / s for f, t, s in zip(found, exact, sizes, strict=True))
+
+    unit = max(10 * gap(stock.grads), 1000 * eps)
+    return lambda trialled: gap(trialled.grads) / unit
+
+
+def _in_float64(args: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield copies in float64; an argument that was passed twice stays one."""
+    copies: dict[int, Any] = {}
+    for arg in args:
+        if id(arg) not in copies:
+            if isinstance(arg, torch.Tensor):
+                copies[id(arg)] = arg.detach().double().requires_grad_(arg.requires_grad)
+            else:
+                copies[id(arg)] = copy.deepcopy(arg).double()
+        yield copies[id(arg)]
+
+
+def _expected_seconds(group: _Group, problem: Problem) -> float:
+    """Return pessimistic seconds of one stock call, scaled up from the nearest trial by flops or bytes."""
+    work = group.op.stock.features(problem)
+    if not group.trials:
+        return 1e-4 + (work.flops + work.bytes) / _PRIOR_RATE
+    place = group.op.coordinates(problem)
+    nearest = min(
+        group.trials,
+        key=lambda t: sum((a - b) ** 2 for a, b in zip(place, group.op.coordinates(t.problem), strict=True)),
+    )
+    known = group.op.stock.features(nearest.problem)
+    growth = max(work.flops / max(known.flops, 1.0), work.bytes / max(known.bytes, 1.0), 1.0)
+    return nearest.timings["stock"].seconds * growth
+
+
+def _between_winners(group: _Group) -> Problem | None:
+    """Return the problem halfway between the nearest neighbours whose measured winners differ."""
+    done = {t.problem for t in group.trials}
+    best: tuple[float, Problem] | None = None
+    for index, one in enumerate(group.trials):
+        for other in group.trials[index + 1 :]:
+            if one.problem.words != other.problem.words or _best(one) == _best(other):
+                continue
+            here, there = group.op.coordinates(one.problem), group.op.coordinates(other.problem)
+            distance = sum((a - b) ** 2 for a, b in zip(here, there, strict=True)) ** 0.5
+            middle = one.problem.replace(
+                **{s: round((getattr(one.problem, s) * getattr(other.problem, s)) ** 0.5) for s in SIZES}
+            )
+            if 0.4 < distance < 3 and middle not in done and (best is None or distance > best[0]):
+                best = (distance, middle)
+    return best[1] if best else None
+
+
+def _best(trial: Trial) -> str:
+    name = min(trial.timings, key=lambda n: trial.timings[n].ratio)
+    return name if trial.timings[name].ratio < 0.97 else "stock"

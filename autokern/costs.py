@@ -1,0 +1,212 @@
+"""The cost model: seconds of a candidate on any problem, from the measurements of a profile.
+
+Per op, dtype and device, each candidate gets a price list (seconds per call, flop, byte and copied byte, fitted
+without negative prices) that carries over to any size, and a Gaussian process on what the price list misses, in
+octaves of the sizes. For candidates other than stock it is the paired ratio to stock that is modelled: what both
+share, drift and noise included, cancels. The posterior standard deviation says how much is known, so that far from
+any measurement nothing but the price list is left, and little faith in it. Floor 2: may import `op`, `profile`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from autokern.op import Candidate, Op
+from autokern.problem import Problem
+from autokern.profile import Profile, Trial
+
+__all__ = ["CostModel", "Estimate"]
+
+Array = npt.NDArray[np.float64]
+
+_LENGTHSCALE = 2.5
+"""Octaves over which a measurement speaks for its neighbourhood."""
+_WORD = 2.0
+"""Octaves by which problems are apart that differ in one word."""
+_NUGGET = 0.02
+"""Standard deviation of log times that no timing undercuts."""
+_FLOOR = 1e-7
+"""Seconds that any call takes at least."""
+
+
+class Estimate(NamedTuple):
+    """What is known of a candidate on a problem.
+
+    Parameters
+    ----------
+    seconds : float
+        Predicted seconds of one call.
+    log_ratio : float
+        Predicted log of its time over stock's.
+    sigma : float
+        Standard deviation of `log_ratio`.
+    distance : float
+        Octaves to the nearest problem on which it was measured.
+    """
+
+    seconds: float
+    log_ratio: float
+    sigma: float
+    distance: float
+
+
+class CostModel:
+    """Predicts from one profile; fits are made when first needed and kept.
+
+    Examples
+    --------
+    >>> CostModel(Profile()).knows(Problem(op="qr"))
+    False
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._trials: dict[tuple[str, str, str], list[Trial]] = {}
+        for trial in profile.trials:
+            if "stock" in trial.timings:
+                self._trials.setdefault(trial.problem.group, []).append(trial)
+        self._fits: dict[tuple[tuple[str, str, str], str], _Fit] = {}
+
+    def knows(self, problem: Problem) -> bool:
+        """Whether anything was measured for the op, dtype and device of a problem."""
+        return problem.group in self._trials
+
+    def estimate(self, op: Op, problem: Problem, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
+        """Return an Estimate by name for those of the candidates that were measured in the problem's group."""
+        if not self.knows(problem):
+            return {}
+        stock = self._fit(op, op.stock, problem.group)
+        if stock is None:
+            return {}
+        base = stock.predict(op, op.stock, problem)
+        found = {"stock": Estimate(math.exp(base.mean), 0.0, 0.0, base.distance)}
+        for candidate in candidates:
+            fit = None if candidate.name == "stock" else self._fit(op, candidate, problem.group)
+            if fit is not None:
+                prior = fit.price(candidate, problem) - stock.price(op.stock, problem)
+                told = fit.predict(op, candidate, problem, prior)
+                found[candidate.name] = Estimate(math.exp(base.mean + told.mean), told.mean, told.sigma, told.distance)
+        return found
+
+    def _fit(self, op: Op, candidate: Candidate, group: tuple[str, str, str]) -> _Fit | None:
+        key = (group, candidate.name)
+        if key not in self._fits:
+            trials = [t for t in self._trials[group] if candidate.name in t.timings]
+            if not trials:
+                return None
+            if candidate.name == "stock":
+                self._fits[key] = _Fit.of_stock(op, candidate, trials)
+            else:
+                stock = self._fit(op, op.stock, group)
+                assert stock is not None
+                self._fits[key] = _Fit.of_ratio(op, candidate, trials, stock)
+        return self._fits[key]
+
+
+class _Told(NamedTuple):
+    mean: float
+    sigma: float
+    distance: float
+
+
+class _Fit:
+    """A price list, and a Gaussian process on the logarithms of what it misses."""
+
+    def __init__(
+        self, op: Op, candidate: Candidate, trials: list[Trial], prices: Array, missed: Array, noise: Array
+    ) -> None:
+        self._prices = prices
+        self._places = np.array([op.coordinates(t.problem) for t in trials])
+        self._words = [t.problem.words for t in trials]
+        self._amplitude = max(0.15, float(np.sqrt(np.mean(missed**2))))
+        between = _distances(self._places, self._words, self._places, self._words)
+        gram = self._amplitude**2 * _matern32(between)
+        gram[np.diag_indices_from(gram)] += noise**2 + _NUGGET**2
+        self._factor = np.linalg.cholesky(gram)
+        self._weights = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, missed))
+
+    @classmethod
+    def of_stock(cls, op: Op, stock: Candidate, trials: list[Trial]) -> _Fit:
+        """Fit the times of stock themselves."""
+        seconds = np.array([t.timings["stock"].seconds for t in trials])
+        prices = _fit_prices(_features(stock, [t.problem for t in trials]), seconds)
+        missed = np.log(seconds) - np.log(_priced(prices, stock, [t.problem for t in trials]))
+        return cls(op, stock, trials, prices, missed, np.zeros(len(trials)))
+
+    @classmethod
+    def of_ratio(cls, op: Op, candidate: Candidate, trials: list[Trial], stock: _Fit) -> _Fit:
+        """Fit the ratios of a candidate to stock."""
+        problems = [t.problem for t in trials]
+        timings = [t.timings[candidate.name] for t in trials]
+        prices = _fit_prices(_features(candidate, problems), np.array([t.seconds for t in timings]))
+        prior = np.log(_priced(prices, candidate, problems)) - np.array([stock.price(op.stock, p) for p in problems])
+        missed = np.log([t.ratio for t in timings]) - prior
+        return cls(op, candidate, trials, prices, missed, np.array([t.noise for t in timings]))
+
+    def price(self, candidate: Candidate, problem: Problem) -> float:
+        """Log of the seconds by the price list alone."""
+        return float(np.log(_priced(self._prices, candidate, [problem])[0]))
+
+    def predict(self, op: Op, candidate: Candidate, problem: Problem, prior: float | None = None) -> _Told:
+        """Return the posterior of the log time or log ratio, `prior` being what the price list says."""
+        if prior is None:
+            prior = self.price(candidate, problem)
+        place = np.array([op.coordinates(problem)])
+        distance = _distances(place, [problem.words], self._places, self._words)[0]
+        cross = self._amplitude**2 * _matern32(distance)
+        half = np.linalg.solve(self._factor, cross)
+        variance = self._amplitude**2 - float(half @ half)
+        return _Told(prior + float(cross @ self._weights), math.sqrt(max(variance, 0.0)), float(distance.min()))
+
+
+def _matern32(distance: Array) -> Array:
+    a = math.sqrt(3) / _LENGTHSCALE * distance
+    return (1 + a) * np.exp(-a)
+
+
+def _distances(places: Array, words: list[tuple[str, ...]], others: Array, other_words: list[tuple[str, ...]]) -> Array:
+    square = ((places[:, None, :] - others[None, :, :]) ** 2).sum(-1)
+    differing = np.array(
+        [[sum(a != b for a, b in zip(mine, theirs, strict=False)) for theirs in other_words] for mine in words]
+    )
+    lengths = np.array([[abs(len(mine) - len(theirs)) for theirs in other_words] for mine in words])
+    return np.sqrt(square + _WORD**2 * (differing + lengths))  # type: ignore[no-any-return]
+
+
+def _features(candidate: Candidate, problems: list[Problem]) -> Array:
+    rows = []
+    for problem in problems:
+        f = candidate.features(problem)
+        rows.append((f.calls, f.flops, f.bytes, f.copied))
+    return np.array(rows, dtype=np.float64)
+
+
+def _fit_prices(features: Array, seconds: Array) -> Array:
+    """Return non-negative prices that minimise squared relative errors.
+
+    With four prices the best of the fifteen sub-problems without negative ones is found by trying them all
+    (scipy's NNLS gives the same, but importing it takes longer than everything else at a first call).
+    """
+    relative = features / seconds[:, None]
+    scale = np.maximum(relative.max(axis=0), 1e-300)
+    best, prices = math.inf, np.zeros(features.shape[1])
+    used = [i for i in range(features.shape[1]) if features[:, i].any()]
+    for size in range(1, len(used) + 1):
+        for subset in itertools.combinations(used, size):
+            columns = relative[:, subset] / scale[list(subset)]
+            solution = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)[0]
+            missed = float(np.sum((columns @ solution - 1) ** 2))
+            if solution.min() >= 0 and missed < best:
+                best, prices = missed, np.zeros(features.shape[1])
+                prices[list(subset)] = solution / scale[list(subset)]
+    return prices
+
+
+def _priced(prices: Array, candidate: Candidate, problems: list[Problem]) -> Array:
+    return np.maximum(_features(candidate, problems) @ prices, _FLOOR)

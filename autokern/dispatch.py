@@ -1,0 +1,373 @@
+"""Dispatch: from a call to its Problem, to the memo, to a Decision, to the run.
+
+The hot path is one look-up in a dictionary by what is cheap to read of the arguments. Everything else (deciding,
+loading a profile, measuring at first use, recovering from a failure) happens once per key. Floor 3: may import the
+floors below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from autokern import host, store
+from autokern.calibrate import calibrate
+from autokern.costs import CostModel
+from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
+from autokern.op import Candidate, Op, get, inside
+from autokern.policy import Decision, decide
+from autokern.problem import Problem
+from autokern.profile import Profile
+from autokern.progress import display
+from autokern.settings import Settings, from_environment, revised
+
+__all__ = ["Session", "bypassed", "decisions", "explain", "reset", "route", "session", "stats", "using"]
+
+_log = logging.getLogger("autokern")
+_MOST_KEYS = 10_000
+"""A memo of this size is emptied: random shapes must not leak memory."""
+_SMALL = 64 * 2**20
+"""Calls that take fewer bytes than this are decided without asking how much memory is free."""
+
+_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+_transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+def bypassed() -> bool:
+    """Whether the present call must run stock code untouched: compiled, traced, transformed, or from a candidate."""
+    return bool(inside.active or _compiling() or _tracing() is not None or _transforming() is not None or _modes())
+
+
+class _Entry:
+    """A decided key: what runs, and how often it did."""
+
+    __slots__ = ("candidate", "count", "decision", "run")
+
+    def __init__(self, decision: Decision, candidate: Candidate) -> None:
+        self.decision = decision
+        self.candidate = candidate
+        self.run = candidate.run
+        self.count = 0
+
+
+_Memo = dict[str, dict[Any, _Entry]]
+
+
+class _Overlay:
+    """The settings of one `using` block, with a memo of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.memo: _Memo = {}
+
+
+_overlay: ContextVar[_Overlay | None] = ContextVar("autokern_using", default=None)
+
+
+class Session:
+    """What a process knows: its settings, the profile in force, and the decisions taken.
+
+    Parameters
+    ----------
+    settings : Settings
+        What the user ordered.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.memo: _Memo = {}
+        self.past: Counter[tuple[str, str]] = Counter()
+        self.random = random.Random(settings.random_seed)
+        self._model: CostModel | None = None
+        self._lock = threading.RLock()
+        self._measuring = threading.Lock()
+        self._spent = 0.0
+        self._tried: set[tuple[str, str, str]] = set()
+        _log.setLevel(settings.log.upper())
+        for name, candidate in settings.force:
+            get(name)[candidate]
+
+    @property
+    def model(self) -> CostModel:
+        """The cost model of the profile in force, loaded when first asked for."""
+        if self._model is None:
+            with self._lock:
+                if self._model is None:
+                    self._model = CostModel(_load(self.settings))
+        return self._model
+
+    @property
+    def profile(self) -> Profile:
+        """The profile in force."""
+        return self.model.profile
+
+    def adopt(self, profile: Profile) -> None:
+        """Put another profile in force; decisions are taken afresh."""
+        with self._lock:
+            self._model = CostModel(profile)
+            self.forget()
+
+    def forget(self) -> None:
+        """Empty the memo; counts of calls are kept."""
+        with self._lock:
+            for name, table in self.memo.items():
+                for entry in list(table.values()):
+                    self.past[name, entry.candidate.name] += entry.count
+                table.clear()
+
+    def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> _Entry:
+        """Decide a call that is not in the memo."""
+        problem = op.problem_of(*args) if settings.enabled else None
+        if problem is None:
+            reason = "not a call that autokern serves" if settings.enabled else "autokern is off (AUTOKERN=0)"
+            ours = Problem(op=op.name)
+            return _Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
+        self._measure_first_use(op, problem)
+        decision = self.decide(op, problem, settings)
+        _log.debug("%s", decision)
+        if settings.random_seed is not None:
+            return _Entry(decision, self._at_random(op, decision))
+        return _Entry(decision, op[decision.candidate])
+
+    def _at_random(self, op: Op, decision: Decision) -> Candidate:
+        """Return a candidate that runs any feasible one of class same or better, afresh on each call."""
+        choices = [op[name] for name in decision.order if op[name].accuracy != "approximate" and not op[name].setup]
+
+        def run(*args: Any) -> Any:
+            chosen = self.random.choice(choices)
+            self.past[op.name, chosen.name] += 1
+            return chosen.run(*args)
+
+        return Candidate("random", run)
+
+    def decide(self, op: Op, problem: Problem, settings: Settings) -> Decision:
+        """Decide a problem under settings, with the memory that is free now."""
+        available = None
+        if settings.memory is None and max(c.memory(problem) for c in op.candidates) > _SMALL:
+            available = host.available_memory(problem.device)
+        decision = decide(problem, op, self.model, settings, available)
+        if settings.memory is not None and op[decision.candidate].memory(problem) > settings.memory:
+            asked, allowed = op[decision.candidate].memory(problem) / 2**30, settings.memory / 2**30
+            raise MemoryBudgetError(
+                f"{problem} needs {asked:.3g} GiB by its most frugal candidate ({decision.candidate}); {allowed:.3g} "
+                "GiB are allowed (AUTOKERN_MEMORY or using(memory=...)). Allow more, use float32, or fewer points"
+            )
+        return decision
+
+    def _measure_first_use(self, op: Op, problem: Problem) -> None:
+        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""
+        settings = self.settings
+        pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
+        if pinned or problem.group in self._tried or self.model.knows(problem):
+            return
+        left = settings.budget - self._spent
+        if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
+            return
+        if not self._measuring.acquire(blocking=False):
+            return
+        started = time.perf_counter()
+        self._tried.add(problem.group)
+        try:
+            with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
+                if ours:
+                    self._calibrate(op, problem, left)
+        except (AutokernError, RuntimeError, OSError) as error:
+            if settings.strict:
+                raise
+            warnings.warn(f"autokern could not measure {op.name}, so stock runs: {error}", AutokernWarning, 2)
+        finally:
+            self._spent += time.perf_counter() - started
+            self._measuring.release()
+
+    def _calibrate(self, op: Op, problem: Problem, budget: float) -> None:
+        def publish(profile: Profile) -> None:
+            store.save(self.settings, profile)
+            self.adopt(profile)
+
+        with display(f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine") as shown:
+            calibrate(
+                [op],
+                "quick",
+                budget,
+                [problem.device],
+                self.profile,
+                dtypes=(problem.dtype,),
+                progress=shown,
+                publish=publish,
+            )
+
+
+def _load(settings: Settings) -> Profile:
+    if settings.profile is not None:
+        return store.read_file(settings.profile)
+    here = host.current()
+    return store.load(settings, here.fingerprint) or Profile(host=here.fields, fingerprint=here.fingerprint)
+
+
+_session: Session | None = None
+_session_lock = threading.Lock()
+
+
+def session() -> Session:
+    """Return the session of this process, made from the environment when first asked for."""
+    global _session
+    if _session is None:
+        with _session_lock:
+            if _session is None:
+                _session = Session(from_environment())
+    return _session
+
+
+def reset(settings: Settings | None = None) -> Session:
+    """Start a new session, from given settings or from the environment; raises SettingsError for a bad one."""
+    global _session
+    fresh = Session(from_environment() if settings is None else settings)
+    with _session_lock:
+        _session = fresh
+    return fresh
+
+
+def route(op: Op) -> Callable[..., Any]:
+    """Return the dispatched form of an op: a function of its arguments.
+
+    A warm call costs about a microsecond more than the candidate it runs.
+    """
+    key_of, name, stock, raises = op.key, op.name, op.stock.run, op.raises
+    flag, overlay_of = inside, _overlay.get
+
+    def call(*args: Any) -> Any:
+        if flag.active or _compiling() or _tracing() is not None or _transforming() is not None or _modes():
+            return stock(*args)
+        overlay = overlay_of()
+        here = _session or session()
+        memo = here.memo if overlay is None else overlay.memo
+        key = key_of(*args)
+        try:
+            entry = memo[name][key]
+        except KeyError:
+            settings = here.settings if overlay is None else overlay.settings
+            entry = here.entry(op, args, settings)
+            table = memo.setdefault(name, {})
+            if len(table) >= _MOST_KEYS:
+                here.forget() if overlay is None else table.clear()
+            table[key] = entry
+        entry.count += 1
+        flag.active = True
+        try:
+            return entry.run(*args)
+        except raises:
+            raise
+        except Exception as error:
+            return _recovered(op, entry, args, error)
+        finally:
+            flag.active = False
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = op.summary
+    return call
+
+
+def _recovered(op: Op, entry: _Entry, args: tuple[Any, ...], error: Exception) -> Any:
+    """Answer a failed candidate: the next one if memory ran out, else stock, whose own error is passed on."""
+    if entry.candidate.name == "stock":
+        raise error
+    failed = entry.candidate.name
+    exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    names = [n for n in entry.decision.order if n != failed]
+    successor = op[names[0]] if exhausted and names else op.stock
+    result = successor.run(*args)
+    if (_session or session()).settings.strict and not exhausted:
+        raise error
+    entry.candidate, entry.run = successor, successor.run
+    what = "ran out of memory" if exhausted else f"failed ({type(error).__name__}: {error})"
+    warnings.warn(
+        f"autokern: {op.name}.{failed} {what} on {entry.decision.problem}; {successor.name} runs from now on. "
+        f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it",
+        AutokernWarning,
+        stacklevel=3,
+    )
+    return result
+
+
+@contextlib.contextmanager
+def using(
+    force: Mapping[str, str] | str | None = None,
+    exclude: Iterable[str] | None = None,
+    accuracy: str | None = None,
+    memory: int | str | None = None,
+) -> Iterator[None]:
+    """Lay orders over the settings, in this thread or task only.
+
+    Parameters
+    ----------
+    force : mapping or str, optional
+        Candidate by op, e.g. ``{"qr": "cpu"}``, or ``"random:SEED"``.
+    exclude : iterable of str, optional
+        Candidates that must not run, by name or as ``op=name``.
+    accuracy : {"same", "approximate"}, optional
+        Whether lower precision is allowed.
+    memory : int or str, optional
+        Most bytes that one call may take, e.g. ``"4GiB"``.
+
+    Raises
+    ------
+    SettingsError
+        If an order cannot be obeyed: unknown op, unknown candidate, malformed size.
+
+    Examples
+    --------
+    >>> with autokern.using(force={"kernel_matrix": "stock"}):  # doctest: +SKIP
+    ...     model(x)
+    """
+    outer = _overlay.get()
+    settings = revised(
+        session().settings if outer is None else outer.settings,
+        force=force, exclude=exclude, accuracy=accuracy, memory=memory,
+    )  # fmt: skip
+    for name, candidate in settings.force:
+        get(name)[candidate]
+    token = _overlay.set(_Overlay(settings))
+    try:
+        yield
+    finally:
+        _overlay.reset(token)
+
+
+def explain(problem: Problem) -> Decision:
+    """Return the decision that a problem would get now."""
+    here, overlay = session(), _overlay.get()
+    return here.decide(get(problem.op), problem, overlay.settings if overlay else here.settings)
+
+
+def decisions() -> list[tuple[Decision, int]]:
+    """Return the decisions in the memo of this process, with the number of calls each one served."""
+    found = []
+    for table in list(session().memo.values()):
+        found += [(entry.decision, entry.count) for entry in list(table.values())]
+    return found
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """Return the number of calls by op and candidate in this process."""
+    here = session()
+    total = Counter(here.past)
+    for name, table in list(here.memo.items()):
+        for entry in list(table.values()):
+            total[name, entry.candidate.name] += entry.count
+    result: dict[str, dict[str, int]] = {}
+    for (name, candidate), count in sorted(total.items()):
+        if count:
+            result.setdefault(name, {})[candidate] = count
+    return result

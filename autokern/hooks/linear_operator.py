@@ -1,0 +1,152 @@
+"""Hooks into linear_operator: Cholesky, QR and pseudo-inverse, eigendecompositions, products of dense matrices.
+
+Each wrapper runs the library's own function untouched wherever the dispatcher must stay out: compiled, traced or
+transformed code, a library setting that the user changed, an argument the ops do not take.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import linear_operator
+import torch
+from linear_operator import settings as library
+from linear_operator.operators import DenseLinearOperator, LinearOperator, _linear_operator
+from linear_operator.utils import qr as qr_module
+
+from autokern.dispatch import bypassed, route
+from autokern.hooks import Patch
+from autokern.op import get
+
+__all__ = ["patches"]
+
+_THRESHOLD = 128
+"""linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
+_TINY = 1e-6
+
+_modules = sys.modules
+_cholesky_module = _modules["linear_operator.utils.cholesky"]
+_lanczos_module = _modules["linear_operator.utils.lanczos"]
+_pinverse_module = _modules["linear_operator.utils.pinverse"]
+
+_dispatch_cholesky = route(get("cholesky"))
+_dispatch_eigh = route(get("eigh"))
+_dispatch_matmul = route(get("matmul"))
+_dispatch_pinverse = route(get("pinverse_root"))
+_dispatch_qr = route(get("qr"))
+
+
+def _stay_out() -> bool:
+    return bypassed() or library.trace_mode.on() or library.verbose_linalg.on()
+
+
+_stock_cholesky = _cholesky_module._psd_safe_cholesky
+
+
+@functools.wraps(_stock_cholesky)
+def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max_tries: int | None = None) -> Any:
+    if out is not None or _stay_out():
+        return _stock_cholesky(A, out=out, jitter=jitter, max_tries=max_tries)
+    return _dispatch_cholesky(A, jitter, max_tries)
+
+
+_stock_qr = qr_module.stable_qr
+
+
+@functools.wraps(_stock_qr)
+def _stable_qr(mat: Any) -> Any:
+    if _stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
+        return _stock_qr(mat)
+    q, r = _dispatch_qr(mat)
+    diagonal = r.diagonal(dim1=-2, dim2=-1)
+    tiny = diagonal.abs() < _TINY
+    if not torch.any(tiny):
+        return q, r
+    away_from_zero = torch.where(diagonal < 0, -_TINY, _TINY)
+    return q, r + torch.diag_embed(torch.where(tiny, away_from_zero, 0.0).to(r.dtype))
+
+
+_stock_pinverse = _pinverse_module.stable_pinverse
+
+
+@functools.wraps(_stock_pinverse)
+def _stable_pinverse(A: Any) -> Any:
+    if _stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
+        return _stock_pinverse(A)
+    return _dispatch_pinverse(A)
+
+
+_stock_symeig = LinearOperator._symeig
+
+
+@functools.wraps(_stock_symeig)
+def _symeig(self: Any, eigenvectors: bool = False, return_evals_as_lazy: bool | None = False) -> Any:
+    dense = None if _stay_out() else self.to_dense().to(dtype=library._linalg_dtype_symeig.value())
+    if dense is None or _always_stock(dense):
+        return _stock_symeig(self, eigenvectors, return_evals_as_lazy)
+    values, vectors = _dispatch_eigh(dense)
+    values = values.clamp_min(0.0).to(self.dtype)
+    return values, DenseLinearOperator(vectors.to(self.dtype)) if eigenvectors else None
+
+
+def _always_stock(matrix: Any) -> bool:
+    """Whether no other candidate could serve an eigendecomposition of this matrix."""
+    problem = get("eigh").problem_of(matrix)
+    return problem is None or len(get("eigh").feasible(problem)) == 1
+
+
+_stock_tridiagonal = _lanczos_module.lanczos_tridiag_to_diag
+
+
+@functools.wraps(_stock_tridiagonal)
+def _lanczos_tridiag_to_diag(t_mat: Any) -> Any:
+    if _stay_out() or _always_stock(t_mat):
+        return _stock_tridiagonal(t_mat)
+    values, vectors = _dispatch_eigh(t_mat)
+    positive = values >= 0
+    return values.masked_fill(~positive, 1), vectors * positive.to(vectors.dtype).unsqueeze(-2)
+
+
+_stock_matmul = DenseLinearOperator._matmul
+
+
+@functools.wraps(_stock_matmul)
+def _matmul(self: Any, rhs: Any) -> Any:
+    if rhs.dim() < 2 or _stay_out():
+        return _stock_matmul(self, rhs)
+    return _dispatch_matmul(self.tensor, rhs)
+
+
+_stock_t_matmul = DenseLinearOperator._t_matmul
+
+
+@functools.wraps(_stock_t_matmul)
+def _t_matmul(self: Any, rhs: Any) -> Any:
+    if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or _stay_out():
+        return _stock_t_matmul(self, rhs)
+    return _dispatch_matmul(self.tensor.mT, rhs)
+
+
+def patches() -> list[Patch]:
+    """Return the patches of linear_operator, at every place that holds the function by value."""
+    by_value = {
+        "stable_qr": (_stock_qr, _stable_qr),
+        "stable_pinverse": (_stock_pinverse, _stable_pinverse),
+        "lanczos_tridiag_to_diag": (_stock_tridiagonal, _lanczos_tridiag_to_diag),
+    }
+    holders = [m for n, m in sorted(sys.modules.items()) if n.partition(".")[0] == linear_operator.__name__ and m]
+    found = [
+        Patch(module, name, replacement)
+        for module in holders
+        for name, (original, replacement) in by_value.items()
+        if vars(module).get(name) is original
+    ]
+    return [
+        *found,
+        Patch(_cholesky_module, "_psd_safe_cholesky", _psd_safe_cholesky),
+        Patch(_linear_operator.LinearOperator, "_symeig", _symeig),
+        Patch(DenseLinearOperator, "_matmul", _matmul),
+        Patch(DenseLinearOperator, "_t_matmul", _t_matmul),
+    ]

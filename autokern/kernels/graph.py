@@ -1,0 +1,114 @@
+"""A kernel matrix by torch's own machinery: vmap, cdist, torch.compile and TorchScript over raw tensors.
+
+People recommend each of these, so each is a candidate and its claims can be checked on the own machine with
+``autokern bench``. Floor 2: may import kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autokern.kernels.covariance import Covariance, same_points
+from autokern.kernels.family import Family, families
+
+__all__ = ["by_cdist", "compiled", "compiler_problem", "script_problem", "scripted", "vmapped"]
+
+
+def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """Return the kernel matrix ``(n, m)`` of ``(n, d)`` and ``(m, d)`` by torch.vmap over both sets of points."""
+    family, lengthscale, outputscale = covariance
+    scale, value = lengthscale.reshape(-1), family.derivatives[0]
+
+    def of_two_points(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return value(((a - b) / scale).square().sum() * family.gamma)
+
+    k = torch.vmap(torch.vmap(of_two_points, in_dims=(None, 0)), in_dims=(0, None))(x1, x2)
+    return k if outputscale is None else k * outputscale
+
+
+def by_cdist(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """Return the kernel matrix ``(..., n, m)`` by torch.cdist on differences (its matrix product is not PSD)."""
+    family, lengthscale, outputscale = covariance
+    distance = torch.cdist(x1 / lengthscale, x2 / lengthscale, compute_mode="donot_use_mm_for_euclid_dist")
+    k = family(distance.square() * family.gamma)
+    return k if outputscale is None else k * outputscale[..., None, None]
+
+
+def _formula(family: Family) -> Callable[..., torch.Tensor]:
+    """Return the whole computation on tensors alone, for compilers; `same` clears the diagonal."""
+    gamma, value = family.gamma, family.derivatives[0]
+
+    def formula(
+        x1: torch.Tensor, x2: torch.Tensor, lengthscale: torch.Tensor, outputscale: torch.Tensor, off: torch.Tensor
+    ) -> torch.Tensor:
+        centre = x1.mean(-2, keepdim=True)
+        a, b = (x1 - centre) / lengthscale, (x2 - centre) / lengthscale
+        square = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
+        return value(square.clamp_min(0) * off * gamma) * outputscale
+
+    return formula
+
+
+def _off_diagonal(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """Return what distances are multiplied by: zero on the diagonal of equal points, else one."""
+    if not same_points(x1, x2):
+        return x1.new_ones(())
+    return 1 - torch.eye(x1.shape[-2], dtype=x1.dtype, device=x1.device)
+
+
+def _arguments(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    scale = covariance.outputscale
+    scale = x1.new_ones(()) if scale is None else scale[..., None, None]
+    return x1, x2, covariance.lengthscale, scale, _off_diagonal(x1, x2)
+
+
+@functools.cache
+def _compiled(name: str) -> Callable[..., torch.Tensor]:
+    family = next(f for f in families() if f.name == name)
+    return torch.compile(_formula(family), dynamic=True, fullgraph=True)
+
+
+def compiled(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """Return the kernel matrix by torch.compile; the first call of a process compiles for seconds."""
+    return _compiled(covariance.family.name)(*_arguments(covariance, x1, x2))
+
+
+@functools.cache
+def compiler_problem() -> str | None:
+    """Return why torch.compile cannot work here, as far as that can be told without compiling."""
+    if sys.platform != "linux":
+        return "torch.compile is used on Linux only"
+    compilers = ("CXX", "CC")
+    named = [sysconfig.get_config_var(name) or "" for name in compilers]
+    found = [c for c in ("g++", "clang++", "c++", *(n.split(" ")[0] for n in named if n)) if shutil.which(c)]
+    return None if found else "torch.compile needs a C++ compiler, and none was found"
+
+
+@functools.cache
+def _scripted(name: str) -> Callable[..., torch.Tensor]:
+    family = next(f for f in families() if f.name == name)
+    example = torch.eye(3)[:, :2]
+    arguments = (example, example + 1, torch.ones(1, 2), torch.ones(1, 1), torch.ones(()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced: Any = torch.jit.trace(_formula(family), arguments, check_trace=False)
+    return traced  # type: ignore[no-any-return]
+
+
+@functools.cache
+def script_problem() -> str | None:
+    """Return why TorchScript cannot work here."""
+    return "TorchScript does not support Python 3.14 and later" if sys.version_info >= (3, 14) else None
+
+
+def scripted(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """Return the kernel matrix by TorchScript."""
+    return _scripted(covariance.family.name)(*_arguments(covariance, x1, x2))

@@ -1,0 +1,91 @@
+"""Dispatched linear algebra for direct use, without hooks: `autokern.linalg.qr(A)` and its siblings.
+
+Each function takes plain tensors, batched or not, is differentiable, and runs the fastest candidate measured on this
+machine; whatever autokern does not serve runs stock. Floor 4.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from autokern.dispatch import route
+from autokern.op import get
+
+__all__ = ["cholesky", "cholesky_inverse", "eigh", "matmul", "pinverse", "qr", "solve_triangular"]
+
+_cholesky = route(get("cholesky"))
+_cholesky_inverse = route(get("cholesky_inverse"))
+_eigh = route(get("eigh"))
+_matmul = route(get("matmul"))
+_pinverse = route(get("pinverse_root"))
+_qr = route(get("qr"))
+_solve_triangular = route(get("solve_triangular"))
+
+
+def qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the reduced QR decomposition.
+
+    Parameters
+    ----------
+    a : Tensor
+        Shape ``(..., m, n)``.
+
+    Returns
+    -------
+    Q, R : Tensor
+        Shapes ``(..., m, k)`` and ``(..., k, n)`` with ``k = min(m, n)``; signs of the rows of R are free.
+
+    Examples
+    --------
+    >>> q, r = autokern.linalg.qr(torch.eye(3))  # doctest: +SKIP
+    """
+    return cast("tuple[torch.Tensor, torch.Tensor]", _qr(a))
+
+
+def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """Return the lower Cholesky factor, with jitter added as linear_operator's psd_safe_cholesky adds it.
+
+    Parameters
+    ----------
+    a : Tensor
+        Symmetric positive (semi-)definite, shape ``(..., n, n)``.
+    jitter : float, optional
+        First jitter to try; default linear_operator's setting.
+    max_tries : int, optional
+        Number of tries, each with ten times the jitter; default linear_operator's setting.
+
+    Raises
+    ------
+    linear_operator.utils.errors.NanError
+        If the matrix holds NaN.
+    linear_operator.utils.errors.NotPSDError
+        If it is not positive definite with the largest jitter.
+    """
+    return cast("torch.Tensor", _cholesky(a, jitter, max_tries))
+
+
+def cholesky_inverse(lower: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of ``L L^T`` from the lower factor, shape ``(..., n, n)``."""
+    return cast("torch.Tensor", _cholesky_inverse(lower))
+
+
+def solve_triangular(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Return the solution of ``L X = B`` for lower triangular L ``(..., n, n)`` and B ``(..., n, k)``."""
+    return cast("torch.Tensor", _solve_triangular(lower, rhs))
+
+
+def pinverse(root: torch.Tensor) -> torch.Tensor:
+    """Return the pseudo-inverse ``(..., n, m)`` of a root of full rank ``(..., m, n)``, cheaply if it is triangular."""
+    return cast("torch.Tensor", _pinverse(root))
+
+
+def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ascending eigenvalues ``(..., n)`` and eigenvectors ``(..., n, n)`` of a symmetric matrix."""
+    return cast("tuple[torch.Tensor, torch.Tensor]", _eigh(a))
+
+
+def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Return the product of a dense matrix ``(..., m, n)`` and a few columns ``(..., n, k)``."""
+    return cast("torch.Tensor", _matmul(matrix, rhs))

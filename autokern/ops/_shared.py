@@ -1,0 +1,164 @@
+"""What several ops share: keys and problems of a matrix, random matrices, error bounds, moving data between devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autokern import host
+from autokern.op import Run
+from autokern.problem import Features, Problem
+
+__all__ = [
+    "EPS",
+    "device_of",
+    "dtype_of",
+    "is_ours",
+    "looped",
+    "matrix_key",
+    "matrix_problem",
+    "moved",
+    "needs_accelerator",
+    "needs_batch",
+    "needs_cpu_detour",
+    "positive_definite",
+    "random_matrix",
+    "relative_error",
+    "with_copies",
+]
+
+EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_ours(*tensors: torch.Tensor) -> bool:
+    """Whether these are ordinary, non-empty float tensors of one dtype and device, of at least two dimensions."""
+    first = tensors[0]
+    return all(
+        type(t) in _PLAIN
+        and t.dtype in _DTYPES
+        and t.dtype is first.dtype
+        and t.device == first.device
+        and t.dim() >= 2
+        and t.numel() > 0
+        and t.layout is torch.strided
+        for t in tensors
+    )
+
+
+def matrix_key(a: torch.Tensor) -> Any:
+    """Return what determines the problem of a single matrix; read on every call, so cheap."""
+    return (a.__class__, a.shape, a.dtype, a.device, a.requires_grad and torch.is_grad_enabled())
+
+
+def matrix_problem(op: str, a: torch.Tensor, **more: Any) -> Problem | None:
+    """Return the problem of a single matrix ``(..., m, n)``, or None if the tensor is not an ordinary one."""
+    if not is_ours(a):
+        return None
+    *batch, m, n = a.shape
+    grad = "a" if a.requires_grad and torch.is_grad_enabled() else ""
+    sizes = {"m": m, "n": n, "batch": _product(batch)}
+    return Problem(op=op, **sizes, dtype=_DTYPES[a.dtype], device=a.device.type, **{"grad": grad, **more})
+
+
+def _product(sizes: list[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def dtype_of(problem: Problem) -> torch.dtype:
+    """Return torch's dtype of a problem."""
+    return torch.float32 if problem.dtype == "float32" else torch.float64
+
+
+def device_of(problem: Problem) -> torch.device:
+    """Return the device on which a problem's samples are made."""
+    return torch.device("cpu") if problem.device == "cpu" else host.accelerator() or torch.device(problem.device)
+
+
+def random_matrix(problem: Problem, generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Return a matrix of normal random numbers, batched as the problem says."""
+    full = (problem.batch, *shape) if problem.batch > 1 else shape
+    return torch.randn(full, generator=generator, dtype=dtype_of(problem)).to(device_of(problem))
+
+
+def positive_definite(problem: Problem, generator: torch.Generator) -> torch.Tensor:
+    """Return a covariance matrix as Gaussian processes have them: RBF of random points plus noise."""
+    x = random_matrix(problem, generator, problem.n, 3)
+    square = (x.unsqueeze(-2) - x.unsqueeze(-3)).square().sum(-1) if problem.n <= 256 else torch.cdist(x, x).square()
+    k = square.mul_(-0.5).exp_()
+    k.diagonal(dim1=-2, dim2=-1).add_(0.1)
+    return k
+
+
+def relative_error(problem: Problem, found: torch.Tensor, truth: torch.Tensor, growth: float = 1.0) -> float:
+    """Return max |found - truth| in units of ``growth * eps * max |truth|``."""
+    if truth.numel() == 0:
+        return 0.0
+    scale = truth.abs().max().item() or 1.0
+    gap = (found.double() - truth).abs().max().item()
+    return gap / (growth * EPS[problem.dtype] * scale)
+
+
+def needs_batch(problem: Problem) -> str | None:
+    """Reason against taking a batch apart."""
+    return None if 1 < problem.batch <= 1024 else "there is no batch to take apart, or too large a one"
+
+
+def needs_cpu_detour(problem: Problem) -> str | None:
+    """Reason against moving the data to the CPU and back."""
+    return "the data is on the CPU already" if problem.device == "cpu" else None
+
+
+def needs_accelerator(problem: Problem) -> str | None:
+    """Reason against moving the data to the accelerator and back."""
+    if problem.device != "cpu":
+        return "the data is on the accelerator already"
+    return "no accelerator here" if host.accelerator() is None else None
+
+
+def moved(run: Run, to: Callable[[], torch.device | None]) -> Run:
+    """Return `run` with its tensor arguments moved to a device and its results moved back."""
+
+    @functools.wraps(run)
+    def detour(*args: Any) -> Any:
+        home = next(a.device for a in args if isinstance(a, torch.Tensor))
+        there = to()
+        out = run(*(a.to(there) if isinstance(a, torch.Tensor) else a for a in args))
+        return tuple(o.to(home) for o in out) if isinstance(out, tuple) else out.to(home)
+
+    return detour
+
+
+def with_copies(
+    features: Callable[[Problem], Features], elements: Callable[[Problem], int]
+) -> Callable[[Problem], Features]:
+    """Return features that also charge the copies of so many elements between devices."""
+
+    def charged(problem: Problem) -> Features:
+        plain = features(problem)
+        copied = float(elements(problem) * problem.batch * problem.itemsize)
+        return Features(plain.calls + 3, plain.flops, plain.bytes, copied)
+
+    return charged
+
+
+def looped(run: Run) -> Run:
+    """Return `run` applied matrix by matrix to the batch of its one tensor argument."""
+
+    @functools.wraps(run)
+    def one_by_one(a: torch.Tensor) -> Any:
+        parts = [run(matrix) for matrix in a.flatten(0, -3).unbind(0)]
+        if isinstance(parts[0], tuple):
+            stacked = [torch.stack(column) for column in zip(*parts, strict=True)]
+            return tuple(s.view(*a.shape[:-2], *s.shape[1:]) for s in stacked)
+        whole = torch.stack(parts)
+        return whole.view(*a.shape[:-2], *whole.shape[1:])
+
+    return one_by_one

@@ -1,0 +1,154 @@
+"""The Op `cholesky`: the lower Cholesky factor with the library's treatment of matrices that are not quite definite.
+
+Contract: ``L L^T = A`` to 20 n eps max |A|; where the plain factorisation fails, jitter ladder, warnings, NanError and
+NotPSDError come from the library's own code, so that they are stock's to the letter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator.utils import cholesky as library
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern import host, pages
+from autokern.op import Op
+from autokern.ops._shared import (
+    EPS,
+    looped,
+    matrix_key,
+    matrix_problem,
+    moved,
+    needs_accelerator,
+    needs_batch,
+    needs_cpu_detour,
+    positive_definite,
+    with_copies,
+)
+from autokern.problem import Features, Problem
+
+__all__ = ["CHOLESKY"]
+
+_stock_cholesky = library._psd_safe_cholesky
+
+
+def _problem_of(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Problem | None:
+    problem = matrix_problem("cholesky", a)
+    return problem if problem is None or problem.m == problem.n else None
+
+
+def _key(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Any:
+    return matrix_key(a)
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    return (positive_definite(problem, generator).requires_grad_(bool(problem.grad)),)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    lower, a = out.detach().double(), args[0].detach().double()
+    scale = a.diagonal(dim1=-2, dim2=-1).abs().max().item() or 1.0
+    gap = (lower @ lower.mT - a).abs().max().item()
+    return max(gap, lower.triu(1).abs().max().item()) / (20 * problem.n * EPS[problem.dtype] * scale)
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    single = [50, 200, 800, 2000] if level == "quick" else [4, 10, 50, 100, 200, 400, 800, 1500, 2500, 3500]
+    batched = [(4, 100), (32, 20), (256, 10)] + ([(16, 200), (8, 400), (100, 50), (500, 4)] if level == "full" else [])
+    problems = [Problem(op="cholesky", m=n, n=n, dtype=dtype, device=device) for n in single]
+    problems += [Problem(op="cholesky", m=n, n=n, batch=b, dtype=dtype, device=device) for b, n in batched]
+    return problems + [p.replace(grad="a") for p in problems if p.n <= 1500]
+
+
+def _features(problem: Problem) -> Features:
+    backward = 4 if problem.grad else 1
+    elements = problem.batch * problem.n**2
+    return Features(
+        calls=2 + problem.batch * backward,
+        flops=backward * elements * problem.n / 3,
+        bytes=backward * 4.0 * elements * problem.itemsize,
+    )
+
+
+def _memory(problem: Problem) -> int:
+    return 2 * problem.batch * problem.n**2 * problem.itemsize
+
+
+def _reference(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    return torch.linalg.cholesky(a)
+
+
+CHOLESKY = Op(
+    "cholesky",
+    summary="lower Cholesky factor, with jitter where the library adds it",
+    contract="L L^T = A within 20 n eps max|A|; jitter, warnings and errors are the library's own",
+    key=_key,
+    problem_of=_problem_of,
+    reference=_reference,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features,
+    memory=_memory,
+    raises=(NanError, NotPSDError),
+)
+
+
+@CHOLESKY.candidate("stock")
+def stock(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """The library's psd_safe_cholesky, where the data lies."""
+    return _stock_cholesky(a, jitter=jitter, max_tries=max_tries)
+
+
+def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    lower, info = torch.linalg.cholesky_ex(a)
+    return lower, info
+
+
+def _with_ladder(factor: Any, a: torch.Tensor, jitter: float | None, max_tries: int | None) -> torch.Tensor:
+    """Return the factor, or what stock makes of a matrix whose plain factorisation fails."""
+    lower, info = factor(a)
+    return _stock_cholesky(a, jitter=jitter, max_tries=max_tries) if torch.any(info) else lower
+
+
+_factor_cpu = moved(_factor, lambda: torch.device("cpu"))
+_factor_accelerator = moved(_factor, host.accelerator)
+_factor_looped = looped(_factor)
+_copied = with_copies(_features, lambda p: 2 * p.n**2)
+
+
+@CHOLESKY.candidate("cpu", why_not=needs_cpu_detour, features=_copied)
+def on_cpu(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """Factorised on the CPU, both copies charged."""
+    return _with_ladder(_factor_cpu, a, jitter, max_tries)
+
+
+@CHOLESKY.candidate("accelerator", why_not=needs_accelerator, features=_copied)
+def on_accelerator(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """Factorised on the accelerator, both copies charged."""
+    return _with_ladder(_factor_accelerator, a, jitter, max_tries)
+
+
+@CHOLESKY.candidate("looped", why_not=needs_batch)
+def one_by_one(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """One matrix of the batch after the other."""
+    return _with_ladder(_factor_looped, a, jitter, max_tries)
+
+
+def _pages_why_not(problem: Problem) -> str | None:
+    if problem.grad or problem.device != "cpu" or problem.batch != 1:
+        return "only for a single matrix on the CPU without gradients"
+    return None if pages.supported() and problem.n >= 1000 else "no huge pages here, or too small to gain by them"
+
+
+def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out = (pages.empty(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32))
+    lower, info = torch.linalg.cholesky_ex(a, out=out)
+    return lower, info
+
+
+@CHOLESKY.candidate("huge-pages", why_not=_pages_why_not)
+def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """The same factorisation into memory of huge pages."""
+    return _with_ladder(_factor_huge_pages, a, jitter, max_tries)

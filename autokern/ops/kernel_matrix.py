@@ -1,0 +1,313 @@
+"""The Op `kernel_matrix`: the covariance matrix of a gpytorch kernel between two sets of points.
+
+Arguments: ``kernel, x1, x2`` as `forward` of the kernel gets them (active dimensions selected already). Served are RBF
+and Matérn 1/2, 3/2, 5/2 by exact type, ARD or not, batched or not, with one ScaleKernel around them or none.
+
+Contract: entries within outputscale times the change that ``delta = 50 eps max(|u1|, |u2|)`` makes in the argument of
+the family, plus 20 eps, where ``|u|`` is the largest scaled squared norm of the centred points: the error that the
+quadratic expansion of a squared distance must have. Diagonals of ``x1 = x2`` are exact; first and second derivatives
+are those of the formula.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+from autokern import host, kernels
+from autokern.kernels import analytic, graph
+from autokern.op import Op
+from autokern.ops._shared import (
+    EPS,
+    dtype_of,
+    is_ours,
+    matrix_problem,
+    needs_accelerator,
+    needs_cpu_detour,
+    random_matrix,
+    with_copies,
+)
+from autokern.problem import Features, Problem
+
+__all__ = ["KERNEL_MATRIX"]
+
+Kernel = gpytorch.kernels.Kernel
+
+
+def _base(kernel: Kernel) -> Kernel:
+    return kernel.base_kernel if type(kernel) is ScaleKernel else kernel
+
+
+def _theta_wanted(kernel: Kernel) -> bool:
+    return any(p.requires_grad for p in kernel.parameters())
+
+
+def _key(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Any:
+    base = _base(kernel)
+    grads = None
+    if torch.is_grad_enabled():
+        grads = (x1.requires_grad, x2.requires_grad, _theta_wanted(kernel))
+    shapes = (x1.shape, x2.shape, base.ard_num_dims, kernel.batch_shape, x1 is x2)
+    return (
+        kernel.__class__,
+        base.__class__,
+        getattr(base, "nu", 0),
+        x1.__class__,
+        x1.dtype,
+        x2.dtype,
+        x1.device,
+        shapes,
+        grads,
+    )
+
+
+def _problem_of(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
+    family = kernels.family_name(kernel)
+    if family is None or not is_ours(x1, x2) or x1.shape[-1] != x2.shape[-1]:
+        return None
+    base = _base(kernel)
+    if base.raw_lengthscale.dtype is not x1.dtype or base.raw_lengthscale.device != x1.device:
+        return None
+    try:
+        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
+    except RuntimeError:
+        return None
+    grads = []
+    if torch.is_grad_enabled():
+        grads += ["theta"] if _theta_wanted(kernel) else []
+        grads += ["x"] if x1.requires_grad or x2.requires_grad else []
+    ard = "ard" if (base.ard_num_dims or 1) > 1 else "iso"
+    sizes = {"m": x1.shape[-2], "n": x2.shape[-2], "d": x1.shape[-1], "batch": batch.numel()}
+    words = "/".join((family, "same" if x1 is x2 else "cross", ard))
+    return matrix_problem("kernel_matrix", x1, **sizes, variant=words, grad="/".join(grads))
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    family, points, ard = problem.variant.split("/")
+    batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
+    options = {"ard_num_dims": problem.d if ard == "ard" else None, "batch_shape": batch}
+    nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}.get(family)
+    base = RBFKernel(**options) if nu is None else MaternKernel(nu, **options)
+    base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
+    kernel = ScaleKernel(base, batch_shape=batch).to(dtype_of(problem))
+    kernel.requires_grad_("theta" in problem.grad)
+    x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad)
+    x2 = x1 if points == "same" else random_matrix(problem, generator, problem.n, problem.d)
+    return kernel.to(x1.device), x1, x2
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    kernel, x1, x2 = args
+    rows = slice(None) if problem.m * problem.n * problem.d * problem.batch <= 2**23 else slice(0, 97)
+    with torch.no_grad():
+        family, lengthscale, outputscale = kernels.recognise(copy.deepcopy(kernel).double())
+        a, b = x1.double(), x2.double()
+        centre = a.mean(-2, keepdim=True)
+        largest = max(((t - centre) / lengthscale).square().sum(-1).max().item() for t in (a, b))
+        change = torch.tensor([50 * EPS[problem.dtype] * largest * family.gamma], dtype=torch.float64)
+        drop = (family.derivatives[0](change * 0) - family.derivatives[0](change)).abs().item()
+        truth = kernels.reference(kernels.Covariance(family, lengthscale, outputscale), a[..., rows, :], b)
+        scale = 1.0 if outputscale is None else outputscale.max().item()
+        gap = (out.detach()[..., rows, :].double() - truth).abs().max().item()
+    return gap / (scale * (drop + 20 * EPS[problem.dtype]))
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    full = level == "full"
+    sizes = [(100, 5), (400, 8), (1000, 10), (2000, 4)]
+    if full:
+        sizes = [
+            (20, 5),
+            (50, 2),
+            (100, 8),
+            (200, 20),
+            (400, 5),
+            (800, 10),
+            (1500, 3),
+            (2500, 16),
+            (3600, 8),
+            (400, 32),
+        ]
+    words = [f"{f.name}/same/ard" for f in kernels.families()]
+    main = [Problem(op="kernel_matrix", m=n, n=n, d=d, dtype=dtype, device=device) for n, d in sizes]
+    problems = [p.replace(variant=w, grad=g) for p in main for w in words for g in ("", "theta")]
+    some = main if full else main[:3:2]
+    problems += [p.replace(variant=f"{w}/cross/ard", m=max(1, p.m // 3)) for p in some for w in ("rbf", "matern52")]
+    problems += [
+        p.replace(variant=f"{w}/same/iso", grad=g) for p in some for w in ("rbf", "matern52") for g in ("", "theta")
+    ]
+    problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in some[:4] for w in ("rbf", "matern52")]
+    batched = [(16, 50), (128, 10)] + ([(4, 300), (64, 100), (256, 30)] if full else [])
+    problems += [
+        main[0].replace(variant=f"{w}/same/ard", m=n, n=n, batch=b, grad=g)
+        for b, n in batched
+        for w in ("rbf", "matern52")
+        for g in ("", "theta")
+    ]
+    return problems
+
+
+def _elements(problem: Problem) -> int:
+    return problem.batch * problem.m * problem.n
+
+
+def _features_with(passes: float) -> Any:
+    def features(problem: Problem) -> Features:
+        words = problem.grad.split("/") if problem.grad else []
+        own = kernels.family(problem.variant.split("/")[0]).passes + passes
+        return Features(
+            calls=10.0 * (1 + len(words)),
+            flops=2.0 * _elements(problem) * problem.d * (1 + 2 * len(words)),
+            bytes=own * _elements(problem) * problem.itemsize * (1 + len(words)),
+        )
+
+    return features
+
+
+def _memory_of(tensors: float, by_dimension: bool = False) -> Any:
+    def memory(problem: Problem) -> int:
+        count = tensors * (problem.d if by_dimension else 1) * (2 if problem.grad else 1)
+        return int(_elements(problem) * problem.itemsize * count)
+
+    return memory
+
+
+KERNEL_MATRIX = Op(
+    "kernel_matrix",
+    summary="covariance matrix of two sets of points (RBF, Matérn; ARD; scaled)",
+    contract="entries within the change that 50 eps of the scaled squared norms makes; diagonals exact",
+    key=_key,
+    problem_of=_problem_of,
+    reference=lambda kernel, x1, x2: kernels.reference(kernels.recognise(kernel), x1, x2),
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features_with(2),
+    memory=_memory_of(3),
+)
+
+
+@KERNEL_MATRIX.candidate("stock", features=_features_with(4), memory=_memory_of(4))
+def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """The kernel's own forward."""
+    return kernel.forward(x1, x2)
+
+
+@KERNEL_MATRIX.candidate("gemm")
+def gemm(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """One GEMM, epilogue in place, closed-form gradients."""
+    return analytic.matrix(kernels.recognise(kernel), x1, x2, "whole")
+
+
+def _strips_why_not(problem: Problem) -> str | None:
+    if problem.batch > 1:
+        return "strips of rows are for a single matrix"
+    return None if problem.m >= 64 else "too few rows for strips"
+
+
+@KERNEL_MATRIX.candidate("tiled", why_not=_strips_why_not, memory=_memory_of(1.5))
+def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """The same in strips of rows that stay in the cache."""
+    return analytic.matrix(kernels.recognise(kernel), x1, x2, "tiled")
+
+
+def _symmetric_why_not(problem: Problem) -> str | None:
+    if "/same/" not in f"/{problem.variant}/":
+        return "x1 and x2 are different points"
+    return _strips_why_not(problem)
+
+
+@KERNEL_MATRIX.candidate("symmetric", why_not=_symmetric_why_not, memory=_memory_of(1.5), features=_features_with(1))
+def symmetric(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """The lower triangle in strips of rows, mirrored."""
+    return analytic.matrix(kernels.recognise(kernel), x1, x2, "symmetric")
+
+
+def _explicit_why_not(problem: Problem) -> str | None:
+    return None if problem.d <= 8 and _elements(problem) <= 10**6 else "would hold n m d elements"
+
+
+@KERNEL_MATRIX.candidate(
+    "broadcast", why_not=_explicit_why_not, memory=_memory_of(2, by_dimension=True), features=_features_with(20)
+)
+def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """All differences at once by broadcasting."""
+    return kernels.reference(kernels.recognise(kernel), x1, x2)
+
+
+def _forward_only(reason: str) -> Any:
+    def why_not(problem: Problem) -> str | None:
+        return reason if problem.grad else None
+
+    return why_not
+
+
+def _vmap_why_not(problem: Problem) -> str | None:
+    if problem.grad:
+        return "its second derivatives at equal points are wrong"
+    return "vmap goes over single matrices" if problem.batch > 1 else _explicit_why_not(problem)
+
+
+@KERNEL_MATRIX.candidate(
+    "vmap", why_not=_vmap_why_not, memory=_memory_of(2, by_dimension=True), features=_features_with(20)
+)
+def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """torch.vmap of the covariance of two points, over both sets."""
+    return graph.vmapped(kernels.recognise(kernel), x1, x2)
+
+
+@KERNEL_MATRIX.candidate("cdist", why_not=_forward_only("torch.cdist has no second derivatives"))
+def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """torch.cdist without its matrix product, then the formula."""
+    return graph.by_cdist(kernels.recognise(kernel), x1, x2)
+
+
+def _compiled_why_not(problem: Problem) -> str | None:
+    if problem.grad:
+        return "torch.compile has no second derivatives"
+    if problem.batch > 1:
+        return "compiled for single matrices only"
+    return graph.compiler_problem()
+
+
+@KERNEL_MATRIX.candidate("compiled", why_not=_compiled_why_not, setup=True, features=_features_with(1))
+def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """torch.compile of the formula on raw tensors."""
+    return graph.compiled(kernels.recognise(kernel), x1, x2)
+
+
+def _script_why_not(problem: Problem) -> str | None:
+    return graph.script_problem() or ("its second derivatives at equal points are wrong" if problem.grad else None)
+
+
+@KERNEL_MATRIX.candidate("torchscript", why_not=_script_why_not, features=_features_with(4))
+def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """TorchScript of the formula on raw tensors."""
+    return graph.scripted(kernels.recognise(kernel), x1, x2)
+
+
+def _elsewhere(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor, there: torch.device | None) -> torch.Tensor:
+    family, lengthscale, outputscale = kernels.recognise(kernel)
+    away = kernels.Covariance(family, lengthscale.to(there), None if outputscale is None else outputscale.to(there))
+    first = x1.to(there)
+    second = first if x1 is x2 else x2.to(there)
+    return analytic.matrix(away, first, second, "whole").to(x1.device)
+
+
+_copied = with_copies(KERNEL_MATRIX.features, lambda p: p.m * p.n * (2 if p.grad else 1))
+
+
+@KERNEL_MATRIX.candidate("cpu", why_not=needs_cpu_detour, features=_copied)
+def on_cpu(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """One GEMM on the CPU, all copies charged."""
+    return _elsewhere(kernel, x1, x2, torch.device("cpu"))
+
+
+@KERNEL_MATRIX.candidate("accelerator", why_not=needs_accelerator, features=_copied)
+def on_accelerator(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """One GEMM on the accelerator, all copies charged."""
+    return _elsewhere(kernel, x1, x2, host.accelerator())

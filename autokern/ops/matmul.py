@@ -1,0 +1,217 @@
+"""The Op `matmul`: a dense matrix times a few columns, the inner loop of conjugate gradients and Lanczos.
+
+A GEMM with few columns is the worst shape for every BLAS, and which layout wins flips with dtype, size and the exact
+number of columns: so layouts and paddings are candidates.
+
+Contract: ``|K V - out|`` within ``4 (n + 10)^0.5 eps (|K| |V|)``, entry by entry in the worst case (any summation
+order stays within ``n eps``; the square root is what random signs leave).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from autokern import host
+from autokern.op import Op, Run
+from autokern.ops._shared import (
+    EPS,
+    is_ours,
+    matrix_problem,
+    moved,
+    needs_accelerator,
+    needs_cpu_detour,
+    random_matrix,
+    with_copies,
+)
+from autokern.problem import Features, Problem
+
+__all__ = ["MATMUL"]
+
+_MOST_COLUMNS = 64
+
+
+def _key(matrix: torch.Tensor, rhs: torch.Tensor) -> Any:
+    return (
+        matrix.__class__,
+        rhs.__class__,
+        matrix.shape,
+        rhs.shape,
+        matrix.dtype,
+        rhs.dtype,
+        matrix.device,
+        matrix.stride(-1) == 1,
+        torch.is_grad_enabled() and (matrix.requires_grad or rhs.requires_grad),
+    )
+
+
+def _problem_of(matrix: torch.Tensor, rhs: torch.Tensor) -> Problem | None:
+    if not is_ours(matrix, rhs) or matrix.shape[:-2] != rhs.shape[:-2] or not 2 <= rhs.shape[-1] <= _MOST_COLUMNS:
+        return None
+    if matrix.shape[-1] < 8 or matrix.shape[-2] < 8:
+        return None
+    if torch.is_grad_enabled() and (matrix.requires_grad or rhs.requires_grad):
+        return None
+    layout = "rows" if matrix.stride(-1) == 1 else "columns"
+    return matrix_problem("matmul", matrix, rhs=rhs.shape[-1], variant=layout)
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    if problem.variant == "columns":
+        matrix = random_matrix(problem, generator, problem.n, problem.m).mT
+    else:
+        matrix = random_matrix(problem, generator, problem.m, problem.n)
+    return matrix, random_matrix(problem, generator, problem.n, problem.rhs)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    matrix, rhs = args
+    rows = slice(None) if problem.m * problem.n * problem.batch <= 2**22 else slice(0, problem.m, problem.m // 64)
+    exact = matrix[..., rows, :].double() @ rhs.double()
+    reach = matrix[..., rows, :].double().abs() @ rhs.double().abs()
+    gap = (out[..., rows, :].double() - exact).abs() / reach.clamp_min(1e-300)
+    return gap.max().item() / (4 * math.sqrt(problem.n + 10) * EPS[problem.dtype])
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    columns = [11, 2, 4, 8, 16, 3, 5, 7, 12, 1 + 5, 9, 10, 13, 14, 15, 20, 32, 24, 17, 28, 40, 48, 64, 22, 27, 35, 56]
+    full = level == "full"
+    shapes = [(1000, t) for t in columns] + [(300, t) for t in columns[::2]] + [(2500, t) for t in columns[:14:3]]
+    shapes += [(5000, t) for t in (11, 3, 16, 40)]
+    if full:
+        shapes += [(n, t) for n in (60, 150, 300, 600, 2000, 4000) for t in columns]
+        shapes += [(7500, t) for t in columns[::2]]
+        shapes += [(n, t) for n in (500, 1000, 2000) for t in (18, 19, 21, 23, 25, 26, 30, 33, 37, 44, 52, 60, 61, 63)]
+    problems = [
+        Problem(op="matmul", m=n, n=n, rhs=t, dtype=dtype, device=device, variant="rows")
+        for n, t in dict.fromkeys(shapes)
+    ]
+    more = [p.replace(variant="columns") for p in problems[: 12 if not full else 27]]
+    more += [problems[0].replace(m=m, n=n, rhs=t) for m, n, t in ((200, 2000, 11), (2000, 200, 11), (3000, 500, 5))]
+    more += [problems[0].replace(m=n, n=n, rhs=t, batch=b) for b, n, t in ((8, 100, 11), (32, 50, 4))]
+    if full:
+        more += [
+            problems[0].replace(m=n, n=n, rhs=t, batch=b) for b, n, t in ((4, 500, 16), (64, 100, 2), (16, 200, 8))
+        ]
+    return problems + more
+
+
+def _axes(problem: Problem) -> tuple[float, ...]:
+    """Alignment of the columns: kernels of a BLAS come in strips of 4, 8, 12 and 16, and a remainder is dear."""
+    t = problem.rhs
+    return tuple(1.5 if t % width else 0.0 for width in (4, 8, 12, 16))
+
+
+def _features(problem: Problem) -> Features:
+    entries = problem.batch * problem.m * problem.n
+    return Features(
+        calls=1 + problem.batch * 0.2,
+        flops=2.0 * entries * problem.rhs,
+        bytes=float(entries * problem.itemsize),
+    )
+
+
+def _memory(problem: Problem) -> int:
+    return 2 * problem.batch * problem.itemsize * (problem.m + problem.n) * (problem.rhs + 16)
+
+
+MATMUL = Op(
+    "matmul",
+    summary="dense matrix times few columns",
+    contract="entries within 4 sqrt(n + 10) eps |K| |V|",
+    key=_key,
+    problem_of=_problem_of,
+    reference=torch.matmul,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features,
+    memory=_memory,
+    axes=_axes,
+)
+
+
+def _small_batch(problem: Problem) -> str | None:
+    return None if problem.device == "cpu" or problem.batch == 1 else "a layout of the CPU's BLAS"
+
+
+@MATMUL.candidate("stock")
+def stock(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """torch.matmul as it stands."""
+    return torch.matmul(matrix, rhs)
+
+
+@MATMUL.candidate("transposed", why_not=_small_batch)
+def transposed(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """(V^T K^T)^T with the columns laid out one after the other."""
+    return torch.matmul(rhs.mT.contiguous(), matrix.mT).mT.contiguous()
+
+
+@MATMUL.candidate("column-major", why_not=_small_batch)
+def column_major(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """K V with the columns of V laid out one after the other: some BLAS take them one by one."""
+    return torch.matmul(matrix, rhs.mT.contiguous().mT)
+
+
+def _to_multiple(columns: int, width: int) -> int:
+    return -(-columns // width) * width
+
+
+def _padded(width: int, product: Run) -> Run:
+    def run(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        columns = rhs.shape[-1]
+        wide = rhs.new_zeros(*rhs.shape[:-1], _to_multiple(columns, width))
+        wide[..., :columns] = rhs
+        return product(matrix, wide)[..., :columns].contiguous()
+
+    return run
+
+
+def _unless_aligned(width: int) -> Any:
+    def why_not(problem: Problem) -> str | None:
+        if problem.rhs % width == 0:
+            return f"the columns are a multiple of {width} already"
+        wider = _to_multiple(problem.rhs, width) > 2 * max(problem.rhs, 4)
+        return "padding would more than double the work" if wider else _small_batch(problem)
+
+    return why_not
+
+
+for _width in (4, 8, 12, 16):
+    _run = _padded(_width, stock)
+    _run.__doc__ = f"Columns padded with zeros to a multiple of {_width}."
+    MATMUL.candidate(f"padded-{_width}", why_not=_unless_aligned(_width))(_run)
+
+_run = _padded(4, transposed)
+_run.__doc__ = "Columns padded with zeros to a multiple of 4, transposed product."
+MATMUL.candidate("transposed-padded-4", why_not=_unless_aligned(4))(_run)
+
+
+def _split_why_not(problem: Problem) -> str | None:
+    if problem.rhs < 5 or problem.rhs % _strip(problem.dtype) == 0:
+        return "the columns fit the strips of the BLAS already"
+    return _small_batch(problem)
+
+
+def _strip(dtype: str) -> int:
+    return 16 if dtype == "float32" else 12
+
+
+@MATMUL.candidate("split", why_not=_split_why_not)
+def split(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Whole strips of columns by one product, the remainder by another, transposed one."""
+    strip = _strip("float32" if rhs.dtype is torch.float32 else "float64")
+    whole = rhs.shape[-1] // strip * strip or rhs.shape[-1] // 4 * 4
+    first = torch.matmul(matrix, rhs[..., :whole].contiguous())
+    return torch.cat((first, transposed(matrix, rhs[..., whole:])), dim=-1)
+
+
+_copied = with_copies(_features, lambda p: p.m * p.n + p.rhs * (p.m + p.n))
+on_cpu = moved(stock, lambda: torch.device("cpu"))
+on_cpu.__doc__ = "Multiplied on the CPU, all copies charged."
+MATMUL.candidate("cpu", why_not=needs_cpu_detour, features=_copied)(on_cpu)
+on_accelerator = moved(stock, host.accelerator)
+on_accelerator.__doc__ = "Multiplied on the accelerator, all copies charged."
+MATMUL.candidate("accelerator", why_not=needs_accelerator, features=_copied)(on_accelerator)

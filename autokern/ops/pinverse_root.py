@@ -1,0 +1,178 @@
+"""The Op `pinverse_root`: the pseudo-inverse of a root that rows were appended to (`cat_rows`, fantasy models).
+
+A root of a covariance is mostly lower triangular, and then its pseudo-inverse is its inverse: no QR is needed. With
+one new point the library forgets that the root is triangular; here its entries are looked at. A few dense rows at the
+end (a Schur root that is not triangular) are turned into triangular ones by one small QR.
+
+Contract: ``X A = I`` for a tall or square root of full column rank, to 100 n eps |X| |A|; near-singular roots are
+handled as stock handles them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator.utils import pinverse as library
+
+from autokern.op import Op
+from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
+from autokern.ops._triangular import inverse_lower
+from autokern.ops.qr import cholesky_qr2
+from autokern.problem import Features, Problem
+
+__all__ = ["PINVERSE_ROOT"]
+
+_stock_pinverse = library.stable_pinverse
+_SINGULAR = 1e-6
+"""Stock adds jitter to a diagonal of R below this; a root whose smallest singular value lies above never meets it."""
+
+
+def structure(a: torch.Tensor) -> str:
+    """Return ``lower``, ``upper``, ``trailing-k`` (lower but for the last k rows) or ``general``."""
+    m, n = a.shape[-2:]
+    if m != n or a.dim() != 2:
+        return "general"
+    half = n // 2
+    if half and bool(a[:half, half:].any()):
+        return "upper" if not bool(a.tril(-1).any()) else "general"
+    above = a.triu(1).any(-1)
+    if not bool(above.any()):
+        return "lower"
+    first = int(above.to(torch.uint8).argmax())
+    return f"trailing-{n - first}" if n - first <= max(1, n // 4) else "general"
+
+
+def _key(a: torch.Tensor) -> Any:
+    return (*matrix_key(a), structure(a) if type(a) in (torch.Tensor, torch.nn.Parameter) and a.dim() == 2 else "")
+
+
+def _problem_of(a: torch.Tensor) -> Problem | None:
+    problem = matrix_problem("pinverse_root", a)
+    return problem and problem.replace(variant=structure(a).partition("-")[0])
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    if problem.variant == "general":
+        a = random_matrix(problem, generator, problem.m, problem.n)
+        if problem.m == problem.n:
+            a = a + 2 * problem.n**0.5 * torch.eye(problem.n, dtype=a.dtype, device=a.device)
+    else:
+        a = torch.linalg.cholesky(positive_definite(problem, generator))
+        if problem.variant == "upper":
+            a = a.mT.contiguous()
+        elif problem.variant == "trailing":
+            a[-2:, -2:] = a[-2:, -2:] @ torch.tensor([[0.8, 0.6], [-0.6, 0.8]], dtype=a.dtype, device=a.device)
+    return (a.requires_grad_(bool(problem.grad)),)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    x, a = out.detach().double(), args[0].detach().double()
+    if a.shape[-2] < a.shape[-1]:
+        x, a = x.mT, a.mT
+    gap = (x @ a - torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)).abs().max().item()
+    size = torch.linalg.matrix_norm(x).max().item() * torch.linalg.matrix_norm(a).max().item()
+    return gap / (100 * EPS[problem.dtype] * size)
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    sizes = [20, 100, 400, 1000] if level == "quick" else [5, 20, 50, 100, 200, 400, 800, 1600]
+    problems = [Problem(op="pinverse_root", m=n, n=n, dtype=dtype, device=device, variant="lower") for n in sizes]
+    problems += [p.replace(variant=v) for p in problems[1::2] for v in ("upper", "trailing")]
+    problems += [p.replace(variant="general", m=4 * p.n) for p in problems[1:3]]
+    graded = [p.replace(grad="a") for p in problems if p.n <= (400 if level == "quick" else 800)]
+    return problems + (graded[::2] if level == "quick" else graded)
+
+
+def _features(problem: Problem) -> Features:
+    backward = 3 if problem.grad else 1
+    elements = problem.batch * problem.m * problem.n
+    return Features(
+        calls=2 + problem.batch * backward,
+        flops=backward * 5.0 * elements * min(problem.m, problem.n),
+        bytes=backward * 8.0 * elements * problem.itemsize,
+    )
+
+
+def _memory(problem: Problem) -> int:
+    return 4 * problem.batch * problem.m * problem.n * problem.itemsize
+
+
+def _reference(a: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.inv(a) if a.shape[-1] == a.shape[-2] else torch.linalg.solve(a.mT @ a, a.mT)
+
+
+PINVERSE_ROOT = Op(
+    "pinverse_root",
+    summary="pseudo-inverse of a root that rows were appended to",
+    contract="XA = I within 100 eps |X| |A|; near-singular roots as stock",
+    key=_key,
+    problem_of=_problem_of,
+    reference=_reference,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features,
+    memory=_memory,
+)
+
+
+@PINVERSE_ROOT.candidate("stock")
+def stock(a: torch.Tensor) -> torch.Tensor:
+    """The library's QR decomposition and triangular solve."""
+    return _stock_pinverse(a)
+
+
+def _triangular_why_not(problem: Problem) -> str | None:
+    return None if problem.variant in ("lower", "upper", "trailing") else "the root is not triangular"
+
+
+def _lower_inverse(a: torch.Tensor, invert: Any) -> torch.Tensor:
+    """Invert a (nearly) triangular root, or return what stock returns where the root is close to singular."""
+    kind = structure(a)
+    if kind == "lower":
+        x = invert(a)
+    elif kind == "upper":
+        x = invert(a.mT).mT
+    else:
+        x = _inverse_with_dense_rows(a, int(kind.removeprefix("trailing-")), invert)
+    smallest = 1 / torch.linalg.matrix_norm(x.detach())
+    return x if bool(smallest > _SINGULAR) else _stock_pinverse(a)
+
+
+def _inverse_with_dense_rows(a: torch.Tensor, rows: int, invert: Any) -> torch.Tensor:
+    """Rotate the last columns so that the dense rows become triangular, invert, rotate back."""
+    q, r = torch.linalg.qr(a[-rows:, -rows:].mT)
+    turned = torch.cat((a[-rows:, :-rows], r.mT), dim=1)
+    x = invert(torch.cat((a[:-rows], turned), dim=0))
+    return torch.cat((x[:-rows], q @ x[-rows:]), dim=0)
+
+
+def _solve_identity(a: torch.Tensor) -> torch.Tensor:
+    unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return torch.linalg.solve_triangular(a, unit, upper=False)
+
+
+@PINVERSE_ROOT.candidate("triangular", why_not=_triangular_why_not)
+def triangular(a: torch.Tensor) -> torch.Tensor:
+    """Inverse of a triangular root by one triangular solve."""
+    return _lower_inverse(a, _solve_identity)
+
+
+@PINVERSE_ROOT.candidate("recursive", why_not=_triangular_why_not)
+def recursive(a: torch.Tensor) -> torch.Tensor:
+    """Inverse of a triangular root by recursion on halves, nearly all of it products."""
+    return _lower_inverse(a, inverse_lower)
+
+
+def _tall_why_not(problem: Problem) -> str | None:
+    return None if problem.m >= 2 * problem.n else "the root is not tall (at least twice as many rows as columns)"
+
+
+@PINVERSE_ROOT.candidate("choleskyqr2", why_not=_tall_why_not)
+def by_cholesky_qr2(a: torch.Tensor) -> torch.Tensor:
+    """CholeskyQR2 in place of Householder QR for a tall root."""
+    q, r = cholesky_qr2(a)
+    if bool((r.detach().diagonal(dim1=-2, dim2=-1).abs() < _SINGULAR).any()):
+        return _stock_pinverse(a)
+    return torch.linalg.solve_triangular(r, q.mT, upper=True)

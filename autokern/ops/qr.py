@@ -1,0 +1,201 @@
+"""The Op `qr`: reduced QR decomposition, batched and differentiable.
+
+Contract: ``A = Q R`` with orthonormal columns in ``Q (..., m, k)``, ``k = min(m, n)``, and upper triangular
+``R (..., k, n)``, both to 50 k eps. The signs of the rows of R are not part of it: LAPACK, cuSOLVER and MAGMA choose
+them differently too, and no caller in linear_operator depends on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator import settings as library
+
+from autokern import host
+from autokern.op import Op
+from autokern.ops._shared import (
+    EPS,
+    looped,
+    matrix_key,
+    matrix_problem,
+    moved,
+    needs_accelerator,
+    needs_batch,
+    needs_cpu_detour,
+    random_matrix,
+    with_copies,
+)
+from autokern.problem import Features, Problem
+
+__all__ = ["QR", "cholesky_qr2"]
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _problem_of(a: torch.Tensor) -> Problem | None:
+    return matrix_problem("qr", a)
+
+
+def _canonical(out: Any) -> Any:
+    q, r = out
+    signs = r.detach().diagonal(dim1=-2, dim2=-1).sign()
+    return q * signs.unsqueeze(-2), r * signs.unsqueeze(-1)
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    a = random_matrix(problem, generator, problem.m, problem.n)
+    return (a.requires_grad_(bool(problem.grad)),)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    q, r = (t.detach().double() for t in out)
+    a = args[0].detach().double()
+    k = q.shape[-1]
+    unit = 50 * k * EPS[problem.dtype]
+    gram = q.mT @ q - torch.eye(k, dtype=q.dtype, device=q.device)
+    scale = torch.linalg.matrix_norm(a).max().item() or 1.0
+    residual = torch.linalg.matrix_norm(a - q @ r).max().item() / scale
+    below = torch.tril(r, -1).abs().max().item() / scale
+    return max(gram.abs().max().item(), residual, below) / unit
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    tall = [(256, 16), (2000, 50), (64, 8), (1000, 250), (4000, 16), (512, 128)]
+    square = [(32, 32), (128, 128), (512, 512), (1024, 1024)] if device != "cpu" else []
+    batched = [(8, 64, 8), (64, 200, 20)]
+    if level == "full":
+        tall += [(16, 2), (64, 2), (100, 40), (300, 100), (1500, 500), (1500, 700), (20000, 30), (8000, 128)]
+        square += [(8, 8), (64, 64), (256, 256), (2048, 2048)] if device != "cpu" else []
+        batched += [(256, 16, 4), (128, 32, 16), (32, 300, 60), (16, 1000, 30)]
+    problems = [Problem(op="qr", m=m, n=n, dtype=dtype, device=device) for m, n in square + tall]
+    problems += [Problem(op="qr", batch=b, m=m, n=n, dtype=dtype, device=device) for b, m, n in batched]
+    return problems + [p.replace(grad="a") for p in problems]
+
+
+def _features(problem: Problem) -> Features:
+    k = min(problem.m, problem.n)
+    backward = 3 if problem.grad else 1
+    elements = problem.batch * problem.m * problem.n
+    return Features(
+        calls=1 + 2 * problem.batch * backward,
+        flops=backward * 4.0 * elements * k,
+        bytes=backward * 4.0 * elements * problem.itemsize,
+    )
+
+
+def _memory(problem: Problem) -> int:
+    k = min(problem.m, problem.n)
+    return problem.batch * problem.itemsize * (problem.m * problem.n + k * (problem.m + problem.n))
+
+
+QR = Op(
+    "qr",
+    summary="reduced QR decomposition",
+    contract="A = QR, Q orthonormal, R upper triangular, each within 50 k eps; signs of R's rows free",
+    key=matrix_key,
+    problem_of=_problem_of,
+    reference=torch.linalg.qr,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features,
+    memory=_memory,
+    canonical=_canonical,
+)
+
+
+def _library_uses_cpu(problem: Problem) -> bool:
+    return problem.device != "cpu" and problem.n <= library.stable_qr_cpu_threshold.value()
+
+
+@QR.candidate("stock")
+def stock(a: torch.Tensor) -> Pair:
+    """The library's rule: on the CPU up to 128 columns, else where the data lies."""
+    if a.device.type != "cpu" and a.shape[-1] <= library.stable_qr_cpu_threshold.value():
+        return on_cpu(a)
+    return native(a)
+
+
+def _native_why_not(problem: Problem) -> str | None:
+    return None if _library_uses_cpu(problem) else "stock does just this here"
+
+
+@QR.candidate("native", why_not=_native_why_not)
+def native(a: torch.Tensor) -> Pair:
+    """Householder QR on the tensor's own device (geqrf and orgqr)."""
+    q, r = torch.linalg.qr(a)
+    return q, r
+
+
+def _cpu_why_not(problem: Problem) -> str | None:
+    return needs_cpu_detour(problem) or ("stock does just this here" if _library_uses_cpu(problem) else None)
+
+
+_copied = with_copies(_features, lambda p: 2 * p.m * p.n + min(p.m, p.n) ** 2)
+on_cpu = moved(native, lambda: torch.device("cpu"))
+on_cpu.__doc__ = "Householder QR on the CPU, both copies charged."
+QR.candidate("cpu", why_not=_cpu_why_not, features=_copied)(on_cpu)
+
+on_accelerator = moved(native, host.accelerator)
+on_accelerator.__doc__ = "Householder QR on the accelerator, both copies charged."
+QR.candidate("accelerator", why_not=needs_accelerator, features=_copied)(on_accelerator)
+
+
+def _cholesky_why_not(problem: Problem) -> str | None:
+    return None if problem.m >= 2 * problem.n else "the matrix is not tall (at least twice as many rows as columns)"
+
+
+@QR.candidate("choleskyqr2", why_not=_cholesky_why_not)
+def cholesky_qr2(a: torch.Tensor) -> Pair:
+    """CholeskyQR2 for tall, well-conditioned matrices; Householder where its guard trips.
+
+    Two rounds of Gram matrix, Cholesky factor and triangular solve (Yamamoto et al. 2015, ETNA 44). The guard wants
+    a factorisation without breakdown and a first Q so near orthonormal that the second round reaches rounding error.
+    """
+    if a.requires_grad and torch.is_grad_enabled():
+        out = _CholeskyQR2.apply(a)  # type: ignore[no-untyped-call]
+        return out[0], out[1]
+    return _cholesky_qr2(a)
+
+
+def _round(a: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    upper, info = torch.linalg.cholesky_ex(gram, upper=True)
+    return torch.linalg.solve_triangular(upper, a, upper=True, left=False), upper, info
+
+
+def _cholesky_qr2(a: torch.Tensor) -> Pair:
+    q, first, info = _round(a, a.mT @ a)
+    gram = q.mT @ q
+    defect = (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).abs().amax()
+    if torch.any(info) or not defect < 0.05 / gram.shape[-1]:
+        return native(a)
+    q, second, info = _round(q, gram)
+    return (q, second @ first) if not torch.any(info) else native(a)
+
+
+class _CholeskyQR2(torch.autograd.Function):
+    """CholeskyQR2 with the gradient of the QR decomposition itself (Seeger et al. 2017, arXiv:1710.08717)."""
+
+    @staticmethod
+    def forward(ctx, a):  # type: ignore[no-untyped-def]
+        q, r = _cholesky_qr2(a)
+        ctx.save_for_backward(q, r)
+        return q, r
+
+    @staticmethod
+    def backward(ctx, grad_q, grad_r):  # type: ignore[no-untyped-def]
+        q, r = ctx.saved_tensors
+        core = r @ grad_r.mT - grad_q.mT @ q
+        symmetric = core.tril() + core.tril(-1).mT
+        return torch.linalg.solve_triangular(r, (grad_q + q @ symmetric).mT, upper=True).mT
+
+
+def _looped_features(problem: Problem) -> Features:
+    plain = _features(problem)
+    return Features(plain.calls * 4, plain.flops, plain.bytes)
+
+
+looped_qr = looped(native)
+looped_qr.__doc__ = "Householder QR, one matrix of the batch after the other."
+QR.candidate("looped", why_not=needs_batch, features=_looped_features)(looped_qr)

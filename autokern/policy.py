@@ -1,0 +1,216 @@
+"""Policy: which candidate serves a problem. Pure: everything it needs comes in as arguments.
+
+Order of precedence: what the user ordered; then the fastest feasible candidate as measured, but only if it beats
+stock by more than is uncertain; else stock. Floor 2: may import the floors below and `costs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from autokern.costs import CostModel, Estimate
+from autokern.errors import SettingsError
+from autokern.op import ACCURACIES, Candidate, Op
+from autokern.problem import Problem
+from autokern.settings import Settings
+
+__all__ = ["HORIZON", "NOISE", "Decision", "decide", "obstacles"]
+
+NOISE = 0.03
+"""A predicted gain below this, in log units, is no gain."""
+CONFIDENCE = 1.0
+"""Standard deviations that must lie between a prediction and a tie."""
+HORIZON = 1000
+"""Calls over which a set-up time must be repaid."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidate chosen for a problem, and why.
+
+    Parameters
+    ----------
+    problem : Problem
+        What was asked.
+    candidate : str
+        Name of the chosen candidate.
+    reason : str
+        Why, in words.
+    source : str
+        Where the knowledge came from: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``unmeasured``
+        or ``only choice``.
+    predicted : dict
+        Predicted seconds by candidate, fastest first; empty where nothing was measured.
+    margin : float
+        Predicted time of stock over that of the choice (1 for stock).
+    uncertainty : float
+        Standard deviation of log(margin).
+    excluded : dict
+        Reasons why other candidates could not serve.
+    order : tuple of str
+        All feasible candidates, the choice first: what is tried next if memory runs out.
+    """
+
+    problem: Problem
+    candidate: str
+    reason: str
+    source: str
+    predicted: dict[str, float] = {}
+    margin: float = 1.0
+    uncertainty: float = 0.0
+    excluded: dict[str, str] = {}
+    order: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [str(self.problem), f"  runs {self.candidate}: {self.reason}"]
+        if self.margin != 1.0:
+            spread = 100 * math.expm1(self.uncertainty)
+            lines.append(f"  {self.margin:.2f} times as fast as stock, known to {spread:.0f} % ({self.source})")
+        for name, seconds in self.predicted.items():
+            mark = "→" if name == self.candidate else " "
+            lines.append(f"  {mark} {name:<20} {_duration(seconds):>10}")
+        lines += [f"    {name:<20} cannot: {why}" for name, why in self.excluded.items()]
+        return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def obstacles(
+    problem: Problem, op: Op, model: CostModel, settings: Settings, available: int | None = None
+) -> dict[str, str]:
+    """Return the reasons why candidates cannot serve a problem, by name; stock is never refused.
+
+    Parameters
+    ----------
+    available : int, optional
+        Bytes that a call may take; None means that memory is no concern.
+    """
+    accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
+    banned = {
+        ban.candidate: ban.reason
+        for ban in model.profile.banned
+        if (ban.op, ban.dtype, ban.device) == (problem.op, problem.dtype, problem.device)
+    }
+    limit = settings.memory if settings.memory is not None else available
+    found = {}
+    for candidate in op.candidates[1:]:
+        why = candidate.why_not(problem)
+        if why is None and settings.excludes(op.name, candidate.name):
+            why = "excluded by the user"
+        if why is None and candidate.accuracy not in accuracies:
+            why = f"its accuracy is {candidate.accuracy}, and that was not asked for"
+        if why is None and candidate.name in banned:
+            why = f"banned on this host: {banned[candidate.name]}"
+        if why is None and limit is not None and candidate.memory(problem) > limit:
+            why = f"needs {candidate.memory(problem) / 2**30:.2g} GiB, and {limit / 2**30:.2g} GiB may be taken"
+        if why is not None:
+            found[candidate.name] = why
+    return found
+
+
+def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, available: int | None = None) -> Decision:
+    """Choose a candidate.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is asked.
+    op : Op
+        Its op.
+    model : CostModel
+        What was measured.
+    settings : Settings
+        What the user ordered.
+    available : int, optional
+        Bytes that a call may take.
+
+    Returns
+    -------
+    Decision
+        Deterministic: the same arguments give the same decision.
+
+    Raises
+    ------
+    SettingsError
+        If the user forced a candidate that the op does not have.
+    """
+    excluded = obstacles(problem, op, model, settings, available)
+    feasible = [c for c in op.candidates if c.name not in excluded]
+    estimates = model.estimate(op, problem, feasible)
+    ranked = _ranked(feasible, estimates)
+    predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
+
+    def decision(name: str, reason: str, source: str) -> Decision:
+        told = estimates.get(name)
+        return Decision(
+            problem=problem,
+            candidate=name,
+            reason=reason,
+            source=source,
+            predicted=predicted,
+            margin=math.exp(-told.log_ratio) if told else 1.0,
+            uncertainty=told.sigma if told else 0.0,
+            excluded=excluded,
+            order=(name, *(n for n in ranked if n != name)),
+        )
+
+    ordered = _ordered(problem, op, settings, excluded)
+    if ordered is not None:
+        return decision(*ordered, "order")
+    if len(feasible) == 1:
+        return decision("stock", "no other candidate can serve this problem", "only choice")
+    if not estimates:
+        return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
+    for name in ranked:
+        if name == "stock":
+            break
+        if _beats_stock(op, name, estimates[name], estimates["stock"], model):
+            return decision(name, "the fastest as measured, by more than is uncertain", _source(estimates[name]))
+    return decision("stock", "no other candidate beats it by more than is uncertain", _source(estimates["stock"]))
+
+
+def _ranked(feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[str]:
+    """Names by cautious predicted time; stock before all that nothing is known of."""
+
+    def cost(name: str) -> float:
+        told = estimates.get(name)
+        return told.log_ratio + CONFIDENCE * told.sigma if told else (0.0 if name == "stock" else math.inf)
+
+    return sorted((c.name for c in feasible), key=lambda name: (cost(name), name != "stock", name))
+
+
+def _beats_stock(op: Op, name: str, told: Estimate, stock: Estimate, model: CostModel) -> bool:
+    if told.log_ratio + CONFIDENCE * told.sigma > -NOISE:
+        return False
+    setup = model.profile.setup.get(f"{op.name}.{name}", math.inf if op[name].setup else 0.0)
+    return (stock.seconds - told.seconds) * HORIZON > setup
+
+
+def _source(told: Estimate) -> str:
+    return "measured" if told.distance < 0.1 else "interpolated" if told.distance < 2.5 else "extrapolated"
+
+
+def _ordered(problem: Problem, op: Op, settings: Settings, excluded: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the candidate that the user ordered and the reason to give, if there is such an order."""
+    forced = settings.forced(op.name)
+    if forced is not None:
+        if forced not in op.names():
+            raise SettingsError(f"op {op.name} has no candidate {forced!r} to force; it has {', '.join(op.names())}")
+        if forced in excluded:
+            return "stock", f"{forced} was forced but cannot serve: {excluded[forced]}"
+        return forced, "forced by the user"
+    size = settings.cpu_up_to(op.name, problem.device)
+    if size is None:
+        return None
+    wanted = "cpu" if problem.n <= size else "native"
+    side = f"{problem.n} columns, threshold {size}"
+    if wanted in op.names() and wanted not in excluded:
+        return wanted, f"ordered by the user ({side})"
+    return "stock", f"ordered by the user ({side}), and stock does just this"
