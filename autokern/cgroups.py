@@ -1,0 +1,78 @@
+"""What Linux control groups leave to this process: CPU time and memory, in cgroup v1 and v2.
+
+A container sees all CPUs and all memory of its machine and is throttled or killed by its groups' limits; every group
+from the process's own up to the root counts. Floor 0: imports nothing of autokern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["cpu_quota", "memory_left"]
+
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
+    """Return how many CPUs' time this process may use, or None where nothing limits it.
+
+    Parameters
+    ----------
+    root : Path
+        Where control groups are mounted.
+    proc : Path
+        The file that lists the groups of this process.
+    """
+    quotas = []
+    for folder in _groups("cpu", root, proc):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        quota = quota or _text(folder / "cpu.cfs_quota_us")
+        period = period or _text(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:  # neither `max` nor -1
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
+    """Return the bytes up to the nearest memory limit, or None where nothing limits this process.
+
+    File cache that was not used lately counts as free: the kernel drops it before it kills anybody.
+    """
+    left = []
+    for folder in _groups("memory", root, proc):
+        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
+        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
+        if limit.isdigit() and used.isdigit():
+            pages = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
+            cache = int(pages.get("total_inactive_file") or pages.get("inactive_file") or 0)  # v1 has both
+            left.append(max(0, int(limit) - int(used) + cache))
+    return min(left, default=None)
+
+
+def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
+    """Yield the folders of this process's groups for a controller, from its own up to the root.
+
+    In a container the listed path may be the host's while the mount shows only our part: folders may not exist.
+    """
+    for line in _text(proc).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:  # v2: "0::/path", mounted beside v1's folders on hybrid systems
+            mounts = [root, root / "unified"]
+        elif controller in controllers.split(","):
+            mounts = [root / name for name in sorted({controllers, controller})]
+        else:
+            continue
+        parts = [] if ".." in path.split("/") else [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            yield from (mount.joinpath(*parts[:depth]) for mount in mounts)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
