@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from autokern import host, timer
-from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.errors import SettingsError
+from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.problem import SIZES, Problem
 from autokern.profile import Ban, Profile, Timing, Trial
 from autokern.progress import Progress, silent

@@ -62,6 +62,10 @@ class _Entry:
         self.count = 0
 
 
+def _stock_entry(op: Op, reason: str) -> _Entry:
+    return _Entry(Decision(problem=Problem(op=op.name), candidate="stock", reason=reason, source="only choice"), op.stock)
+
+
 _Memo = dict[str, dict[Any, _Entry]]
 
 
@@ -128,14 +132,22 @@ class Session:
                 table.clear()
 
     def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> _Entry:
-        """Decide a call that is not in the memo."""
-        problem = op.problem_of(*args) if settings.enabled else None
-        if problem is None:
-            reason = "not a call that autokern serves" if settings.enabled else "autokern is off (AUTOKERN=0)"
-            ours = Problem(op=op.name)
-            return _Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
-        self._measure_first_use(op, problem)
-        decision = self.decide(op, problem, settings)
+        """Decide a call that is not in the memo; whatever goes wrong in deciding means stock."""
+        if not settings.enabled:
+            return _stock_entry(op, "autokern is off (AUTOKERN=0)")
+        try:
+            problem = op.problem_of(*args)
+            if problem is None:
+                return _stock_entry(op, "not a call that autokern serves")
+            self._measure_first_use(op, problem)
+            decision = self.decide(op, problem, settings)
+        except AutokernError:
+            raise
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            warnings.warn(f"autokern could not decide a call of {op.name}, so stock runs: {error!r}", AutokernWarning, 3)
+            return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
         if settings.random_seed is not None:
             return _Entry(decision, self._at_random(op, decision))
@@ -254,12 +266,12 @@ def route(op: Op) -> Callable[..., Any]:
         here = _session or session()
         memo = here.memo if overlay is None else overlay.memo
         key = key_of(*args)
-        try:
-            entry = memo[name][key]
-        except KeyError:
-            settings = here.settings if overlay is None else overlay.settings
-            entry = here.entry(op, args, settings)
+        table = memo.get(name)
+        if table is None:
             table = memo.setdefault(name, {})
+        entry = table.get(key)
+        if entry is None:
+            entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
             if len(table) >= _MOST_KEYS:
                 here.forget() if overlay is None else table.clear()
             table[key] = entry

@@ -150,7 +150,16 @@ def _name(text: str) -> str:
 
 def _flag(field: str) -> _Parser:
     def parse(text: str) -> dict[str, object]:
-        values = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+        values = {
+            "1": True,
+            "true": True,
+            "on": True,
+            "yes": True,
+            "0": False,
+            "false": False,
+            "off": False,
+            "no": False,
+        }
         if text.lower() not in values:
             raise ValueError("expected 0 or 1")
         return {field: values[text.lower()]}

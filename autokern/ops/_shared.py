@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,16 +61,15 @@ def matrix_problem(op: str, a: torch.Tensor, **more: Any) -> Problem | None:
     if not is_ours(a):
         return None
     *batch, m, n = a.shape
-    grad = "a" if a.requires_grad and torch.is_grad_enabled() else ""
-    sizes = {"m": m, "n": n, "batch": _product(batch)}
-    return Problem(op=op, **sizes, dtype=_DTYPES[a.dtype], device=a.device.type, **{"grad": grad, **more})
-
-
-def _product(sizes: list[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+    fields = {
+        "m": m,
+        "n": n,
+        "batch": math.prod(batch),
+        "grad": "a" if a.requires_grad and torch.is_grad_enabled() else "",
+        "dtype": _DTYPES[a.dtype],
+        "device": a.device.type,
+    }
+    return Problem(op=op, **{**fields, **more})
 
 
 def dtype_of(problem: Problem) -> torch.dtype:
