@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ OLD_THRESHOLD = 2048
 KERNELS = {"rbf": "RBF", "matern52": "Matérn 5/2"}
 
 Results = Mapping[str, Any]
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 140)
 
 
 class Row(NamedTuple):
@@ -97,9 +98,12 @@ def co2_rows(figures: Results) -> Iterator[Row]:
 
 
 def forecast_agreement(checks: Sequence[Results]) -> str:
-    """Return the largest error of mean or variance against an exact refit, under autokern and in stock."""
-    on, off = (max(max(check[side].values()) for check in checks) for side in ("on", "off"))
-    return f"refit {small(on)} (stock {small(off)})"
+    """Return the largest errors of mean and variance against an exact refit, under autokern and in stock."""
+    on, off = (
+        " / ".join(small(max(check[side][what] for check in checks)) for what in ("mean", "variance"))
+        for side in ("on", "off")
+    )
+    return f"forecast {on} (stock {off})"
 
 
 def cg_rows(figures: Results) -> Iterator[Row]:
@@ -120,7 +124,7 @@ def caption(results: Results) -> str:
     return (
         f"{host.get('cpu', 'unknown CPU')}{threads}; {libraries}; {results['date']}{quick}. Stock and autokern take "
         "turns in one run: times are medians, factors medians of paired ratios (quartiles). Agreement is the largest "
-        "difference from stock, for forecasts from an exact refit."
+        "difference from stock; for forecasts, that of mean / variance from an exact refit."
     )
 
 
