@@ -22,7 +22,7 @@ VARIABLES = {
     "AUTOKERN": "0 turns autokern off: stock code everywhere (default 1)",
     "AUTOKERN_HOME": "folder for profiles (default: the user's cache folder)",
     "AUTOKERN_PROFILE": "file with a profile to use as it is; never written, nothing is measured",
-    "AUTOKERN_CALIBRATE": "first-use (default): measure an op when it is first called; never: only `autokern calibrate`",
+    "AUTOKERN_CALIBRATE": "first-use (default): measure an op when first called; never: only `autokern calibrate`",
     "AUTOKERN_BUDGET": "seconds that first-use calibration may take in one process (default 10)",
     "AUTOKERN_FORCE": "op=candidate,... or random:SEED (any feasible candidate of class same or better, per call)",
     "AUTOKERN_EXCLUDE": "candidates that must not run, by name or op=name, separated by commas",
@@ -114,10 +114,11 @@ def revised(
     """
     changes: dict[str, object] = {}
     try:
-        if isinstance(force, str):
-            changes.update(_force(force))
+        if isinstance(force, str) and force.startswith("random:"):
+            changes.update(_force(force), force=())
         elif force is not None:
-            pairs = dict(base.force) | {_name(op): _name(candidate) for op, candidate in force.items()}
+            orders = dict(_pairs(force)) if isinstance(force, str) else force
+            pairs = dict(base.force) | {_name(op): _name(candidate) for op, candidate in orders.items()}
             changes["force"] = tuple(sorted(pairs.items()))
         if exclude is not None:
             names = [exclude] if isinstance(exclude, str) else list(exclude)
@@ -136,10 +137,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS:
         raise ValueError("expected a size such as 8GiB, 512MB or 1048576")
-    size = int(float(match[1]) * _UNITS[match[2].upper()])
-    if size <= 0:
-        raise ValueError("the size must be positive")
-    return size
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if not 1 <= size < math.inf:
+        raise ValueError("the size must be positive and finite")
+    return int(size)
 
 
 def _name(text: str) -> str:
@@ -180,12 +181,14 @@ def _accuracy(text: str) -> Mapping[str, object]:
     return _one_of("accuracy", "same", "approximate")(text)
 
 
-def _home(text: str) -> dict[str, object]:
-    return {"home": Path(text).expanduser()}
+def _path(field: str) -> _Parser:
+    def parse(text: str) -> dict[str, object]:
+        try:
+            return {field: Path(text).expanduser()}
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
 
-
-def _profile(text: str) -> dict[str, object]:
-    return {"profile": Path(text).expanduser()}
+    return parse
 
 
 def _budget(text: str) -> dict[str, object]:
@@ -201,6 +204,10 @@ def _force(text: str) -> dict[str, object]:
         if not re.fullmatch(r"\d+", seed):
             raise ValueError("expected random:SEED with a whole number")
         return {"random_seed": int(seed)}
+    return {"force": _pairs(text)}
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     pairs = []
     for item in text.split(","):
         op, equals, candidate = item.partition("=")
@@ -209,7 +216,7 @@ def _force(text: str) -> dict[str, object]:
         pairs.append((_name(op), _name(candidate)))
     if len({op for op, _ in pairs}) < len(pairs):
         raise ValueError("an op is named twice")
-    return {"force": tuple(sorted(pairs))}
+    return tuple(sorted(pairs))
 
 
 def _exclude(text: str) -> dict[str, frozenset[str]]:
@@ -250,8 +257,8 @@ def _log(text: str) -> dict[str, object]:
 
 _PARSERS: dict[str, _Parser] = {
     "AUTOKERN": _flag("enabled"),
-    "AUTOKERN_HOME": _home,
-    "AUTOKERN_PROFILE": _profile,
+    "AUTOKERN_HOME": _path("home"),
+    "AUTOKERN_PROFILE": _path("profile"),
     "AUTOKERN_CALIBRATE": _one_of("calibrate", "first-use", "never"),
     "AUTOKERN_BUDGET": _budget,
     "AUTOKERN_FORCE": _force,
