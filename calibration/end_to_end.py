@@ -241,7 +241,7 @@ def describe(host: Mapping[str, Any], quick: bool) -> dict[str, Any]:
     """Return when, on what and with which versions a run was made."""
     modules = {"torch": torch, "gpytorch": gpytorch, "linear_operator": linear_operator}
     versions = {"python": platform.python_version(), **{name: str(m.__version__) for name, m in modules.items()}}
-    fallback = {"system": platform.system(), "cpu": platform.machine(), "threads": torch.get_num_threads()}
+    fallback = {"cpu": {"model": platform.machine(), "torch_threads": torch.get_num_threads()}}
     date = datetime.now(timezone.utc).date().isoformat()
     return {"schema": 1, "date": date, "quick": quick, "host": dict(host) or fallback, "versions": versions}
 

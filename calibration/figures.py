@@ -117,12 +117,11 @@ def cg_rows(figures: Results) -> Iterator[Row]:
 
 def caption(results: Results) -> str:
     """Return where, when and how the figures were measured."""
-    host, versions = results["host"], results["versions"]
-    threads = f", {host['threads']} threads" if "threads" in host else ""
+    cpu, versions = results["host"]["cpu"], results["versions"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "gpytorch", "linear_operator"))
     quick = " (quick run)" if results["quick"] else ""
     return (
-        f"{host.get('cpu', 'unknown CPU')}{threads}; {libraries}; {results['date']}{quick}. Stock and autokern take "
+        f"{cpu['model']}, {cpu['torch_threads']} threads; {libraries}; {results['date']}{quick}. Stock and autokern take "
         "turns in one run: times are medians, factors medians of paired ratios (quartiles). Agreement is the largest "
         "difference from stock; for forecasts, that of mean / variance from an exact refit."
     )
