@@ -7,6 +7,7 @@ host keeps every trial of both. Floor 0: may import only `problem`.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -85,7 +86,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     setup : dict
         Seconds that a candidate needs once per process before its first call, by ``"op.candidate"``.
     levels : dict
-        The most thorough level at which each op was calibrated, by ``"op@device"``.
+        The most thorough level at which each op was calibrated, by ``"op/dtype@device"``.
     created : str
         UTC date of the last measurement, ISO 8601.
     """
@@ -128,7 +129,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             trials=[t for t in self.trials if t.problem.op != op],
             banned=[b for b in self.banned if b.op != op],
             setup={k: v for k, v in self.setup.items() if k.partition(".")[0] != op},
-            levels={k: v for k, v in self.levels.items() if k.partition("@")[0] != op},
+            levels={k: v for k, v in self.levels.items() if re.split("[/@]", k)[0] != op},
             created=self.created,
         )
 
@@ -149,7 +150,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         """
         device, dtype = str(device).partition(":")[0], str(dtype).removeprefix("torch.")
         line = [t for t in self.trials if t.problem.group == (op, dtype, device)]
-        line = [t for t in line if t.problem.batch == 1 and not t.problem.grad]
+        line = [t for t in line if t.problem.batch == 1 and not t.problem.grad and "stock" in t.timings]
         sizes: dict[int, list[Trial]] = {}
         for trial in line:
             sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
@@ -203,15 +204,15 @@ def decode(data: bytes) -> Profile:
     if len(profile.trials) > _MOST_TRIALS:
         raise ProfileError(f"profile holds {len(profile.trials)} trials; at most {_MOST_TRIALS} are believed")
     for trial in profile.trials:
-        sizes = (trial.problem.m, trial.problem.n, trial.problem.d, trial.problem.rhs, trial.problem.batch)
-        if min(sizes) < 0 or max(sizes) > 2**40:
-            raise ProfileError(f"profile names an impossible size: {trial.problem}")
+        p = trial.problem
+        if min(p.m, p.n, p.batch) < 1 or min(p.d, p.rhs) < 0 or max(p.m, p.n, p.d, p.rhs, p.batch) > 2**40:
+            raise ProfileError(f"profile names an impossible size: {p}")
         for name, timing in trial.timings.items():
             positive = (timing.seconds, timing.ratio)
             if not all(math.isfinite(v) and 1e-12 < v < 1e9 for v in positive) or not (
-                math.isfinite(timing.noise) and timing.noise >= 0 and timing.rounds >= 1 and timing.error >= 0
+                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0
             ):
-                raise ProfileError(f"profile holds an impossible timing of {name} on {trial.problem}")
+                raise ProfileError(f"profile holds an impossible timing of {name} on {p}")
     if not all(math.isfinite(v) and v >= 0 for v in profile.setup.values()):
         raise ProfileError("profile holds an impossible set-up time")
     return profile
