@@ -122,8 +122,8 @@ def caption(results: Results) -> str:
     quick = " (quick run)" if results["quick"] else ""
     return (
         f"{cpu['model']}, {cpu['torch_threads']} threads; {libraries}; {results['date']}{quick}. Stock and autokern "
-        "take turns in one run: times are medians, factors medians of paired ratios (quartiles). Agreement is the largest "
-        "difference from stock; for forecasts, that of mean / variance from an exact refit."
+        "take turns in one run: times are medians, factors medians of paired ratios (quartiles). Agreement is the "
+        "largest difference from stock; for forecasts, that of mean / variance from an exact refit."
     )
 
 
