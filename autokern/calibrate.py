@@ -34,7 +34,7 @@ _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _SHARE = {"quick": 0.04, "full": 0.08}
 """Part of the budget that one problem may take."""
 _CHECKED_ELEMENTS = 300_000
-"""Larger results are checked only on the first problem of their group that is so large: truth costs more than timing."""
+"""Larger results are checked only once in their group: truth costs more than timing."""
 _PRIOR_RATE = 1e9
 """Flops and bytes a second that are assumed before anything was measured: pessimistic."""
 

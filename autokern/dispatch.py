@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 import warnings
@@ -63,7 +62,8 @@ class _Entry:
 
 
 def _stock_entry(op: Op, reason: str) -> _Entry:
-    return _Entry(Decision(problem=Problem(op=op.name), candidate="stock", reason=reason, source="only choice"), op.stock)
+    ours = Problem(op=op.name)
+    return _Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
 
 
 _Memo = dict[str, dict[Any, _Entry]]
@@ -93,7 +93,6 @@ class Session:
         self.settings = settings
         self.memo: _Memo = {}
         self.past: Counter[tuple[str, str]] = Counter()
-        self.random = random.Random(settings.random_seed)
         self._model: CostModel | None = None
         self._lock = threading.RLock()
         self._measuring = threading.Lock()
@@ -146,23 +145,11 @@ class Session:
         except Exception as error:
             if self.settings.strict:
                 raise
-            warnings.warn(f"autokern could not decide a call of {op.name}, so stock runs: {error!r}", AutokernWarning, 3)
+            told = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
+            warnings.warn(told, AutokernWarning, stacklevel=3)
             return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
-        if settings.random_seed is not None:
-            return _Entry(decision, self._at_random(op, decision))
         return _Entry(decision, op[decision.candidate])
-
-    def _at_random(self, op: Op, decision: Decision) -> Candidate:
-        """Return a candidate that runs any feasible one of class same or better, afresh on each call."""
-        choices = [op[name] for name in decision.order if op[name].accuracy != "approximate" and not op[name].setup]
-
-        def run(*args: Any) -> Any:
-            chosen = self.random.choice(choices)
-            self.past[op.name, chosen.name] += 1
-            return chosen.run(*args)
-
-        return Candidate("random", run)
 
     def decide(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem under settings, with the memory that is free now."""

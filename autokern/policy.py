@@ -7,6 +7,7 @@ stock by more than is uncertain; else stock. Floor 2: may import the floors belo
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 
 import msgspec
@@ -206,6 +207,11 @@ def _ordered(problem: Problem, op: Op, settings: Settings, excluded: Mapping[str
         if forced in excluded:
             return "stock", f"{forced} was forced but cannot serve: {excluded[forced]}"
         return forced, "forced by the user"
+    if settings.random_seed is not None:
+        names = [
+            c.name for c in op.candidates if c.name not in excluded and c.accuracy != "approximate" and not c.setup
+        ]
+        return random.Random(f"{settings.random_seed}:{problem}").choice(names), "drawn at random"
     size = settings.cpu_up_to(op.name, problem.device)
     if size is None:
         return None

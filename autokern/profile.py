@@ -6,6 +6,7 @@ host keeps every trial of both. Floor 0: may import only `problem`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -156,7 +157,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
         steps = [(size, _mean_log_ratios(trials)) for size, trials in sorted(sizes.items())]
         found = []
-        for (size, ratios), (next_size, next_ratios) in zip(steps, steps[1:], strict=False):
+        for (size, ratios), (next_size, next_ratios) in itertools.pairwise(steps):
             below, above = _winner(ratios), _winner(next_ratios)
             if below != above:
                 found.append(Crossover(_crossing(size, next_size, ratios, next_ratios, below, above), below, above))

@@ -24,7 +24,7 @@ VARIABLES = {
     "AUTOKERN_PROFILE": "file with a profile to use as it is; never written, nothing is measured",
     "AUTOKERN_CALIBRATE": "first-use (default): measure an op when first called; never: only `autokern calibrate`",
     "AUTOKERN_BUDGET": "seconds that first-use calibration may take in one process (default 10)",
-    "AUTOKERN_FORCE": "op=candidate,... or random:SEED (any feasible candidate of class same or better, per call)",
+    "AUTOKERN_FORCE": "op=candidate,... or random:SEED (any feasible candidate of class same or better)",
     "AUTOKERN_EXCLUDE": "candidates that must not run, by name or op=name, separated by commas",
     "AUTOKERN_THRESHOLD": "op:device=size,...: at or below that many columns run on the CPU, above on the device",
     "AUTOKERN_ACCURACY": "same (default): results agree with stock or are better; approximate: lower precision allowed",

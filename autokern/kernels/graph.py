@@ -23,15 +23,18 @@ __all__ = ["by_cdist", "compiled", "compiler_problem", "script_problem", "script
 
 
 def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """Return the kernel matrix ``(n, m)`` of ``(n, d)`` and ``(m, d)`` by torch.vmap over both sets of points."""
+    """Return the kernel matrix of single sets of points by torch.vmap over both; batch dimensions must be ones."""
     family, lengthscale, outputscale = covariance
+    shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], lengthscale.shape[:-2])
+    x1, x2 = x1.reshape(x1.shape[-2:]), x2.reshape(x2.shape[-2:])
     scale, value = lengthscale.reshape(-1), family.derivatives[0]
 
     def of_two_points(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return value(((a - b) / scale).square().sum() * family.gamma)
 
     k = torch.vmap(torch.vmap(of_two_points, in_dims=(None, 0)), in_dims=(0, None))(x1, x2)
-    return k if outputscale is None else k * outputscale
+    k = k.expand(*shape, *k.shape)
+    return k if outputscale is None else k * outputscale[..., None, None]
 
 
 def by_cdist(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
