@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 import pytest
+import torch
 
 from autokern import dispatch, hooks
-from autokern.op import inside
+from autokern.op import Op, inside
+from autokern.problem import Features, Problem
 from autokern.settings import Settings
 
 
@@ -38,3 +42,27 @@ def _isolated(tmp_path, _bare_environment):
             hooks.disable()
         inside.active = False
     dispatch.reset(Settings(calibrate="never"))
+
+
+@pytest.fixture
+def make_op(monkeypatch):
+    """A maker of ops that are gone after the test; unless told otherwise they double a matrix, without candidates."""
+    module = sys.modules["autokern.op"]  # `autokern.op` is the public function
+    monkeypatch.setattr(module, "_REGISTRY", dict(module._REGISTRY))
+
+    def make(name: str, **options: Any) -> Op:
+        usual: dict[str, Any] = {
+            "summary": "twice a matrix",
+            "contract": "exact",
+            "key": lambda a: (a.__class__, a.shape),
+            "problem_of": lambda a: Problem(op=name, m=a.shape[0], n=a.shape[1]),
+            "reference": lambda a: 2 * a,
+            "sample": lambda problem, generator: (torch.ones(problem.m, problem.n, dtype=torch.float64),),
+            "check": lambda problem, out, args: (out - 2 * args[0]).abs().max().item(),
+            "grid": lambda level, dtype, device: [Problem(op=name, m=n, n=n, dtype=dtype) for n in (2, 4, 8)],
+            "features": lambda problem: Features(flops=float(problem.m * problem.n)),
+            "memory": lambda problem: 8 * problem.m * problem.n,
+        }
+        return Op(name, **{**usual, **options})
+
+    return make
