@@ -33,6 +33,8 @@ _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _SHARE = {"quick": 0.04, "full": 0.08}
 """Part of the budget that one problem may take."""
+_TIMING_SHARE = 0.01
+"""Part of the budget after which timing a problem goes on only until the round is complete."""
 _CHECKED_ELEMENTS = 300_000
 """Larger results are checked only once in their group: truth costs more than timing."""
 _PRIOR_RATE = 1e9
@@ -66,7 +68,7 @@ class _Group:
     queue: list[Problem]
     trials: list[Trial] = field(default_factory=list)
     skipped: int = 0
-    checked_large: set[str] = field(default_factory=set)
+    checked: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
     def key(self) -> str:
@@ -239,7 +241,7 @@ class _Calibration:
         timings = timer.compare(
             calls,
             synchronize=self._synchronize(problem),
-            seconds=min(self._left, _SHARE[self._level] * self._budget),
+            seconds=min(self._left, _TIMING_SHARE * self._budget),
             min_time=_MIN_TIME[self._level],
             rounds=_ROUNDS[self._level],
             warm=warm,
@@ -247,10 +249,11 @@ class _Calibration:
         return {n: _with_error(t, errors.get(n, 0.0)) for n, t in timings.items()}
 
     def _must_check(self, group: _Group, candidate: Candidate, problem: Problem) -> bool:
-        if problem.batch * problem.m * problem.n <= _CHECKED_ELEMENTS:
-            return True
-        seen = candidate.name in group.checked_large
-        group.checked_large.add(candidate.name)
+        """Whether this candidate has not been checked yet on such a variant, with a result this large."""
+        large = problem.batch * problem.m * problem.n > _CHECKED_ELEMENTS
+        kind = (candidate.name, () if large else problem.words, problem.batch > 1)
+        seen = kind in group.checked
+        group.checked.add(kind)
         return not seen
 
     def _charge_setup(self, op: Op, candidate: Candidate, call: Callable[[], object]) -> None:

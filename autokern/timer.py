@@ -19,6 +19,8 @@ __all__ = ["compare", "once", "standard_error"]
 
 _HOPELESS = 1.6
 """A candidate this many times slower than the best is not timed further."""
+_ABSURD = 3.0
+"""A candidate this many times slower than the reference is timed once."""
 _TIE = 0.02
 """Stop early once every gap to stock is known to this accuracy, in log units."""
 
@@ -65,13 +67,12 @@ def compare(
     """
     began = time.perf_counter()
     reference = next(iter(calls))
-    repeats = {}
+    first = dict(warm or {})
     for name, call in calls.items():
-        known = (warm or {}).get(name)
-        if known is None:
+        if name not in first:
             call()
-            known = once(call, synchronize)
-        repeats[name] = max(1, math.ceil(min_time / max(known, 1e-7)))
+            first[name] = once(call, synchronize)
+    repeats = {name: max(1, math.ceil(min_time / max(first[name], 1e-7))) for name in calls}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     alive = list(calls)
     collecting = gc.isenabled()
@@ -84,7 +85,9 @@ def compare(
             for name in order if turn % 2 == 0 else reversed(order):
                 samples[name].append(_sample(calls[name], repeats[name], synchronize))
             now = time.perf_counter()
-            if turn + 1 >= 2:
+            if turn == 0:
+                alive = [n for n in alive if n == reference or samples[n][0] < _ABSURD * samples[reference][0]]
+            else:
                 alive = _worth_timing(alive, reference, samples)
             if now - began + (now - round_began) > seconds or alive == [reference]:
                 break

@@ -16,28 +16,7 @@ _BASE = 96
 
 
 def inverse_lower(lower: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of a lower triangular matrix ``(..., n, n)``, differentiable in all its entries."""
-    if lower.requires_grad and torch.is_grad_enabled():
-        return _InverseLower.apply(lower)  # type: ignore[no-untyped-call,no-any-return]
-    return _inverse_lower(lower)
-
-
-class _InverseLower(torch.autograd.Function):
-    """d(L^-1) = -L^-1 dL L^-1; the upper triangle of L counts too, as for the inverse of any matrix."""
-
-    @staticmethod
-    def forward(ctx, lower):  # type: ignore[no-untyped-def]
-        inverse = _inverse_lower(lower)
-        ctx.save_for_backward(inverse)
-        return inverse
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (inverse,) = ctx.saved_tensors
-        return -(inverse.mT @ (grad @ inverse.mT))
-
-
-def _inverse_lower(lower: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of a lower triangular matrix ``(..., n, n)``, without gradients."""
     inverse = pages.empty(lower.shape, lower).zero_()
     _invert_into(lower, inverse)
     return inverse

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from linear_operator.utils import pinverse as library
 
-from autokern.op import Op
+from autokern.op import Op, Run
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
 from autokern.ops._triangular import inverse_lower
 from autokern.ops.qr import cholesky_qr2
@@ -127,20 +127,38 @@ def _triangular_why_not(problem: Problem) -> str | None:
     return None if problem.variant in ("lower", "upper", "trailing") else "the root is not triangular"
 
 
-def _lower_inverse(a: torch.Tensor, invert: Any) -> torch.Tensor:
+class _Inverse(torch.autograd.Function):
+    """The inverse of a root found by some method: d(A^-1) = -A^-1 dA A^-1, in all entries of A."""
+
+    @staticmethod
+    def forward(ctx, a, invert):  # type: ignore[no-untyped-def]
+        x = _triangular_inverse(a, invert)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        return -(x.mT @ (grad @ x.mT)), None
+
+
+def _inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
     """Invert a (nearly) triangular root, or return what stock returns where the root is close to singular."""
-    kind = structure(a)
-    if kind == "lower":
-        x = invert(a)
-    elif kind == "upper":
-        x = invert(a.mT).mT
-    else:
-        x = _inverse_with_dense_rows(a, int(kind.removeprefix("trailing-")), invert)
+    x = _Inverse.apply(a, invert)  # type: ignore[no-untyped-call]
     smallest = 1 / torch.linalg.matrix_norm(x.detach())
     return x if bool(smallest > _SINGULAR) else _stock_pinverse(a)
 
 
-def _inverse_with_dense_rows(a: torch.Tensor, rows: int, invert: Any) -> torch.Tensor:
+def _triangular_inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
+    kind = structure(a)
+    if kind == "lower":
+        return invert(a)  # type: ignore[no-any-return]
+    if kind == "upper":
+        return invert(a.mT).mT  # type: ignore[no-any-return]
+    return _inverse_with_dense_rows(a, int(kind.removeprefix("trailing-")), invert)
+
+
+def _inverse_with_dense_rows(a: torch.Tensor, rows: int, invert: Run) -> torch.Tensor:
     """Rotate the last columns so that the dense rows become triangular, invert, rotate back."""
     q, r = torch.linalg.qr(a[-rows:, -rows:].mT)
     turned = torch.cat((a[-rows:, :-rows], r.mT), dim=1)
@@ -156,13 +174,13 @@ def _solve_identity(a: torch.Tensor) -> torch.Tensor:
 @PINVERSE_ROOT.candidate("triangular", why_not=_triangular_why_not)
 def triangular(a: torch.Tensor) -> torch.Tensor:
     """Inverse of a triangular root by one triangular solve."""
-    return _lower_inverse(a, _solve_identity)
+    return _inverse(a, _solve_identity)
 
 
 @PINVERSE_ROOT.candidate("recursive", why_not=_triangular_why_not)
 def recursive(a: torch.Tensor) -> torch.Tensor:
     """Inverse of a triangular root by recursion on halves, nearly all of it products."""
-    return _lower_inverse(a, inverse_lower)
+    return _inverse(a, inverse_lower)
 
 
 def _tall_why_not(problem: Problem) -> str | None:
