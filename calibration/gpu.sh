@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# One call on a machine with a GPU: GPU tests, a full calibration, the regret study, real models off and on.
+# Everything it finds lies under $OUT (default: ./out). Resumable: what stands there is not measured again.
+# Needs no network; works with an uninstalled checkout, if the dependencies can be imported.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+OUT=${OUT:-out}
+mkdir -p "$OUT"
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 AUTOKERN_HOME=${AUTOKERN_HOME:-$OUT/home}
+status=0
+section() {
+  local name=$1 limit=$2
+  shift 2
+  if [ -e "$OUT/$name.done" ]; then echo "== $name: done before"; return; fi
+  echo "== $name"
+  if timeout "$limit" "$@" >"$OUT/$name.log" 2>&1; then touch "$OUT/$name.done"; else status=1; echo "   failed or out of time"; fi
+  tail -n 15 "$OUT/$name.log"
+}
+section doctor 60 python -m autokern doctor
+section tests 120 python -m pytest -m gpu -p no:cacheprovider tests
+section calibrate 200 python -m autokern calibrate --full --budget 170 --output "$OUT/host.json"
+section study 120 python calibration/study.py --problems 200 --seconds 100 --devices all --output "$OUT/study.json"
+section end_to_end 120 python calibration/end_to_end.py --quick --output-dir "$OUT"
+exit $status

@@ -1,0 +1,92 @@
+"""Run the own test suites of linear_operator and gpytorch with autokern on: no test that passes stock may fail.
+
+The suites are those of the released source distributions of the installed versions. Whatever fails with autokern on
+is run again with stock code; what fails there too is not autokern's doing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+PACKAGES = ("linear_operator", "gpytorch")
+
+
+def unpacked(package: str, workdir: Path) -> Path:
+    """Return the root of the unpacked source distribution of the installed version."""
+    version = importlib.metadata.version(package)
+    root = workdir / f"{package}-{version}"
+    if not root.exists():
+        asked = [f"{package}=={version}", "--no-deps", "--no-binary", package, "-q", "-d", str(workdir)]
+        subprocess.run([sys.executable, "-m", "pip", "download", *asked], check=True)
+        with tarfile.open(root.with_name(f"{root.name}.tar.gz")) as archive:
+            archive.extractall(workdir, filter="data")
+    return root
+
+
+def run_suite(root: Path, tests: list[str], report: Path, environment: dict[str, str]) -> None:
+    """Run tests in a suite's root folder, with a report in JUnit's format."""
+    command = [sys.executable, "-m", "autokern", "run", "--stats", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["--no-header", "-W", "ignore", "--tb=short", f"--junitxml={report}", *tests]
+    subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=False)
+    if not report.exists():
+        raise SystemExit(f"the suite in {root.name} ended without a report")
+
+
+def outcomes(report: Path) -> tuple[int, set[str]]:
+    """Return how many tests passed, and the ids of those that failed."""
+    failed, total = set(), 0
+    for case in ET.parse(report).iter("testcase"):
+        if case.find("skipped") is not None:
+            continue
+        total += 1
+        if case.find("failure") is not None or case.find("error") is not None:
+            module, _, name = (case.get("classname") or "").rpartition(".")
+            is_class = name[:1].isupper()
+            path = (module if is_class else f"{module}.{name}".strip(".")).replace(".", "/") + ".py"
+            failed.add("::".join([path, *([name] if is_class else []), case.get("name") or ""]))
+    return total - len(failed), failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=Path, default=Path(".cache/peers"), help="where suites are unpacked")
+    parser.add_argument("--random", type=int, metavar="SEED", help="draw candidates at random instead of deciding")
+    parser.add_argument("packages", nargs="*", default=PACKAGES)
+    arguments = parser.parse_args()
+    workdir = arguments.workdir.resolve()
+    workdir.mkdir(parents=True, exist_ok=True)
+    chosen = {"AUTOKERN_CALIBRATE": "never"}
+    if arguments.random is not None:
+        chosen["AUTOKERN_FORCE"] = f"random:{arguments.random}"
+    all_passed, all_ours = 0, 0
+    for package in arguments.packages:
+        root = unpacked(package, workdir)
+        report = workdir / f"{package}.xml"
+        report.unlink(missing_ok=True)
+        run_suite(root, ["test"], report, chosen)
+        passed, failed = outcomes(report)
+        stock = workdir / f"{package}-stock.xml"
+        also_stock: set[str] = set()
+        if failed:
+            stock.unlink(missing_ok=True)
+            run_suite(root, sorted(failed), stock, {"AUTOKERN": "0"})
+            also_stock = outcomes(stock)[1]
+        ours = failed - also_stock
+        print(f"{package} {importlib.metadata.version(package)}: {passed} passed, {len(failed)} failed, ", end="")
+        print(f"{len(also_stock)} of them fail stock too")
+        for name in sorted(ours):
+            print(f"  fails with autokern only: {name}")
+        all_passed, all_ours = all_passed + passed, all_ours + len(ours)
+    print(f"{all_passed} passed, {all_ours} failed")
+    return 1 if all_ours else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
