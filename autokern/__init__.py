@@ -5,7 +5,11 @@ module they come from (`profile`, `calibrate`, `op`): inside the package, names 
 modules from the package.
 """
 
-from autokern import ops as _ops  # noqa: F401, I001  (first: it registers every Op)
+import contextlib as _contextlib
+import io as _io
+
+with _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so on standard output
+    from autokern import ops as _ops  # noqa: F401  (first: it registers every Op)
 from autokern import covariance, linalg
 from autokern.api import Explanation, calibrate, explain, op, profile
 from autokern.dispatch import stats, using

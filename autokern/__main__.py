@@ -1,0 +1,7 @@
+"""``python -m autokern``: the command line."""
+
+import sys
+
+from autokern.cli import main
+
+sys.exit(main())
