@@ -21,6 +21,8 @@ _HOPELESS = 1.6
 """A candidate this many times slower than the best is not timed further."""
 _ABSURD = 3.0
 """A candidate this many times slower than the reference is timed once."""
+_DOUBT = 0.12
+"""Standard error of a single value, in log units; several values lessen it in proportion."""
 _TIE = 0.02
 """Stop early once every gap to stock is known to this accuracy, in log units."""
 
@@ -100,12 +102,10 @@ def compare(
 
 
 def standard_error(values: list[float]) -> float:
-    """Return a robust standard error of the median, never below what three values can tell."""
-    if len(values) < 2:
-        return 0.1
+    """Return a robust standard error of the median, never below what so few values can tell on a busy machine."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(v - middle) for v in values)
-    return max(spread * 1.2533 / math.sqrt(len(values)), 0.03 / len(values))
+    return max(spread * 1.2533 / math.sqrt(len(values)), _DOUBT / len(values))
 
 
 def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], None]) -> float:
