@@ -66,3 +66,12 @@ def make_op(monkeypatch):
         return Op(name, **{**usual, **options})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """At the sizes of tests, threads only wait for each other, and long where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

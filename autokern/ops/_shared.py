@@ -53,7 +53,7 @@ def is_ours(*tensors: torch.Tensor) -> bool:
 
 def matrix_key(a: torch.Tensor) -> Any:
     """Return what determines the problem of a single matrix; read on every call, so cheap."""
-    return (a.__class__, a.shape, a.dtype, a.device, a.requires_grad and torch.is_grad_enabled())
+    return (a.__class__, a.shape, a.dtype, a.device, a.layout, a.requires_grad and torch.is_grad_enabled())
 
 
 def matrix_problem(op: str, a: torch.Tensor, **more: Any) -> Problem | None:

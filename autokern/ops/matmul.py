@@ -42,7 +42,9 @@ def _key(matrix: torch.Tensor, rhs: torch.Tensor) -> Any:
         matrix.dtype,
         rhs.dtype,
         matrix.device,
-        matrix.stride(-1) == 1,
+        rhs.device,
+        rhs.layout,
+        matrix.stride(-1) == 1 if matrix.layout is torch.strided else None,
         torch.is_grad_enabled() and (matrix.requires_grad or rhs.requires_grad),
     )
 

@@ -29,7 +29,11 @@ __all__ = ["SOLVE_TRIANGULAR"]
 
 def _key(lower: torch.Tensor, rhs: torch.Tensor) -> Any:
     grad = torch.is_grad_enabled() and (lower.requires_grad or rhs.requires_grad)
-    return (lower.__class__, rhs.__class__, lower.shape, rhs.shape, lower.dtype, rhs.dtype, lower.device, grad)
+    return (*_facts(lower), *_facts(rhs), grad)
+
+
+def _facts(t: torch.Tensor) -> tuple[Any, ...]:
+    return (t.__class__, t.shape, t.dtype, t.device, t.layout)
 
 
 def _problem_of(lower: torch.Tensor, rhs: torch.Tensor) -> Problem | None:
