@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -35,6 +34,7 @@ __all__ = [
 ]
 
 _GAIN, _LOSS = 1.05, 0.95
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MARKS = {"ok": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗", "red")}
 
 
@@ -205,42 +205,47 @@ def stats(counts: Mapping[str, Mapping[str, int]]) -> RenderableType:
 
 def kernel_matrices(cells: Sequence[Cell]) -> list[RenderableType]:
     """Return a table for each family, dtype and device, candidates by sizes, and footnotes with reasons."""
-    parts: list[RenderableType] = []
-    notes: dict[str, int] = {}
-
-    def mark(cell: Cell) -> str:
-        reasons = [f"{cell.candidate}: refused ({cell.refused})"] if cell.refused and not cell.failed else []
-        reasons += [f"{cell.candidate}: not timed ({cell.failed})"] if cell.failed else []
-        reasons += [] if cell.agrees else [f"{cell.candidate}: differs from stock by {cell.agreement:.1g}"]
-        return ",".join(str(notes.setdefault(reason, len(notes) + 1)) for reason in reasons)
-
+    notes: dict[str, list[str]] = {}
+    for cell in cells:
+        if reason := _remark(cell):
+            names = notes.setdefault(reason, [])
+            names += [] if cell.candidate in names else [cell.candidate]
+    marks = {reason: str(number).translate(_RAISED) for number, reason in enumerate(notes, 1)}
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
         family = cell.problem.variant.partition("/")[0]
         groups.setdefault((family, cell.problem.dtype, cell.problem.device), []).append(cell)
+    parts: list[RenderableType] = []
     for (family, dtype, device), group in groups.items():
-        parts.append(_kernel_table(f"{family}, {dtype}, {device}, d={group[0].problem.d}", group, mark))
-    lines = [f"{number} {reason}" for reason, number in notes.items()]
-    parts.append(note("Time of stock; for the others stock's time over theirs. fwd: values; +bwd: also gradients."))
-    parts.append(Padding(note("\n".join(lines)), (0, 0, 1, 0)))
+        title = f"{family} on {device} in {dtype}, {group[0].problem.d} dimensions"
+        parts.append(_kernel_table(title, group, marks))
+    legend = "stock: time of one call; the others: how many times as fast. fwd: values, +bwd: and gradients"
+    lines = [f"{marks[reason]} {', '.join(names)}: {reason}" for reason, names in notes.items()]
+    parts += [note(line) for line in (legend, *lines, "")]
     return parts
 
 
-def _kernel_table(title: str, cells: Sequence[Cell], mark: Callable[[Cell], str]) -> RenderableType:
+def _remark(cell: Cell) -> str:
+    if cell.failed:
+        return f"not timed, {cell.failed}"
+    if not cell.agrees:
+        return f"differs from stock by {cell.agreement:.0e} of the largest entry"
+    return f"never chosen here, {cell.refused}" if cell.refused else ""
+
+
+def _kernel_table(title: str, cells: Sequence[Cell], marks: Mapping[str, str]) -> RenderableType:
     problems = list(dict.fromkeys(cell.problem for cell in cells))
     table = _table("candidate", *(f">n={p.n} {'+bwd' if p.grad else 'fwd'}" for p in problems))
     by_place = {(cell.candidate, cell.problem): cell for cell in cells}
-    for name in dict.fromkeys(cell.candidate for cell in cells):
-        line: list[str | Text] = [name]
-        for problem in problems:
-            cell = by_place.get((name, problem))
-            line.append(Text("–", style="dim") if cell is None else _cell(cell, mark(cell)))
-        table.add_row(*line)
+    names = dict.fromkeys(cell.candidate for cell in cells if not cell.failed)
+    for name in names:
+        found = [by_place.get((name, p)) for p in problems]
+        table.add_row(name, *(Text("–") if c is None else _cell(c, marks.get(_remark(c), "")) for c in found))
     for label, field in (("events", "event_seconds"), ("profiler", "profiler_seconds")):
         if any(getattr(cell, field) for cell in cells):
-            for name in dict.fromkeys(cell.candidate for cell in cells):
-                found = [getattr(by_place[name, p], field) if (name, p) in by_place else 0.0 for p in problems]
-                table.add_row(Text(f"{name} ({label})", style="dim"), *(duration(s) if s else "–" for s in found))
+            for name in names:
+                times = [getattr(by_place.get((name, p)), field, 0.0) for p in problems]
+                table.add_row(Text(f"{name}, {label}", style="dim"), *(duration(s) if s else "–" for s in times))
     return _titled(title, table)
 
 
@@ -253,7 +258,7 @@ def _cell(cell: Cell, footnote: str) -> Text:
         text = Text("differs", style="red")
     else:
         text = _times(cell.ratio)
-    return text.append(f" {footnote}", style="dim") if footnote else text
+    return text.append(footnote or " ", style="dim")
 
 
 def verdicts(found: Mapping[str, Verdict], rows: Sequence[Row]) -> list[RenderableType]:
@@ -273,7 +278,7 @@ def verdicts(found: Mapping[str, Verdict], rows: Sequence[Row]) -> list[Renderab
     worst = sorted(rows, key=lambda row: -row.regret)[:3]
     lines = [f"  {r.regret:.2f}  {r.problem}: chose {r.chosen}, best is {r.best}" for r in worst if r.regret > 1.05]
     title = "regret: time of the choice over that of the best candidate, problems off the grid"
-    return [_titled(title, table), *([note("\n".join(["worst:", *lines]))] if lines else [])]
+    return [_titled(title, table), *(note(line) for line in ["worst:", *lines, ""] if lines)]
 
 
 def workloads(found: Sequence[Workload]) -> RenderableType:

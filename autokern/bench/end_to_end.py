@@ -82,7 +82,7 @@ class _Training:
         loss = -self._objective(self._model(*self._model.train_inputs), self._model.train_targets)
         loss.backward()
         self._optimizer.step()
-        self.result = float(loss)
+        self.result = loss.item()
 
 
 class _Stream:
@@ -100,7 +100,7 @@ class _Stream:
         x, y = next(self._rest)
         with torch.no_grad():
             self._model = self._model.get_fantasy_model(x.unsqueeze(0), y.unsqueeze(0))
-            self.result = float(self._model(self._at).mean)
+            self.result = self._model(self._at).mean.item()
 
 
 def _data(n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
