@@ -74,6 +74,11 @@ class _Group:
     def key(self) -> str:
         return f"{self.op.name}/{self.dtype}@{self.device}"
 
+    def hopeless(self, candidate: Candidate) -> bool:
+        """Whether a candidate has lost so often and so clearly that its place in the model is known well enough."""
+        ratios = [t.timings[candidate.name].ratio for t in self.trials if candidate.name in t.timings]
+        return len(ratios) >= 5 and min(ratios) > 1.2
+
 
 def calibrate(
     ops: list[Op],
@@ -212,7 +217,8 @@ class _Calibration:
         warm: dict[str, float] = {}
         truth = None
         for candidate in _contenders(op, problem, self._level):
-            if (op.name, candidate.name, problem.dtype, problem.device) in self._banned:
+            banned = (op.name, candidate.name, problem.dtype, problem.device) in self._banned
+            if banned or (self._level == "quick" and group.hopeless(candidate)):
                 continue
             call = op.trial(candidate.run, problem, args)
             try:

@@ -29,6 +29,8 @@ _LENGTHSCALE = 2.5
 """Octaves over which a measurement speaks for its neighbourhood."""
 _WORD = 2.0
 """Octaves by which problems are apart that differ in one word."""
+_DRIFT = 0.06
+"""Standard deviation, per octave from the nearest measurement, of the price lists themselves."""
 _NUGGET = 0.02
 """Standard deviation of log times that no timing undercuts."""
 _FLOOR = 1e-7
@@ -161,8 +163,9 @@ class _Fit:
         distance = _distances(place, [problem.words], self._places, self._words)[0]
         cross = self._amplitude**2 * _matern32(distance)
         half = np.linalg.solve(self._factor, cross)
-        variance = self._amplitude**2 - float(half @ half)
-        return _Told(prior + float(cross @ self._weights), math.sqrt(max(variance, 0.0)), float(distance.min()))
+        nearest = float(distance.min())
+        variance = max(self._amplitude**2 - float(half @ half), 0.0) + (_DRIFT * nearest) ** 2
+        return _Told(prior + float(cross @ self._weights), math.sqrt(variance), nearest)
 
 
 def _matern32(distance: Array) -> Array:

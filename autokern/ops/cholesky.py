@@ -54,7 +54,9 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
 
 def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     single = [50, 200, 800, 2000] if level == "quick" else [4, 10, 50, 100, 200, 400, 800, 1500, 2500, 3500]
-    batched = [(4, 100), (32, 20), (256, 10)] + ([(16, 200), (8, 400), (100, 50), (500, 4)] if level == "full" else [])
+    batched = [(8, 400), (32, 20), (4, 100), (256, 10)] + (
+        [(16, 200), (4, 900), (100, 50), (500, 4), (64, 350)] if level == "full" else []
+    )
     problems = [Problem(op="cholesky", m=n, n=n, dtype=dtype, device=device) for n in single]
     problems += [Problem(op="cholesky", m=n, n=n, batch=b, dtype=dtype, device=device) for b, n in batched]
     return problems + [p.replace(grad="a") for p in problems if p.n <= 1500]

@@ -117,25 +117,26 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
 
 def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     full = level == "full"
-    sizes = [(400, 8), (100, 5), (1000, 10), (2000, 4)]
+    sizes = [(400, 8), (100, 5), (1000, 10), (1800, 4)]
     if full:
         sizes = [(20, 5), (50, 2), (100, 8), (200, 20), (400, 5), (800, 10), (1500, 3), (2500, 16), (3600, 8)]
         sizes += [(400, 32)]
     both, others = ("rbf", "matern52"), ("matern12", "matern32")
     main = [Problem(op="kernel_matrix", m=n, n=n, d=d, dtype=dtype, device=device) for n, d in sizes]
-    problems = [p.replace(variant=f"{w}/same/ard", grad=g) for p in main for w in both for g in ("", "theta")]
     some = main if full else main[:3:2]
-    problems += [p.replace(variant=f"{w}/cross/ard", m=max(1, p.m // 3)) for p in some for w in both]
-    problems += [p.replace(variant=f"{w}/same/iso", grad=g) for p in some for w in both for g in ("", "theta")]
-    problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in some[:4] for w in both]
-    problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in some for w in others for g in ("", "theta")]
-    batched = [(16, 50), (128, 10)] + ([(4, 300), (64, 100), (256, 30)] if full else [])
+    batched = [(16, 50), (128, 10)] + ([(4, 300), (64, 100), (256, 30), (4, 60), (32, 200)] if full else [])
+    problems = [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[:2] for w in both for g in ("", "theta")]
     problems += [
         main[0].replace(variant=f"{w}/same/ard", m=n, n=n, batch=b, grad=g)
         for b, n in batched
         for w in both
         for g in ("", "theta")
     ]
+    problems += [p.replace(variant=f"{w}/cross/ard", m=max(1, p.m // 3)) for p in some for w in both]
+    problems += [p.replace(variant=f"{w}/same/iso", grad=g) for p in some for w in both for g in ("", "theta")]
+    problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[2:] for w in both for g in ("", "theta")]
+    problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in some[:4] for w in both]
+    problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in some for w in others for g in ("", "theta")]
     return problems
 
 

@@ -78,32 +78,35 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
 
 
 def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    columns = [11, 2, 4, 8, 16, 3, 5, 7, 12, 1 + 5, 9, 10, 13, 14, 15, 20, 32, 24, 17, 28, 40, 48, 64, 22, 27, 35, 56]
-    full = level == "full"
-    shapes = [(1000, t) for t in columns] + [(300, t) for t in columns[::2]] + [(2500, t) for t in columns[:14:3]]
-    shapes += [(5000, t) for t in (11, 3, 16, 40)]
-    if full:
-        shapes += [(n, t) for n in (60, 150, 300, 600, 2000, 4000) for t in columns]
-        shapes += [(7500, t) for t in columns[::2]]
-        shapes += [(n, t) for n in (500, 1000, 2000) for t in (18, 19, 21, 23, 25, 26, 30, 33, 37, 44, 52, 60, 61, 63)]
-    problems = [
-        Problem(op="matmul", m=n, n=n, rhs=t, dtype=dtype, device=device, variant="rows")
-        for n, t in dict.fromkeys(shapes)
-    ]
-    more = [p.replace(variant="columns") for p in problems[: 12 if not full else 27]]
-    more += [problems[0].replace(m=m, n=n, rhs=t) for m, n, t in ((200, 2000, 11), (2000, 200, 11), (3000, 500, 5))]
-    more += [problems[0].replace(m=n, n=n, rhs=t, batch=b) for b, n, t in ((8, 100, 11), (32, 50, 4))]
-    if full:
-        more += [
-            problems[0].replace(m=n, n=n, rhs=t, batch=b) for b, n, t in ((4, 500, 16), (64, 100, 2), (16, 200, 8))
-        ]
-    return problems + more
+    columns = [11, 2, 4, 8, 16, 3, 5, 7, 12, 6, 9, 10, 13, 14, 15, 20, 32, 24, 17, 28, 40, 48, 64, 22, 27, 35, 56]
+    base = Problem(op="matmul", m=1000, n=1000, rhs=11, dtype=dtype, device=device, variant="rows")
+
+    def square(n: int, counts: list[int], variant: str = "rows", batch: int = 1) -> list[Problem]:
+        return [base.replace(m=n, n=n, rhs=t, variant=variant, batch=batch) for t in counts]
+
+    problems = square(1000, columns[:9]) + square(100, [11, 4], batch=8) + square(800, columns[:8], "columns")
+    problems += square(300, columns[:10:2]) + square(2500, [11, 3, 16]) + square(250, [3, 7, 16], batch=40)
+    problems += square(1000, columns[9:]) + square(5000, [11, 3]) + square(300, columns[1::2])
+    problems += [base.replace(m=m, n=n, rhs=t) for m, n, t in ((200, 2000, 11), (2000, 200, 11), (3000, 500, 5))]
+    problems += square(800, columns[8:], "columns") + square(50, [11, 3, 8, 20]) + square(2500, columns[3:16:3])
+    if level == "full":
+        problems += [p for n in (60, 150, 600, 2000, 4000) for p in square(n, columns)]
+        problems += square(7500, columns[::2]) + square(2500, columns[::2], "columns") + square(200, columns, "columns")
+        more = [18, 19, 21, 23, 25, 26, 30, 33, 37, 44, 52, 60, 61, 63]
+        problems += [p for n in (500, 1500) for p in square(n, more)]
+        batches = ((4, 500), (64, 60), (16, 200), (150, 30), (12, 800))
+        problems += [p for b, n in batches for p in square(n, [2, 4, 7, 11, 16, 24, 50], batch=b)]
+        problems += square(300, [2, 5, 11, 16, 40], "columns", batch=20)
+        shapes = ((100, 5000), (5000, 100), (1000, 4000), (4000, 1000))
+        problems += [base.replace(m=m, n=n, rhs=t) for m, n in shapes for t in (2, 5, 11, 16, 30)]
+    return list(dict.fromkeys(problems))
 
 
 def _axes(problem: Problem) -> tuple[float, ...]:
-    """Alignment of the columns: kernels of a BLAS come in strips of 4, 8, 12 and 16, and a remainder is dear."""
+    """Alignment of the columns (a BLAS has strips of 4, 8, 12 and 16, and a remainder is dear), and layout."""
     t = problem.rhs
-    return tuple(1.5 if t % width else 0.0 for width in (4, 8, 12, 16))
+    aligned = tuple(1.5 if t % width else 0.0 for width in (4, 8, 12, 16))
+    return (*aligned, 4.0 if problem.variant == "columns" else 0.0, 1.5 if problem.batch > 1 else 0.0)
 
 
 def _features(problem: Problem) -> Features:
