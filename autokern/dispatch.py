@@ -155,7 +155,8 @@ class Session:
         """Decide a problem under settings, with the memory that is free now."""
         available = None
         if settings.memory is None and max(c.memory(problem) for c in op.candidates) > _SMALL:
-            available = host.available_memory(problem.device)
+            there = problem.device in host.current().devices  # what a recorded host has is only explained here
+            available = host.available_memory(problem.device) if there else None
         decision = decide(problem, op, self.model, settings, available)
         if settings.memory is not None and op[decision.candidate].memory(problem) > settings.memory:
             asked, allowed = op[decision.candidate].memory(problem) / 2**30, settings.memory / 2**30

@@ -218,6 +218,17 @@ def test_calibrate_leaves_a_pinned_profile_alone(run, monkeypatch, tmp_path):
     assert "choleskyqr2" in run("show").output
 
 
+def test_a_profile_of_another_machine_is_explained_whatever_this_one_has(run, monkeypatch, tmp_path):
+    trial = Trial(
+        Problem(op="cholesky", m=5000, n=5000, device="cuda"), {"stock": Timing(1e-2), "cpu": Timing(5e-3, 0.5)}
+    )
+    store.write_file(tmp_path / "gpu.json", Profile(fingerprint="0" * 32, trials=[trial]))
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / "gpu.json"))
+    result = run("explain", "cholesky", "--n", "5000", "--device", "cuda")
+    assert result.exit_code == 0, result.output
+    assert "runs cpu" in result.output
+
+
 def test_clear_removes_profiles_and_says_which(run, measured, home):
     (home / "notes.txt").write_text("mine")
     result = run("clear", "--json")
