@@ -100,7 +100,7 @@ def _whole(
     points: _Scaled, family: Family, outputscale: torch.Tensor | None, want_slope: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     left, right, row, column = _factors(points)
-    if left.dim() == 2:
+    if left.dim() == right.dim() == 2:
         u = torch.addmm(column, left, right.mT, out=_empty(left, right)).add_(row)
     else:
         u = torch.matmul(left, right.mT).add_(row).add_(column)
