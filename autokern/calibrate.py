@@ -102,7 +102,7 @@ def calibrate(
     budget : float
         Seconds; a trial that would exceed it is not begun.
     known : Profile
-        Measurements of the same host; problems in it are not measured again unless the level is higher.
+        Measurements of the same host; what they leave out is measured first.
     progress : callable, optional
         Called with the fraction done and a line of text.
     publish : callable, optional
@@ -129,8 +129,8 @@ def calibrate(
 
 def _plan(op: Op, level: str, dtype: str, device: str, known: Profile) -> _Group:
     done = {t.problem for t in known.trials}
-    grid = op.grid(level, dtype, device)
-    queue = [p for p in dict.fromkeys(grid) if p not in done and len(_contenders(op, p, level)) > 1]
+    grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(_contenders(op, p, level)) > 1]
+    queue = sorted(grid, key=done.__contains__)  # what is new first, then what is known once more
     group = _Group(op, dtype, device, queue)
     group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device)]
     return group

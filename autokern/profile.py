@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -135,7 +136,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         )
 
     def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
-        """Sizes at which the measured winner changes, for unbatched problems without gradients.
+        """Sizes at which the measured winner changes, for unbatched problems of the usual variant without gradients.
 
         Parameters
         ----------
@@ -152,6 +153,9 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         device, dtype = str(device).partition(":")[0], str(dtype).removeprefix("torch.")
         line = [t for t in self.trials if t.problem.group == (op, dtype, device)]
         line = [t for t in line if t.problem.batch == 1 and not t.problem.grad and "stock" in t.timings]
+        variants = Counter(t.problem.variant for t in line)
+        usual = max(variants, key=variants.__getitem__, default="")
+        line = [t for t in line if t.problem.variant == usual]
         sizes: dict[int, list[Trial]] = {}
         for trial in line:
             sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)

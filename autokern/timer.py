@@ -11,9 +11,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from autokern.profile import Timing
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows has no such count
+    resource = None
 
 __all__ = ["compare", "once", "standard_error"]
 
@@ -21,6 +28,10 @@ _HOPELESS = 1.6
 """A candidate this many times slower than the best is not timed further."""
 _ABSURD = 3.0
 """A candidate this many times slower than the reference is timed once."""
+_TRIES = 3
+"""Times that a disturbed sample is taken."""
+_LONGEST = 0.02
+"""Seconds after which a sample of many calls is cut short, and a disturbed one not repeated."""
 _DOUBT = 0.12
 """Standard error of a single value, in log units; several values lessen it in proportion."""
 _TIE = 0.02
@@ -109,11 +120,27 @@ def standard_error(values: list[float]) -> float:
 
 
 def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    synchronize()
-    return (time.perf_counter() - start) / repeats
+    """Return seconds of one call; a sample during which the system took the processor away is taken again."""
+    best = math.inf
+    for _ in range(_TRIES):
+        switched = _switches()
+        start = now = time.perf_counter()
+        done = 0
+        while done < repeats and now - start < _LONGEST:
+            call()
+            done += 1
+            now = time.perf_counter()
+        synchronize()
+        now = time.perf_counter()
+        best = min(best, (now - start) / done)
+        if _switches() == switched or now - start > _LONGEST:
+            break
+    return best
+
+
+def _switches() -> int:
+    """Return how often this process had to give way to another so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
 def _log_ratios(times: list[float], reference: list[float]) -> list[float]:

@@ -46,7 +46,7 @@ def matrix(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor, layout: s
     inputs = (x1, x2, lengthscale, outputscale)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)):
         return _evaluate(_scale(family, x1, x2, lengthscale), family, outputscale, layout, want_slope=False)[0]
-    return _Analytic.apply(x1, x2, lengthscale, outputscale, family, layout)  # type: ignore[no-untyped-call,no-any-return]
+    return _Analytic.apply(x1, x2, lengthscale, outputscale, family, layout)
 
 
 class _Scaled(NamedTuple):

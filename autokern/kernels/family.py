@@ -58,7 +58,7 @@ class Family:
 
     def __call__(self, u: torch.Tensor) -> torch.Tensor:
         """Return ``k(u)``, differentiable as often as the family has derivatives; ``u`` is left alone."""
-        return _Chain.apply(u, self, 0)  # type: ignore[no-untyped-call,no-any-return]
+        return _Chain.apply(u, self, 0)
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         return family, (self.name,)
@@ -82,7 +82,7 @@ class _Chain(torch.autograd.Function):
                 f"{len(ctx.of.derivatives) - 1} derivatives of it. Exclude autokern's candidates for this call with "
                 "autokern.using(force={'kernel_matrix': 'stock'})"
             )
-        return grad * _Chain.apply(u, ctx.of, ctx.order + 1), None, None  # type: ignore[no-untyped-call]
+        return grad * _Chain.apply(u, ctx.of, ctx.order + 1), None, None
 
 
 def family(name: str) -> Family:

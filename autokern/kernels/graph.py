@@ -103,7 +103,7 @@ def _scripted(name: str) -> Callable[..., torch.Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced: Any = torch.jit.trace(_formula(family), arguments, check_trace=False)
-    return traced  # type: ignore[no-any-return]
+    return traced
 
 
 @functools.cache

@@ -14,9 +14,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import gpytorch
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from autokern import host, kernels
 from autokern.kernels import analytic, graph
@@ -34,8 +33,6 @@ from autokern.ops._shared import (
 from autokern.problem import Features, Problem
 
 __all__ = ["KERNEL_MATRIX"]
-
-Kernel = gpytorch.kernels.Kernel
 
 
 def _base(kernel: Kernel) -> Kernel:
@@ -206,7 +203,7 @@ def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 
 def _symmetric_why_not(problem: Problem) -> str | None:
-    if "/same/" not in f"/{problem.variant}/":
+    if "same" not in problem.variant.split("/") or problem.m != problem.n:
         return "x1 and x2 are different points"
     return _strips_why_not(problem)
 

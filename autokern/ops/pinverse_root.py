@@ -144,7 +144,7 @@ class _Inverse(torch.autograd.Function):
 
 def _inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
     """Invert a (nearly) triangular root, or return what stock returns where the root is close to singular."""
-    x = _Inverse.apply(a, invert)  # type: ignore[no-untyped-call]
+    x = _Inverse.apply(a, invert)
     smallest = 1 / torch.linalg.matrix_norm(x.detach())
     return x if bool(smallest > _SINGULAR) else _stock_pinverse(a)
 
@@ -152,9 +152,9 @@ def _inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
 def _triangular_inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
     kind = structure(a)
     if kind == "lower":
-        return invert(a)  # type: ignore[no-any-return]
+        return invert(a)
     if kind == "upper":
-        return invert(a.mT).mT  # type: ignore[no-any-return]
+        return invert(a.mT).mT
     return _inverse_with_dense_rows(a, int(kind.removeprefix("trailing-")), invert)
 
 

@@ -154,7 +154,7 @@ def cholesky_qr2(a: torch.Tensor) -> Pair:
     a factorisation without breakdown and a first Q so near orthonormal that the second round reaches rounding error.
     """
     if a.requires_grad and torch.is_grad_enabled():
-        out = _CholeskyQR2.apply(a)  # type: ignore[no-untyped-call]
+        out = _CholeskyQR2.apply(a)
         return out[0], out[1]
     return _cholesky_qr2(a)
 
