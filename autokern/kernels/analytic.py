@@ -128,8 +128,9 @@ def _tiled(
     k = _empty(left, right)
     slope = _empty(left, right) if want_slope else None
     turned = right.mT
-    for start, stop in _strips(*k.shape, k.element_size()):
-        end = stop if symmetric else k.shape[1]
+    n, m = k.shape
+    for start, stop in _strips(n, m, k.element_size()):
+        end = stop if symmetric else m
         u = k[start:stop, :end]
         torch.addmm(column[:, :end], left[start:stop], turned[:, :end], out=u).add_(row[start:stop])
         if points.same:
