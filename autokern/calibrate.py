@@ -132,7 +132,7 @@ def _plan(op: Op, level: str, dtype: str, device: str, known: Profile) -> _Group
     grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(_contenders(op, p, level)) > 1]
     queue = sorted(grid, key=done.__contains__)  # what is new first, then what is known once more
     group = _Group(op, dtype, device, queue)
-    group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device)]
+    group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
     return group
 
 

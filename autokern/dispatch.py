@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+import msgspec
 import torch
 
 from autokern import host, store
@@ -70,11 +71,21 @@ _Memo = dict[str, dict[Any, _Entry]]
 
 
 class _Overlay:
-    """The settings of one `using` block, with a memo of its own."""
+    """The settings of one `using` block, with a memo of its own, inside of another block or of none."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, outer: _Overlay | None) -> None:
         self.settings = settings
+        self.outer = outer
         self.memo: _Memo = {}
+
+
+def _counted(memo: _Memo) -> Counter[tuple[str, str]]:
+    """Return the number of calls that the entries of a memo served, by op and candidate."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for name, table in list(memo.items()):
+        for entry in list(table.values()):
+            counts[name, entry.candidate.name] += entry.count
+    return counts
 
 
 _overlay: ContextVar[_Overlay | None] = ContextVar("autokern_using", default=None)
@@ -122,12 +133,12 @@ class Session:
             self._model = CostModel(profile)
             self.forget()
 
-    def forget(self) -> None:
-        """Empty the memo; counts of calls are kept."""
+    def forget(self, memo: _Memo | None = None) -> None:
+        """Empty the memo, or that of a `using` block; counts of calls are kept."""
+        memo = self.memo if memo is None else memo
         with self._lock:
-            for name, table in self.memo.items():
-                for entry in list(table.values()):
-                    self.past[name, entry.candidate.name] += entry.count
+            self.past += _counted(memo)
+            for table in list(memo.values()):
                 table.clear()
 
     def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> _Entry:
@@ -158,13 +169,20 @@ class Session:
             there = problem.device in host.current().devices  # what a recorded host has is only explained here
             available = host.available_memory(problem.device) if there else None
         decision = decide(problem, op, self.model, settings, available)
-        if settings.memory is not None and op[decision.candidate].memory(problem) > settings.memory:
-            asked, allowed = op[decision.candidate].memory(problem) / 2**30, settings.memory / 2**30
-            raise MemoryBudgetError(
-                f"{problem} needs {asked:.3g} GiB by its most frugal candidate ({decision.candidate}); {allowed:.3g} "
-                "GiB are allowed (AUTOKERN_MEMORY or using(memory=...)). Allow more, use float32, or fewer points"
+        if settings.memory is None or op[decision.candidate].memory(problem) <= settings.memory:
+            return decision
+        fitting = [name for name in decision.order if op[name].memory(problem) <= settings.memory]
+        if fitting:
+            reason = f"{decision.candidate} does not fit the memory that the user allowed"
+            return msgspec.structs.replace(
+                decision, candidate=fitting[0], reason=reason, source="order", margin=1.0, order=tuple(fitting)
             )
-        return decision
+        frugal = min(decision.order, key=lambda name: op[name].memory(problem))
+        asked, allowed = op[frugal].memory(problem) / 2**30, settings.memory / 2**30
+        raise MemoryBudgetError(
+            f"{problem} needs {asked:.3g} GiB by its most frugal candidate ({frugal}); {allowed:.3g} GiB are allowed "
+            "(AUTOKERN_MEMORY or using(memory=...)). Allow more, use float32, or fewer points"
+        )
 
     def _measure_first_use(self, op: Op, problem: Problem) -> None:
         """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""
@@ -261,7 +279,7 @@ def route(op: Op) -> Callable[..., Any]:
         if entry is None:
             entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
             if len(table) >= _MOST_KEYS:
-                here.forget() if overlay is None else table.clear()
+                here.forget(memo)
             table[key] = entry
         entry.count += 1
         flag.active = True
@@ -338,11 +356,13 @@ def using(
     )  # fmt: skip
     for name, candidate in settings.force:
         get(name)[candidate]
-    token = _overlay.set(_Overlay(settings))
+    overlay = _Overlay(settings, outer)
+    token = _overlay.set(overlay)
     try:
         yield
     finally:
         _overlay.reset(token)
+        session().forget(overlay.memo)
 
 
 def explain(problem: Problem) -> Decision:
@@ -361,11 +381,11 @@ def decisions() -> list[tuple[Decision, int]]:
 
 def stats() -> dict[str, dict[str, int]]:
     """Return the number of calls by op and candidate in this process."""
-    here = session()
-    total = Counter(here.past)
-    for name, table in list(here.memo.items()):
-        for entry in list(table.values()):
-            total[name, entry.candidate.name] += entry.count
+    here, overlay = session(), _overlay.get()
+    total = here.past + _counted(here.memo)
+    while overlay is not None:
+        total += _counted(overlay.memo)
+        overlay = overlay.outer
     result: dict[str, dict[str, int]] = {}
     for (name, candidate), count in sorted(total.items()):
         if count:
