@@ -25,8 +25,10 @@ __all__ = ["CostModel", "Estimate"]
 
 Array = npt.NDArray[np.float64]
 
-_LENGTHSCALE = 2.5
-"""Octaves over which a measurement speaks for its neighbourhood."""
+_LENGTHSCALES = (1.5, 3.0, 6.0)
+"""Octaves over which a measurement may speak for its neighbourhood; the likeliest is taken."""
+_LEAST_AMPLITUDE = 0.15
+"""What a price list misses at least, as a standard deviation of log times."""
 _WORD = 2.0
 """Octaves by which problems are apart that differ in one word."""
 _DRIFT = 0.06
@@ -126,12 +128,10 @@ class _Fit:
         self._prices = prices
         self._places = np.array([op.coordinates(t.problem) for t in trials])
         self._words = [t.problem.words for t in trials]
-        self._amplitude = max(0.15, float(np.sqrt(np.mean(missed**2))))
         between = _distances(self._places, self._words, self._places, self._words)
-        gram = self._amplitude**2 * _matern32(between)
-        gram[np.diag_indices_from(gram)] += noise**2 + _NUGGET**2
-        self._factor = np.linalg.cholesky(gram)
-        self._weights = np.linalg.solve(self._factor.T, np.linalg.solve(self._factor, missed))
+        fits = [_condition(between, lengthscale, missed, noise) for lengthscale in _LENGTHSCALES]
+        best = max(range(len(fits)), key=lambda index: fits[index].likelihood)
+        self._lengthscale, self._fit = _LENGTHSCALES[best], fits[best]
 
     @classmethod
     def of_stock(cls, op: Op, stock: Candidate, trials: list[Trial]) -> _Fit:
@@ -161,15 +161,36 @@ class _Fit:
             prior = self.price(candidate, problem)
         place = np.array([op.coordinates(problem)])
         distance = _distances(place, [problem.words], self._places, self._words)[0]
-        cross = self._amplitude**2 * _matern32(distance)
-        half = np.linalg.solve(self._factor, cross)
+        cross = self._fit.amplitude**2 * _matern32(distance / self._lengthscale)
+        half = np.linalg.solve(self._fit.factor, cross)
         nearest = float(distance.min())
-        variance = max(self._amplitude**2 - float(half @ half), 0.0) + (_DRIFT * nearest) ** 2
-        return _Told(prior + float(cross @ self._weights), math.sqrt(variance), nearest)
+        variance = max(self._fit.amplitude**2 - float(half @ half), 0.0) + (_DRIFT * nearest) ** 2
+        return _Told(prior + float(cross @ self._fit.weights), math.sqrt(variance), nearest)
+
+
+class _Conditioned(NamedTuple):
+    """A Gaussian process conditioned on what a price list misses."""
+
+    amplitude: float
+    factor: Array
+    weights: Array
+    likelihood: float
+
+
+def _condition(between: Array, lengthscale: float, missed: Array, noise: Array) -> _Conditioned:
+    """Condition on the misses of a price list, given the lengthscale (Rasmussen and Williams 2006, alg. 2.1)."""
+    amplitude = max(_LEAST_AMPLITUDE, float(np.sqrt(np.mean(missed**2))))
+    gram = amplitude**2 * _matern32(between / lengthscale)
+    gram[np.diag_indices_from(gram)] += noise**2 + _NUGGET**2
+    factor = np.linalg.cholesky(gram)
+    half = np.linalg.solve(factor, missed)
+    likelihood = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
+    weights = np.asarray(np.linalg.solve(factor.T, half), dtype=np.float64)
+    return _Conditioned(amplitude, np.asarray(factor, dtype=np.float64), weights, likelihood)
 
 
 def _matern32(distance: Array) -> Array:
-    a = math.sqrt(3) / _LENGTHSCALE * distance
+    a = math.sqrt(3) * distance
     return (1 + a) * np.exp(-a)
 
 

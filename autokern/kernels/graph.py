@@ -74,14 +74,21 @@ def _arguments(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> tu
 
 
 @functools.cache
-def _compiled(name: str) -> Callable[..., torch.Tensor]:
-    family = next(f for f in families() if f.name == name)
-    return torch.compile(_formula(family), dynamic=True, fullgraph=True)
+def _compiled(name: str, dtype: torch.dtype, same: bool) -> Callable[..., torch.Tensor]:
+    """Compile one formula for one dtype; a code object of its own, because torch counts recompilations by those."""
+    formula = _formula(next(f for f in families() if f.name == name))
+    formula.__code__ = formula.__code__.replace(co_name=f"{name}_{str(dtype)[6:]}_{'same' if same else 'cross'}")
+    return torch.compile(formula, dynamic=True, fullgraph=True)
 
 
 def compiled(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """Return the kernel matrix by torch.compile; the first call of a process compiles for seconds."""
-    return _compiled(covariance.family.name)(*_arguments(covariance, x1, x2))
+    """Return the kernel matrix by torch.compile; the first call of a process compiles for seconds.
+
+    Sizes are dynamic, but a size of one is a constant to the compiler: lengthscales are expanded to all dimensions.
+    """
+    x1, x2, lengthscale, outputscale, off = _arguments(covariance, x1, x2)
+    call = _compiled(covariance.family.name, x1.dtype, off.dim() == 2)
+    return call(x1, x2, lengthscale.expand(*lengthscale.shape[:-1], x1.shape[-1]), outputscale.expand(1, 1), off)
 
 
 @functools.cache

@@ -48,7 +48,11 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
 def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     sizes = [100, 400, 1000, 2000] if level == "quick" else [20, 100, 200, 300, 400, 600, 1000, 1500, 2000, 3000]
     problems = [Problem(op="cholesky_inverse", m=n, n=n, dtype=dtype, device=device) for n in sizes]
-    batched = [(8, 50), (4, 250)] if level == "quick" else [(8, 50), (4, 250), (64, 20), (16, 400)]
+    batched = (
+        [(8, 50), (4, 250)]
+        if level == "quick"
+        else [(8, 50), (4, 250), (64, 20), (16, 400), (30, 40), (4, 420), (100, 100)]
+    )
     return problems + [
         Problem(op="cholesky_inverse", m=n, n=n, batch=b, dtype=dtype, device=device) for b, n in batched
     ]

@@ -256,8 +256,8 @@ def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 def _compiled_why_not(problem: Problem) -> str | None:
     if problem.grad:
         return "torch.compile has no second derivatives"
-    if problem.batch > 1:
-        return "compiled for single matrices only"
+    if problem.batch > 1 or min(problem.m, problem.n, problem.d) < 2:
+        return "compiled for single matrices of two points and dimensions at least"
     return graph.compiler_problem()
 
 
