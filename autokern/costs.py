@@ -29,6 +29,8 @@ _LENGTHSCALES = (1.5, 3.0, 6.0)
 """Octaves over which a measurement may speak for its neighbourhood; the likeliest is taken."""
 _LEAST_AMPLITUDE = 0.15
 """What a price list misses at least, as a standard deviation of log times."""
+_WORDS = 6
+"""Words of a problem that count."""
 _WORD = 2.0
 """Octaves by which problems are apart that differ in one word."""
 _DRIFT = 0.06
@@ -126,9 +128,8 @@ class _Fit:
         self, op: Op, candidate: Candidate, trials: list[Trial], prices: Array, missed: Array, noise: Array
     ) -> None:
         self._prices = prices
-        self._places = np.array([op.coordinates(t.problem) for t in trials])
-        self._words = [t.problem.words for t in trials]
-        between = _distances(self._places, self._words, self._places, self._words)
+        self._places = np.array([_place(op, t.problem) for t in trials])
+        between = _distances(self._places, self._places)
         fits = [_condition(between, lengthscale, missed, noise) for lengthscale in _LENGTHSCALES]
         best = max(range(len(fits)), key=lambda index: fits[index].likelihood)
         self._lengthscale, self._fit = _LENGTHSCALES[best], fits[best]
@@ -159,12 +160,11 @@ class _Fit:
         """Return the posterior of the log time or log ratio, `prior` being what the price list says."""
         if prior is None:
             prior = self.price(candidate, problem)
-        place = np.array([op.coordinates(problem)])
-        distance = _distances(place, [problem.words], self._places, self._words)[0]
+        distance = _distances(_place(op, problem)[None, :], self._places)[0]
         cross = self._fit.amplitude**2 * _matern32(distance / self._lengthscale)
-        half = np.linalg.solve(self._fit.factor, cross)
         nearest = float(distance.min())
-        variance = max(self._fit.amplitude**2 - float(half @ half), 0.0) + (_DRIFT * nearest) ** 2
+        explained = float(cross @ self._fit.precision @ cross)
+        variance = max(self._fit.amplitude**2 - explained, 0.0) + (_DRIFT * nearest) ** 2
         return _Told(prior + float(cross @ self._fit.weights), math.sqrt(variance), nearest)
 
 
@@ -172,7 +172,7 @@ class _Conditioned(NamedTuple):
     """A Gaussian process conditioned on what a price list misses."""
 
     amplitude: float
-    factor: Array
+    precision: Array
     weights: Array
     likelihood: float
 
@@ -183,10 +183,11 @@ def _condition(between: Array, lengthscale: float, missed: Array, noise: Array) 
     gram = amplitude**2 * _matern32(between / lengthscale)
     gram[np.diag_indices_from(gram)] += noise**2 + _NUGGET**2
     factor = np.linalg.cholesky(gram)
-    half = np.linalg.solve(factor, missed)
-    likelihood = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
-    weights = np.asarray(np.linalg.solve(factor.T, half), dtype=np.float64)
-    return _Conditioned(amplitude, np.asarray(factor, dtype=np.float64), weights, likelihood)
+    inverse = np.linalg.inv(factor)
+    precision = np.asarray(inverse.T @ inverse, dtype=np.float64)
+    weights = precision @ missed
+    likelihood = -0.5 * float(missed @ weights) - float(np.log(np.diag(factor)).sum())
+    return _Conditioned(amplitude, precision, weights, likelihood)
 
 
 def _matern32(distance: Array) -> Array:
@@ -194,13 +195,17 @@ def _matern32(distance: Array) -> Array:
     return (1 + a) * np.exp(-a)
 
 
-def _distances(places: Array, words: list[tuple[str, ...]], others: Array, other_words: list[tuple[str, ...]]) -> Array:
-    square = ((places[:, None, :] - others[None, :, :]) ** 2).sum(-1)
-    differing = np.array(
-        [[sum(a != b for a, b in zip(mine, theirs, strict=False)) for theirs in other_words] for mine in words]
-    )
-    lengths = np.array([[abs(len(mine) - len(theirs)) for theirs in other_words] for mine in words])
-    return np.sqrt(square + _WORD**2 * (differing + lengths))  # type: ignore[no-any-return]
+def _place(op: Op, problem: Problem) -> Array:
+    """Return the coordinates of a problem; each word is one more, and any two different words are as far apart."""
+    words = [float(hash(word)) for word in problem.words[:_WORDS]]
+    return np.array([*op.coordinates(problem), *words, *[0.0] * (_WORDS - len(words))])
+
+
+def _distances(places: Array, others: Array) -> Array:
+    """Return the distances of places in octaves: sizes by difference, words by whether they differ."""
+    sizes = places[:, None, :-_WORDS] - others[None, :, :-_WORDS]
+    differing = places[:, None, -_WORDS:] != others[None, :, -_WORDS:]
+    return np.asarray(np.sqrt((sizes**2).sum(-1) + _WORD**2 * differing.sum(-1)), dtype=np.float64)
 
 
 def _features(candidate: Candidate, problems: list[Problem]) -> Array:

@@ -103,6 +103,7 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.memo: _Memo = {}
+        self._decided: dict[tuple[Problem, Settings], Decision] = {}
         self.past: Counter[tuple[str, str]] = Counter()
         self._model: CostModel | None = None
         self._lock = threading.RLock()
@@ -140,6 +141,7 @@ class Session:
             self.past += _counted(memo)
             for table in list(memo.values()):
                 table.clear()
+            self._decided.clear()
 
     def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> _Entry:
         """Decide a call that is not in the memo; whatever goes wrong in deciding means stock."""
@@ -150,7 +152,7 @@ class Session:
             if problem is None:
                 return _stock_entry(op, "not a call that autokern serves")
             self._measure_first_use(op, problem)
-            decision = self.decide(op, problem, settings)
+            decision = self._shared(op, problem, settings)
         except AutokernError:
             raise
         except Exception as error:
@@ -161,6 +163,24 @@ class Session:
             return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
         return _Entry(decision, op[decision.candidate])
+
+    def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
+        """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
+
+        Where memory or an order by exact size or problem matters, it is decided for itself.
+        """
+        exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
+        if exact or max(c.memory(problem) for c in op.candidates) > _SMALL:
+            return self.decide(op, problem, settings)
+        key = (problem.coarse, settings)
+        decision = self._decided.get(key)
+        if decision is None:
+            if len(self._decided) >= _MOST_KEYS:
+                self._decided.clear()
+            decision = self._decided[key] = self.decide(op, problem.coarse, settings)
+        if op[decision.candidate].why_not(problem) is not None:
+            return self.decide(op, problem, settings)
+        return msgspec.structs.replace(decision, problem=problem)
 
     def decide(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem under settings, with the memory that is free now."""

@@ -71,6 +71,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
         """The words of `variant` and `grad`, the categorical part of the problem."""
         return (*self.variant.split("/"), *(f"grad:{word}" for word in self.grad.split("/")))
 
+    @property
+    def coarse(self) -> Problem:
+        """The problem with sizes cut to four binary digits: what streams of slowly growing sizes share."""
+        return self.replace(m=_cut(self.m), n=_cut(self.n), d=_cut(self.d), batch=_cut(self.batch))
+
     def replace(self, **changes: Any) -> Problem:
         """Return a copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
@@ -86,6 +91,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
         if self.grad:
             extras.append(f"grad={self.grad}")
         return f"{self.op}({', '.join(sizes + extras)})"
+
+
+def _cut(size: int) -> int:
+    """Return the middle of the sizes that agree in their first four binary digits."""
+    shift = max(0, size.bit_length() - 4)
+    return (size >> shift << shift) + (1 << shift >> 1)
 
 
 class Features(msgspec.Struct, frozen=True):
