@@ -88,7 +88,7 @@ def enabled() -> Iterator[None]:
 
 
 def is_enabled() -> bool:
-    """Whether the hooks are in."""
+    """Whether the hooks are in; a wrapper that somebody kept does as stock does while they are not."""
     return bool(_originals)
 
 
@@ -97,7 +97,10 @@ def _install(settings: Settings) -> None:
     from autokern.hooks import gpytorch, linear_operator
 
     for patch in (*linear_operator.patches(), *gpytorch.patches()):
-        _originals.append((patch, vars(patch.owner)[patch.name]))
+        present = vars(patch.owner)[patch.name]
+        if present is patch.replacement:  # a mock put it back after the last `disable`
+            present = patch.replacement.__wrapped__
+        _originals.append((patch, present))
         setattr(patch.owner, patch.name, patch.replacement)
     ceiling = host.thread_ceiling() if settings.threads == "auto" else settings.threads
     before = torch.get_num_threads()

@@ -18,7 +18,7 @@ from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_fr
 
 from autokern import kernels
 from autokern.dispatch import bypassed, route
-from autokern.hooks import Patch
+from autokern.hooks import Patch, is_enabled
 from autokern.op import get
 
 __all__ = ["patches"]
@@ -27,7 +27,8 @@ _dispatch = route(get("kernel_matrix"))
 
 
 def _stay_out() -> bool:
-    return bypassed() or gpytorch.settings.trace_mode.on() or linear_operator.settings.trace_mode.on()
+    tracing = gpytorch.settings.trace_mode.on() or linear_operator.settings.trace_mode.on()
+    return tracing or not is_enabled() or bypassed()
 
 
 def _hooked(kind: type) -> Any:

@@ -17,7 +17,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, _line
 from linear_operator.utils import qr as qr_module
 
 from autokern.dispatch import bypassed, route
-from autokern.hooks import Patch
+from autokern.hooks import Patch, is_enabled
 from autokern.op import get
 
 __all__ = ["patches"]
@@ -39,7 +39,7 @@ _dispatch_qr = route(get("qr"))
 
 
 def _stay_out() -> bool:
-    return bypassed() or library.trace_mode.on() or library.verbose_linalg.on()
+    return not is_enabled() or bypassed() or library.trace_mode.on() or library.verbose_linalg.on()
 
 
 _stock_cholesky = _cholesky_module._psd_safe_cholesky
