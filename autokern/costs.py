@@ -25,7 +25,7 @@ __all__ = ["CostModel", "Estimate"]
 
 Array = npt.NDArray[np.float64]
 
-_LENGTHSCALES = (1.5, 3.0, 6.0)
+_LENGTHSCALES = (1.0, 2.0, 4.0)
 """Octaves over which a measurement may speak for its neighbourhood; the likeliest is taken."""
 _LEAST_AMPLITUDE = 0.15
 """What a price list misses at least, as a standard deviation of log times."""

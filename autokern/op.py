@@ -34,6 +34,8 @@ __all__ = [
 
 ACCURACIES = ("same", "better", "approximate")
 LEVELS = ("quick", "full")
+WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
+"""How far apart an octave of each size puts two problems; doubling both sides of a matrix is one octave."""
 
 Run = Callable[..., Any]
 
@@ -212,7 +214,7 @@ class Op:
 
     def coordinates(self, problem: Problem) -> tuple[float, ...]:
         """Sizes in octaves and the op's own axes: the place of a problem for interpolation."""
-        return (*(math.log2(1 + getattr(problem, size)) for size in SIZES), *self.axes(problem))
+        return (*(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES), *self.axes(problem))
 
     def trial(self, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
         """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
