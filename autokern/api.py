@@ -75,7 +75,17 @@ def profile() -> Profile:
 
 
 def op(name: str) -> Op:
-    """Return an Op of the registry by name; raises SettingsError for an unknown one.
+    """Return an Op of the registry by name.
+
+    Parameters
+    ----------
+    name : str
+        One of the names that `autokern show` and the docs list.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such op.
 
     Examples
     --------

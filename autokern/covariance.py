@@ -37,7 +37,7 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     Raises
     ------
     SettingsError
-        If the points have different numbers of dimensions.
+        If the points have different numbers of dimensions, or others than the kernel has lengthscales.
 
     Examples
     --------
@@ -56,4 +56,10 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
         same = x1 is x2
         x1 = x1.index_select(-1, kernel.active_dims)
         x2 = x1 if same else x2.index_select(-1, kernel.active_dims)
+    wanted = getattr(kernel, "base_kernel", kernel).ard_num_dims
+    if wanted not in (None, x1.shape[-1]):
+        raise SettingsError(
+            f"covariance of points with {x1.shape[-1]} input dimensions was asked for, of a kernel with {wanted} "
+            "lengthscales; give it as many dimensions"
+        )
     return cast("torch.Tensor", _matrix(kernel, x1, x2))

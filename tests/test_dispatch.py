@@ -459,7 +459,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(dispatch, "calibrate", noted)
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
-    monkeypatch.setenv("AUTOKERN_BUDGET", "0.3")
+    monkeypatch.setenv("AUTOKERN_BUDGET", "60")
     dispatch.reset()
     return seen
 
