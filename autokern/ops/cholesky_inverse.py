@@ -51,7 +51,7 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     batched = (
         [(8, 50), (4, 250)]
         if level == "quick"
-        else [(8, 50), (4, 250), (64, 20), (16, 400), (30, 40), (4, 420), (100, 100)]
+        else [(8, 50), (4, 250), (64, 20), (16, 400), (30, 40), (4, 420), (100, 100), (6, 1000), (16, 180)]
     )
     return problems + [
         Problem(op="cholesky_inverse", m=n, n=n, batch=b, dtype=dtype, device=device) for b, n in batched

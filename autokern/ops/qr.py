@@ -67,7 +67,15 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     if level == "full":
         tall += [(16, 2), (64, 2), (100, 40), (300, 100), (1500, 500), (1500, 700), (20000, 30), (8000, 128)]
         square += [(8, 8), (64, 64), (256, 256), (2048, 2048)] if device != "cpu" else []
-        batched += [(256, 16, 4), (128, 32, 16), (32, 300, 60), (16, 1000, 30)]
+        batched += [
+            (256, 16, 4),
+            (128, 32, 16),
+            (32, 300, 60),
+            (16, 1000, 30),
+            (9, 90, 36),
+            (5, 150, 34),
+            (100, 40, 12),
+        ]
     problems = [Problem(op="qr", m=m, n=n, dtype=dtype, device=device) for m, n in square + tall]
     problems += [Problem(op="qr", batch=b, m=m, n=n, dtype=dtype, device=device) for b, m, n in batched]
     return problems + [p.replace(grad="a") for p in problems]

@@ -62,7 +62,10 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
         shapes += [(20, 1), (100, 11), (100, 100), (400, 1), (400, 11), (1000, 1000), (2000, 1), (3000, 30), (50, 2000)]
     problems = [Problem(op="solve_triangular", m=n, n=n, rhs=t, dtype=dtype, device=device) for n, t in shapes]
     if level == "full":
-        problems += [problems[0].replace(m=n, n=n, rhs=t, batch=b) for b, n, t in [(16, 50, 1), (64, 20, 20)]]
+        problems += [
+            problems[0].replace(m=n, n=n, rhs=t, batch=b)
+            for b, n, t in [(16, 50, 1), (64, 20, 20), (9, 150, 1000), (30, 60, 300)]
+        ]
     return problems + [p.replace(grad="a") for p in problems]
 
 

@@ -1,0 +1,78 @@
+"""Replay every recorded host: what policy decides from a real machine's profile, on whatever machine this is.
+
+Nothing is timed here: the figures are those that were recorded, so the outcome is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from autokern.costs import CostModel
+from autokern.op import get, known
+from autokern.policy import decide
+from autokern.profile import Profile, Trial
+from autokern.settings import Settings
+from autokern.store import read_file
+
+HOSTS = sorted((Path(__file__).parents[1] / "calibration" / "hosts").glob("*.json"))
+
+
+@pytest.fixture(scope="module", params=HOSTS, ids=lambda path: path.stem)
+def profile(request: pytest.FixtureRequest) -> Profile:
+    return read_file(request.param)
+
+
+def replay(trial: Trial, model: CostModel) -> str:
+    """Return the decision on a recorded trial among the candidates that could run there."""
+    op = get(trial.problem.op)
+    absent = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.timings)
+    return decide(trial.problem, op, model, Settings(exclude=absent)).candidate
+
+
+@pytest.fixture(scope="module")
+def ratios(profile: Profile) -> list[tuple[float, float]]:
+    """Pairs of recorded time over best and over stock, of what is decided on each recorded trial."""
+    model = CostModel(profile)
+    found = []
+    for trial in profile.trials:
+        chosen = trial.timings.get(replay(trial, model), trial.timings["stock"]).ratio
+        found.append((chosen / min(t.ratio for t in trial.timings.values()), chosen))
+    return found
+
+
+@pytest.mark.skipif(not HOSTS, reason="no host has been recorded")
+class TestRecordedHost:
+    def test_its_ops_and_candidates_are_registered(self, profile: Profile) -> None:
+        for trial in profile.trials:
+            assert known(trial.problem.op)
+            assert set(trial.timings) <= set(get(trial.problem.op).names())
+
+    def test_it_names_no_person_and_no_place(self, profile: Profile) -> None:
+        text = str(profile.host)
+        assert "/home" not in text
+        assert "hostname" not in text.lower()
+
+    def test_decisions_are_near_the_best_that_was_recorded(self, ratios: list[tuple[float, float]]) -> None:
+        geomean = math.exp(sum(math.log(over_best) for over_best, _ in ratios) / len(ratios))
+        assert geomean <= 1.05
+
+    def test_decisions_are_hardly_ever_slower_than_stock(self, ratios: list[tuple[float, float]]) -> None:
+        slower = sum(over_stock > 1.05 for _, over_stock in ratios)
+        assert slower <= 0.02 * len(ratios)
+
+    def test_decisions_are_deterministic(self, profile: Profile) -> None:
+        some = profile.trials[:: max(1, len(profile.trials) // 20)]
+        assert [replay(t, CostModel(profile)) for t in some] == [replay(t, CostModel(profile)) for t in some]
+
+    def test_thresholds_can_be_read(self, profile: Profile) -> None:
+        for op, dtype, device in {trial.problem.group for trial in profile.trials}:
+            for crossover in profile.thresholds(op, device=device, dtype=dtype):
+                assert crossover.size > 0
+                assert crossover.below != crossover.above
+
+    def test_dtypes_may_be_given_as_torch_has_them(self, profile: Profile) -> None:
+        assert profile.thresholds("qr", "cpu", torch.float64) == profile.thresholds("qr", "cpu", "float64")  # type: ignore[arg-type]
