@@ -9,7 +9,7 @@ import torch
 
 from autokern import op as public_op
 from autokern.errors import AutokernError, SettingsError
-from autokern.op import ACCURACIES, get, inside, known, registered, tensors_in
+from autokern.op import ACCURACIES, WEIGHTS, get, inside, known, registered, tensors_in
 from autokern.problem import SIZES, Problem
 
 
@@ -96,8 +96,10 @@ def test_feasible(double):
 
 def test_coordinates_are_octaves_and_the_axes_of_the_op(make_op):
     made = make_op("axes", axes=lambda problem: (5.0,))
-    assert made.coordinates(Problem(op="axes", m=3, n=7, batch=1)) == (2.0, 3.0, 0.0, 0.0, 1.0, 5.0)
-    assert len(SIZES) == 5
+    assert made.coordinates(Problem(op="axes", m=3, n=7, batch=1)) == (
+        2 * WEIGHTS["m"], 3 * WEIGHTS["n"], 0.0, 0.0, WEIGHTS["batch"], 5.0,
+    )  # fmt: skip
+    assert set(WEIGHTS) == set(SIZES)
 
 
 def test_inside_is_a_matter_of_the_thread():

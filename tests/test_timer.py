@@ -21,6 +21,7 @@ class Clock:
         self.now = 1000.0
         self.calls: list[str] = []
         self.queued = 0.0
+        self.switches = 0
 
     def __call__(self) -> float:
         return self.now
@@ -42,6 +43,7 @@ class Clock:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=made))
+    monkeypatch.setattr(timer, "_switches", lambda: made.switches)
     return made
 
 
@@ -64,7 +66,7 @@ def test_seconds_and_ratios_are_those_of_the_clock(clock):
     assert (found["stock"].ratio, found["stock"].noise) == (1.0, 0.0)
     assert found["fast"].seconds == pytest.approx(8e-4)
     assert found["fast"].ratio == pytest.approx(0.8)
-    assert 0 < found["fast"].noise < 0.02
+    assert 0 < found["fast"].noise < 0.1  # three rounds tell little, however well they agree
 
 
 def test_every_function_is_warmed_up_unless_that_was_done(clock):
@@ -123,13 +125,14 @@ def test_drift_that_all_share_cancels(clock):
 def test_hopeless_ones_are_dropped_and_others_are_not(clock):
     calls = {
         "stock": clock.work("stock", 1e-3, 0.05, 1),
-        "hopeless": clock.work("hopeless", 5e-3, 0.05, 2),
+        "absurd": clock.work("absurd", 9e-3, 0.05, 4),
+        "hopeless": clock.work("hopeless", 2.2e-3, 0.05, 2),
         "near": clock.work("near", 1.02e-3, 0.05, 3),
     }
     found = compare(calls, rounds=(7, 7), min_time=0, warm=dict.fromkeys(calls, 1e-3))
-    assert found["hopeless"].rounds == 2
+    assert (found["absurd"].rounds, found["hopeless"].rounds) == (1, 2)
     assert found["stock"].rounds == found["near"].rounds == 7
-    assert found["hopeless"].ratio == pytest.approx(5.0, rel=0.2)
+    assert found["hopeless"].ratio == pytest.approx(2.2, rel=0.2)
 
 
 def test_the_reference_is_never_dropped(clock):
@@ -140,9 +143,10 @@ def test_the_reference_is_never_dropped(clock):
 
 
 def test_timing_stops_when_only_the_reference_is_left(clock):
-    calls = {"stock": clock.work("stock", 1e-3), "slow": clock.work("slow", 9e-3)}
-    found = compare(calls, rounds=(7, 7), min_time=0, warm=dict.fromkeys(calls, 1e-3))
-    assert (found["stock"].rounds, found["slow"].rounds) == (2, 2)
+    for seconds, rounds in ((2e-3, 2), (9e-3, 1)):
+        calls = {"stock": clock.work("stock", 1e-3), "slow": clock.work("slow", seconds)}
+        found = compare(calls, rounds=(7, 7), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+        assert (found["stock"].rounds, found["slow"].rounds) == (rounds, rounds)
 
 
 def test_clear_gaps_need_the_fewest_rounds_and_close_ones_more(clock):
@@ -221,12 +225,24 @@ def test_garbage_is_collected_again_afterwards(clock):
         gc.enable()
 
 
+def test_a_sample_that_was_disturbed_is_taken_again(clock):
+    times = iter([1e-3, 9e-3, 2e-3])
+
+    def disturbed() -> None:
+        clock.now += next(times)
+        clock.switches += 1
+
+    found = compare({"stock": disturbed}, rounds=(1, 1), min_time=0, warm={"stock": 1e-3})
+    assert found["stock"].seconds == pytest.approx(1e-3)
+    assert next(times, None) is None
+
+
 def test_standard_error():
-    assert standard_error([]) == standard_error([1.0]) == 0.1
-    assert standard_error([0.5] * 3) == pytest.approx(0.01)
-    assert standard_error([0.5] * 300) == pytest.approx(1e-4)
+    assert standard_error([1.0]) >= 0.1
+    assert standard_error([0.5] * 3) == pytest.approx(standard_error([1.0]) / 3)
+    assert standard_error([0.5] * 300) < 1e-3
     generator = random.Random(1)
     for count in (9, 25, 100):
         medians = [standard_error([generator.gauss(0, 1) for _ in range(count)]) for _ in range(200)]
         assert sum(medians) / 200 == pytest.approx(1.2533 / math.sqrt(count), rel=0.2)
-    assert standard_error([0.0] * 8 + [100.0]) < 0.01
+    assert standard_error([0.0] * 8 + [100.0]) < 0.02

@@ -96,8 +96,8 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
         problems += [p for n in (500, 1500) for p in square(n, more)]
         batches = ((4, 500), (64, 60), (16, 200), (150, 30), (12, 800), (80, 170), (6, 140))
         problems += [p for b, n in batches for p in square(n, [2, 4, 7, 11, 16, 24, 50], batch=b)]
-        batches = ((20, 300), (50, 60), (110, 210), (6, 1300))
-        problems += [p for b, n in batches for p in square(n, [2, 4, 6, 7, 11, 16, 22, 40], "columns", batch=b)]
+        by_columns = ((20, 300), (50, 60), (110, 210), (6, 1300))
+        problems += [p for b, n in by_columns for p in square(n, [2, 4, 6, 7, 11, 16, 22, 40], "columns", batch=b)]
         problems += square(7500, [3, 11, 21, 40], "columns") + square(100, columns[:20:2], batch=120)
         shapes = ((100, 5000), (5000, 100), (1000, 4000), (4000, 1000), (300, 900))
         problems += [base.replace(m=m, n=n, rhs=t) for m, n in shapes for t in (2, 5, 11, 16, 17, 30, 37)]

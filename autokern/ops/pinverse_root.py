@@ -10,6 +10,9 @@ handled as stock handles them.
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,8 +31,28 @@ _SINGULAR = 1e-6
 """Stock adds jitter to a diagonal of R below this; a root whose smallest singular value lies above never meets it."""
 
 
+class _Seen(threading.local):
+    """The root that was looked at last, held weakly: key, problem and candidate of one call ask for the same one."""
+
+    root: Callable[[], torch.Tensor | None] = staticmethod(lambda: None)
+    version = 0
+    kind = ""
+
+
+_seen = _Seen()
+
+
 def structure(a: torch.Tensor) -> str:
     """Return ``lower``, ``upper``, ``trailing-k`` (lower but for the last k rows) or ``general``."""
+    if a.is_inference():  # counts no versions
+        return _structure(a)
+    if _seen.root() is not a or _seen.version != a._version:
+        _seen.kind = _structure(a)
+        _seen.root, _seen.version = weakref.ref(a), a._version
+    return _seen.kind
+
+
+def _structure(a: torch.Tensor) -> str:
     m, n = a.shape[-2:]
     if m != n or a.dim() != 2:
         return "general"
