@@ -33,7 +33,7 @@ _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _SHARE = {"quick": 0.04, "full": 0.08}
 """Part of the budget that one problem may take."""
-_TIMING_SHARE = 0.01
+_TIMING_SHARE = 0.005
 """Part of the budget after which timing a problem goes on only until the round is complete."""
 _CHECKED_ELEMENTS = 300_000
 """Larger results are checked only once in their group: truth costs more than timing."""
@@ -74,10 +74,10 @@ class _Group:
     def key(self) -> str:
         return f"{self.op.name}/{self.dtype}@{self.device}"
 
-    def hopeless(self, candidate: Candidate) -> bool:
+    def hopeless(self, candidate: Candidate, enough: int) -> bool:
         """Whether a candidate has lost so often and so clearly that its place in the model is known well enough."""
         ratios = [t.timings[candidate.name].ratio for t in self.trials if candidate.name in t.timings]
-        return len(ratios) >= 5 and min(ratios) > 1.2
+        return len(ratios) >= enough and min(ratios) > 1.2
 
 
 def calibrate(
@@ -218,7 +218,7 @@ class _Calibration:
         truth = None
         for candidate in _contenders(op, problem, self._level):
             banned = (op.name, candidate.name, problem.dtype, problem.device) in self._banned
-            if banned or (self._level == "quick" and group.hopeless(candidate)):
+            if banned or group.hopeless(candidate, 5 if self._level == "quick" else 10):
                 continue
             call = op.trial(candidate.run, problem, args)
             try:
