@@ -22,7 +22,7 @@ __all__ = ["HORIZON", "NOISE", "Decision", "decide", "obstacles"]
 
 NOISE = 0.03
 """A predicted gain below this, in log units, is no gain."""
-CONFIDENCE = 1.2
+CONFIDENCE = 1.4
 """Standard deviations that must lie between a prediction and a tie."""
 HORIZON = 1000
 """Calls over which a set-up time must be repaid."""
