@@ -479,6 +479,17 @@ def test_the_first_use_measures_once_and_saves(make_op, measured):
     assert kept.trials == found.trials
 
 
+def test_measuring_leaves_random_numbers_alone(measured, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_BUDGET", "0.3")
+    dispatch.reset()
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    autokern.linalg.solve_triangular(torch.eye(9), torch.ones(9, 2))
+    assert measured == ["solve_triangular"]
+    assert torch.randn(4).equal(expected)
+
+
 def test_a_second_session_finds_what_the_first_measured(make_op, measured):
     toy = Toy(make_op)
     toy.call(matrix())

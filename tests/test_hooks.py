@@ -45,6 +45,7 @@ def installed() -> dict[tuple[object, str], object]:
     return {(p.owner, p.name): vars(p.owner)[p.name] for p in PATCHES}
 
 
+ORIGINAL_TO_DENSE = DenseLinearOperator.to_dense
 PATCHES = patches()
 ORIGINALS = installed()
 
@@ -542,6 +543,16 @@ def test_eigh_as_stock(name, kind, accelerator):
     dense = own_vectors.to_dense()
     torch.testing.assert_close(dense * own_values.unsqueeze(-2) @ dense.mT, a, **tolerance)
     assert (own_values >= 0).all()
+
+
+def test_an_operator_is_evaluated_once_for_its_eigenvalues():
+    with autokern.enabled():
+        op = DenseLinearOperator(MATRICES["definite"])
+        with mock.patch.object(
+            DenseLinearOperator, "to_dense", autospec=True, side_effect=ORIGINAL_TO_DENSE
+        ) as counted:
+            op._symeig(eigenvectors=True)
+    assert counted.call_count == 1
 
 
 @each_candidate("eigh")

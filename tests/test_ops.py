@@ -128,11 +128,12 @@ def assert_right(op: Op, candidate: Candidate, problem: Problem, args: tuple[Any
 @each_dtype
 @each_candidate
 def test_contract_on_the_grid(op, candidate, dtype):
-    swept = 0
+    swept, state = 0, torch.get_rng_state()
     for problem in grid(op.name, dtype):
         if served(op, candidate, problem) is not None:
             assert_right(op, candidate, problem, sample(op, problem))
             swept += 1
+    assert torch.get_rng_state().equal(state), "no candidate draws random numbers"
     assert swept, f"no problem here is served by {op.name}.{candidate.name}: enlarge LARGE"
 
 

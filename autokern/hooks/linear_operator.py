@@ -83,10 +83,9 @@ _stock_symeig = LinearOperator._symeig
 
 @functools.wraps(_stock_symeig)
 def _symeig(self: Any, eigenvectors: bool = False, return_evals_as_lazy: bool | None = False) -> Any:
-    dense = None if _stay_out() else self.to_dense().to(dtype=library._linalg_dtype_symeig.value())
-    if dense is None or _always_stock(dense):
+    if _stay_out():
         return _stock_symeig(self, eigenvectors, return_evals_as_lazy)
-    values, vectors = _dispatch_eigh(dense)
+    values, vectors = _dispatch_eigh(self.to_dense().to(dtype=library._linalg_dtype_symeig.value()))
     values = values.clamp_min(0.0).to(self.dtype)
     return values, DenseLinearOperator(vectors.to(self.dtype)) if eigenvectors else None
 
