@@ -44,21 +44,17 @@ def _theta_wanted(kernel: Kernel) -> bool:
 
 
 def _key(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Any:
-    base = _base(kernel)
+    """Read from instance dictionaries what gpytorch's properties would compute anew on every call."""
+    own = kernel.__dict__
+    base = own["_modules"].get("base_kernel") if kernel.__class__ is ScaleKernel else kernel
+    inner = base.__dict__
     grads = None
     if torch.is_grad_enabled():
-        grads = (x1.requires_grad, x2.requires_grad, _theta_wanted(kernel))
-    shapes = (x1.shape, x2.shape, base.ard_num_dims, kernel.batch_shape, x1 is x2)
-    return (
-        kernel.__class__,
-        base.__class__,
-        getattr(base, "nu", 0),
-        getattr(base, "raw_lengthscale", x1).dtype,
-        (x1.__class__, x1.dtype, x1.device, x1.layout),
-        (x2.__class__, x2.dtype, x2.device, x2.layout),
-        shapes,
-        grads,
-    )
+        wanted = [p is not None and p.requires_grad for part in (own, inner) for p in part["_parameters"].values()]
+        grads = (x1.requires_grad, x2.requires_grad, *wanted)
+    batches = (own.get("_batch_shape"), inner.get("_batch_shape"), inner.get("ard_num_dims"), inner.get("nu"))
+    points = (x1.__class__, x2.__class__, x1.shape, x2.shape, x1.dtype, x2.dtype, x1.device, x1 is x2)
+    return (kernel.__class__, base.__class__, batches, points, grads)
 
 
 def _problem_of(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
