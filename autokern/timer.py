@@ -99,7 +99,8 @@ def compare(
                 samples[name].append(_sample(calls[name], repeats[name], synchronize))
             now = time.perf_counter()
             if turn == 0:
-                alive = [n for n in alive if n == reference or samples[n][0] < _ABSURD * samples[reference][0]]
+                seen = {n: min(samples[n][0], first[n]) for n in alive}
+                alive = [n for n in alive if n == reference or seen[n] < _ABSURD * seen[reference]]
             else:
                 alive = _worth_timing(alive, reference, samples)
             if now - began + (now - round_began) > seconds or alive == [reference]:
