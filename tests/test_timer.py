@@ -129,7 +129,7 @@ def test_hopeless_ones_are_dropped_and_others_are_not(clock):
         "hopeless": clock.work("hopeless", 2.2e-3, 0.05, 2),
         "near": clock.work("near", 1.02e-3, 0.05, 3),
     }
-    found = compare(calls, rounds=(7, 7), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    found = compare(calls, rounds=(7, 7), min_time=0)
     assert (found["absurd"].rounds, found["hopeless"].rounds) == (1, 2)
     assert found["stock"].rounds == found["near"].rounds == 7
     assert found["hopeless"].ratio == pytest.approx(2.2, rel=0.2)
@@ -145,8 +145,19 @@ def test_the_reference_is_never_dropped(clock):
 def test_timing_stops_when_only_the_reference_is_left(clock):
     for seconds, rounds in ((2e-3, 2), (9e-3, 1)):
         calls = {"stock": clock.work("stock", 1e-3), "slow": clock.work("slow", seconds)}
-        found = compare(calls, rounds=(7, 7), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+        found = compare(calls, rounds=(7, 7), min_time=0)
         assert (found["stock"].rounds, found["slow"].rounds) == (rounds, rounds)
+
+
+def test_one_slow_round_does_not_make_a_candidate_absurd(clock):
+    times = iter([9e-3] + [1e-3] * 20)
+
+    def unlucky() -> None:
+        clock.now += next(times)
+
+    calls = {"stock": clock.work("stock", 1e-3), "unlucky": unlucky}
+    found = compare(calls, rounds=(5, 5), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    assert found["unlucky"].rounds > 1
 
 
 def test_clear_gaps_need_the_fewest_rounds_and_close_ones_more(clock):

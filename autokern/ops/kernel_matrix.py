@@ -52,9 +52,10 @@ def _key(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Any:
     if torch.is_grad_enabled():
         wanted = [p is not None and p.requires_grad for part in (own, inner) for p in part["_parameters"].values()]
         grads = (x1.requires_grad, x2.requires_grad, *wanted)
+    raw = inner["_parameters"].get("raw_lengthscale")
     batches = (own.get("_batch_shape"), inner.get("_batch_shape"), inner.get("ard_num_dims"), inner.get("nu"))
     points = (x1.__class__, x2.__class__, x1.shape, x2.shape, x1.dtype, x2.dtype, x1.device, x1 is x2)
-    return (kernel.__class__, base.__class__, batches, points, grads)
+    return (kernel.__class__, base.__class__, raw is None or raw.dtype, batches, points, grads)
 
 
 def _problem_of(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
