@@ -24,7 +24,7 @@ from autokern import host, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
-from autokern.op import Candidate, Op, get, inside
+from autokern.op import Candidate, Op, Run, get, inside
 from autokern.policy import Decision, decide
 from autokern.problem import Problem
 from autokern.profile import Profile
@@ -50,6 +50,25 @@ def bypassed() -> bool:
     return bool(inside.active or _compiling() or _tracing() is not None or _transforming() is not None or _modes())
 
 
+def _repeatable(run: Run) -> Run:
+    """Return `run` such that, if it fails, the random state is what it was: another candidate repeats the call."""
+
+    def guarded(*args: Any) -> Any:
+        state = torch.random.get_rng_state()
+        device = host.accelerator()
+        module = torch.get_device_module(device) if device is not None and device.type != "cpu" else None
+        elsewhere = module.get_rng_state() if module is not None else None
+        try:
+            return run(*args)
+        except Exception:
+            torch.random.set_rng_state(state)
+            if module is not None:
+                module.set_rng_state(elsewhere)
+            raise
+
+    return guarded
+
+
 class _Entry:
     """A decided key: what runs, and how often it did."""
 
@@ -58,7 +77,7 @@ class _Entry:
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
         self.candidate = candidate
-        self.run = candidate.run
+        self.run = _repeatable(candidate.run) if candidate.random else candidate.run
         self.count = 0
 
 

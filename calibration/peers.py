@@ -33,7 +33,7 @@ def unpacked(package: str, workdir: Path) -> Path:
 def run_suite(root: Path, tests: list[str], report: Path, environment: dict[str, str]) -> None:
     """Run tests in a suite's root folder, with a report in JUnit's format."""
     command = [sys.executable, "-m", "autokern", "run", "--stats", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["--no-header", "-W", "ignore", "--tb=short", f"--junitxml={report}", *tests]
+    command += ["--no-header", "--disable-warnings", "--tb=short", f"--junitxml={report}", *tests]
     subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=False)
     if not report.exists():
         raise SystemExit(f"the suite in {root.name} ended without a report")

@@ -694,3 +694,20 @@ def test_many_threads_make_one_session_and_lose_no_call(toy):
     for thread in threads:
         thread.join()
     assert len(toy.runs) == 8 * 19
+
+
+def test_a_failing_candidate_that_draws_random_numbers_leaves_their_state(make_op):
+    op = make_op("toy")
+    op.candidate("stock")(lambda a: 2 * a)
+
+    @op.candidate("dicing", random=True)
+    def dicing(a):
+        """Draws, then fails."""
+        torch.rand(3)
+        raise RuntimeError("lost")
+
+    with dispatch.using(force={op.name: "dicing"}):
+        before = torch.random.get_rng_state()
+        with pytest.warns(AutokernWarning, match="lost"):
+            dispatch.route(op)(torch.ones(2, 2))
+        assert torch.equal(torch.random.get_rng_state(), before)
