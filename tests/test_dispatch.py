@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import autokern
 from autokern import dispatch, store
+from autokern import session as session_module
 from autokern.errors import AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
 from autokern.op import inside
 from autokern.policy import Decision
@@ -72,8 +73,8 @@ def matrix(n: int = 4) -> torch.Tensor:
 
 def test_a_call_is_decided_once(toy, monkeypatch):
     decided = []
-    honest = dispatch.decide
-    monkeypatch.setattr(dispatch, "decide", lambda *a: decided.append(1) or honest(*a))
+    honest = session_module.decide
+    monkeypatch.setattr(session_module, "decide", lambda *a: decided.append(1) or honest(*a))
     for _ in range(5):
         assert toy.call(matrix()).equal(2 * matrix())
     assert toy.runs == ["fast"] * 5
@@ -88,7 +89,7 @@ def test_the_dispatched_form_has_the_name_of_the_op(toy):
 
 
 def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
-    monkeypatch.setattr(dispatch, "_MOST_KEYS", 5)
+    monkeypatch.setattr(session_module, "_MOST_KEYS", 5)
     for n in range(1, 24):
         toy.call(matrix(n))
         assert len(dispatch.session().memo["double"]) <= 5
@@ -432,7 +433,7 @@ def test_a_memory_budget_that_only_a_frugal_candidate_fits(toy):
 
 def test_free_memory_is_asked_for_large_calls_only(make_op, monkeypatch):
     asked = []
-    monkeypatch.setattr("autokern.dispatch.host.available_memory", lambda device: asked.append(device) or 10**9)
+    monkeypatch.setattr("autokern.session.host.available_memory", lambda device: asked.append(device) or 10**9)
     toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
     dispatch.reset(NEVER).adopt(toy.profile())
     toy.call(matrix(8))
@@ -451,13 +452,13 @@ def test_free_memory_is_asked_for_large_calls_only(make_op, monkeypatch):
 def measured(monkeypatch):
     """First-use calibration is on; the list holds the names of the ops that were measured."""
     seen = []
-    honest = dispatch.calibrate
+    honest = session_module.calibrate
 
     def noted(ops, *args, **more):
         seen.extend(op.name for op in ops)
         return honest(ops, *args, **more)
 
-    monkeypatch.setattr(dispatch, "calibrate", noted)
+    monkeypatch.setattr(session_module, "calibrate", noted)
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
     monkeypatch.setenv("AUTOKERN_BUDGET", "60")
     dispatch.reset()
@@ -538,7 +539,7 @@ def test_a_pinned_profile_that_is_not_there_is_an_error(make_op, monkeypatch, tm
 
 
 def test_nothing_is_measured_in_a_forked_child(make_op, measured, monkeypatch):
-    monkeypatch.setattr("autokern.dispatch.host.forked", lambda: True)
+    monkeypatch.setattr("autokern.session.host.forked", lambda: True)
     toy = Toy(make_op)
     toy.call(matrix())
     assert (measured, toy.runs) == ([], ["stock"])

@@ -1,0 +1,254 @@
+"""Session: what a process knows and decided so far, apart from the hot path that reads it.
+
+The settings in force, the profile, the memo of decided keys, measuring at first use. Floor 3: may import the floors
+below.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+import msgspec
+import torch
+
+from autokern import host, store
+from autokern.calibrate import calibrate
+from autokern.costs import CostModel
+from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
+from autokern.op import Candidate, Op, Run, get
+from autokern.policy import Decision, decide
+from autokern.problem import Problem
+from autokern.profile import Profile
+from autokern.progress import display
+from autokern.settings import Settings
+
+__all__ = ["Entry", "Memo", "Session", "counted"]
+
+_log = logging.getLogger("autokern")
+_MOST_KEYS = 10_000
+"""A memo of this size is emptied: random shapes must not leak memory."""
+_SMALL = 64 * 2**20
+"""Calls that take fewer bytes than this are decided without asking how much memory is free."""
+
+
+def _repeatable(run: Run) -> Run:
+    """Return `run` such that, if it fails, the random state is what it was: another candidate repeats the call."""
+
+    def guarded(*args: Any) -> Any:
+        state = torch.random.get_rng_state()
+        device = host.accelerator()
+        module = torch.get_device_module(device) if device is not None and device.type != "cpu" else None
+        elsewhere = module.get_rng_state() if module is not None else None
+        try:
+            return run(*args)
+        except Exception:
+            torch.random.set_rng_state(state)
+            if module is not None:
+                module.set_rng_state(elsewhere)
+            raise
+
+    return guarded
+
+
+class Entry:
+    """A decided key: what runs, and how often it did."""
+
+    __slots__ = ("candidate", "count", "decision", "run")
+
+    def __init__(self, decision: Decision, candidate: Candidate) -> None:
+        self.decision = decision
+        self.candidate = candidate
+        self.run = _repeatable(candidate.run) if candidate.random else candidate.run
+        self.count = 0
+
+
+def _stock_entry(op: Op, reason: str) -> Entry:
+    ours = Problem(op=op.name)
+    return Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
+
+
+Memo = dict[str, dict[Any, Entry]]
+
+
+def counted(memo: Memo) -> Counter[tuple[str, str]]:
+    """Return the number of calls that the entries of a memo served, by op and candidate."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for name, table in list(memo.items()):
+        for entry in list(table.values()):
+            counts[name, entry.candidate.name] += entry.count
+    return counts
+
+
+class Session:
+    """What a process knows: its settings, the profile in force, and the decisions taken.
+
+    Parameters
+    ----------
+    settings : Settings
+        What the user ordered.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.memo: Memo = {}
+        self._decided: dict[tuple[Problem, Settings], Decision] = {}
+        self.past: Counter[tuple[str, str]] = Counter()
+        self._model: CostModel | None = None
+        self._lock = threading.RLock()
+        self._measuring = threading.Lock()
+        self._spent = 0.0
+        self._tried: set[tuple[str, str, str]] = set()
+        _log.setLevel(settings.log.upper())
+        for name, candidate in settings.force:
+            get(name)[candidate]
+
+    @property
+    def model(self) -> CostModel:
+        """The cost model of the profile in force, loaded when first asked for."""
+        if self._model is None:
+            with self._lock:
+                if self._model is None:
+                    self._model = CostModel(_load(self.settings))
+        return self._model
+
+    @property
+    def profile(self) -> Profile:
+        """The profile in force."""
+        return self.model.profile
+
+    def adopt(self, profile: Profile) -> None:
+        """Put another profile in force; decisions are taken afresh."""
+        with self._lock:
+            self._model = CostModel(profile)
+            self.forget()
+
+    def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
+        """Put a decided key into a memo, which is emptied first if it has grown too large."""
+        table = memo.setdefault(name, {})
+        if len(table) >= _MOST_KEYS:
+            self.forget(memo)
+        table[key] = entry
+
+    def forget(self, memo: Memo | None = None) -> None:
+        """Empty the memo, or that of a `using` block; counts of calls are kept."""
+        memo = self.memo if memo is None else memo
+        with self._lock:
+            self.past += counted(memo)
+            for table in list(memo.values()):
+                table.clear()
+            self._decided.clear()
+
+    def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> Entry:
+        """Decide a call that is not in the memo; whatever goes wrong in deciding means stock."""
+        if not settings.enabled:
+            return _stock_entry(op, "autokern is off (AUTOKERN=0)")
+        try:
+            problem = op.problem_of(*args)
+            if problem is None:
+                return _stock_entry(op, "not a call that autokern serves")
+            self._measure_first_use(op, problem)
+            decision = self._shared(op, problem, settings)
+        except AutokernError:
+            raise
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            told = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
+            warnings.warn(told, AutokernWarning, stacklevel=3)
+            return _stock_entry(op, "deciding failed")
+        _log.debug("%s", decision)
+        return Entry(decision, op[decision.candidate])
+
+    def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
+        """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
+
+        Where memory or an order by exact size or problem matters, it is decided for itself.
+        """
+        exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
+        if exact or max(c.memory(problem) for c in op.candidates) > _SMALL:
+            return self.decide(op, problem, settings)
+        key = (problem.coarse, settings)
+        decision = self._decided.get(key)
+        if decision is None:
+            if len(self._decided) >= _MOST_KEYS:
+                self._decided.clear()
+            decision = self._decided[key] = self.decide(op, problem.coarse, settings)
+        if op[decision.candidate].why_not(problem) is not None:
+            return self.decide(op, problem, settings)
+        return msgspec.structs.replace(decision, problem=problem)
+
+    def decide(self, op: Op, problem: Problem, settings: Settings) -> Decision:
+        """Decide a problem under settings, with the memory that is free now."""
+        available = None
+        if settings.memory is None and max(c.memory(problem) for c in op.candidates) > _SMALL:
+            there = problem.device in host.current().devices  # what a recorded host has is only explained here
+            available = host.available_memory(problem.device) if there else None
+        decision = decide(problem, op, self.model, settings, available)
+        if settings.memory is None or op[decision.candidate].memory(problem) <= settings.memory:
+            return decision
+        fitting = [name for name in decision.order if op[name].memory(problem) <= settings.memory]
+        if fitting:
+            reason = f"{decision.candidate} does not fit the memory that the user allowed"
+            return msgspec.structs.replace(
+                decision, candidate=fitting[0], reason=reason, source="order", margin=1.0, order=tuple(fitting)
+            )
+        frugal = min(decision.order, key=lambda name: op[name].memory(problem))
+        asked, allowed = op[frugal].memory(problem) / 2**30, settings.memory / 2**30
+        raise MemoryBudgetError(
+            f"{problem} needs {asked:.3g} GiB by its most frugal candidate ({frugal}); {allowed:.3g} GiB are allowed "
+            "(AUTOKERN_MEMORY or using(memory=...)). Allow more, use float32, or fewer points"
+        )
+
+    def _measure_first_use(self, op: Op, problem: Problem) -> None:
+        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""
+        settings = self.settings
+        pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
+        if pinned or problem.group in self._tried or self.model.knows(problem):
+            return
+        left = settings.budget - self._spent
+        if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
+            return
+        if not self._measuring.acquire(blocking=False):
+            return
+        started = time.perf_counter()
+        self._tried.add(problem.group)
+        try:
+            with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
+                if ours:
+                    self._calibrate(op, problem, left)
+        except (AutokernError, RuntimeError, OSError) as error:
+            if settings.strict:
+                raise
+            warnings.warn(f"autokern could not measure {op.name}, so stock runs: {error}", AutokernWarning, 2)
+        finally:
+            self._spent += time.perf_counter() - started
+            self._measuring.release()
+
+    def _calibrate(self, op: Op, problem: Problem, budget: float) -> None:
+        def publish(profile: Profile) -> None:
+            store.save(self.settings, profile)
+            self.adopt(profile)
+
+        with display(f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine") as shown:
+            calibrate(
+                [op],
+                "quick",
+                budget,
+                [problem.device],
+                self.profile,
+                dtypes=(problem.dtype,),
+                progress=shown,
+                publish=publish,
+            )
+
+
+def _load(settings: Settings) -> Profile:
+    if settings.profile is not None:
+        return store.read_file(settings.profile)
+    here = host.current()
+    return store.load(settings, here.fingerprint) or Profile(host=here.fields, fingerprint=here.fingerprint)
