@@ -332,7 +332,7 @@ def _between_winners(group: _Group) -> Problem | None:
     best: tuple[float, Problem] | None = None
     for index, one in enumerate(group.trials):
         for other in group.trials[index + 1 :]:
-            if one.problem.words != other.problem.words or _best(one) == _best(other):
+            if one.problem.words != other.problem.words or not (_differ(one, other) and _differ(other, one)):
                 continue
             here, there = group.op.coordinates(one.problem), group.op.coordinates(other.problem)
             distance = sum((a - b) ** 2 for a, b in zip(here, there, strict=True)) ** 0.5
@@ -344,6 +344,8 @@ def _between_winners(group: _Group) -> Problem | None:
     return best[1] if best else None
 
 
-def _best(trial: Trial) -> str:
-    name = min(trial.timings, key=lambda n: trial.timings[n].ratio)
-    return name if trial.timings[name].ratio < 0.97 else "stock"
+def _differ(one: Trial, other: Trial) -> bool:
+    """Whether the winner of one trial clearly lost the other; two that are always close are not worth telling apart."""
+    winner = min(one.timings, key=lambda n: one.timings[n].ratio)
+    lost = other.timings.get(winner)
+    return lost is not None and lost.ratio > 1.05 * min(t.ratio for t in other.timings.values())

@@ -161,10 +161,12 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
         steps = [(size, _mean_log_ratios(trials)) for size, trials in sorted(sizes.items())]
         found = []
+        below = _winner(steps[0][1]) if steps else "stock"
         for (size, ratios), (next_size, next_ratios) in itertools.pairwise(steps):
-            below, above = _winner(ratios), _winner(next_ratios)
+            above = _winner(next_ratios, holder=below)
             if below != above:
                 found.append(Crossover(_crossing(size, next_size, ratios, next_ratios, below, above), below, above))
+            below = above
         return found
 
 
@@ -173,9 +175,13 @@ def _mean_log_ratios(trials: list[Trial]) -> dict[str, float]:
     return {name: sum(math.log(t.timings[name].ratio) for t in trials) / len(trials) for name in sorted(names)}
 
 
-def _winner(ratios: dict[str, float], tie: float = 0.03) -> str:
+def _winner(ratios: dict[str, float], holder: str = "stock", tie: float = 0.05) -> str:
+    """Return the fastest; within a tie that is stock, or whoever was it at the size below."""
     best = min(ratios, key=ratios.__getitem__, default="stock")
-    return "stock" if ratios.get("stock", math.inf) <= ratios.get(best, math.inf) + tie else best
+    for name in ("stock", holder):
+        if ratios.get(name, math.inf) <= ratios.get(best, math.inf) + tie:
+            return name
+    return best
 
 
 def _crossing(

@@ -32,6 +32,8 @@ __all__ = ["Entry", "Memo", "Session", "counted"]
 _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000
 """A memo of this size is emptied: random shapes must not leak memory."""
+_FIRST_SHARE = 0.35
+"""Part of the budget that one op may take at its first use, so that others get their turn."""
 _SMALL = 64 * 2**20
 """Calls that take fewer bytes than this are decided without asking how much memory is free."""
 
@@ -210,7 +212,7 @@ class Session:
         pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
         if pinned or problem.group in self._tried or self.model.knows(problem):
             return
-        left = settings.budget - self._spent
+        left = min(settings.budget - self._spent, _FIRST_SHARE * settings.budget)
         if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
             return
         if not self._measuring.acquire(blocking=False):

@@ -74,7 +74,9 @@ def _table(*columns: str) -> Table:
     for column in columns:
         last = column == columns[-1]
         side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        table.add_column(column.removeprefix(">"), justify=side, no_wrap=not last, overflow="fold")
+        table.add_column(
+            column.removeprefix(">"), justify=side, no_wrap=not last and column != "problem", overflow="fold"
+        )
     return table
 
 
