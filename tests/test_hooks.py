@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import pickle
 import subprocess
@@ -280,6 +281,9 @@ def test_any_order_of_imports():
         "last": "import linear_operator\nimport gpytorch\nimport torch\nimport autokern.auto",
         "between": "import torch\nimport linear_operator\nimport autokern.auto\nimport gpytorch",
     }
+    if importlib.util.find_spec("botorch"):
+        orders["before botorch"] = "import autokern.auto\nimport botorch"
+        orders["after botorch"] = "import botorch\nimport autokern.auto"
 
     def start(imports: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", USE.format(imports=imports)]
