@@ -90,13 +90,14 @@ class CostModel:
         stock = self._fit(op, op.stock, problem.group)
         if stock is None:
             return {}
-        base = stock.predict(op, op.stock, problem)
+        price = stock.price(op.stock, problem)
+        base = stock.predict(op, problem, price)
         found = {"stock": Estimate(math.exp(base.mean), 0.0, 0.0, base.distance)}
         for candidate in candidates:
             fit = None if candidate.name == "stock" else self._fit(op, candidate, problem.group)
             if fit is not None:
-                prior = fit.price(candidate, problem) - stock.price(op.stock, problem)
-                told = fit.predict(op, candidate, problem, prior)
+                prior = fit.price(candidate, problem) - price
+                told = fit.predict(op, problem, prior)
                 found[candidate.name] = Estimate(math.exp(base.mean + told.mean), told.mean, told.sigma, told.distance)
         return found
 
@@ -156,10 +157,8 @@ class _Fit:
         """Log of the seconds by the price list alone."""
         return float(np.log(_priced(self._prices, candidate, [problem])[0]))
 
-    def predict(self, op: Op, candidate: Candidate, problem: Problem, prior: float | None = None) -> _Told:
+    def predict(self, op: Op, problem: Problem, prior: float) -> _Told:
         """Return the posterior of the log time or log ratio, `prior` being what the price list says."""
-        if prior is None:
-            prior = self.price(candidate, problem)
         distance = _distances(_place(op, problem)[None, :], self._places)[0]
         cross = self._fit.amplitude**2 * _matern32(distance / self._lengthscale)
         nearest = float(distance.min())

@@ -127,6 +127,7 @@ class Session:
         """Put another profile in force; decisions are taken afresh."""
         with self._lock:
             self._model = CostModel(profile)
+            self._decided.clear()
             self.forget()
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
@@ -143,7 +144,6 @@ class Session:
             self.past += counted(memo)
             for table in list(memo.values()):
                 table.clear()
-            self._decided.clear()
 
     def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> Entry:
         """Decide a call that is not in the memo; whatever goes wrong in deciding means stock."""
