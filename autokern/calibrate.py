@@ -7,17 +7,17 @@ was measured until then is a valid profile. Floor 3: may import the floors below
 
 from __future__ import annotations
 
-import copy
 import datetime
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from autokern import host, timer
+from autokern.arguments import in_float64
 from autokern.errors import SettingsError
 from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.problem import SIZES, Problem
@@ -288,7 +288,7 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
     """
     if not problem.grad:
         return lambda trialled: 0.0
-    exact = op.trial(op.reference, problem, tuple(_in_float64(args)))().grads
+    exact = op.trial(op.reference, problem, in_float64(args))().grads
     eps = 2.0**-52 if problem.dtype == "float64" else 2.0**-23
 
     def gap(found: tuple[torch.Tensor, ...]) -> float:
@@ -297,18 +297,6 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
 
     unit = max(10 * gap(stock.grads), 1000 * eps)
     return lambda trialled: gap(trialled.grads) / unit
-
-
-def _in_float64(args: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield copies in float64; an argument that was passed twice stays one."""
-    copies: dict[int, Any] = {}
-    for arg in args:
-        if id(arg) not in copies:
-            if isinstance(arg, torch.Tensor):
-                copies[id(arg)] = arg.detach().double().requires_grad_(arg.requires_grad)
-            else:
-                copies[id(arg)] = copy.deepcopy(arg).double()
-        yield copies[id(arg)]
 
 
 def _expected_seconds(group: _Group, problem: Problem) -> float:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
+from autokern.arguments import rebuilt, tensors_in
 from autokern.errors import AutokernError, SettingsError
 from autokern.problem import SIZES, Features, Problem
 
@@ -29,7 +30,6 @@ __all__ = [
     "inside",
     "known",
     "registered",
-    "tensors_in",
 ]
 
 ACCURACIES = ("same", "better", "approximate")
@@ -41,9 +41,10 @@ Run = Callable[..., Any]
 
 
 class _Inside(threading.local):
-    """Whether this thread is running a candidate: calls that a candidate makes are not dispatched again."""
+    """Whether this thread is running a candidate (its calls are not dispatched again), and whether it is calibrating."""
 
     active = False
+    measuring = False
 
 
 inside = _Inside()
@@ -134,6 +135,9 @@ class Op:
         Maps a result to the form that the contract makes unique (signs of a QR), so that gradients can be compared.
     raises : tuple of exception types
         Errors that belong to the contract; dispatch passes them on unchanged.
+    composite : bool
+        Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
+        may keep caches, so every trial gets fresh ones.
     """
 
     name: str
@@ -150,6 +154,7 @@ class Op:
     axes: Callable[[Problem], tuple[float, ...]] = lambda problem: ()
     canonical: Callable[[Any], Any] = lambda out: out
     raises: tuple[type[BaseException], ...] = ()
+    composite: bool = False
     candidates: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -222,16 +227,20 @@ class Op:
         The function returns what the candidate returned, and the gradients of its canonical form with respect to all
         leaves among the arguments, under cotangents that are the same for every candidate.
         """
-        leaves = [t for t in tensors_in(args) if t.requires_grad]
+        leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
         cotangents: list[torch.Tensor] = []
+        nested = self.composite and run is self.stock.run
+
+        def call() -> Any:
+            return run(*rebuilt(args)) if self.composite else run(*args)
 
         def forward() -> Trialled:
             with torch.no_grad():
-                return Trialled(run(*args), ())
+                return Trialled(call(), ())
 
         def forward_and_backward() -> Trialled:
             with torch.enable_grad():
-                out = run(*args)
+                out = call()
                 outputs = tuple(tensors_in(self.canonical(out)))
             if not cotangents:
                 generator = torch.Generator().manual_seed(7)
@@ -240,7 +249,21 @@ class Op:
                     cotangents.append(random.to(dtype=output.dtype, device=output.device))
             return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents))
 
-        return forward_and_backward if problem.grad else forward
+        whole = forward_and_backward if problem.grad else forward
+        return _dispatching(whole) if nested else whole
+
+
+def _dispatching(call: Callable[[], Trialled]) -> Callable[[], Trialled]:
+    """Return `call` such that the calls it makes are dispatched, as they are when a composite op runs stock."""
+
+    def open_call() -> Trialled:
+        before, inside.active = inside.active, False
+        try:
+            return call()
+        finally:
+            inside.active = before
+
+    return open_call
 
 
 def registered() -> list[Op]:
@@ -264,14 +287,3 @@ def get(name: str) -> Op:
     if name not in _REGISTRY:
         raise SettingsError(f"unknown op {name!r}; autokern knows {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[name]
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested tuples, and the parameters of modules, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, torch.nn.Module):
-        yield from value.parameters()
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from tensors_in(item)

@@ -20,7 +20,7 @@ from autokern import host, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
-from autokern.op import Candidate, Op, Run, get
+from autokern.op import Candidate, Op, Run, get, inside
 from autokern.policy import Decision, decide
 from autokern.problem import Problem
 from autokern.profile import Profile
@@ -210,7 +210,7 @@ class Session:
         """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""
         settings = self.settings
         pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        if pinned or problem.group in self._tried or self.model.knows(problem):
+        if pinned or inside.measuring or problem.group in self._tried or self.model.knows(problem):
             return
         left = min(settings.budget - self._spent, _FIRST_SHARE * settings.budget)
         if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():

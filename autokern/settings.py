@@ -29,7 +29,8 @@ VARIABLES = {
     "AUTOKERN_THRESHOLD": "op:device=size,...: at or below that many columns run on the CPU, above on the device",
     "AUTOKERN_ACCURACY": "same (default): results agree with stock or are better; approximate: lower precision allowed",
     "AUTOKERN_MEMORY": "most memory that one call may take, e.g. 8GiB (default: what is free)",
-    "AUTOKERN_THREADS": "auto (default: never more threads than the CPU quota), a number, or off",
+    "AUTOKERN_ALLOCATOR": "default, or retain: glibc keeps the memory of what is freed for the next large result",
+    "AUTOKERN_THREADS": "auto (default: at most what CPU quota and affinity allow), a number (at most that), or off",
     "AUTOKERN_DETERMINISTIC": "1: nothing is measured; choices come from a pinned profile or an order, else stock",
     "AUTOKERN_STRICT": "1: cache trouble and candidate failures raise instead of falling back",
     "AUTOKERN_LOG": "debug, info, warning (default) or error",
@@ -56,6 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threshold: tuple[tuple[str, str, int], ...] = ()
     accuracy: str = "same"
     memory: int | None = None
+    allocator: str = "default"
     threads: int | str = "auto"
     deterministic: bool = False
     strict: bool = False
@@ -266,6 +268,7 @@ _PARSERS: dict[str, _Parser] = {
     "AUTOKERN_THRESHOLD": _threshold,
     "AUTOKERN_ACCURACY": _accuracy,
     "AUTOKERN_MEMORY": _memory,
+    "AUTOKERN_ALLOCATOR": _one_of("allocator", "default", "retain"),
     "AUTOKERN_THREADS": _threads,
     "AUTOKERN_DETERMINISTIC": _flag("deterministic"),
     "AUTOKERN_STRICT": _flag("strict"),

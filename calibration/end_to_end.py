@@ -1,24 +1,23 @@
 """Real models with autokern off and on, interleaved in one run; writes `end_to_end.json` and `co2.png`.
 
-Three workloads: `diabetes` (exact training), `co2` (online learning, one fantasy update per week) and `cg` (conjugate
-gradients on a dense kernel matrix). Each steps two independent copies in turn, one under stock and one under autokern,
-and compares them pair by pair. The models live in `workloads.py`; tables, the plot and the README's block in
-`figures.py`. This is a script: it may import both, and the public names of `autokern`.
+Here are `diabetes` (exact training), `co2` (online learning, one fantasy update per week) and `cg` (conjugate
+gradients on a dense kernel matrix), and the command line of all workloads: `training` and `jump` live in
+`training.py`, `botorch` and `memory` in `fits.py`, `processes` in `processes.py`. Each workload steps independent
+copies in turn, under stock and under autokern, and compares them pair by pair (`measuring.py`). The models live in
+`workloads.py`; tables, the plot and the README's block in `figures.py` and `rows.py`. This is a script: it may import
+all of these, and the public names of `autokern`.
+
+A run of some workloads keeps the figures of the others only if host, versions and scale are the same; each workload
+says when and where it was run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
-import math
 import platform
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,15 @@ from typing import Any
 import figures
 import gpytorch
 import linear_operator
-import numpy as np
 import psutil
 import torch
+from fits import run_botorch, run_memory
 from linear_operator.utils.warnings import NumericalWarning
+from measuring import DTYPES, FULL, QUICK, SIDES, Report, Scale, Toggles, compare, geomean, interleave, largest, word
+from processes import run_processes
+from rows import sentence
 from torch import Tensor
+from training import run_jump, run_training
 from workloads import (
     Solve,
     State,
@@ -45,85 +48,8 @@ from workloads import (
     predict,
 )
 
-SIDES = ("off", "on")
-DTYPES = (torch.float32, torch.float64)
 START, FORECAST, CHECK_EVERY = 100, 52, 200
 COLUMNS, ITERATIONS = 11, 20
-
-Toggles = Mapping[str, Callable[[], AbstractContextManager[Any]]]
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much one run does: training steps, last week of the stream, sizes and solves of CG, steps not counted."""
-
-    steps: int = 40
-    last: int = 2200
-    sizes: tuple[int, ...] = (1000, 2000, 4000, 8000)
-    solves: int = 6
-    warmup: int = 4
-
-
-FULL, QUICK = Scale(), Scale(steps=12, last=500, sizes=(1000, 2000), warmup=2)
-
-
-@contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector out of timed sections, and make collecting between them cheap."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
-def interleave(
-    toggles: Toggles,
-    steps: Mapping[str, Callable[[], object]],
-    rounds: int,
-    warmup: int = 0,
-    after: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
-    """Return the seconds of `rounds` steps of each side, taken in turn; the side that goes first alternates.
-
-    Entering a toggle is not timed: users enable once. Between rounds `after` is called and garbage is collected,
-    because a model replaced by its fantasy model is a reference cycle that holds its matrices until then.
-    """
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    with quiet_collector():
-        for turn in range(warmup + rounds):
-            for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
-                with toggles[side]():
-                    start = time.perf_counter()
-                    steps[side]()
-                    elapsed = time.perf_counter() - start
-                if turn >= warmup:
-                    seconds[side].append(elapsed)
-            after()
-            gc.collect()
-    return seconds
-
-
-def compare(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the median seconds of each side, and median and quartiles of the paired ratios off / on."""
-    ratios = np.divide(seconds["off"], seconds["on"])
-    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
-    medians = {side: statistics.median(seconds[side]) for side in SIDES}
-    return {**medians, "ratio": middle, "quartiles": [low, high], "pairs": len(ratios)}
-
-
-def largest(values: Tensor) -> float:
-    """Return the largest absolute value."""
-    return values.abs().max().item()
-
-
-def word(dtype: torch.dtype) -> str:
-    """Return the bare name of a dtype."""
-    return str(dtype).removeprefix("torch.")
 
 
 def run_diabetes(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
@@ -140,7 +66,7 @@ def run_diabetes(scale: Scale, toggles: Toggles, report: Report) -> dict[str, An
             figure["hyperparameter_difference"] = largest(gaps)
             figure["relative_hyperparameter_difference"] = largest(gaps / positives(off.model))
             cases.append(figure)
-            report(f"diabetes, {kernel}, {word(dtype)}: {figures.sentence(figure)}")
+            report(f"diabetes, {kernel}, {word(dtype)}: {sentence(figure)}")
     n, d = off.model.train_inputs[0].shape
     return {"n": n, "d": d, "steps": scale.warmup + scale.steps, "cases": cases}
 
@@ -199,7 +125,7 @@ def run_co2(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
         for side in SIDES:
             seconds[side] += block[side]
         checks.append(refit_errors(streams, state, toggles))
-        report(f"co2, {n + weeks} weeks: {figures.sentence(around(seconds, n + weeks))}")
+        report(f"co2, {n + weeks} weeks: {sentence(around(seconds, n + weeks))}")
     marks = [n for n in (200, 400, 800, 1200, 1600, 2048) if START < n < scale.last]
     return {
         "start": START,
@@ -225,16 +151,22 @@ def run_cg(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
             figure |= {"n": n, "dtype": word(dtype), "difference": gap}
             figure["residual"] = {side: solves[side].residual() for side in SIDES}
             cases.append(figure)
-            report(f"cg, n={n}, {word(dtype)}: {figures.sentence(figure)}")
-    ratio = math.exp(statistics.fmean(math.log(case["ratio"]) for case in cases))
+            report(f"cg, n={n}, {word(dtype)}: {sentence(figure)}")
+    ratio = geomean(case["ratio"] for case in cases)
     return {"columns": COLUMNS, "iterations": ITERATIONS, "cases": cases, "geomean": ratio}
 
 
 WORKLOADS: dict[str, Callable[[Scale, Toggles, Report], dict[str, Any]]] = {
+    "training": run_training,
+    "jump": run_jump,
     "diabetes": run_diabetes,
+    "processes": run_processes,
+    "memory": run_memory,
     "co2": run_co2,
     "cg": run_cg,
+    "botorch": run_botorch,
 }
+"""In the order in which they run: importing BoTorch changes defaults of GPyTorch for good, so its fits are the last."""
 
 
 def describe(host: Mapping[str, Any], quick: bool) -> dict[str, Any]:
@@ -246,7 +178,41 @@ def describe(host: Mapping[str, Any], quick: bool) -> dict[str, Any]:
     return {"schema": 1, "date": date, "quick": quick, "host": dict(host) or fallback, "versions": versions}
 
 
-def measure(names: Sequence[str], quick: bool, report: Report) -> dict[str, Any]:
+def since(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the calls by op and candidate that came between two answers of `autokern.stats`."""
+    gained: dict[str, dict[str, int]] = {}
+    for op, counts in now.items():
+        for candidate, count in counts.items():
+            if (more := count - before.get(op, {}).get(candidate, 0)) > 0:
+                gained.setdefault(op, {})[candidate] = more
+    return gained
+
+
+def differences(earlier: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+    """Return in what two runs differ so that their figures cannot stand side by side."""
+    before, now = figures.plain(earlier), figures.plain(results)
+    for run in (before, now):
+        run["host"] = {key: value for key, value in run["host"].items() if key != "remarks"}
+    return [key for key in ("schema", "host", "versions", "quick") if before.get(key) != now[key]]
+
+
+def kept(
+    earlier: Mapping[str, Any], results: Mapping[str, Any], names: Sequence[str], report: Report
+) -> dict[str, Any]:
+    """Return the workloads of an earlier run other than `names`; none, and report it, if the runs differ too much."""
+    others = {name: earlier[name] for name in WORKLOADS if name in earlier and name not in names}
+    if others and (unlike := differences(earlier, results)):
+        report(f"{figures.JSON_NAME} loses {', '.join(others)}: other {', '.join(unlike)} than in this run")
+        return {}
+    return {name: {"run": stamp(earlier), **figure} for name, figure in others.items()}
+
+
+def stamp(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return when and where a workload was run."""
+    return {"date": results["date"], "host": figures.machine(results["host"])}
+
+
+def measure(names: Sequence[str], quick: bool, earlier: Mapping[str, Any], report: Report) -> dict[str, Any]:
     """Calibrate if nothing is known of this machine, run the workloads, and return all figures."""
     import autokern
 
@@ -254,16 +220,19 @@ def measure(names: Sequence[str], quick: bool, report: Report) -> dict[str, Any]
         autokern.calibrate(level="quick", budget=20.0)
     toggles: Toggles = {"off": contextlib.nullcontext, "on": autokern.enabled}
     results = describe(autokern.profile().host, quick)
+    found = kept(earlier, results, names, report)
     for name in names:
-        results[name] = WORKLOADS[name](QUICK if quick else FULL, toggles, report)
-    return {**results, "calls": figures.plain(autokern.stats())}
+        before = autokern.stats()
+        if figure := WORKLOADS[name](QUICK if quick else FULL, toggles, report):
+            found[name] = {"run": {**stamp(results), "calls": since(before, autokern.stats())}, **figure}
+    return {**results, **{name: found[name] for name in WORKLOADS if name in found}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; 0 is fine, 1 a document that does not hold the figures of the JSON, 2 bad usage."""
     parser = argparse.ArgumentParser(description="Compare real models with autokern off and on.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"any of {', '.join(WORKLOADS)}; default all")
-    parser.add_argument("--quick", action="store_true", help="small sizes, a minute in all")
+    parser.add_argument("--quick", action="store_true", help="small sizes, two minutes in all")
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent, help="where JSON and plot are")
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the block of figures in FILE")
@@ -277,7 +246,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             parser.error(str(error))
     names = [name for name in WORKLOADS if name in (options.workloads or WORKLOADS)]
-    results = measure(names, options.quick, figures.console.print)
+    try:
+        earlier = figures.read(options.output_dir)
+    except FileNotFoundError:
+        earlier = {}
+    except ValueError as error:
+        parser.error(f"{figures.JSON_NAME} in {options.output_dir} cannot be read, remove it: {error}")
+    results = measure(names, options.quick, earlier, figures.console.print)
     figures.write(results, options.output_dir)
     figures.show(results)
     return 0

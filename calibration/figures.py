@@ -1,129 +1,59 @@
 """Tables, the plot and the README's block for the figures that `end_to_end.py` measures.
 
-Everything here is a function of the results as they stand in `end_to_end.json`; nothing is measured. May import no
-other file of this folder.
+Everything here is a function of the results as they stand in `end_to_end.json`; nothing is measured. May import
+`rows`, and no other file of this folder.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from rows import COUNTS, KERNELS, Results, duration, factor, per_second, rows, slashed, small
 
 JSON_NAME, PLOT_NAME = "end_to_end.json", "co2.png"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 OLD_THRESHOLD = 2048
-KERNELS = {"rbf": "RBF", "matern52": "Matérn 5/2"}
 
-Results = Mapping[str, Any]
-console = Console(width=None if sys.stdout.isatty() else 140)
+console = Console(width=None if sys.stdout.isatty() else 150)
 
 
-class Row(NamedTuple):
-    """One comparison as text; `headline` rows go to the README."""
-
-    what: str
-    off: str
-    on: str
-    faster: str
-    agreement: str
-    headline: bool
+def machine(host: Results) -> str:
+    """Return the processor and the number of threads."""
+    return f"{host['cpu']['model']}, {host['cpu']['torch_threads']} threads"
 
 
-def duration(seconds: float) -> str:
-    """Return a time to three digits with its unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            value = seconds / size
-            return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
-    raise AssertionError
-
-
-def factor(figure: Results) -> str:
-    """Return the median of the paired ratios with its quartiles."""
-    low, high = figure["quartiles"]
-    return f"{figure['ratio']:.2f}× ({low:.2f}–{high:.2f})"
-
-
-def sentence(figure: Results) -> str:
-    """Return one comparison in words."""
-    return f"off {duration(figure['off'])}, on {duration(figure['on'])}, {factor(figure)} faster"
-
-
-def small(value: float) -> str:
-    """Return an error to one digit."""
-    return f"{value:.0e}" if value else "0"
-
-
-def rows(results: Results) -> Iterator[Row]:
-    """Yield every comparison of the workloads that were run."""
-    if "diabetes" in results:
-        yield from diabetes_rows(results["diabetes"])
-    if "co2" in results:
-        yield from co2_rows(results["co2"])
-    if "cg" in results:
-        yield from cg_rows(results["cg"])
-
-
-def diabetes_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each trained model."""
-    for case in figures["cases"]:
-        what = f"training step, diabetes, {KERNELS[case['kernel']]}, {case['dtype']}"
-        agreement = f"loss {small(case['loss_difference'])}"
-        yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, True)
-
-
-def co2_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for some sizes along the stream, and one for the whole."""
-    checks = {check["n"]: check for check in figures["checks"]}
-    headlines = {800, figures["last"]}
-    for case in figures["at"]:
-        n = case["n"]
-        agreement = forecast_agreement([checks[n]]) if n in checks else ""
-        times = duration(case["off"]), duration(case["on"])
-        yield Row(f"CO₂ stream, update at n = {n:,}", *times, factor(case), agreement, n in headlines)
-    total = figures["total"]
-    what = f"CO₂ stream, n from {figures['start']:,} to {figures['last']:,}"
-    times = duration(total["off"]), duration(total["on"])
-    agreement = forecast_agreement(figures["checks"])
-    yield Row(what, *times, f"{total['off'] / total['on']:.2f}×", agreement, True)
-
-
-def forecast_agreement(checks: Sequence[Results]) -> str:
-    """Return the largest errors of mean and variance against an exact refit, under autokern and in stock."""
-    on, off = (
-        " / ".join(small(max(check[side][what] for check in checks)) for what in ("mean", "variance"))
-        for side in ("on", "off")
-    )
-    return f"forecast {on} (stock {off})"
-
-
-def cg_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each size and dtype; the largest size is the headline."""
-    largest = max(case["n"] for case in figures["cases"])
-    for case in figures["cases"]:
-        what = f"{figures['iterations']} CG iterations, n = {case['n']:,}, {case['dtype']}"
-        agreement = f"iterate {small(case['difference'])}"
-        yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, case["n"] == largest)
+def dates(results: Results) -> str:
+    """Return when the workloads were run: one date, or each with its workloads."""
+    found: dict[str, list[str]] = {}
+    for name, figures in results.items():
+        if isinstance(figures, Mapping) and "run" in figures:
+            found.setdefault(figures["run"]["date"], []).append(name)
+    if len(found) > 1:
+        return ", ".join(f"{date} ({', '.join(names)})" for date, names in sorted(found.items()))
+    return str(next(iter(found), results["date"]))
 
 
 def caption(results: Results) -> str:
     """Return where, when and how the figures were measured."""
-    cpu, versions = results["host"]["cpu"], results["versions"]
+    versions = results["versions"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "gpytorch", "linear_operator"))
     quick = " (quick run)" if results["quick"] else ""
+    training = "for training, that of loss / gradient, relative, from stock without CG; "
     return (
-        f"{cpu['model']}, {cpu['torch_threads']} threads; {libraries}; {results['date']}{quick}. Stock and autokern "
+        f"{machine(results['host'])}; {libraries}; {dates(results)}{quick}. Stock and autokern "
         "take turns in one run: times are medians, factors medians of paired ratios (quartiles). Agreement is the "
-        "largest difference from stock; for forecasts, that of mean / variance from an exact refit."
+        f"largest difference from stock; {training if 'training' in results else ''}"
+        "for forecasts, that of mean / variance from an exact refit."
     )
 
 
@@ -148,10 +78,15 @@ def with_block(text: str, table: str) -> str:
     return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """Return the results in the JSON of a folder."""
+    return dict(json.loads((folder / JSON_NAME).read_text(encoding="utf-8")))
+
+
 def refresh(document: Path, folder: Path, check: bool) -> int:
     """Bring the figures in a document up to date; with `check` change nothing and return 1 if they are not."""
     text = document.read_text(encoding="utf-8")
-    fresh = with_block(text, markdown_table(json.loads((folder / JSON_NAME).read_text(encoding="utf-8"))))
+    fresh = with_block(text, markdown_table(read(folder)))
     if check and fresh != text:
         console.print(f"The figures in {document.name} are not those of {JSON_NAME}: rewrite them with --readme.")
         return 1
@@ -160,42 +95,120 @@ def refresh(document: Path, folder: Path, check: bool) -> int:
     return 0
 
 
+def table(title: str, heads: Sequence[str], caption: str = "", left: int = 1) -> Table:
+    """Return an empty table; all columns but the first `left` hold figures."""
+    made = Table(title=title, caption=caption or None)
+    for column, head in enumerate(heads):
+        made.add_column(head, justify="left" if column < left else "right")
+    return made
+
+
 def show(results: Results) -> None:
-    """Print every comparison, and the errors of the stream's forecasts."""
-    table = Table(title="autokern off and on")
+    """Print every comparison, and the tables of the workloads that need more than one."""
+    every = Table(title="autokern off and on")
     for name in ("", "stock", "autokern", "faster", "agreement"):
-        table.add_column(name, justify="right" if name in ("stock", "autokern", "faster") else "left")
+        every.add_column(name, justify="right" if name in ("stock", "autokern", "faster") else "left")
     for row in rows(results):
-        table.add_row(*row[:5])
-    console.print(table)
+        every.add_row(*row[:5])
+    console.print(every)
     console.print(caption(results), style="dim")
     if "cg" in results:
         console.print(f"CG, geometric mean of all sizes and dtypes: {results['cg']['geomean']:.2f}×")
-    if "co2" in results:
-        console.print(forecast_table(results["co2"]))
+    for name, made in TABLES.items():
+        if name in results:
+            console.print(made(results[name]))
+    if "memory" in results:
+        memory = results["memory"]
+        console.print(f"memory over {memory['fits']:,} fits of {memory['n']} points: {resident(memory)}")
+
+
+def resident(figures: Results) -> str:
+    """Return resident memory at the beginning and at the end, and its peak."""
+    first, last, peak = (f"{figures['resident_bytes'][key] / 2**20:.0f}" for key in ("first", "last", "peak"))
+    return f"resident {first} → {last} MiB, peak {peak} MiB"
+
+
+def training_table(figures: Results) -> Table:
+    """Return each step against both of stock's ways and the floor."""
+    notes = [
+        f"against {name}: least {of['least']:.2f}×, geomean {of['geomean']:.2f}×"
+        for name, of in figures["summary"].items()
+    ]
+    notes.append(f"floor: potrf, potri and {figures['passes']} passes over the matrix")
+    heads = ("kernel", "dtype", "n", "stock", "exact", "autokern", "× stock", "× exact", "floor", "floors")
+    title = f"training, d = {figures['d']}: stock, stock forced to stay exact, autokern"
+    made = table(title, heads, "\n".join(notes), 2)
+    for case in sorted(figures["cases"], key=lambda case: (case["kernel"], case["dtype"])):
+        default, exact = case["against_default"], case["against_exact"]
+        times = (duration(seconds) for seconds in (default["off"], exact["off"], default["on"]))
+        floor = (duration(case["floor"]["seconds"]), factor(case["floor"])) if "floor" in case else ("", "")
+        names = KERNELS[case["kernel"]], case["dtype"], f"{case['n']:,}"
+        made.add_row(*names, *times, factor(default), factor(exact), *floor)
+    return made
+
+
+def jump_table(figures: Results) -> Table:
+    """Return loss and norm of the gradient around stock's limit for Cholesky, with their errors against float64."""
+    heads = (
+        "dtype",
+        "n",
+        "exact loss",
+        "stock",
+        "autokern",
+        "exact gradient",
+        "stock",
+        "autokern",
+        "stock",
+        "autokern",
+    )
+    title = (
+        f"noise {figures['noise']:g}: loss and norm of its gradient in exact float64, relative errors; time of a step"
+    )
+    made = table(title, heads)
+    for case in figures["cases"]:
+        cells = [case["dtype"], f"{case['n']:,}"]
+        for value, what in (("loss", "loss"), ("gradient_norm", "gradient")):
+            errors = (small(case["error"][side][what]) for side in ("off", "on"))
+            cells += [f"{case[value]['truth']:.4f}", *errors]
+        made.add_row(*cells, duration(case["off"]), duration(case["on"]))
+    return made
+
+
+def processes_table(figures: Results) -> Table:
+    """Return steps per second of all processes together, stock → autokern, for every size."""
+    counts = sorted({case["processes"] for case in figures["cases"]})
+    heads = ("n", *(COUNTS.get(count, f"{count} processes") for count in counts))
+    made = table("training steps per second of all processes, stock → autokern", heads, left=0)
+    for n in sorted({case["n"] for case in figures["cases"]}):
+        of = {case["processes"]: case for case in figures["cases"] if case["n"] == n}
+        cells = {
+            count: f"{' → '.join(map(per_second, case['rate'].values()))}, {factor(case)}" for count, case in of.items()
+        }
+        made.add_row(f"{n:,}", *(cells.get(count, "") for count in counts))
+    return made
 
 
 def forecast_table(figures: Results) -> Table:
     """Return the errors of a year's forecast, mean / variance, against an exact refit along the stream."""
-    resident = " → ".join(f"{figures['resident_bytes'][key] / 2**20:.0f}" for key in ("first", "last"))
-    peak = figures["resident_bytes"]["peak"] / 2**20
-    table = Table(
-        title="errors of 52 weeks of forecast, mean / variance", caption=f"resident {resident} MiB, peak {peak:.0f} MiB"
-    )
-    for name in ("n", "stock", "autokern", "refit, default settings"):
-        table.add_column(name, justify="right")
+    heads = ("n", "stock", "autokern", "refit, default settings")
+    made = table("errors of 52 weeks of forecast, mean / variance", heads, resident(figures), left=0)
     for check in figures["checks"]:
-        errors = [" / ".join(map(small, check[key].values())) for key in ("off", "on", "default_refit")]
-        table.add_row(f"{check['n']:,}", *errors)
-    return table
+        errors = [slashed(check[key]) for key in ("off", "on", "default_refit")]
+        made.add_row(f"{check['n']:,}", *errors)
+    return made
+
+
+TABLES = {"training": training_table, "jump": jump_table, "processes": processes_table, "co2": forecast_table}
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with mapping keys, and all that JSON does not know, as text."""
+    """Return `value` with mapping keys, and all that JSON does not know, as text; what is not finite is nothing."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if isinstance(value, (int, float, str, type(None))) else str(value)
 
 

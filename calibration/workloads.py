@@ -1,4 +1,4 @@
-"""The real models and data behind `end_to_end.py`: exact training, a stream of fantasy updates, conjugate gradients.
+"""The models and data behind `end_to_end.py`: exact training, a stream of fantasy updates, conjugate gradients.
 
 Everything here is plain GPyTorch and linear_operator, as a user would write it; nothing imports autokern.
 """
@@ -15,6 +15,8 @@ import torch
 from linear_operator.operators import DenseLinearOperator
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
+
+SURFACE_NOISE = 1e-3
 
 State = Mapping[str, Tensor]
 
@@ -51,6 +53,46 @@ class Trainer:
         self.optimizer.step()
         self.loss = loss.item()
 
+    def gradient(self) -> Tensor:
+        """Return the gradient of the last step as one vector, in float64."""
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return torch.cat([gradient.flatten().double() for gradient in gradients])
+
+
+def scaled(family: str, d: int) -> gpytorch.kernels.ScaleKernel:
+    """Return a scaled ARD kernel, ``"rbf"`` or ``"matern52"``, of `d` inputs."""
+    families = {"rbf": gpytorch.kernels.RBFKernel, "matern52": gpytorch.kernels.MaternKernel}
+    return gpytorch.kernels.ScaleKernel(families[family](ard_num_dims=d))
+
+
+def uniform(n: int, d: int, seed: int) -> Tensor:
+    """Return uniform points of the unit cube, ``(n, d)``, in float64."""
+    return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def noisy(values: Tensor, seed: int) -> Tensor:
+    """Return `values` with normal noise of standard deviation 0.1."""
+    return values + 0.1 * torch.randn(len(values), generator=torch.Generator().manual_seed(seed), dtype=values.dtype)
+
+
+def smooth_trainer(family: str, n: int, dtype: torch.dtype, d: int = 8) -> Trainer:
+    """Return a trainer of a scaled ARD kernel on a smooth function, at the library's initial values."""
+    x = uniform(n, d, seed=n)
+    y = noisy((3 * x[:, 0]).sin() + x[:, 1] * x[:, 2], seed=n + 1)
+    return Trainer(Regression(x.to(dtype), y.to(dtype), scaled(family, d)))
+
+
+def surface_trainer(n: int, dtype: torch.dtype) -> Trainer:
+    """Return a trainer on the first `n` of 1,000 points of a noisy surface over the unit square, at a noise of 1e-3.
+
+    With so little noise the kernel matrix is nearly singular, and what stock's conjugate gradients leave out shows.
+    """
+    x = uniform(1000, 2, seed=0)
+    y = noisy((6 * x[:, 0]).sin() * (4 * x[:, 1]).cos(), seed=1)
+    model = Regression(x[:n].to(dtype), y[:n].to(dtype), scaled("rbf", 2))
+    model.likelihood.noise = SURFACE_NOISE
+    return Trainer(model)
+
 
 def standardise(values: Tensor) -> Tensor:
     """Return the columns with mean 0 and standard deviation 1."""
@@ -68,8 +110,7 @@ def diabetes_data(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 def diabetes_trainer(kernel: str, dtype: torch.dtype) -> Trainer:
     """Return a trainer of a scaled ARD kernel, ``"rbf"`` or ``"matern52"``, on the diabetes data."""
     x, y = diabetes_data(dtype)
-    family = {"rbf": gpytorch.kernels.RBFKernel, "matern52": gpytorch.kernels.MaternKernel}[kernel]
-    return Trainer(Regression(x, y, gpytorch.kernels.ScaleKernel(family(ard_num_dims=x.shape[-1]))))
+    return Trainer(Regression(x, y, scaled(kernel, x.shape[-1])))
 
 
 def positives(model: Regression) -> Tensor:
@@ -155,7 +196,7 @@ class Stream:
 
 def dense_kernel(n: int, dtype: torch.dtype, noise: float = 0.1) -> Tensor:
     """Return an RBF kernel matrix plus noise, ``(n, n)``, on uniform points of the unit cube, built in place."""
-    points = torch.rand(n, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64).to(dtype)
+    points = uniform(n, 3, seed=n).to(dtype)
     covariance = torch.cdist(points, points).square_().mul_(-0.5 / 0.2**2).exp_()
     covariance.diagonal().add_(noise)
     return covariance

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
 import importlib.util
+import io
 import json
 import sys
 import warnings
@@ -13,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gpytorch
 import pytest
 import torch
 
@@ -21,6 +25,7 @@ pytest.importorskip("statsmodels", reason="needs statsmodels for the CO2 series"
 
 FOLDER = Path(__file__).parents[1] / "calibration"
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
+WORKLOADS = ("training", "jump", "diabetes", "processes", "memory", "co2", "cg", "botorch")
 
 
 def load(name: str) -> ModuleType:
@@ -35,7 +40,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    names = ("figures", "workloads", "end_to_end")
+    names = ("rows", "figures", "measuring", "workloads", "training", "fits", "processes", "end_to_end")
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # linear_operator scripts functions when it is imported
@@ -46,18 +51,45 @@ def script() -> Iterator[ModuleType]:
     sys.modules.update(known)
 
 
+def tiny(script: ModuleType) -> Any:
+    return script.Scale(
+        steps=3,
+        warmup=1,
+        last=112,
+        sizes=(40, 60),
+        solves=3,
+        training=(100,),
+        floor=100,
+        seconds=0.0,
+        rounds=(2, 9),
+        edge=(20, 21),
+        edge_steps=3,
+        botorch=(100,),
+        fit_seconds=0.0,
+        fits=(1, 9),
+        contended=(20,),
+        processes=(1,),
+        settle=0.0,
+        window=0.05,
+        windows=2,
+        dropped=6,
+        settling=2,
+    )
+
+
 @pytest.fixture(scope="module")
 def results(script: ModuleType) -> dict[str, Any]:
-    scale = script.Scale(steps=3, last=112, sizes=(40, 60), solves=3, warmup=1)
     said: list[str] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at these sizes threads only wait for each other, and long where tests share cores
     try:
-        figures = {name: run(scale, NULL, said.append) for name, run in script.WORKLOADS.items()}
+        with gpytorch.settings.fast_computations(), gpytorch.settings.max_cholesky_size(800):  # BoTorch changes both
+            figures = {name: run(tiny(script), NULL, said.append) for name, run in script.WORKLOADS.items()}
     finally:
         torch.set_num_threads(threads)
-    assert len(said) == 4 + 1 + 4
-    return {**script.describe({}, quick=True), **figures, "calls": {}}
+    assert len(said) == 4 + 4 + 4 + (1 + 1) + 1 + 1 + 4 + 1
+    described = script.describe({}, quick=True)
+    return {**described, **{name: {"run": script.stamp(described), **figure} for name, figure in figures.items()}}
 
 
 @pytest.fixture
@@ -111,13 +143,29 @@ def test_sides_take_turns_and_the_first_alternates(script: ModuleType) -> None:
     assert [len(seconds[side]) for side in script.SIDES] == [2, 2]
 
 
+def test_three_sides_take_turns_in_all_orders(script: ModuleType) -> None:
+    orders = list(sys.modules["measuring"].turns("abc", 12))
+    assert len(set(orders)) == 6
+    assert orders[:6] == orders[6:]
+    for place in range(3):
+        assert sorted(order[place] for order in orders) == sorted("abc" * 4)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 3), (1e9, 7)])
+def test_rounds_end_when_the_time_is_over_but_not_before_the_least(
+    script: ModuleType, seconds: float, rounds: int
+) -> None:
+    taken = script.interleave(NULL, {"off": lambda: None, "on": lambda: None}, 7, warmup=2, seconds=seconds, least=3)
+    assert [len(taken[side]) for side in script.SIDES] == [rounds, rounds]
+
+
 def test_collector_is_restored_when_a_step_fails(script: ModuleType) -> None:
     def fail() -> None:
         raise RuntimeError("step")
 
     with pytest.raises(RuntimeError, match="step"):
         script.interleave(NULL, {"off": fail, "on": fail}, rounds=1)
-    assert script.gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_ratios_are_of_pairs_and_not_of_medians(script: ModuleType) -> None:
@@ -125,6 +173,7 @@ def test_ratios_are_of_pairs_and_not_of_medians(script: ModuleType) -> None:
     assert figure["off"] / figure["on"] == 1.0
     assert figure["ratio"] == 2.0
     assert figure["quartiles"] == [1.5, 3.0]
+    assert script.compare({"exact": [4.0], "on": [2.0], "default": [3.0]}, off="exact")["ratio"] == 2.0
 
 
 def test_window_is_cut_at_both_ends_of_the_stream(script: ModuleType) -> None:
@@ -150,6 +199,112 @@ def test_training_gives_the_same_numbers_twice(results: dict[str, Any]) -> None:
         assert case["relative_hyperparameter_difference"] <= 1e-4
 
 
+def test_a_step_is_compared_with_both_ways_of_stock_and_with_the_floor(results: dict[str, Any]) -> None:
+    figures = results["training"]
+    assert {(case["kernel"], case["dtype"], case["n"]) for case in figures["cases"]} == {
+        (kernel, dtype, 100) for kernel in ("rbf", "matern52") for dtype in ("float32", "float64")
+    }
+    for case in figures["cases"]:
+        assert_compared(case["against_exact"], 2)
+        assert_compared(case["against_default"], 2)
+        assert case["agreement"]["default"] == {"loss": 0, "gradient": 0}
+        assert 0 < case["floor"]["quartiles"][0] <= case["floor"]["ratio"]
+    assert set(figures["summary"]) == {"exact, all sizes", "exact, n ≤ 100", "default, n ≤ 800"}
+    for group in figures["summary"].values():
+        assert 0 < group["least"] <= group["geomean"]
+
+
+def test_forced_exact_is_exact_where_stock_is_not(script: ModuleType) -> None:
+    training = sys.modules["training"]
+    trainers = {name: sys.modules["workloads"].surface_trainer(30, torch.float64) for name in ("exact", "forced", "cg")}
+    with gpytorch.settings.fast_computations():
+        trainers["exact"]()
+        with gpytorch.settings.max_cholesky_size(10):
+            trainers["cg"]()
+            with training.forced_exact():
+                trainers["forced"]()
+    assert training.disagreement(trainers["forced"], trainers["exact"]) == {"loss": 0, "gradient": 0}
+    assert training.disagreement(trainers["cg"], trainers["exact"])["loss"] > 1e-6
+
+
+def test_all_copies_go_back_to_where_they_were(script: ModuleType) -> None:
+    trainers = {side: sys.modules["workloads"].smooth_trainer("rbf", 10, torch.float64) for side in script.SIDES}
+    before = script.positives(trainers["on"].model).clone()
+    rewind = sys.modules["training"].rewinder(trainers)
+    trainers["on"]()
+    assert not script.positives(trainers["on"].model).equal(before)
+    rewind()
+    for side in script.SIDES:
+        assert script.positives(trainers[side].model).equal(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_floor_inverts_in_buffers_of_its_own(script: ModuleType, dtype: torch.dtype) -> None:
+    floor = sys.modules["training"].Floor(30, dtype)
+    buffers = floor.factor.data_ptr(), floor.inverse.data_ptr()
+    floor()
+    assert buffers == (floor.factor.data_ptr(), floor.inverse.data_ptr())
+    torch.testing.assert_close(floor.inverse @ floor.covariance, torch.eye(30, dtype=dtype), atol=1e-4, rtol=0)
+
+
+def test_below_its_limit_stock_is_exact(results: dict[str, Any]) -> None:
+    cases = results["jump"]["cases"]
+    assert [(case["dtype"], case["n"]) for case in cases] == [(d, n) for d in ("float32", "float64") for n in (20, 21)]
+    for case in cases:
+        assert_compared(case, 3)
+        for side in ("off", "on"):
+            assert max(case["error"][side].values()) <= (1e-3 if case["dtype"] == "float32" else 0)
+        assert case["loss"]["off"] == pytest.approx(case["loss"]["truth"], rel=1e-3)
+        assert case["gradient_norm"]["on"] == pytest.approx(case["gradient_norm"]["truth"], rel=1e-3)
+
+
+def test_fits_of_botorch_take_the_same_path_twice(results: dict[str, Any]) -> None:
+    (case,) = results["botorch"]["cases"]
+    assert_compared(case, 1)
+    assert case["evaluations"]["off"] == case["evaluations"]["on"] > 1
+    for what in ("relative_parameter_difference", "mean_difference", "objective_difference"):
+        assert case[what] == 0
+        assert case["reordered"][what] <= 1e-2
+
+
+def test_without_botorch_its_fits_are_skipped_aloud(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said: list[str] = []
+    assert script.run_botorch(tiny(script), NULL, said.append) == {}
+    assert said == ["botorch: skipped, because BoTorch is not installed"]
+
+
+def test_processes_are_counted_together(results: dict[str, Any]) -> None:
+    figures = results["processes"]
+    (case,) = figures["cases"]
+    assert_compared(case, 2)
+    assert (case["processes"], case["n"], figures["trials"]) == (1, 20, 0)
+    assert case["rate"]["on"] == pytest.approx(1 / case["on"], rel=0.5)
+
+
+def test_a_worker_does_one_job_after_another_and_waits_for_the_word(script: ModuleType) -> None:
+    job = json.dumps({"n": 5, "settle": 0.0, "seconds": 0.0})
+    jobs, answers = io.StringIO(f"{job}\ngo\n{job}\ngo\n"), io.StringIO()
+    sys.modules["processes"].serve("off", jobs, answers)
+    greeting, *lines = [json.loads(line) for line in answers.getvalue().splitlines()]
+    assert greeting == {"threads": torch.get_num_threads(), "trials": 0}
+    assert [line.get("ready", line.get("steps")) for line in lines] == [True, 1, True, 1]
+
+
+def test_a_dead_worker_is_an_error_and_all_are_ended(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    pool = sys.modules["processes"].Pool("off", 2)
+    with contextlib.closing(pool), pytest.raises(RuntimeError, match="status 1"):
+        pool.greet()
+    assert None not in [worker.poll() for worker in pool.workers]
+
+
+def test_memory_is_looked_at_after_settling(results: dict[str, Any]) -> None:
+    figures = results["memory"]
+    assert (figures["fits"], figures["settling"]) == (6, 2)
+    assert 0 < figures["resident_bytes"]["last"] <= figures["resident_bytes"]["peak"]
+
+
 def test_stream_agrees_with_a_refit(results: dict[str, Any]) -> None:
     figures = results["co2"]
     assert (figures["start"], figures["last"]) == (100, 112)
@@ -169,7 +324,7 @@ def test_an_update_drops_the_old_model_once_garbage_is_collected(script: ModuleT
     stream = script.Stream(x, y, state, 20)
     old = weakref.ref(stream.model)
     stream()
-    script.gc.collect()
+    gc.collect()
     assert old() is None
     assert stream.model.train_inputs[0].shape == (21, 1)
 
@@ -196,6 +351,72 @@ def test_json_round_trips_with_short_lists_on_one_line(written: Path, results: d
     assert read["co2"]["seconds"]["on"] == pytest.approx(results["co2"]["seconds"]["on"], rel=1e-5)
     assert any(line.count(",") >= 11 for line in text.splitlines())
     assert (written / "co2.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_of_one_workload_keeps_the_others_of_the_same_host(script: ModuleType, results: dict[str, Any]) -> None:
+    said: list[str] = []
+    earlier = json.loads(json.dumps(script.figures.plain(results)))
+    earlier["host"]["remarks"] = {"memory_gib": 1}
+    found = script.kept(earlier, results, ["jump", "cg"], said.append)
+    assert list(found) == [name for name in WORKLOADS if name not in ("jump", "cg")]
+    assert found["co2"] == earlier["co2"]
+    assert said == []
+
+
+def test_workloads_without_a_date_of_their_own_get_that_of_their_run(
+    script: ModuleType, results: dict[str, Any]
+) -> None:
+    earlier = {**results, "date": "2020-01-01", "cg": {"geomean": 1.0}}
+    found = script.kept(earlier, results, ["co2"], print)
+    assert found["cg"]["run"] == {"date": "2020-01-01", "host": script.figures.machine(results["host"])}
+    assert found["jump"]["run"] == results["jump"]["run"]
+    text = script.figures.dates({**results, **found})
+    assert text.startswith("2020-01-01 (cg), ")
+    assert "training, jump" in text
+
+
+@pytest.mark.parametrize("what", ["host", "versions", "quick"])
+def test_figures_of_another_host_are_not_mixed_in(script: ModuleType, results: dict[str, Any], what: str) -> None:
+    said: list[str] = []
+    earlier = copy.deepcopy(results)
+    earlier[what] = {"cpu": "other"} if what == "host" else None
+    assert script.kept(earlier, results, ["co2"], said.append) == {}
+    assert len(said) == 1
+    assert "cg" in said[0]
+    assert said[0].endswith(f"other {what} than in this run")
+    assert script.kept(earlier, results, WORKLOADS, said.append) == {}
+    assert len(said) == 1
+
+
+def test_partial_runs_add_up_in_the_file(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: dict[str, Any]
+) -> None:
+    import autokern
+
+    monkeypatch.setattr(autokern, "calibrate", lambda **options: None)
+    ready = {name: lambda scale, toggles, report, name=name: dict(results[name]) for name in WORKLOADS}
+    monkeypatch.setattr(script, "WORKLOADS", {**ready, "botorch": lambda *_: {}})
+    for names in (["cg", "jump"], ["memory", "botorch"]):
+        assert script.main([*names, "--output-dir", str(tmp_path)]) == 0
+    read = script.figures.read(tmp_path)
+    assert [name for name in read if name in WORKLOADS] == ["jump", "memory", "cg"]
+    (tmp_path / "end_to_end.json").write_text("{", encoding="utf-8")
+    with pytest.raises(SystemExit) as stop:
+        script.main(["cg", "--output-dir", str(tmp_path)])
+    assert stop.value.code == 2
+
+
+def test_calls_are_those_of_one_workload(script: ModuleType) -> None:
+    before = {"qr": {"stock": 3, "cpu": 1}}
+    now = {"qr": {"stock": 5, "cpu": 1}, "matmul": {"stock": 2}}
+    assert script.since(before, now) == {"qr": {"stock": 2}, "matmul": {"stock": 2}}
+
+
+def test_committed_figures_have_tables(script: ModuleType) -> None:
+    committed = script.figures.read(FOLDER)
+    script.figures.show(committed)
+    rows = script.figures.markdown_table(committed).split("\n\n")[0].splitlines()
+    assert 2 < len(rows) <= 2 + 15
 
 
 def test_readme_block_is_rewritten_and_then_passes_the_check(script: ModuleType, written: Path) -> None:
@@ -235,18 +456,19 @@ def test_unknown_workload_is_bad_usage(script: ModuleType, capsys: pytest.Captur
     with pytest.raises(SystemExit) as stop:
         script.main(["c02"])
     assert stop.value.code == 2
-    assert "diabetes, co2, cg" in capsys.readouterr().err
+    assert ", ".join(WORKLOADS) in capsys.readouterr().err
 
 
 def test_markdown_holds_headlines_and_has_even_rows(script: ModuleType, results: dict[str, Any]) -> None:
     table = script.figures.markdown_table(results).split("\n\n")[0].splitlines()
     assert len({line.count("|") for line in table}) == 1
-    assert len(table) == 2 + 4 + 2 + 2
+    assert len(table) == 2 + 1 + 2 + 1 + 2 + 2
+    assert sum("n = 100," in line for line in table) == 2
     assert all("n = 40," not in line for line in table)
 
 
 def test_a_run_of_one_workload_has_a_table_too(script: ModuleType, results: dict[str, Any]) -> None:
-    alone = {name: value for name, value in results.items() if name not in ("co2", "diabetes")}
+    alone = {name: value for name, value in results.items() if name == "cg" or name not in WORKLOADS}
     assert len(script.figures.markdown_table(alone).split("\n\n")[0].splitlines()) == 2 + 2
     script.figures.show(alone)
     script.figures.show(results)
@@ -263,3 +485,26 @@ def test_durations_have_three_digits_and_a_unit(script: ModuleType, seconds: flo
 def test_figures_from_elsewhere_become_plain_json(script: ModuleType) -> None:
     value = script.figures.plain({("qr", "cpu"): (3, torch.float32)})
     assert value == {"('qr', 'cpu')": [3, "torch.float32"]}
+
+
+def test_figures_that_are_not_finite_become_none_and_print(script: ModuleType) -> None:
+    rows = sys.modules["rows"]
+    assert script.figures.plain({"error": float("nan"), "of": [float("inf"), 1.0]}) == {
+        "error": None,
+        "of": [None, 1.0],
+    }
+    assert [rows.small(value) for value in (None, float("nan"), 0.0, 2e-5)] == ["nan", "nan", "0", "2e-05"]
+
+
+@pytest.mark.parametrize(("rate", "text"), [(1234.5, "1,234/s"), (99.4, "99.4/s"), (0.123, "0.123/s")])
+def test_rates_have_three_digits_and_a_unit(script: ModuleType, rate: float, text: str) -> None:
+    assert sys.modules["rows"].per_second(rate) == text
+
+
+def test_two_processes_at_100_points_are_a_headline(script: ModuleType, results: dict[str, Any]) -> None:
+    figures = copy.deepcopy(results["processes"])
+    figures["cases"] += [{**figures["cases"][0], "processes": count, "n": 100} for count in (2, 3)]
+    rows = list(sys.modules["rows"].processes_rows(figures))
+    assert [row.what.partition(",")[0] for row in rows] == ["one process", "two processes", "3 processes"]
+    assert [row.headline for row in rows] == [False, True, False]
+    assert len(script.figures.processes_table(figures).columns) == 4

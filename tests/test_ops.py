@@ -17,10 +17,11 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 
 from autokern import dispatch, host, kernels
+from autokern.arguments import tensors_in
 from autokern.calibrate import gradient_errors
 from autokern.errors import AutokernWarning
 from autokern.kernels import analytic, graph
-from autokern.op import Candidate, Op, get, registered, tensors_in
+from autokern.op import Candidate, Op, get, registered
 from autokern.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,13 +8,14 @@ Floor 4: may import the floors below.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from autokern import dispatch, host
+from autokern import allocator, dispatch, host, threads, workspace
 from autokern.settings import Settings, from_environment
 
 __all__ = ["Patch", "disable", "enable", "enabled", "is_enabled"]
@@ -28,6 +29,7 @@ class Patch(NamedTuple):
     replacement: Any
 
 
+_log = logging.getLogger("autokern")
 _lock = threading.RLock()
 _depth = 0
 _originals: list[tuple[Patch, Any]] = []
@@ -93,24 +95,52 @@ def is_enabled() -> bool:
 
 
 def _install(settings: Settings) -> None:
-    global _threads_before
     from autokern.hooks import gpytorch, linear_operator
 
     for patch in (*linear_operator.patches(), *gpytorch.patches()):
-        present = vars(patch.owner)[patch.name]
-        if present is patch.replacement:  # a mock put it back after the last `disable`
-            present = patch.replacement.__wrapped__
-        _originals.append((patch, present))
-        setattr(patch.owner, patch.name, patch.replacement)
-    ceiling = host.thread_ceiling() if settings.threads == "auto" else settings.threads
+        _put(patch)
+    workspace.set_limit(settings.memory)
+    if settings.allocator == "retain" and (reason := allocator.retain()) is not None:
+        _log.warning("AUTOKERN_ALLOCATOR=retain has no effect: %s", reason)
+    threads.allow(settings.threads != "off")
+    if threads.allowed():
+        _limit_threads(settings)
+
+
+def _limit_threads(settings: Settings) -> None:
+    global _threads_before
+    from autokern.hooks import scipy
+
+    scipy.watch(_put_scipy)
+    ceiling = host.thread_ceiling() if settings.threads == "auto" else int(settings.threads)
     before = torch.get_num_threads()
-    if isinstance(ceiling, int) and (before > ceiling if settings.threads == "auto" else before != ceiling):
+    if before > ceiling:
         _threads_before = before
-        torch.set_num_threads(ceiling)
+        torch.set_num_threads(ceiling)  # here the default for threads to come is meant as well
+
+
+def _put(patch: Patch) -> None:
+    present = vars(patch.owner)[patch.name]
+    if present is patch.replacement:  # a mock put it back after the last `disable`
+        present = patch.replacement.__wrapped__
+    _originals.append((patch, present))
+    setattr(patch.owner, patch.name, patch.replacement)
+
+
+def _put_scipy() -> None:
+    """Put SciPy's patches in: with the others, or when SciPy is imported later."""
+    from autokern.hooks import scipy
+
+    with _lock:
+        for patch in scipy.patches() if is_enabled() else ():
+            _put(patch)
 
 
 def _remove() -> None:
     global _threads_before
+    from autokern.hooks import scipy
+
+    scipy.unwatch()
     while _originals:
         patch, original = _originals.pop()
         if vars(patch.owner)[patch.name] is patch.replacement:
@@ -118,3 +148,7 @@ def _remove() -> None:
     if _threads_before is not None:
         torch.set_num_threads(_threads_before)
         _threads_before = None
+    workspace.set_limit(None)
+    workspace.free()
+    allocator.restore()
+    threads.allow(True)

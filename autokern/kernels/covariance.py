@@ -1,7 +1,7 @@
 """Covariance: what autokern reads off a gpytorch kernel, and the plain differentiable way to evaluate it.
 
-`recognise` is the only place that knows gpytorch's kernel classes; everything else works on a Covariance. Kernels are
-recognised by exact type: a subclass may have changed the formula. Floor 2: may import the families.
+A Covariance is one family, one lengthscale, one scale: what the op `kernel_matrix` serves. Kernels are recognised by
+exact type: a subclass may have changed the formula. Floor 2: may import `tree` and the families.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 from autokern.kernels.family import Family
-from autokern.kernels.matern import MATERN12, MATERN32, MATERN52
-from autokern.kernels.rbf import RBF
+from autokern.kernels.tree import LEAVES
 
 __all__ = ["Covariance", "family_name", "recognise", "reference", "same_points"]
 
-_MATERN = {0.5: MATERN12, 1.5: MATERN32, 2.5: MATERN52}
+_SERVED = (RBFKernel, MaternKernel)
+"""Classes whose formula is one of the distance in units of the lengthscale alone."""
 
 
 class Covariance(NamedTuple):
@@ -41,13 +41,14 @@ class Covariance(NamedTuple):
 
 def family_name(kernel: gpytorch.kernels.Kernel) -> str | None:
     """Return the family of a kernel (one scale around it allowed), or None if autokern does not know it."""
-    if type(kernel) is ScaleKernel:
-        kernel = kernel.base_kernel
-    if type(kernel) is RBFKernel:
-        return RBF.name
-    if type(kernel) is MaternKernel and kernel.nu in _MATERN:
-        return _MATERN[kernel.nu].name
-    return None
+    found = _family(kernel.base_kernel if type(kernel) is ScaleKernel else kernel)
+    return None if found is None else found.name
+
+
+def _family(kernel: gpytorch.kernels.Kernel) -> Family | None:
+    if type(kernel) not in _SERVED:
+        return None
+    return next((f for f in LEAVES[type(kernel)] if f.matches(kernel)), None)
 
 
 def recognise(kernel: gpytorch.kernels.Kernel) -> Covariance:
@@ -55,8 +56,10 @@ def recognise(kernel: gpytorch.kernels.Kernel) -> Covariance:
     outputscale = None
     if type(kernel) is ScaleKernel:
         outputscale, kernel = kernel.outputscale, kernel.base_kernel
-    family = RBF if type(kernel) is RBFKernel else _MATERN[kernel.nu]
-    return Covariance(family, kernel.lengthscale, outputscale)
+    found = _family(kernel)
+    if found is None:
+        raise TypeError(f"{type(kernel).__name__} is not a kernel that autokern serves")
+    return Covariance(found, kernel.lengthscale, outputscale)
 
 
 def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:

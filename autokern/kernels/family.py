@@ -13,11 +13,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from gpytorch.kernels import Kernel
 
-__all__ = ["Family", "families", "family"]
+__all__ = ["Family", "Shape", "by_lengthscale", "families", "family"]
 
-Epilogue = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+Epilogue = Callable[..., torch.Tensor]
 _FAMILIES: dict[str, Family] = {}
+
+
+def by_lengthscale(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
+    """Return the points of a kernel in units of its lengthscale."""
+    return x / kernel.lengthscale
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A positive parameter of a formula beside the distance (the alpha of a rational quadratic).
+
+    Parameters
+    ----------
+    read : callable
+        Maps a gpytorch kernel to the parameter, shape ``(..., 1, 1)``.
+    slope : callable
+        ``slope(k, shape)``: the derivative of ``k`` with respect to the parameter at fixed ``u``, from ``k`` itself.
+    """
+
+    read: Callable[[Kernel], torch.Tensor]
+    slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,14 +62,27 @@ class Family:
         Whether ``dk/du = k``, so that nothing but ``k`` need be kept for the backward pass.
     passes : int
         Element-wise passes over the matrix, for the cost model.
+    kernel : type
+        The gpytorch class that it is the formula of.
+    matches : callable
+        Whether a kernel of that exact class has this formula (a Matérn kernel of another smoothness has not).
+    embed : callable
+        ``embed(kernel, x)`` maps points ``(..., n, d)`` to points whose squared distance is ``s``: in units of the
+        lengthscale, or on circles for a periodic kernel. Differentiable.
+    shape : Shape or None
+        A further parameter; `epilogue` and `derivatives` then take it as their last argument.
     """
 
     name: str
     gamma: float
     epilogue: Epilogue
-    derivatives: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
+    derivatives: tuple[Callable[..., torch.Tensor], ...]
     slope_is_value: bool = False
     passes: int = 2
+    kernel: type = Kernel
+    matches: Callable[[Kernel], bool] = lambda kernel: True
+    embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale
+    shape: Shape | None = None
 
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self
@@ -56,9 +91,9 @@ class Family:
         """Push values that rounding carried across zero back to it, in place."""
         return u.clamp_max_(0) if self.gamma < 0 else u.clamp_min_(0)
 
-    def __call__(self, u: torch.Tensor) -> torch.Tensor:
+    def __call__(self, u: torch.Tensor, *shape: torch.Tensor) -> torch.Tensor:
         """Return ``k(u)``, differentiable as often as the family has derivatives; ``u`` is left alone."""
-        return _Chain.apply(u, self, 0)
+        return self.derivatives[0](u, *shape) if shape else _Chain.apply(u, self, 0)
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         return family, (self.name,)
@@ -90,6 +125,6 @@ def family(name: str) -> Family:
     return _FAMILIES[name]
 
 
-def families() -> list[Family]:
-    """Return all families, in the order of their names."""
-    return [_FAMILIES[name] for name in sorted(_FAMILIES)]
+def families(shaped: bool = False) -> list[Family]:
+    """Return all families in the order of their names, those with a shape parameter only if asked for."""
+    return [_FAMILIES[name] for name in sorted(_FAMILIES) if shaped or _FAMILIES[name].shape is None]

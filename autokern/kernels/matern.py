@@ -5,7 +5,10 @@ With ``u = 2 nu s`` and ``a = sqrt(u)``: ``exp(-a)``, ``(1 + a) exp(-a)`` and ``
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from gpytorch.kernels import Kernel, MaternKernel
 
 from autokern.kernels.family import Family
 
@@ -60,7 +63,17 @@ def _second12(u: torch.Tensor) -> torch.Tensor:
     return torch.where(a > _ZERO, _decay(u) * (1 + a) / (4 * a) / u.clamp_min(1e-30), 0.0)
 
 
-MATERN12 = Family("matern12", 1.0, _epilogue12, (_decay, lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4)
+
+def _of(nu: float) -> dict[str, Any]:
+    def matches(kernel: Kernel) -> bool:
+        return bool(kernel.nu == nu)
+
+    return {"kernel": MaternKernel, "matches": matches}
+
+
+MATERN12 = Family(
+    "matern12", 1.0, _epilogue12, (_decay, lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4, **_of(0.5)
+)
 MATERN32 = Family(
     "matern32",
     3.0,
@@ -71,6 +84,7 @@ MATERN32 = Family(
         lambda u: 0.25 * _decay(u) / _root(u),
     ),
     passes=6,
+    **_of(1.5),
 )
 MATERN52 = Family(
     "matern52",
@@ -83,4 +97,5 @@ MATERN52 = Family(
         lambda u: -_decay(u) / (24 * _root(u)),
     ),
     passes=8,
+    **_of(2.5),
 )

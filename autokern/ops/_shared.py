@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from autokern import host
-from autokern.op import Run
+from autokern import host, threads
+from autokern.op import Op, Run
 from autokern.problem import Features, Problem
 
 __all__ = [
@@ -29,10 +29,13 @@ __all__ = [
     "random_matrix",
     "relative_error",
     "with_copies",
+    "with_fewer_threads",
 ]
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+_THREADS = (1, 2, 4, 8, 16)
+"""Numbers of threads that are tried where the machine has more."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -163,3 +166,27 @@ def looped(run: Run) -> Run:
         return whole.view(*a.shape[:-2], *whole.shape[1:])
 
     return one_by_one
+
+
+def with_fewer_threads(op: Op, name: str) -> None:
+    """Register a candidate of an op again for each smaller number of threads, as ``name@1`` and so on.
+
+    Its backward pass must keep to the number of threads that its forward pass had.
+    """
+    whole = op[name]
+
+    def fewer(count: int) -> Callable[[Problem], str | None]:
+        def why_not(problem: Problem) -> str | None:
+            if problem.device != "cpu":
+                return "threads matter on the CPU"
+            few = f"no more than {count} threads here anyway" if threads.ceiling() <= count else None
+            return few or whole.why_not(problem)
+
+        return why_not
+
+    for count in _THREADS:
+        run = threads.limited(whole.run, count)
+        run.__doc__ = f"{whole.summary.rstrip('.')}; {count} thread{'s' * (count > 1)}."
+        op.candidate(
+            f"{name}@{count}", accuracy=whole.accuracy, why_not=fewer(count), memory=whole.memory, features=whole.features
+        )(run)

@@ -1,0 +1,263 @@
+"""A kernel tree evaluated block by block, and gradients pulled back through it block by block.
+
+Only blocks that fit the cache are ever held: a block is one GEMM per leaf with its epilogue in place. The pull-back
+takes ``g = dL/dK`` on a block and keeps of each leaf the product ``W [z, 1]`` with ``W = g k'(u)``, from which the
+gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no ``n x n x d`` temporary exists. Both sides are the
+same points, so a lower triangle of blocks is enough: what lies left of the diagonal counts twice. Floor 2: may import
+`tree`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from autokern.kernels.family import Family, family
+from autokern.kernels.tree import Node, Tree, leaves
+
+__all__ = ["Blocks", "Gradients"]
+
+
+class _Leaf:
+    """The points of one leaf, centred and ready for the GEMM, and what is pulled back to them."""
+
+    __slots__ = ("column", "family", "left", "moments", "ones", "row", "shape", "shape_index", "trace", "turned", "z")
+
+    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, shape_index: int) -> None:
+        self.family, self.shape, self.shape_index = of, shape, shape_index
+        self.z = points - points.mean(-2, keepdim=True)
+        self.left = self.z * (-2 * of.gamma)
+        self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1).mul_(of.gamma)
+        self.turned, self.column = self.z.mT, self.row.mT
+        self.ones: torch.Tensor | None = None
+        self.moments: torch.Tensor | None = None
+        self.trace: torch.Tensor | None = None
+
+    def distances(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
+        """Fill `out` with u for rows from `start` to `stop` and all columns up to its width."""
+        width = out.shape[-1]
+        if out.dim() == 2:
+            torch.addmm(self.column[:, :width], self.left[start:stop], self.turned[:, :width], out=out)
+            out.add_(self.row[start:stop])
+        else:
+            torch.baddbmm(self.column, self.left, self.turned, out=out).add_(self.row)
+        self.family.clamp_(out).diagonal(start, -2, -1).zero_()
+        return out
+
+    def epilogue(self, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+        """Turn u into k in place where the family can, and fill the slope."""
+        return self.family.epilogue(u, slope) if self.shape is None else self.family.epilogue(u, slope, self.shape)
+
+
+class _Tape(NamedTuple):
+    """The value of a node on a block (None where nobody wants it), its slope, and the tapes of its children."""
+
+    value: torch.Tensor | None
+    slope: torch.Tensor | None = None
+    children: tuple[_Tape, ...] = ()
+
+
+class Gradients(NamedTuple):
+    """Gradients in the order of the tensors of a tree."""
+
+    points: list[torch.Tensor]
+    shapes: list[torch.Tensor]
+    weights: list[torch.Tensor]
+
+
+class Blocks:
+    """A tree of plain tensors, of one batch shape: none or a single dimension.
+
+    Parameters
+    ----------
+    tree : Tree
+        Points ``(n, d)`` or ``(b, n, d)``; shapes and weights ``(1, 1)`` or ``(b, 1, 1)``.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._node, self._weights = tree.node, tree.weights
+        self._leaves: list[_Leaf] = []
+        self._weight_totals: list[torch.Tensor | None] = [None] * len(tree.weights)
+        self._shape_totals: list[torch.Tensor | None] = [None] * len(tree.shapes)
+        self._leaf_factors: list[torch.Tensor | float] = [1.0] * len(tree.points)
+        self._scale_factors: list[torch.Tensor | float] = [1.0] * len(tree.weights)
+        points, shapes = iter(tree.points), iter(enumerate(tree.shapes))
+        for name in leaves(tree.node):
+            of = family(name)
+            index, shape = next(shapes) if of.shape is not None else (-1, None)
+            self._leaves.append(_Leaf(of, next(points), shape, index))
+
+    def fill(self, start: int, stop: int, out: torch.Tensor) -> None:
+        """Write the rows from `start` to `stop` of the kernel matrix into `out`, as many columns as it has."""
+        value, _, _ = self._value(self._node, 0, 0, start, stop, out)
+        if value.data_ptr() != out.data_ptr() or value.shape != out.shape:
+            out.copy_(value)
+
+    def _value(
+        self, node: Node, leaf: int, weight: int, start: int, stop: int, out: torch.Tensor
+    ) -> tuple[torch.Tensor, int, int]:
+        """Return the value of a node, in `out` where possible, and the numbers of the next leaf and weight."""
+        if node.kind == "leaf":
+            here = self._leaves[leaf]
+            return here.epilogue(here.distances(start, stop, out), None), leaf + 1, weight
+        if node.kind == "constant":
+            return self._weights[weight], leaf, weight + 1
+        if node.kind == "scale":
+            scale = self._weights[weight]
+            value, leaf, weight = self._value(node.children[0], leaf, weight + 1, start, stop, out)
+            return _combined(torch.mul, value, scale, out), leaf, weight
+        operation = torch.add if node.kind == "sum" else torch.mul
+        total, leaf, weight = self._value(node.children[0], leaf, weight, start, stop, out)
+        for child in node.children[1:]:
+            value, leaf, weight = self._value(child, leaf, weight, start, stop, torch.empty_like(out))
+            total = _combined(operation, total, value, out)
+        return total, leaf, weight
+
+    def pull(self, start: int, stop: int, g: torch.Tensor, factor: float) -> None:
+        """Take in ``factor * g``, the derivative by the rows from `start` to `stop`, columns 0 to `stop` of the matrix.
+
+        Columns left of `start` count twice, for their mirror images too. `g` is destroyed.
+        """
+        tape, _, _ = self._tape(self._node, 0, 0, start, stop, g, wanted=False)
+        self._pull(self._node, tape, 0, 0, start, stop, g, factor)
+
+    def _tape(
+        self, node: Node, leaf: int, weight: int, start: int, stop: int, like: torch.Tensor, wanted: bool
+    ) -> tuple[_Tape, int, int]:
+        if node.kind == "leaf":
+            here = self._leaves[leaf]
+            u = here.distances(start, stop, torch.empty_like(like))
+            slope = None if here.family.slope_is_value else torch.empty_like(like)
+            k = here.epilogue(u, slope)
+            return _Tape(k, k if slope is None else slope), leaf + 1, weight
+        if node.kind == "constant":
+            return _Tape(self._weights[weight]), leaf, weight + 1
+        if node.kind == "scale":
+            scale = self._weights[weight]
+            child, leaf, weight = self._tape(node.children[0], leaf, weight + 1, start, stop, like, wanted=True)
+            assert child.value is not None
+            return _Tape(child.value * scale if wanted else None, None, (child,)), leaf, weight
+        product = node.kind == "product"
+        children = []
+        for part in node.children:
+            child, leaf, weight = self._tape(part, leaf, weight, start, stop, like, wanted or product)
+            children.append(child)
+        value = None
+        if wanted:
+            value = children[0].value
+            for child in children[1:]:
+                assert value is not None and child.value is not None
+                value = value * child.value if product else value + child.value
+        return _Tape(value, None, tuple(children)), leaf, weight
+
+    def _pull(
+        self,
+        node: Node,
+        tape: _Tape,
+        leaf: int,
+        weight: int,
+        start: int,
+        stop: int,
+        g: torch.Tensor,
+        factor: torch.Tensor | float,
+    ) -> tuple[int, int]:
+        if node.kind == "leaf":
+            self._pull_leaf(self._leaves[leaf], tape, start, stop, g, factor)
+            self._leaf_factors[leaf] = factor
+            return leaf + 1, weight
+        if node.kind == "constant":
+            _add(self._weight_totals, weight, _total(g, None, start) * factor)
+            return leaf, weight + 1
+        if node.kind == "scale":
+            child = node.children[0]
+            self._scale_factors[weight] = factor
+            if not (child.kind == "leaf" and self._leaves[leaf].family.slope_is_value):  # else the row sums hold it
+                _add(self._weight_totals, weight, _total(g, tape.children[0].value, start) * factor)
+            return self._pull(
+                child, tape.children[0], leaf, weight + 1, start, stop, g, self._weights[weight] * factor
+            )
+        last = len(node.children) - 1
+        for index, (child, branch) in enumerate(zip(node.children, tape.children, strict=True)):
+            own = g if index == last else g.clone()
+            if node.kind == "product":
+                for other, sibling in enumerate(tape.children):
+                    if other != index:
+                        assert sibling.value is not None
+                        own.mul_(sibling.value)
+            leaf, weight = self._pull(child, branch, leaf, weight, start, stop, own, factor)
+        return leaf, weight
+
+    def _pull_leaf(
+        self, leaf: _Leaf, tape: _Tape, start: int, stop: int, g: torch.Tensor, factor: torch.Tensor | float
+    ) -> None:
+        assert tape.value is not None and tape.slope is not None
+        if leaf.shape is not None and leaf.family.shape is not None:
+            by_shape = leaf.family.shape.slope(tape.value, leaf.shape)
+            _add(self._shape_totals, leaf.shape_index, _total(g, by_shape, start) * factor)
+        if leaf.ones is None or leaf.moments is None:
+            leaf.ones = torch.cat((leaf.z, torch.ones_like(leaf.row)), -1)
+            leaf.moments = torch.zeros_like(leaf.ones)
+        w = g.mul_(tape.slope)
+        diagonal = w.diagonal(start, -2, -1)
+        if leaf.family.slope_is_value:  # what the scale above needs, and what would only cancel in the moments
+            trace = diagonal.sum(-1)
+            leaf.trace = trace if leaf.trace is None else leaf.trace + trace
+        diagonal.zero_()
+        if w.dim() == 3:
+            torch.bmm(w, leaf.ones, out=leaf.moments)
+            return
+        leaf.moments[start:stop].addmm_(w, leaf.ones[: w.shape[-1]])
+        if start:
+            leaf.moments[:start].addmm_(w[:, :start].mT, leaf.ones[start:stop])
+
+    def gradients(self) -> Gradients:
+        """Return what was pulled back by all blocks."""
+        points = []
+        for leaf, factor in zip(self._leaves, self._leaf_factors, strict=True):
+            assert leaf.moments is not None
+            rows, product = leaf.moments[..., -1:], leaf.moments[..., :-1]
+            points.append((rows * leaf.z - product).mul_(factor).mul_(4 * leaf.family.gamma))
+        self._free_scales(self._node, 0, 0)
+        return Gradients(points, _complete(self._shape_totals), _complete(self._weight_totals))
+
+    def _free_scales(self, node: Node, leaf: int, weight: int) -> tuple[int, int]:
+        """Fill in the totals of scales over leaves whose slope is their value: the row sums hold them."""
+        if node.kind == "leaf":
+            return leaf + 1, weight
+        if node.kind == "constant":
+            return leaf, weight + 1
+        if node.kind == "scale":
+            if self._weight_totals[weight] is None:
+                here = self._leaves[leaf]
+                assert here.moments is not None and here.trace is not None
+                total = here.moments[..., -1].sum(-1) + here.trace
+                self._weight_totals[weight] = total[..., None, None] * self._scale_factors[weight]
+            return self._free_scales(node.children[0], leaf, weight + 1)
+        for child in node.children:
+            leaf, weight = self._free_scales(child, leaf, weight)
+        return leaf, weight
+
+
+def _combined(operation: object, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Return ``operation(one, other)`` in `out` where the result fills it; two constants stay small."""
+    if one.shape != out.shape and other.shape != out.shape:
+        return operation(one, other)  # type: ignore[operator, no-any-return]
+    return operation(one, other, out=out)  # type: ignore[operator, no-any-return]
+
+
+def _total(g: torch.Tensor, by: torch.Tensor | None, start: int) -> torch.Tensor:
+    """Sum of ``g * by`` over a block and the mirror image of what lies left of its diagonal, shape ``(..., 1, 1)``."""
+    product = g if by is None else g * by
+    total = product.sum((-2, -1), keepdim=True)
+    return total + product[..., :start].sum((-2, -1), keepdim=True) if start else total
+
+
+def _add(totals: list[torch.Tensor | None], index: int, more: torch.Tensor) -> None:
+    known = totals[index]
+    totals[index] = more if known is None else known + more
+
+
+def _complete(totals: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    assert all(total is not None for total in totals)
+    return [total for total in totals if total is not None]

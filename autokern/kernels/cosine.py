@@ -1,0 +1,52 @@
+"""The cosine family: k = cos(pi r / p) with the Euclidean distance r and the period length p.
+
+With ``u = (pi r / p)^2`` and ``a = sqrt(u)``: ``cos(a)``, slope ``-sin(a) / (2 a)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from gpytorch.kernels import CosineKernel, Kernel
+
+from autokern.kernels.family import Family
+
+__all__ = ["COSINE"]
+
+_SMALL = 1e-3
+"""Below this the quotients of the second derivative lose their digits, and its series takes over."""
+
+
+def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
+    return x * math.pi / kernel.period_length
+
+
+def _root(u: torch.Tensor) -> torch.Tensor:
+    return u.clamp_min(1e-30).sqrt()
+
+
+def _value(u: torch.Tensor) -> torch.Tensor:
+    return torch.cos(u.clamp_min(0).sqrt())
+
+
+def _first(u: torch.Tensor) -> torch.Tensor:
+    a = _root(u)
+    return -0.5 * torch.sin(a) / a
+
+
+def _second(u: torch.Tensor) -> torch.Tensor:
+    a = _root(u.clamp_min(_SMALL))
+    return torch.where(u < _SMALL, (1 - u / 10 + u * u / 280) / 12, (torch.sin(a) - a * torch.cos(a)) / (4 * a**3))
+
+
+def _epilogue(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+    a = u.clamp_min_(1e-30).sqrt_()
+    if slope is not None:
+        torch.sin(a, out=slope).div_(a).mul_(-0.5)
+    return a.cos_()
+
+
+COSINE = Family(
+    "cosine", 1.0, _epilogue, (_value, _first, _second), passes=4, kernel=CosineKernel, embed=_embed
+)

@@ -1,0 +1,48 @@
+"""The rational quadratic family: k = (1 + s / (2 alpha))^-alpha (Rasmussen and Williams 2006, eq. 4.19).
+
+The factor ``1 / (2 alpha)`` is folded into the points, so that ``k = (1 + u)^-alpha``.
+"""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.kernels import Kernel, RQKernel
+
+from autokern.kernels.family import Family, Shape
+
+__all__ = ["RQ"]
+
+
+def _read(kernel: Kernel) -> torch.Tensor:
+    alpha: torch.Tensor = kernel.alpha
+    return alpha.unsqueeze(-1)
+
+
+def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
+    return x / (kernel.lengthscale * (2 * _read(kernel)).sqrt())
+
+
+def _value(u: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    return torch.exp(-alpha * torch.log1p(u))
+
+
+def _first(u: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    return -alpha * torch.exp(-(alpha + 1) * torch.log1p(u))
+
+
+def _epilogue(u: torch.Tensor, slope: torch.Tensor | None, alpha: torch.Tensor) -> torch.Tensor:
+    if slope is None:
+        return u.log1p_().mul_(-alpha).exp_()
+    torch.add(u, 1, out=slope)
+    k = u.log1p_().mul_(-alpha).exp_()
+    torch.div(k, slope, out=slope).mul_(-alpha)
+    return k
+
+
+def _shape_slope(k: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    return torch.xlogy(k, k) / alpha
+
+
+RQ = Family(
+    "rq", 1.0, _epilogue, (_value, _first), passes=6, kernel=RQKernel, embed=_embed, shape=Shape(_read, _shape_slope)
+)

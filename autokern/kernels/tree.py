@@ -1,0 +1,182 @@
+"""Kernel trees: sums, products and scales over the families, as autokern reads them off gpytorch kernels.
+
+A tree is a `Node` (its form, hashable) and the tensors that the form refers to by number: points of the leaves,
+already embedded so that a leaf is a function of plain squared distances, weights, and shapes. Lengthscales, periods
+and active dimensions are thus ordinary differentiable steps on ``n x d`` points, and only the ``n x n`` part needs
+closed forms. Kernels are recognised by exact type: a subclass may have changed the formula. Floor 2: may import the
+families.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
+
+from autokern.kernels.cosine import COSINE
+from autokern.kernels.family import Family, family
+from autokern.kernels.matern import MATERN12, MATERN32, MATERN52
+from autokern.kernels.periodic import PERIODIC
+from autokern.kernels.rbf import RBF
+from autokern.kernels.rq import RQ
+
+__all__ = ["LEAVES", "Node", "Tree", "dense", "form", "key", "leaves", "read"]
+
+LEAVES: dict[type, list[Family]] = {}
+for _known in (RBF, MATERN12, MATERN32, MATERN52, RQ, PERIODIC, COSINE):
+    LEAVES.setdefault(_known.kernel, []).append(_known)
+
+_MOST_DIFFERENCES = 2**24
+"""Elements above which differences of all points are not formed."""
+_BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
+
+
+class Node(NamedTuple):
+    """The form of a tree.
+
+    Parameters
+    ----------
+    kind : {"leaf", "constant", "scale", "sum", "product"}
+        What this node does.
+    family : str
+        Name of the family of a leaf.
+    children : tuple of Node
+        What a scale, sum or product is made of.
+    """
+
+    kind: str
+    family: str = ""
+    children: tuple[Node, ...] = ()
+
+
+class Tree(NamedTuple):
+    """A form with its tensors, each in the order in which a walk from left to right meets them.
+
+    Parameters
+    ----------
+    node : Node
+        The form.
+    points : list of Tensor
+        Embedded points of the leaves, shapes ``(..., n, d)``.
+    shapes : list of Tensor
+        Shape parameters of the leaves that have one, ``(..., 1, 1)``.
+    weights : list of Tensor
+        Output scales and constants, ``(..., 1, 1)``.
+    """
+
+    node: Node
+    points: list[torch.Tensor]
+    shapes: list[torch.Tensor]
+    weights: list[torch.Tensor]
+
+
+def form(kernel: Kernel) -> Node | None:
+    """Return the form of a kernel, or None if any part of it is not known."""
+    kind = type(kernel)
+    if kind in LEAVES:
+        found = next((f for f in LEAVES[kind] if f.matches(kernel)), None)
+        return None if found is None else Node("leaf", found.name)
+    if kind is ConstantKernel:
+        return Node("constant")
+    if kind is ScaleKernel:
+        inner = form(kernel.base_kernel)
+        return None if inner is None else Node("scale", children=(inner,))
+    if kind in _BRANCHES:
+        children = tuple(form(child) for child in kernel.kernels)
+        return None if None in children else Node(_BRANCHES[kind], children=children)  # type: ignore[arg-type]
+    return None
+
+
+def leaves(node: Node) -> list[str]:
+    """Return the names of the families in a form, from left to right."""
+    return [node.family] if node.kind == "leaf" else [name for child in node.children for name in leaves(child)]
+
+
+def key(kernel: Kernel) -> Any:
+    """Return what determines form, shapes and wanted gradients of a kernel; read on every call, so cheap."""
+    own = kernel.__dict__
+    parameters = tuple(
+        (p.shape, p.dtype, p.requires_grad, p.device) for p in own["_parameters"].values() if p is not None
+    )
+    parts = own["_modules"]
+    kind = kernel.__class__
+    if kind is ScaleKernel:
+        inner: Any = key(parts["base_kernel"])
+    elif kind in _BRANCHES:
+        inner = tuple(key(child) for child in parts["kernels"])
+    else:
+        inner = own.get("nu")
+    return (kind, parameters, own["_buffers"].get("active_dims") is None, inner)
+
+
+def read(kernel: Kernel, x: torch.Tensor) -> Tree:
+    """Read a tree off a kernel whose `form` is not None; everything in it is differentiable.
+
+    Parameters
+    ----------
+    kernel : gpytorch.kernels.Kernel
+        The kernel; its own active dimensions are taken as selected already, as `Kernel.forward` does.
+    x : Tensor
+        Points, shape ``(..., n, d)``.
+    """
+    tree = Tree(_form(kernel), [], [], [])
+    _collect(kernel, x, tree)
+    return tree
+
+
+def _form(kernel: Kernel) -> Node:
+    node = form(kernel)
+    if node is None:
+        raise TypeError(f"no tree can be read off {type(kernel).__name__}")
+    return node
+
+
+def _collect(kernel: Kernel, x: torch.Tensor, into: Tree) -> None:
+    kind = type(kernel)
+    if kind is ScaleKernel:
+        into.weights.append(kernel.outputscale[..., None, None])
+        _collect(kernel.base_kernel, x, into)
+    elif kind is ConstantKernel:
+        into.weights.append(kernel.constant.unsqueeze(-1))
+    elif kind in _BRANCHES:
+        for child in kernel.kernels:
+            active = child.active_dims
+            _collect(child, x if active is None else x.index_select(-1, active), into)
+    else:
+        found = next(f for f in LEAVES[kind] if f.matches(kernel))
+        into.points.append(found.embed(kernel, x))
+        if found.shape is not None:
+            into.shapes.append(found.shape.read(kernel))
+
+
+def dense(tree: Tree) -> torch.Tensor:
+    """Evaluate by plain steps: in float64 the truth, differentiable twice."""
+    points, shapes, weights = iter(tree.points), iter(tree.shapes), iter(tree.weights)
+
+    def value(node: Node) -> torch.Tensor:
+        if node.kind == "leaf":
+            of, z = family(node.family), next(points)
+            u = _square_distances(z) * of.gamma
+            return of(u, next(shapes)) if of.shape is not None else of(u)
+        if node.kind == "constant":
+            return next(weights)
+        if node.kind == "scale":
+            scale = next(weights)
+            return scale * value(node.children[0])
+        total = value(node.children[0])
+        for child in node.children[1:]:
+            total = total + value(child) if node.kind == "sum" else total * value(child)
+        return total
+
+    return value(tree.node)
+
+
+def _square_distances(z: torch.Tensor) -> torch.Tensor:
+    """Return the squared distances of points, by differences, or expanded where those take too much memory."""
+    if z.shape[-2] * z.numel() <= _MOST_DIFFERENCES:
+        return (z.unsqueeze(-2) - z.unsqueeze(-3)).square().sum(-1)
+    z = z - z.mean(-2, keepdim=True)
+    norms = z.square().sum(-1, keepdim=True)
+    off = 1 - torch.eye(z.shape[-2], dtype=z.dtype, device=z.device)
+    return (norms + norms.mT - 2 * (z @ z.mT)).clamp_min(0) * off

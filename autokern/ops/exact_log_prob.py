@@ -1,0 +1,301 @@
+"""The Op `exact_log_prob`: the log density of a Gaussian whose covariance is a known kernel plus noise, with gradients.
+
+Arguments: ``distribution, value, exact`` as `MultivariateNormal.log_prob` gets them, and whether stock would factorise
+instead of running conjugate gradients. Served are covariances ``kernel(x, x) + diagonal`` with a kernel made of
+scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic, cosine and constant ones (ARD, active dimensions,
+batches), where gradients are wanted; everything else runs stock, whose parts are ops of their own.
+
+Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
+norm of the points; first and second derivatives are those of the formula.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator import settings as library
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DiagLinearOperator
+from linear_operator.utils import cholesky as cholesky_module
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern import host, likelihood
+from autokern.arguments import in_float64
+from autokern.kernels import tree as trees
+from autokern.op import Op
+from autokern.ops._shared import (
+    EPS,
+    device_of,
+    dtype_of,
+    is_ours,
+    matrix_problem,
+    needs_accelerator,
+    needs_cpu_detour,
+    random_matrix,
+    with_copies,
+    with_fewer_threads,
+)
+from autokern.ops._triangular import inverse_from_cholesky
+from autokern.problem import Features, Problem
+
+__all__ = ["EXACT_LOG_PROB", "parts"]
+
+_stock = MultivariateNormal.log_prob
+_ladder = cholesky_module._psd_safe_cholesky
+_ITERATIONS = 11
+_COLUMNS = 11
+"""What conjugate gradients take at least: so many products with so many columns."""
+
+
+def parts(distribution: Any) -> tuple[Any, Any] | None:
+    """Return the lazy kernel matrix and the diagonal of a covariance, or None if it is made of anything else."""
+    covariance = distribution.__dict__.get("_covar")
+    if covariance.__class__ is not AddedDiagLinearOperator:
+        return None
+    lazy, diagonal = covariance._linear_op, covariance._diag_tensor
+    if lazy.__class__ is not LazyEvaluatedKernelTensor or diagonal.__class__ not in (
+        ConstantDiagLinearOperator,
+        DiagLinearOperator,
+    ):
+        return None
+    plain = lazy.x1 is lazy.x2 and not lazy.last_dim_is_batch and not any(lazy.params.values())
+    return (lazy, diagonal) if plain and lazy._is_grad_enabled else None
+
+
+def _noise(diagonal: Any) -> torch.Tensor:
+    noise: torch.Tensor = (
+        diagonal.diag_values if diagonal.__class__ is ConstantDiagLinearOperator else diagonal._diag
+    )
+    return noise
+
+
+def _key(distribution: Any, value: torch.Tensor, exact: bool) -> Any:
+    found = parts(distribution)
+    if found is None:
+        return None
+    lazy, diagonal = found
+    x, noise, mean = lazy.x1, _noise(diagonal), distribution.loc
+    return (
+        trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
+        noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__, value.shape,
+        value.dtype, value.requires_grad, exact, torch.is_grad_enabled(),
+    )  # fmt: skip
+
+
+def _problem_of(distribution: Any, value: torch.Tensor, exact: bool) -> Problem | None:
+    found = parts(distribution)
+    if found is None or not torch.is_grad_enabled():
+        return None
+    lazy, diagonal = found
+    x, mean, noise, kernel = lazy.x1, distribution.loc, _noise(diagonal), lazy.kernel
+    node = trees.form(kernel)
+    if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
+        return None
+    tensors = [mean, value, noise, *kernel.parameters()]
+    if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
+        return None
+    if {type(mean), type(value)} - {torch.Tensor, torch.nn.Parameter} or not mean.dim() or not value.dim():
+        return None
+    batch = distribution._covar.batch_shape
+    n = x.shape[-2]
+    rows = torch.broadcast_shapes(mean.shape, value.shape)
+    if rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
+        return None
+    if not any(t.requires_grad for t in (x, *tensors)):
+        return None
+    families = "+".join(sorted(trees.leaves(node)))
+    return matrix_problem(
+        "exact_log_prob",
+        x,
+        m=n,
+        n=n,
+        d=x.shape[-1],
+        batch=batch.numel(),
+        grad="theta/x" if x.requires_grad else "theta",
+        variant=f"{families}/{'cholesky' if exact else 'cg'}",
+    )
+
+
+_KERNELS: dict[str, Any] = {
+    "rbf": RBFKernel,
+    "matern12": lambda **o: MaternKernel(0.5, **o),
+    "matern32": lambda **o: MaternKernel(1.5, **o),
+    "matern52": lambda **o: MaternKernel(2.5, **o),
+    "rq": RQKernel,
+    "periodic": PeriodicKernel,
+    "cosine": RBFKernel,  # a cosine is positive definite in one dimension only, so that its sample is another kernel
+}
+
+
+def _kernel(problem: Problem, generator: torch.Generator) -> Kernel:
+    batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
+    options = {"ard_num_dims": problem.d, "batch_shape": batch}
+    total: Kernel | None = None
+    for name in problem.variant.split("/")[0].split("+"):
+        base = _KERNELS[name](**options)
+        base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
+        one = ScaleKernel(base, batch_shape=batch)
+        total = one if total is None else total + one
+    assert total is not None
+    return total.to(dtype=dtype_of(problem), device=device_of(problem))
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    kernel = _kernel(problem, generator)
+    x = random_matrix(problem, generator, problem.n, problem.d).requires_grad_("x" in problem.grad.split("/"))
+    value = random_matrix(problem, generator, problem.n)
+    noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()
+    mean = torch.zeros_like(value).requires_grad_()
+    diagonal = ConstantDiagLinearOperator(noise, problem.n)
+    with torch.enable_grad():
+        covariance = AddedDiagLinearOperator(LazyEvaluatedKernelTensor(x, x, kernel=kernel), diagonal)
+        return MultivariateNormal(mean, covariance), value, problem.variant.endswith("/cholesky")
+
+
+def _ingredients(distribution: Any, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
+    found = parts(distribution)
+    assert found is not None
+    lazy, diagonal = found
+    return trees.read(lazy.kernel, lazy.x1), _noise(diagonal), value - distribution.loc
+
+
+def _reference(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    tree, noise, residual = _ingredients(distribution, value)
+    return likelihood.reference(tree, noise, residual)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+        truth = in_float64(args)
+    with torch.no_grad():
+        tree, noise, residual = _ingredients(*truth[:2])
+        k = trees.dense(tree)
+        k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], problem.n))
+        lower = torch.linalg.cholesky(k)
+        inverse = torch.cholesky_inverse(lower)
+        solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
+        logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        quadratic = (solved * residual).sum(-1)
+        exact = -0.5 * (quadratic + logdet + problem.n * 1.8378770664093453)
+        size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
+        change = 2 * (problem.n + size) * EPS[problem.dtype] * k.abs().amax((-2, -1))
+        unit = 0.5 * change * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
+        unit = unit + EPS[problem.dtype] * (quadratic + logdet.abs() + problem.n)
+        return float(((out.double() - exact).abs() / unit).max().item())
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    full = level == "full"
+    base = Problem(op="exact_log_prob", d=8, dtype=dtype, device=device, variant="rbf/cholesky", grad="theta")
+    both = ("rbf", "matern52")
+    sizes = [100, 300, 20, 700] + ([50, 200, 450] if full else [])
+    large = [1800, 1000, 2600] + ([900, 1400, 3600, 4500] if full else [])
+    problems = [base.replace(m=n, n=n, variant=f"{w}/cholesky") for n in sizes for w in both]
+    problems += [base.replace(m=n, n=n, variant=f"{w}/cg") for n in large for w in both]
+    problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
+    problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
+    problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
+    if full:
+        problems += [base.replace(m=n, n=n, d=d) for n in (100, 500) for d in (2, 20)]
+        problems += [base.replace(m=n, n=n, variant="matern32+rq/cholesky") for n in (60, 400)]
+        problems += [base.replace(m=1500, n=1500, variant="rbf/cholesky")]
+    return problems
+
+
+def _families(problem: Problem) -> int:
+    return 1 + problem.variant.split("/")[0].count("+")
+
+
+def _stock_features(problem: Problem) -> Features:
+    elements, families = problem.batch * problem.n**2, _families(problem)
+    if problem.variant.endswith("/cg"):
+        flops = elements * (2.0 * _ITERATIONS * _COLUMNS + 6.0 * problem.d * families)
+        return Features(300.0, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
+    flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * families)
+    return Features(100.0 + 30 * families, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
+
+
+def _fused_features(problem: Problem) -> Features:
+    elements, families = problem.batch * problem.n**2, _families(problem)
+    return Features(
+        calls=30.0 + 20 * families,
+        flops=elements * (problem.n + 4.0 * problem.d * families),
+        bytes=(4.0 + 4.0 * families) * elements * problem.itemsize,
+    )
+
+
+def _stock_memory(problem: Problem) -> int:
+    tensors = (8 if problem.variant.endswith("/cholesky") else 6) + 4 * _families(problem)
+    return tensors * problem.batch * problem.n**2 * problem.itemsize
+
+
+def _fused_memory(problem: Problem) -> int:
+    """One matrix, and strips of rows that do not grow with it; whole matrices where there is a batch."""
+    elements, strips = problem.batch * problem.n**2, 16 * 2**20 * _families(problem)
+    each = 3 + 2 * _families(problem)
+    return int(elements * problem.itemsize * (each if problem.batch > 1 else 1.3)) + strips
+
+
+EXACT_LOG_PROB = Op(
+    "exact_log_prob",
+    summary="log density of a Gaussian process prior with noise, gradients included",
+    contract="the value is that of a matrix within 2 (n + s) eps max|K| of K",
+    key=_key,
+    problem_of=_problem_of,
+    reference=_reference,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_fused_features,
+    memory=_fused_memory,
+    raises=(NanError, NotPSDError),
+    composite=True,
+)
+
+
+@EXACT_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
+def stock(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
+    if exact and distribution.loc.shape[-1] > library.max_cholesky_size.value():
+        with library.fast_computations(log_prob=False):
+            return _stock(distribution, value)  # type: ignore[no-any-return]
+    return _stock(distribution, value)  # type: ignore[no-any-return]
+
+
+@EXACT_LOG_PROB.candidate("fused", accuracy="better")
+def fused(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
+    return likelihood.log_prob(*_ingredients(distribution, value), _ladder)
+
+
+@EXACT_LOG_PROB.candidate("recursive", accuracy="better")
+def recursive(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """The same with the inverse by recursion on halves, nearly all of it products."""
+    return likelihood.log_prob(*_ingredients(distribution, value), _ladder, inverse_from_cholesky)
+
+
+with_fewer_threads(EXACT_LOG_PROB, "fused")
+
+
+def _elsewhere(distribution: Any, value: torch.Tensor, there: torch.device | None) -> torch.Tensor:
+    tree, noise, residual = _ingredients(distribution, value)
+    away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
+    return likelihood.log_prob(away, noise.to(there), residual.to(there), _ladder).to(value.device)
+
+
+_copied = with_copies(_fused_features, lambda p: 2 * p.n * (p.d + 2))
+
+
+@EXACT_LOG_PROB.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)
+def on_cpu(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """All of it on the CPU: only points and gradients are copied."""
+    return _elsewhere(distribution, value, torch.device("cpu"))
+
+
+@EXACT_LOG_PROB.candidate("accelerator", accuracy="better", why_not=needs_accelerator, features=_copied)
+def on_accelerator(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """All of it on the accelerator: only points and gradients are copied."""
+    return _elsewhere(distribution, value, host.accelerator())

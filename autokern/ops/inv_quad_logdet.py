@@ -1,0 +1,359 @@
+"""The Op `inv_quad_logdet`: ``B^T K^-1 B`` and ``log |K|`` of a dense positive definite matrix, as one operation.
+
+Arguments: ``operator, rhs, reduce, exact`` as `LinearOperator.inv_quad_logdet` gets them: an operator without
+structure (dense, sums, added diagonals; a plain tensor too), right-hand sides ``(..., n, t)``, whether their quadratic
+forms are added up, and whether stock would factorise (at most `max_cholesky_size` rows, say) instead of running
+conjugate gradients to tolerance 1.
+
+Contract: both values are those of a matrix within ``2 n eps max |K|`` of K; derivatives are
+``dL/dK = g K^-1 - A h A^T`` with ``A = K^-1 B``. Jitter, warnings and errors are the library's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from linear_operator import settings as library
+from linear_operator import to_linear_operator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    ConstantMulLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    SumLinearOperator,
+)
+from linear_operator.utils import cholesky as cholesky_module
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern import host, threads
+from autokern.arguments import tensors_in
+from autokern.op import Op
+from autokern.ops._shared import (
+    EPS,
+    is_ours,
+    matrix_problem,
+    needs_accelerator,
+    needs_cpu_detour,
+    positive_definite,
+    random_matrix,
+    with_copies,
+    with_fewer_threads,
+)
+from autokern.ops._triangular import inverse_from_cholesky
+from autokern.problem import Features, Problem
+
+__all__ = ["INV_QUAD_LOGDET", "is_unstructured"]
+
+_stock = LinearOperator.inv_quad_logdet
+_ladder = cholesky_module._psd_safe_cholesky
+_UNSTRUCTURED = (DenseLinearOperator, SumLinearOperator, AddedDiagLinearOperator, ConstantMulLinearOperator)
+_DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
+_PROBES = 10
+_LEAST_ITERATIONS = 11
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def is_unstructured(operator: Any) -> bool:
+    """Whether an operator is made of dense matrices, diagonals, sums and factors alone."""
+    kind = type(operator)
+    if kind in (SumLinearOperator, AddedDiagLinearOperator):
+        parts = operator.linear_ops
+        return any(type(p) not in _DIAGONAL for p in parts) and all(
+            type(p) in _DIAGONAL or is_unstructured(p) for p in parts
+        )
+    return kind is DenseLinearOperator or (
+        kind is ConstantMulLinearOperator and type(operator.base_linear_op) is DenseLinearOperator
+    )
+
+
+def _key(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Any:
+    grad = torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad)
+    return (
+        operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
+        rhs.device, exact, grad, is_unstructured(operator) if isinstance(operator, LinearOperator) else True,
+    )  # fmt: skip
+
+
+def _problem_of(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Problem | None:
+    tensors = list(tensors_in((operator, rhs)))
+    dense = isinstance(operator, torch.Tensor)
+    if not (dense or is_unstructured(operator)) or rhs.dim() != operator.dim():
+        return None
+    rows, columns = operator.shape[-2:]
+    if rows != columns or rows < 2 or rhs.shape[:-1] != operator.shape[:-1] or not is_ours(rhs):
+        return None
+    if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
+        return None
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return matrix_problem(
+        "inv_quad_logdet",
+        rhs,
+        m=rows,
+        n=rows,
+        rhs=rhs.shape[-1],
+        grad="a" if grad else "",
+        variant="cholesky" if exact else "cg",
+    )
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    k = positive_definite(problem, generator)
+    k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
+    noise = k.new_full((*k.shape[:-2], 1), 0.1)
+    wanted = bool(problem.grad)
+    diagonal = ConstantDiagLinearOperator(noise.requires_grad_(wanted), problem.n)
+    operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
+    rhs = random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
+    return operator, rhs, True, problem.variant == "cholesky"
+
+
+def _parts(operator: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return an operator as a dense matrix and diagonals ``(..., 1 or n)`` to be added, all differentiable."""
+    if isinstance(operator, torch.Tensor):
+        return operator, []
+    if type(operator) in (SumLinearOperator, AddedDiagLinearOperator):
+        matrix, diagonals = None, []
+        for part in operator.linear_ops:
+            if type(part) in _DIAGONAL:
+                diagonals.append(part.diag_values if type(part) is ConstantDiagLinearOperator else part._diag)
+                continue
+            one, more = _parts(part)
+            matrix = one if matrix is None else matrix + one
+            diagonals += more
+        assert matrix is not None
+        return matrix, diagonals
+    return operator.to_dense(), []
+
+
+def _tensors(operator: Any) -> Pair | tuple[torch.Tensor, None]:
+    """Return the dense part in the full batch shape, and the sum of the diagonals or None."""
+    matrix, diagonals = _parts(operator)
+    shape = operator.shape
+    diagonal = None
+    for one in diagonals:
+        diagonal = one if diagonal is None else diagonal + one
+    if diagonal is not None:
+        diagonal = diagonal.expand(*shape[:-2], diagonal.shape[-1])
+    return matrix.expand(shape), diagonal
+
+
+def _with_diagonal(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
+    if diagonal is None:
+        return matrix
+    return matrix + torch.diag_embed(diagonal.expand(matrix.shape[:-1]))
+
+
+def _plain(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor) -> Pair:
+    """Return the quadratic forms column by column and the log determinant by autograd through Cholesky."""
+    lower = torch.linalg.cholesky(_with_diagonal(matrix, diagonal))
+    white = torch.linalg.solve_triangular(lower, rhs, upper=False)
+    return white.square().sum(-2), 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _summed(pair: Pair, reduce: bool) -> Pair:
+    return (pair[0].sum(-1), pair[1]) if reduce else pair
+
+
+def _reference(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
+    return _summed(_plain(*_tensors(operator), rhs), reduce)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    operator, rhs, reduce, _ = args
+    with torch.no_grad():
+        matrix, diagonal = _tensors(operator)
+        k = _with_diagonal(matrix.double(), None if diagonal is None else diagonal.double())
+        lower = torch.linalg.cholesky(k)
+        inverse = torch.cholesky_inverse(lower)
+        solved = inverse @ rhs.double()
+        quadratic = (solved * rhs.double()).sum(-2)
+        logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        change = 2 * problem.n * EPS[problem.dtype] * k.abs().amax((-2, -1))
+        by_column = solved.square().sum(-2) * change[..., None] + EPS[problem.dtype] * quadratic.abs()
+        exact, unit = (quadratic.sum(-1), by_column.sum(-1)) if reduce else (quadratic, by_column)
+        errors = [(out[0].double() - exact).abs() / unit]
+        trace = inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
+        errors.append((out[1].double() - logdet).abs() / (change * trace + EPS[problem.dtype] * logdet.abs()))
+    return max(e.max().item() for e in errors)
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    full = level == "full"
+    base = Problem(op="inv_quad_logdet", rhs=1, dtype=dtype, device=device, variant="cholesky", grad="a")
+    sizes = [300, 50, 800] + ([20, 100, 150, 500, 650] if full else [])
+    large = [1800, 1000, 2600] + ([900, 1300, 3600, 4500] if full else [])
+    problems = [base.replace(m=n, n=n) for n in sizes]
+    problems += [base.replace(m=n, n=n, variant="cg") for n in large]
+    problems += [base.replace(m=n, n=n, grad="") for n in sizes[:2]]
+    problems += [base.replace(m=n, n=n, grad="", variant="cg") for n in large[: 4 if full else 2]]
+    problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
+    return problems + [base.replace(m=n, n=n, rhs=10) for n in sizes[:1]]
+
+
+def _is_cg(problem: Problem) -> bool:
+    return problem.variant.split("/")[0] == "cg"
+
+
+def _stock_features(problem: Problem) -> Features:
+    elements = problem.batch * problem.n**2
+    backward = 3 if problem.grad else 1
+    if _is_cg(problem):
+        products = _LEAST_ITERATIONS * (problem.rhs + _PROBES)
+        return Features(100.0 * backward, 2.0 * elements * products, 4.0 * elements * problem.itemsize * backward)
+    return Features(10.0 * backward, elements * problem.n / 3 * (4 if problem.grad else 1), 8.0 * elements * backward)
+
+
+def _exact_features(problem: Problem) -> Features:
+    elements = problem.batch * problem.n**2
+    return Features(
+        calls=6.0 + problem.batch * (2 if problem.grad else 1),
+        flops=elements * problem.n * (1.0 if problem.grad else 1 / 3),
+        bytes=(6.0 if problem.grad else 3.0) * elements * problem.itemsize,
+    )
+
+
+def _memory(problem: Problem) -> int:
+    return (3 if problem.grad else 2) * problem.batch * problem.n**2 * problem.itemsize
+
+
+INV_QUAD_LOGDET = Op(
+    "inv_quad_logdet",
+    summary="quadratic forms with the inverse of a dense positive definite matrix, and its log determinant",
+    contract="values are those of a matrix within 2 n eps max|K| of K",
+    key=_key,
+    problem_of=_problem_of,
+    reference=_reference,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_exact_features,
+    memory=_memory,
+    raises=(NanError, NotPSDError),
+    composite=True,
+)
+
+
+@INV_QUAD_LOGDET.candidate("stock", features=_stock_features)
+def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
+    """linear_operator's own: Cholesky by autograd, or conjugate gradients above `max_cholesky_size`."""
+    whole = to_linear_operator(operator)
+    if exact and operator.shape[-1] > library.max_cholesky_size.value():
+        with library.fast_computations(log_prob=False):
+            return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)  # type: ignore[no-any-return]
+    return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)  # type: ignore[no-any-return]
+
+
+def _factorised(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
+    """Return the lower factor of the sum in memory of its own, row-major, by stock's ladder where it is not plain."""
+
+    def assembled() -> torch.Tensor:
+        k = matrix.clone(memory_format=torch.contiguous_format)
+        if diagonal is not None:
+            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return k
+
+    k = assembled()
+    turned = k.mT  # symmetric, and column-major as LAPACK wants it
+    if k.is_cpu:
+        info = torch.empty(k.shape[:-2], dtype=torch.int32)
+        torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
+    else:
+        upper, info = torch.linalg.cholesky_ex(turned, upper=True)
+        k = upper.mT
+    return _ladder(assembled()).contiguous() if torch.any(info) else k
+
+
+class _Potri(torch.autograd.Function):
+    """One factorisation; the backward pass inverts in its memory and returns that memory as the gradient."""
+
+    @staticmethod
+    def forward(ctx, matrix, diagonal, rhs, inverse):  # type: ignore[no-untyped-def]
+        lower = _factorised(matrix, diagonal)
+        white = torch.linalg.solve_triangular(lower, rhs, upper=False)
+        if any(ctx.needs_input_grad):
+            ctx.lower, ctx.white, ctx.inverse, ctx.threads = lower, white, inverse, threads.current()
+            ctx.save_for_backward(matrix, diagonal, rhs)
+        return white.square().sum(-2), lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
+
+    @staticmethod
+    def backward(ctx, by_quadratic, by_logdet):  # type: ignore[no-untyped-def]
+        matrix, diagonal, rhs = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            inputs = [t for t, want in zip((matrix, diagonal, rhs), wanted[:3], strict=True) if want]
+            values = _plain(matrix, diagonal, rhs)
+            found = iter(torch.autograd.grad(values, inputs, (by_quadratic, by_logdet), create_graph=True))
+            return *(next(found) if want else None for want in wanted[:3]), None
+        with threads.scope(ctx.threads):
+            if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
+                ctx.lower = _factorised(matrix, diagonal)
+            solved = torch.linalg.solve_triangular(ctx.lower.mT, ctx.white, upper=True)
+            weighted = solved * by_quadratic.unsqueeze(-2)
+            grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None, None]
+            if wanted[0] or wanted[1]:
+                lower, ctx.lower = ctx.lower, None
+                inner = ctx.inverse(lower)
+                inner.mul_(by_logdet[..., None, None])
+                if inner.dim() == 2:
+                    inner.addmm_(weighted, solved.mT, alpha=-1)
+                else:
+                    inner.sub_(weighted @ solved.mT)
+                grads[0] = inner if wanted[0] else None
+                if wanted[1] and diagonal is not None:
+                    grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal.shape)
+            return tuple(grads)
+
+
+def _lapack(lower: torch.Tensor) -> torch.Tensor:
+    turned = lower.mT
+    torch.cholesky_inverse(turned, upper=True, out=turned)
+    return lower
+
+
+def _exactly(inverse: Any, operator: Any, rhs: torch.Tensor, reduce: bool) -> Pair:
+    return _summed(_Potri.apply(*_tensors(operator), rhs, inverse), reduce)
+
+
+def _small(problem: Problem) -> str | None:
+    return None if problem.grad else "without gradients nothing is inverted"
+
+
+@INV_QUAD_LOGDET.candidate("potri", accuracy="better")
+def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
+    """One Cholesky factorisation; gradients in closed form from LAPACK's potri, in place."""
+    return _exactly(_lapack, operator, rhs, reduce)
+
+
+@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", why_not=_small)
+def recursive(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
+    """The same with the inverse by recursion on halves, nearly all of it products."""
+    return _exactly(inverse_from_cholesky, operator, rhs, reduce)
+
+
+with_fewer_threads(INV_QUAD_LOGDET, "potri")
+
+
+def _elsewhere(operator: Any, rhs: torch.Tensor, reduce: bool, there: torch.device | None) -> Pair:
+    matrix, diagonal = _tensors(operator)
+    away = None if diagonal is None else diagonal.to(there)
+    pair = _summed(_Potri.apply(matrix.to(there), away, rhs.to(there), _lapack), reduce)
+    return pair[0].to(rhs.device), pair[1].to(rhs.device)
+
+
+_copied = with_copies(_exact_features, lambda p: p.n**2 * (2 if p.grad else 1))
+
+
+@INV_QUAD_LOGDET.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)
+def on_cpu(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
+    """potri on the CPU, all copies charged."""
+    return _elsewhere(operator, rhs, reduce, torch.device("cpu"))
+
+
+@INV_QUAD_LOGDET.candidate("accelerator", accuracy="better", why_not=needs_accelerator, features=_copied)
+def on_accelerator(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
+    """potri on the accelerator, all copies charged."""
+    return _elsewhere(operator, rhs, reduce, host.accelerator())

@@ -1,0 +1,157 @@
+"""How every workload of `end_to_end.py` is measured: how much one run does, sides taking turns, pairs compared.
+
+Nothing here knows a model. May import no other file of this folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SIDES = ("off", "on")
+DTYPES = (torch.float32, torch.float64)
+
+Toggles = Mapping[str, Callable[[], AbstractContextManager[Any]]]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much one run does, workload by workload; `warmup` steps are not counted."""
+
+    # diabetes: training steps
+    steps: int = 40
+    warmup: int = 4
+    # co2: last week of the stream
+    last: int = 2200
+    # cg: sizes and solves
+    sizes: tuple[int, ...] = (1000, 2000, 4000, 8000)
+    solves: int = 6
+    # training: sizes, the one at which the floor is measured, and rounds: as many as fit into `seconds` for each model
+    training: tuple[int, ...] = (20, 50, 100, 300, 500, 1000, 2000, 4000)
+    floor: int = 4000
+    seconds: float = 2.5
+    rounds: tuple[int, int] = (4, 200)
+    # jump: sizes on both sides of stock's limit for Cholesky, and steps
+    edge: tuple[int, ...] = (799, 800, 801, 802)
+    edge_steps: int = 11
+    # botorch: sizes, and fits of each side: as many as fit into `fit_seconds`
+    botorch: tuple[int, ...] = (20, 100, 400)
+    fit_seconds: float = 12.0
+    fits: tuple[int, int] = (3, 20)
+    # processes: sizes, processes at once, seconds of warming up, and windows of so many seconds
+    contended: tuple[int, ...] = (20, 50, 100, 300)
+    processes: tuple[int, ...] = (1, 2, 4)
+    settle: float = 1.0
+    window: float = 4.0
+    windows: int = 2
+    # memory: models fitted and dropped, and how many of them before memory is looked at
+    dropped: int = 1000
+    settling: int = 100
+
+
+FULL = Scale()
+QUICK = Scale(
+    steps=12,
+    warmup=2,
+    last=500,
+    sizes=(1000, 2000),
+    training=(20, 100, 500, 1000),
+    floor=1000,
+    seconds=0.4,
+    rounds=(3, 50),
+    edge_steps=3,
+    botorch=(20, 100),
+    fit_seconds=2.0,
+    contended=(100,),
+    processes=(1, 2),
+    window=1.0,
+    windows=1,
+    dropped=100,
+    settling=20,
+)
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Keep the garbage collector out of timed sections, and make collecting between them cheap."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def turns(sides: Iterable[str], rounds: int) -> Iterator[tuple[str, ...]]:
+    """Yield the order of the sides for each round: all possible orders one after another, then again."""
+    return itertools.islice(itertools.cycle(itertools.permutations(sides)), rounds)
+
+
+def interleave(
+    toggles: Toggles,
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 0,
+    after: Callable[[], object] = lambda: None,
+    seconds: float = math.inf,
+    least: int = 1,
+) -> dict[str, list[float]]:
+    """Return the seconds of `rounds` steps of each side, taken in turn, in changing order.
+
+    Fewer rounds, but not fewer than `least`, are taken once the counted steps have lasted `seconds` together.
+    Entering a toggle is not timed: users enable once. Between rounds `after` is called and garbage is collected,
+    because a model replaced by its fantasy model is a reference cycle that holds its matrices until then.
+    """
+    taken: dict[str, list[float]] = {side: [] for side in steps}
+    with quiet_collector():
+        for turn, order in enumerate(turns(steps, warmup + rounds)):
+            if turn - warmup >= least and sum(map(sum, taken.values())) > seconds:
+                break
+            for side in order:
+                with toggles[side]():
+                    start = time.perf_counter()
+                    steps[side]()
+                    elapsed = time.perf_counter() - start
+                if turn >= warmup:
+                    taken[side].append(elapsed)
+            after()
+            gc.collect()
+    return taken
+
+
+def compare(seconds: Mapping[str, Sequence[float]], off: str = "off", on: str = "on") -> dict[str, Any]:
+    """Return the median seconds of two sides, and median and quartiles of the paired ratios off / on."""
+    ratios = np.divide(seconds[off], seconds[on])
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+    medians = {"off": statistics.median(seconds[off]), "on": statistics.median(seconds[on])}
+    return {**medians, "ratio": middle, "quartiles": [low, high], "pairs": len(ratios)}
+
+
+def geomean(ratios: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def largest(values: Tensor) -> float:
+    """Return the largest absolute value."""
+    return values.abs().max().item()
+
+
+def word(dtype: torch.dtype) -> str:
+    """Return the bare name of a dtype."""
+    return str(dtype).removeprefix("torch.")
