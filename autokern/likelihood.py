@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,8 @@ Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 _BLOCK_BYTES = 2**20
 """A block of rows this large stays in the cache through the passes over it."""
+_SMALL = 2**14
+"""Elements below which fresh memory costs less than working in place."""
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -51,18 +53,25 @@ def log_prob(
     Tensor
         Shape ``(...)``, the broadcast batch shape of all arguments.
     """
-    shape = torch.broadcast_shapes(
-        noise.shape[:-1], residual.shape[:-1], *(t.shape[:-2] for part in tree[1:] for t in part)
-    )
+    matrices = (*tree.points, *tree.shapes)
+    counts = (len(tree.points), len(tree.shapes), len(tree.weights))
+    if noise.dim() == residual.dim() == 1 and not any(w.dim() for w in tree.weights):
+        if all(t.dim() == 2 for t in matrices):  # no batch, and nothing to broadcast
+            single: torch.Tensor = _LogProb.apply(
+                tree.node, counts, ladder, inverse, noise, residual, *matrices, *tree.weights
+            )
+            return single
+    shapes = {noise.shape[:-1], residual.shape[:-1], *(t.shape[:-2] for t in matrices), *(t.shape for t in tree.weights)}
+    shape = shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
     batch = shape if not shape else torch.Size([shape.numel()])
 
-    def flat(t: torch.Tensor, keep: int) -> torch.Tensor:
-        return t if t.shape[:-keep] == batch else t.expand(*shape, *t.shape[-keep:]).reshape(*batch, *t.shape[-keep:])
+    def flat(t: torch.Tensor, own: int) -> torch.Tensor:
+        lead, rest = t.shape[: t.dim() - own], t.shape[t.dim() - own :]
+        return t if lead == batch else t.expand(*shape, *rest).reshape(*batch, *rest)
 
-    matrices = [flat(t, 2) for part in tree[1:] for t in part]
-    counts = (len(tree.points), len(tree.shapes), len(tree.weights))
+    tensors = [*(flat(t, 2) for t in matrices), *(flat(t, 0) for t in tree.weights)]
     out: torch.Tensor = _LogProb.apply(
-        tree.node, counts, ladder, inverse, flat(noise, 1), flat(residual, 1), *matrices
+        tree.node, counts, ladder, inverse, flat(noise, 1), flat(residual, 1), *tensors
     )
     return out if out.shape == shape else out.view(shape)
 
@@ -92,15 +101,18 @@ def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
     return [(start, min(n, start + rows)) for start in range(0, n, rows)]
 
 
-def _factorise(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder) -> None:
-    """Fill `buffer` with the lower factor of the noisy covariance."""
+def _factorise(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool) -> None:
+    """Fill `buffer` with the lower factor of the noisy covariance; `keep` what the gradients need if that is little."""
+    steps = _steps(buffer)
+    keep = keep and len(steps) == 1 and buffer.numel() * buffer.element_size() <= _BLOCK_BYTES
 
-    def assemble() -> None:
-        for start, stop in _steps(buffer):
-            blocks.fill(start, stop, buffer[..., start:stop, :stop])
+    def assemble(keep: bool) -> None:
+        for start, stop in steps:
+            whole = stop - start == buffer.shape[-1]
+            blocks.fill(start, stop, buffer if whole else buffer[start:stop, :stop], keep)
         buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
 
-    assemble()
+    assemble(keep)
     turned = buffer.mT  # column-major, as LAPACK wants it; its upper triangle is the lower one of the buffer
     if buffer.is_cpu:
         info = torch.empty(buffer.shape[:-2], dtype=torch.int32)
@@ -108,12 +120,11 @@ def _factorise(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder
     else:
         upper, info = torch.linalg.cholesky_ex(turned, upper=True)
         turned.copy_(upper)
-    if not torch.any(info):
+    if not (torch.any(info) if info.dim() else info.item()):
         return
-    assemble()
-    if buffer.dim() == 2:
-        for start, stop in _steps(buffer):
-            buffer[:start, start:stop] = buffer[start:stop, :start].mT
+    assemble(keep=False)
+    for start, stop in steps[1:]:
+        buffer[:start, start:stop] = buffer[start:stop, :start].mT
     buffer.copy_(ladder(buffer))
 
 
@@ -123,23 +134,25 @@ class _LogProb(torch.autograd.Function):
     @staticmethod
     def forward(ctx, node, counts, ladder, inverse, noise, residual, *tensors):  # type: ignore[no-untyped-def]
         n = residual.shape[-1]
+        differentiated = any(ctx.needs_input_grad)
         lease = workspace.borrow((*residual.shape, n), residual)
         buffer = lease.tensor
         try:
-            _factorise(Blocks(_regrouped(node, counts, tensors)), noise, buffer, ladder)
+            blocks = Blocks(_regrouped(node, counts, tensors))
+            _factorise(blocks, noise, buffer, ladder, keep=differentiated)
             white = torch.linalg.solve_triangular(buffer, residual.unsqueeze(-1), upper=False)
-            logdet = buffer.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            quadratic = torch.linalg.vecdot(white, white, dim=-2).squeeze(-1)
+            half_logdet = buffer.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
         except BaseException:
             lease.release()
             raise
-        if any(ctx.needs_input_grad):
-            ctx.node, ctx.counts, ctx.inverse = node, counts, inverse
-            ctx.lease, ctx.white, ctx.threads, ctx.unit = lease, white, threads.current(), None
+        if differentiated:
+            ctx.node, ctx.counts, ctx.ladder, ctx.inverse = node, counts, ladder, inverse
+            ctx.state, ctx.threads = _State(lease, blocks, white), threads.current()
             ctx.save_for_backward(noise, residual, *tensors)
         else:
             lease.release()
-        return -0.5 * (quadratic + n * _LOG_2_PI) - logdet  # fresh memory: callers divide it in place
+        return half_logdet.add_(n * (0.5 * _LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
@@ -147,52 +160,70 @@ class _LogProb(torch.autograd.Function):
         wanted = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
             return None, None, None, None, *_plain(ctx, noise, residual, tuple(tensors), wanted, grad)
-        if ctx.unit is None:
-            with threads.scope(ctx.threads):
-                ctx.unit = _unit_gradients(ctx, noise, residual, tuple(tensors), wanted)
-        by_vector, by_matrix = grad.unsqueeze(-1), grad[..., None, None]
-        pairs = zip(ctx.unit, wanted, strict=True)
-        found = [
-            None if not want or unit is None else unit * (by_vector if index < 2 else by_matrix)
-            for index, (unit, want) in enumerate(pairs)
-        ]
+        with threads.scope(ctx.threads):
+            state, ctx.state = ctx.state, None
+            if state is None:  # a second backward pass: the first one has used the memory of the factor
+                state = _again(ctx, noise, residual, tuple(tensors))
+            try:
+                found = _gradients(state, ctx.inverse or _potri, noise, wanted, grad)
+            finally:
+                state.lease.release()
         return None, None, None, None, *found
 
 
-def _unit_gradients(
-    ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...], wanted: tuple[bool, ...]
+class _State(NamedTuple):
+    """What the forward pass leaves for the backward pass, apart from its arguments."""
+
+    lease: workspace.Lease
+    blocks: Blocks
+    white: torch.Tensor
+
+
+def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> _State:
+    lease = workspace.borrow((*residual.shape, residual.shape[-1]), residual)
+    blocks = Blocks(_regrouped(ctx.node, ctx.counts, tensors))
+    _factorise(blocks, noise, lease.tensor, ctx.ladder, keep=True)
+    return _State(lease, blocks, torch.linalg.solve_triangular(lease.tensor, residual.unsqueeze(-1), upper=False))
+
+
+def _gradients(
+    state: _State, inverse_of: Inverse, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of each density by noise, residual and the tensors of the tree; the buffer is given back."""
-    buffer = ctx.lease.tensor
-    try:
-        a = torch.linalg.solve_triangular(buffer.mT, ctx.white, upper=True)
-        vector = a.squeeze(-1)
-        found: list[torch.Tensor | None] = [None] * len(wanted)
-        if wanted[1]:
-            found[1] = -vector
-        if not (wanted[0] or any(wanted[2:])):
-            return found
-        inverse = (ctx.inverse or _potri)(buffer)
-        if wanted[0]:
-            by_noise = (vector.square() - inverse.diagonal(dim1=-2, dim2=-1)).mul_(0.5)
-            found[0] = by_noise.sum(-1, keepdim=True) if noise.shape[-1] == 1 < residual.shape[-1] else by_noise
-        if any(wanted[2:]):
-            blocks = Blocks(_regrouped(ctx.node, ctx.counts, tensors))
-            turned = a.mT
-            for start, stop in _steps(buffer):
-                g = a[..., start:stop, :] * turned[..., :stop]
-                blocks.pull(start, stop, g.sub_(inverse[..., start:stop, :stop]), 0.5)
-            points, shapes, weights = blocks.gradients()
-            found[2:] = [*points, *shapes, *weights]
+    """Return the gradients by noise, residual and the tensors of the tree; the factor is overwritten."""
+    buffer = state.lease.tensor
+    a = torch.linalg.solve_triangular(buffer.mT, state.white, upper=True)
+    vector = a.squeeze(-1)
+    found: list[torch.Tensor | None] = [None] * len(wanted)
+    half = 0.5 * grad.unsqueeze(-1)
+    if wanted[1]:
+        found[1] = vector * (-2 * half)
+    if not (wanted[0] or any(wanted[2:])):
         return found
-    finally:
-        ctx.lease.release()
-        ctx.lease = ctx.white = None
+    inverse = inverse_of(buffer)
+    if wanted[0]:
+        by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
+        if noise.shape[-1] == 1 < vector.shape[-1]:
+            by_noise = by_noise.sum(-1, keepdim=True)
+        found[0] = by_noise.mul_(half)
+    if any(wanted[2:]):
+        turned, factor = a.mT, half.unsqueeze(-1)
+        for start, stop in _steps(buffer):
+            if stop - start == buffer.shape[-1]:
+                g = torch.mul(a, turned).sub_(inverse)
+            else:
+                g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
+            state.blocks.pull(start, stop, g, factor)
+        points, shapes, weights = state.blocks.gradients()
+        pairs = zip((*points, *shapes, *weights), wanted[2:], strict=True)
+        found[2:] = [one if want else None for one, want in pairs]
+    return found
 
 
 def _potri(lower: torch.Tensor) -> torch.Tensor:
     """Overwrite a lower factor with the inverse of its matrix, by LAPACK's potri."""
     turned = lower.mT
+    if lower.numel() < _SMALL:
+        return torch.cholesky_inverse(turned, upper=True)
     torch.cholesky_inverse(turned, upper=True, out=turned)
     return lower
 

@@ -38,7 +38,7 @@ VARIABLES = {
 
 _Parser = Callable[[str], Mapping[str, object]]
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.\-]*")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.@\-]*")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 

@@ -1,4 +1,4 @@
-"""Hooks into gpytorch: the covariance matrices of exact kernel types, and the mean cache of fantasy models.
+"""Hooks into gpytorch: covariance matrices of exact kernel types, densities, and the mean cache of fantasy models.
 
 `forward` is the seam, because ScaleKernel and others call it on their base kernel directly. Only exact types are
 served (a subclass may have changed the formula), never diagonals, traces or batches over input dimensions.
@@ -11,7 +11,12 @@ from typing import Any
 
 import gpytorch
 import linear_operator
+import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.utils.errors import CachingError
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_from_cache
@@ -19,11 +24,14 @@ from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_fr
 from autokern import kernels
 from autokern.dispatch import bypassed, route
 from autokern.hooks import Patch, is_enabled
+from autokern.hooks.regime import EXACT, ORDERED, regime
 from autokern.op import get
+from autokern.ops.exact_log_prob import parts
 
 __all__ = ["patches"]
 
 _dispatch = route(get("kernel_matrix"))
+_dispatch_log_prob = route(get("exact_log_prob"))
 
 
 def _stay_out() -> bool:
@@ -55,6 +63,52 @@ def _hooked_scale() -> Any:
         return _dispatch(self, x1, x2)
 
     return forward
+
+
+_stock_log_prob = MultivariateNormal.log_prob
+
+
+@functools.wraps(_stock_log_prob)
+def _log_prob(self: Any, value: Any) -> Any:
+    if self._validate_args or not torch.is_grad_enabled() or parts(self, None) is None or _stay_out():
+        return _stock_log_prob(self, value)
+    covariance = self._covar
+    found = regime(self.loc.shape[-1])
+    if found == ORDERED or _asked_before(covariance):
+        return _stock_log_prob(self, value)
+    covariance._autokern_asked = True
+    return _dispatch_log_prob(self, None, value, found == EXACT)
+
+
+def _asked_before(covariance: Any) -> bool:
+    """Whether this covariance has served a density: stock keeps its factor, so a second one is cheap only there."""
+    return "_autokern_asked" in covariance.__dict__ or bool(covariance.__dict__.get("_memoize_cache"))
+
+
+_stock_objective = ExactMarginalLogLikelihood.forward
+
+
+@functools.wraps(_stock_objective)
+def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
+    """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first."""
+    likelihood = self.likelihood
+    if (
+        params
+        or kwargs
+        or type(likelihood) is not GaussianLikelihood
+        or type(likelihood.noise_covar) is not HomoskedasticNoise
+        or type(function_dist) is not MultivariateNormal
+        or not torch.is_grad_enabled()
+        or gpytorch.settings.observation_nan_policy.value() != "ignore"
+        or _stay_out()
+    ):
+        return _stock_objective(self, function_dist, target, *params, **kwargs)
+    n, noise = function_dist.loc.shape[-1], likelihood.noise_covar.noise
+    found = regime(n)
+    if found == ORDERED or parts(function_dist, noise) is None:
+        return _stock_objective(self, function_dist, target)
+    density = _dispatch_log_prob(function_dist, noise, target, found == EXACT)
+    return self._add_other_terms(density, params).div_(n)
 
 
 _stock_fantasy = DefaultPredictionStrategy.get_fantasy_strategy
@@ -89,4 +143,8 @@ _replacements = {RBFKernel: _hooked(RBFKernel), MaternKernel: _hooked(MaternKern
 def patches() -> list[Patch]:
     """Return the patches of gpytorch."""
     forwards = [Patch(kind, "forward", replacement) for kind, replacement in _replacements.items()]
-    return [*forwards, Patch(DefaultPredictionStrategy, "get_fantasy_strategy", _get_fantasy_strategy)]
+    densities = [
+        Patch(MultivariateNormal, "log_prob", _log_prob),
+        Patch(ExactMarginalLogLikelihood, "forward", _objective),
+    ]
+    return [*forwards, *densities, Patch(DefaultPredictionStrategy, "get_fantasy_strategy", _get_fantasy_strategy)]

@@ -1,4 +1,4 @@
-"""Hooks into linear_operator: Cholesky, QR and pseudo-inverse, eigendecompositions, products of dense matrices.
+"""Hooks into linear_operator: Cholesky, QR, pseudo-inverse, eigendecompositions, inv_quad_logdet, dense products.
 
 Each wrapper runs the library's own function untouched wherever the dispatcher must stay out: compiled, traced or
 transformed code, a library setting that the user changed, an argument the ops do not take.
@@ -18,6 +18,7 @@ from linear_operator.utils import qr as qr_module
 
 from autokern.dispatch import bypassed, route
 from autokern.hooks import Patch, is_enabled
+from autokern.hooks.regime import EXACT, ORDERED, regime
 from autokern.op import get
 
 __all__ = ["patches"]
@@ -25,6 +26,7 @@ __all__ = ["patches"]
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
 _TINY = 1e-6
+_FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 
 _modules = sys.modules
 _cholesky_module = _modules["linear_operator.utils.cholesky"]
@@ -33,6 +35,7 @@ _pinverse_module = _modules["linear_operator.utils.pinverse"]
 
 _dispatch_cholesky = route(get("cholesky"))
 _dispatch_eigh = route(get("eigh"))
+_dispatch_inv_quad_logdet = route(get("inv_quad_logdet"))
 _dispatch_matmul = route(get("matmul"))
 _dispatch_pinverse = route(get("pinverse_root"))
 _dispatch_qr = route(get("qr"))
@@ -128,6 +131,33 @@ def _t_matmul(self: Any, rhs: Any) -> Any:
     return _dispatch_matmul(self.tensor.mT, rhs)
 
 
+_stock_inv_quad_logdet = LinearOperator.inv_quad_logdet
+
+
+@functools.wraps(_stock_inv_quad_logdet)
+def _inv_quad_logdet(
+    self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
+) -> Any:
+    if inv_quad_rhs is None or not logdet or _stay_out() or _factorised_already(self):
+        return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
+    found = regime(self.size(-1))
+    if found == ORDERED:
+        return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
+    evaluated = self.evaluate_kernel() if _holds_kernels(self) else self
+    return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), found == EXACT)
+
+
+def _factorised_already(operator: Any) -> bool:
+    """Whether stock could answer from a factor or root that it keeps."""
+    kept = getattr(operator, "_memoize_cache", None)
+    return bool(kept) and any((name[0] if isinstance(name, tuple) else name) in _FACTORS for name in kept)
+
+
+def _holds_kernels(operator: Any) -> bool:
+    """Whether a sum holds kernel matrices that are not evaluated yet."""
+    return any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (operator, *operator._args))
+
+
 def patches() -> list[Patch]:
     """Return the patches of linear_operator, at every place that holds the function by value."""
     by_value = {
@@ -146,6 +176,7 @@ def patches() -> list[Patch]:
         *found,
         Patch(_cholesky_module, "_psd_safe_cholesky", _psd_safe_cholesky),
         Patch(_linear_operator.LinearOperator, "_symeig", _symeig),
+        Patch(_linear_operator.LinearOperator, "inv_quad_logdet", _inv_quad_logdet),
         Patch(DenseLinearOperator, "_matmul", _matmul),
         Patch(DenseLinearOperator, "_t_matmul", _t_matmul),
     ]

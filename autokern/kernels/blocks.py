@@ -1,8 +1,8 @@
 """A kernel tree evaluated block by block, and gradients pulled back through it block by block.
 
 Only blocks that fit the cache are ever held: a block is one GEMM per leaf with its epilogue in place. The pull-back
-takes ``g = dL/dK`` on a block and keeps of each leaf the product ``W [z, 1]`` with ``W = g k'(u)``, from which the
-gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no ``n x n x d`` temporary exists. Both sides are the
+takes ``g = dL/dK`` on a block and keeps of each leaf the product ``W z`` and the row sums of ``W = g k'(u)``, from which
+the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no ``n x n x d`` temporary exists. Both sides are the
 same points, so a lower triangle of blocks is enough: what lies left of the diagonal counts twice. Floor 2: may import
 `tree`.
 """
@@ -20,29 +20,32 @@ __all__ = ["Blocks", "Gradients"]
 
 
 class _Leaf:
-    """The points of one leaf, centred and ready for the GEMM, and what is pulled back to them."""
+    """The points of one leaf, centred, their squared norms, and what is pulled back to them."""
 
-    __slots__ = ("column", "family", "left", "moments", "ones", "row", "shape", "shape_index", "trace", "turned", "z")
+    __slots__ = ("column", "family", "product", "row", "rows", "shape", "shape_index", "z")
 
     def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, shape_index: int) -> None:
         self.family, self.shape, self.shape_index = of, shape, shape_index
         self.z = points - points.mean(-2, keepdim=True)
-        self.left = self.z * (-2 * of.gamma)
-        self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1).mul_(of.gamma)
-        self.turned, self.column = self.z.mT, self.row.mT
-        self.ones: torch.Tensor | None = None
-        self.moments: torch.Tensor | None = None
-        self.trace: torch.Tensor | None = None
+        self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1)
+        self.column = self.row.mT
+        self.product: torch.Tensor | None = None
+        self.rows: torch.Tensor | None = None
 
     def distances(self, start: int, stop: int, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with u for rows from `start` to `stop` and all columns up to its width."""
-        width = out.shape[-1]
-        if out.dim() == 2:
-            torch.addmm(self.column[:, :width], self.left[start:stop], self.turned[:, :width], out=out)
-            out.add_(self.row[start:stop])
+        gamma, z, row, width = self.family.gamma, self.z, self.row, out.shape[-1]
+        if out.dim() == 3:
+            torch.baddbmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=out).add_(row, alpha=gamma)
+            out.diagonal(0, -2, -1).zero_()
+        elif stop - start == z.shape[0]:
+            torch.addmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=out).add_(row, alpha=gamma)
+            out.fill_diagonal_(0)
         else:
-            torch.baddbmm(self.column, self.left, self.turned, out=out).add_(self.row)
-        self.family.clamp_(out).diagonal(start, -2, -1).zero_()
+            torch.addmm(self.column[:, :width], z[start:stop], z[:width].mT, beta=gamma, alpha=-2 * gamma, out=out)
+            out.add_(row[start:stop], alpha=gamma).diagonal(start).zero_()
+        if not self.family.slope_is_value:  # an exponential takes what rounding carried across zero
+            self.family.clamp_(out)
         return out
 
     def epilogue(self, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
@@ -72,24 +75,31 @@ class Blocks:
     Parameters
     ----------
     tree : Tree
-        Points ``(n, d)`` or ``(b, n, d)``; shapes and weights ``(1, 1)`` or ``(b, 1, 1)``.
+        Points ``(n, d)`` or ``(b, n, d)``, shapes ``(1, 1)`` or ``(b, 1, 1)``, weights ``()`` or ``(b)``.
     """
 
     def __init__(self, tree: Tree) -> None:
-        self._node, self._weights = tree.node, tree.weights
+        self._node = tree.node
+        self._weights = [w if not w.dim() else w[:, None, None] for w in tree.weights]
         self._leaves: list[_Leaf] = []
+        self._kept: _Tape | None = None
         self._weight_totals: list[torch.Tensor | None] = [None] * len(tree.weights)
         self._shape_totals: list[torch.Tensor | None] = [None] * len(tree.shapes)
         self._leaf_factors: list[torch.Tensor | float] = [1.0] * len(tree.points)
-        self._scale_factors: list[torch.Tensor | float] = [1.0] * len(tree.weights)
         points, shapes = iter(tree.points), iter(enumerate(tree.shapes))
         for name in leaves(tree.node):
             of = family(name)
             index, shape = next(shapes) if of.shape is not None else (-1, None)
             self._leaves.append(_Leaf(of, next(points), shape, index))
 
-    def fill(self, start: int, stop: int, out: torch.Tensor) -> None:
-        """Write the rows from `start` to `stop` of the kernel matrix into `out`, as many columns as it has."""
+    def fill(self, start: int, stop: int, out: torch.Tensor, keep: bool = False) -> None:
+        """Write the rows from `start` to `stop` of the kernel matrix into `out`, as many columns as it has.
+
+        With `keep`, what the pull-back of this block needs is kept: several matrices of its size.
+        """
+        if keep:
+            self._kept, _, _ = self._tape(self._node, 0, 0, start, stop, out, wanted=True, out=out)
+            return
         value, _, _ = self._value(self._node, 0, 0, start, stop, out)
         if value.data_ptr() != out.data_ptr() or value.shape != out.shape:
             out.copy_(value)
@@ -114,22 +124,35 @@ class Blocks:
             total = _combined(operation, total, value, out)
         return total, leaf, weight
 
-    def pull(self, start: int, stop: int, g: torch.Tensor, factor: float) -> None:
+    def pull(self, start: int, stop: int, g: torch.Tensor, factor: torch.Tensor) -> None:
         """Take in ``factor * g``, the derivative by the rows from `start` to `stop`, columns 0 to `stop` of the matrix.
 
         Columns left of `start` count twice, for their mirror images too. `g` is destroyed.
         """
-        tape, _, _ = self._tape(self._node, 0, 0, start, stop, g, wanted=False)
+        tape, self._kept = self._kept, None
+        if tape is None:
+            tape, _, _ = self._tape(self._node, 0, 0, start, stop, g, wanted=False)
         self._pull(self._node, tape, 0, 0, start, stop, g, factor)
 
     def _tape(
-        self, node: Node, leaf: int, weight: int, start: int, stop: int, like: torch.Tensor, wanted: bool
+        self,
+        node: Node,
+        leaf: int,
+        weight: int,
+        start: int,
+        stop: int,
+        like: torch.Tensor,
+        wanted: bool,
+        out: torch.Tensor | None = None,
     ) -> tuple[_Tape, int, int]:
+        """Evaluate a node with all that its pull-back needs; with `out`, write its value there too."""
         if node.kind == "leaf":
             here = self._leaves[leaf]
             u = here.distances(start, stop, torch.empty_like(like))
             slope = None if here.family.slope_is_value else torch.empty_like(like)
             k = here.epilogue(u, slope)
+            if out is not None:
+                out.copy_(k)
             return _Tape(k, k if slope is None else slope), leaf + 1, weight
         if node.kind == "constant":
             return _Tape(self._weights[weight]), leaf, weight + 1
@@ -137,7 +160,8 @@ class Blocks:
             scale = self._weights[weight]
             child, leaf, weight = self._tape(node.children[0], leaf, weight + 1, start, stop, like, wanted=True)
             assert child.value is not None
-            return _Tape(child.value * scale if wanted else None, None, (child,)), leaf, weight
+            value = torch.mul(child.value, scale, out=out) if wanted else None
+            return _Tape(value, None, (child,)), leaf, weight
         product = node.kind == "product"
         children = []
         for part in node.children:
@@ -149,6 +173,9 @@ class Blocks:
             for child in children[1:]:
                 assert value is not None and child.value is not None
                 value = value * child.value if product else value + child.value
+            if out is not None:
+                assert value is not None
+                out.copy_(value)
         return _Tape(value, None, tuple(children)), leaf, weight
 
     def _pull(
@@ -163,20 +190,19 @@ class Blocks:
         factor: torch.Tensor | float,
     ) -> tuple[int, int]:
         if node.kind == "leaf":
-            self._pull_leaf(self._leaves[leaf], tape, start, stop, g, factor)
-            self._leaf_factors[leaf] = factor
+            self._pull_leaf(leaf, tape, start, stop, g, factor)
             return leaf + 1, weight
         if node.kind == "constant":
             _add(self._weight_totals, weight, _total(g, None, start) * factor)
             return leaf, weight + 1
         if node.kind == "scale":
             child = node.children[0]
-            self._scale_factors[weight] = factor
-            if not (child.kind == "leaf" and self._leaves[leaf].family.slope_is_value):  # else the row sums hold it
-                _add(self._weight_totals, weight, _total(g, tape.children[0].value, start) * factor)
-            return self._pull(
-                child, tape.children[0], leaf, weight + 1, start, stop, g, self._weights[weight] * factor
-            )
+            own = self._weights[weight] * factor
+            if child.kind == "leaf" and self._leaves[leaf].family.slope_is_value:  # g k comes by on the way
+                self._pull_leaf(leaf, tape.children[0], start, stop, g, own, weight, factor)
+                return leaf + 1, weight + 1
+            _add(self._weight_totals, weight, _total(g, tape.children[0].value, start) * factor)
+            return self._pull(child, tape.children[0], leaf, weight + 1, start, stop, g, own)
         last = len(node.children) - 1
         for index, (child, branch) in enumerate(zip(node.children, tape.children, strict=True)):
             own = g if index == last else g.clone()
@@ -189,54 +215,48 @@ class Blocks:
         return leaf, weight
 
     def _pull_leaf(
-        self, leaf: _Leaf, tape: _Tape, start: int, stop: int, g: torch.Tensor, factor: torch.Tensor | float
+        self,
+        index: int,
+        tape: _Tape,
+        start: int,
+        stop: int,
+        g: torch.Tensor,
+        factor: torch.Tensor | float,
+        scale: int = -1,
+        outer: torch.Tensor | float = 1.0,
     ) -> None:
+        """Take in `g` at a leaf, and the total of ``g k`` for the weight of number `scale`, if that is one."""
+        leaf = self._leaves[index]
+        self._leaf_factors[index] = factor
         assert tape.value is not None and tape.slope is not None
         if leaf.shape is not None and leaf.family.shape is not None:
             by_shape = leaf.family.shape.slope(tape.value, leaf.shape)
             _add(self._shape_totals, leaf.shape_index, _total(g, by_shape, start) * factor)
-        if leaf.ones is None or leaf.moments is None:
-            leaf.ones = torch.cat((leaf.z, torch.ones_like(leaf.row)), -1)
-            leaf.moments = torch.zeros_like(leaf.ones)
         w = g.mul_(tape.slope)
-        diagonal = w.diagonal(start, -2, -1)
-        if leaf.family.slope_is_value:  # what the scale above needs, and what would only cancel in the moments
-            trace = diagonal.sum(-1)
-            leaf.trace = trace if leaf.trace is None else leaf.trace + trace
-        diagonal.zero_()
-        if w.dim() == 3:
-            torch.bmm(w, leaf.ones, out=leaf.moments)
+        if scale >= 0:
+            _add(self._weight_totals, scale, _total(w, None, start) * outer)
+        if w.shape[-2] == leaf.z.shape[-2]:  # all rows; the diagonal would only cancel in what follows
+            w.fill_diagonal_(0) if w.dim() == 2 else w.diagonal(0, -2, -1).zero_()
+            leaf.rows, leaf.product = w.sum(-1, keepdim=True), w @ leaf.z
             return
-        leaf.moments[start:stop].addmm_(w, leaf.ones[: w.shape[-1]])
+        w.diagonal(start).zero_()
+        if leaf.rows is None or leaf.product is None:
+            leaf.rows, leaf.product = torch.zeros_like(leaf.row), torch.zeros_like(leaf.z)
+        leaf.rows[start:stop] += w.sum(-1, keepdim=True)
+        leaf.product[start:stop].addmm_(w, leaf.z[:stop])
         if start:
-            leaf.moments[:start].addmm_(w[:, :start].mT, leaf.ones[start:stop])
+            left = w[:, :start].mT
+            leaf.rows[:start] += left.sum(-1, keepdim=True)
+            leaf.product[:start].addmm_(left, leaf.z[start:stop])
 
     def gradients(self) -> Gradients:
         """Return what was pulled back by all blocks."""
         points = []
         for leaf, factor in zip(self._leaves, self._leaf_factors, strict=True):
-            assert leaf.moments is not None
-            rows, product = leaf.moments[..., -1:], leaf.moments[..., :-1]
-            points.append((rows * leaf.z - product).mul_(factor).mul_(4 * leaf.family.gamma))
-        self._free_scales(self._node, 0, 0)
-        return Gradients(points, _complete(self._shape_totals), _complete(self._weight_totals))
-
-    def _free_scales(self, node: Node, leaf: int, weight: int) -> tuple[int, int]:
-        """Fill in the totals of scales over leaves whose slope is their value: the row sums hold them."""
-        if node.kind == "leaf":
-            return leaf + 1, weight
-        if node.kind == "constant":
-            return leaf, weight + 1
-        if node.kind == "scale":
-            if self._weight_totals[weight] is None:
-                here = self._leaves[leaf]
-                assert here.moments is not None and here.trace is not None
-                total = here.moments[..., -1].sum(-1) + here.trace
-                self._weight_totals[weight] = total[..., None, None] * self._scale_factors[weight]
-            return self._free_scales(node.children[0], leaf, weight + 1)
-        for child in node.children:
-            leaf, weight = self._free_scales(child, leaf, weight)
-        return leaf, weight
+            assert leaf.rows is not None and leaf.product is not None
+            points.append(leaf.rows.mul(leaf.z).sub_(leaf.product).mul_(factor * (4 * leaf.family.gamma)))
+        weights = [total.view(total.shape[:-2]) for total in _complete(self._weight_totals)]
+        return Gradients(points, _complete(self._shape_totals), weights)
 
 
 def _combined(operation: object, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

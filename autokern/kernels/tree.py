@@ -62,7 +62,7 @@ class Tree(NamedTuple):
     shapes : list of Tensor
         Shape parameters of the leaves that have one, ``(..., 1, 1)``.
     weights : list of Tensor
-        Output scales and constants, ``(..., 1, 1)``.
+        Output scales and constants, ``(...)``.
     """
 
     node: Node
@@ -120,34 +120,32 @@ def read(kernel: Kernel, x: torch.Tensor) -> Tree:
     x : Tensor
         Points, shape ``(..., n, d)``.
     """
-    tree = Tree(_form(kernel), [], [], [])
-    _collect(kernel, x, tree)
-    return tree
+    points: list[torch.Tensor] = []
+    shapes: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
 
-
-def _form(kernel: Kernel) -> Node:
-    node = form(kernel)
-    if node is None:
-        raise TypeError(f"no tree can be read off {type(kernel).__name__}")
-    return node
-
-
-def _collect(kernel: Kernel, x: torch.Tensor, into: Tree) -> None:
-    kind = type(kernel)
-    if kind is ScaleKernel:
-        into.weights.append(kernel.outputscale[..., None, None])
-        _collect(kernel.base_kernel, x, into)
-    elif kind is ConstantKernel:
-        into.weights.append(kernel.constant.unsqueeze(-1))
-    elif kind in _BRANCHES:
-        for child in kernel.kernels:
-            active = child.active_dims
-            _collect(child, x if active is None else x.index_select(-1, active), into)
-    else:
-        found = next(f for f in LEAVES[kind] if f.matches(kernel))
-        into.points.append(found.embed(kernel, x))
+    def collect(kernel: Kernel, x: torch.Tensor) -> Node:
+        kind = type(kernel)
+        if kind is ScaleKernel:
+            weights.append(kernel.outputscale)
+            return Node("scale", "", (collect(kernel.base_kernel, x),))
+        if kind is ConstantKernel:
+            weights.append(kernel.constant.squeeze(-1))
+            return Node("constant")
+        if kind in _BRANCHES:
+            chosen = [(child, child.active_dims) for child in kernel.kernels]
+            inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]
+            children = [collect(child, own) for (child, _), own in zip(chosen, inputs, strict=True)]
+            return Node(_BRANCHES[kind], "", tuple(children))
+        found = next((f for f in LEAVES.get(kind, ()) if f.matches(kernel)), None)
+        if found is None:
+            raise TypeError(f"no tree can be read off {kind.__name__}")
+        points.append(found.embed(kernel, x))
         if found.shape is not None:
-            into.shapes.append(found.shape.read(kernel))
+            shapes.append(found.shape.read(kernel))
+        return Node("leaf", found.name)
+
+    return Tree(collect(kernel, x), points, shapes, weights)
 
 
 def dense(tree: Tree) -> torch.Tensor:
@@ -160,9 +158,9 @@ def dense(tree: Tree) -> torch.Tensor:
             u = _square_distances(z) * of.gamma
             return of(u, next(shapes)) if of.shape is not None else of(u)
         if node.kind == "constant":
-            return next(weights)
+            return next(weights)[..., None, None]
         if node.kind == "scale":
-            scale = next(weights)
+            scale = next(weights)[..., None, None]
             return scale * value(node.children[0])
         total = value(node.children[0])
         for child in node.children[1:]:

@@ -1,7 +1,8 @@
 """The Op `exact_log_prob`: the log density of a Gaussian whose covariance is a known kernel plus noise, with gradients.
 
-Arguments: ``distribution, value, exact`` as `MultivariateNormal.log_prob` gets them, and whether stock would factorise
-instead of running conjugate gradients. Served are covariances ``kernel(x, x) + diagonal`` with a kernel made of
+Arguments: ``distribution, noise, value, exact``: what `MultivariateNormal.log_prob` gets, the variances ``(..., 1)`` of
+homoskedastic noise if they are not part of its covariance yet, and whether stock would factorise instead of running
+conjugate gradients. Served are covariances ``kernel(x, x) + diagonal`` with a kernel made of
 scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic, cosine and constant ones (ARD, active dimensions,
 batches), where gradients are wanted; everything else runs stock, whose parts are ops of their own.
 
@@ -50,34 +51,30 @@ _COLUMNS = 11
 """What conjugate gradients take at least: so many products with so many columns."""
 
 
-def parts(distribution: Any) -> tuple[Any, Any] | None:
-    """Return the lazy kernel matrix and the diagonal of a covariance, or None if it is made of anything else."""
-    covariance = distribution.__dict__.get("_covar")
-    if covariance.__class__ is not AddedDiagLinearOperator:
+def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Tensor] | None:
+    """Return the lazy kernel matrix of a covariance and the noise to add, or None if it is made of anything else."""
+    lazy = distribution.__dict__.get("_covar")
+    if noise is None:
+        if lazy.__class__ is not AddedDiagLinearOperator:
+            return None
+        lazy, diagonal = lazy._linear_op, lazy._diag_tensor
+        if diagonal.__class__ is ConstantDiagLinearOperator:
+            noise = diagonal.diag_values
+        elif diagonal.__class__ is DiagLinearOperator:
+            noise = diagonal._diag
+        else:
+            return None
+    if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return None
-    lazy, diagonal = covariance._linear_op, covariance._diag_tensor
-    if lazy.__class__ is not LazyEvaluatedKernelTensor or diagonal.__class__ not in (
-        ConstantDiagLinearOperator,
-        DiagLinearOperator,
-    ):
-        return None
-    plain = lazy.x1 is lazy.x2 and not lazy.last_dim_is_batch and not any(lazy.params.values())
-    return (lazy, diagonal) if plain and lazy._is_grad_enabled else None
+    return None if lazy.last_dim_is_batch or any(lazy.params.values()) else (lazy, noise)  # type: ignore[return-value]
 
 
-def _noise(diagonal: Any) -> torch.Tensor:
-    noise: torch.Tensor = (
-        diagonal.diag_values if diagonal.__class__ is ConstantDiagLinearOperator else diagonal._diag
-    )
-    return noise
-
-
-def _key(distribution: Any, value: torch.Tensor, exact: bool) -> Any:
-    found = parts(distribution)
+def _key(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> Any:
+    found = parts(distribution, noise)
     if found is None:
         return None
-    lazy, diagonal = found
-    x, noise, mean = lazy.x1, _noise(diagonal), distribution.loc
+    lazy, noise = found
+    x, mean = lazy.x1, distribution.loc
     return (
         trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
         noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__, value.shape,
@@ -85,12 +82,12 @@ def _key(distribution: Any, value: torch.Tensor, exact: bool) -> Any:
     )  # fmt: skip
 
 
-def _problem_of(distribution: Any, value: torch.Tensor, exact: bool) -> Problem | None:
-    found = parts(distribution)
+def _problem_of(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> Problem | None:
+    found = parts(distribution, noise)
     if found is None or not torch.is_grad_enabled():
         return None
-    lazy, diagonal = found
-    x, mean, noise, kernel = lazy.x1, distribution.loc, _noise(diagonal), lazy.kernel
+    lazy, noise = found
+    x, mean, kernel = lazy.x1, distribution.loc, lazy.kernel
     node = trees.form(kernel)
     if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
         return None
@@ -99,8 +96,8 @@ def _problem_of(distribution: Any, value: torch.Tensor, exact: bool) -> Problem 
         return None
     if {type(mean), type(value)} - {torch.Tensor, torch.nn.Parameter} or not mean.dim() or not value.dim():
         return None
-    batch = distribution._covar.batch_shape
     n = x.shape[-2]
+    batch = torch.broadcast_shapes(lazy.batch_shape, noise.shape[:-1])
     rows = torch.broadcast_shapes(mean.shape, value.shape)
     if rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
         return None
@@ -149,29 +146,29 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     value = random_matrix(problem, generator, problem.n)
     noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()
     mean = torch.zeros_like(value).requires_grad_()
-    diagonal = ConstantDiagLinearOperator(noise, problem.n)
     with torch.enable_grad():
-        covariance = AddedDiagLinearOperator(LazyEvaluatedKernelTensor(x, x, kernel=kernel), diagonal)
-        return MultivariateNormal(mean, covariance), value, problem.variant.endswith("/cholesky")
+        prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(x, x, kernel=kernel))
+    return prior, noise, value, problem.variant.endswith("/cholesky")
 
 
-def _ingredients(distribution: Any, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
-    found = parts(distribution)
+def _ingredients(
+    distribution: Any, noise: torch.Tensor | None, value: torch.Tensor
+) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
+    found = parts(distribution, noise)
     assert found is not None
-    lazy, diagonal = found
-    return trees.read(lazy.kernel, lazy.x1), _noise(diagonal), value - distribution.loc
+    lazy, noise = found
+    return trees.read(lazy.kernel, lazy.x1), noise, value - distribution.loc
 
 
-def _reference(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    tree, noise, residual = _ingredients(distribution, value)
-    return likelihood.reference(tree, noise, residual)
+def _reference(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    return likelihood.reference(*_ingredients(distribution, noise, value))
 
 
 def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
     with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
         truth = in_float64(args)
     with torch.no_grad():
-        tree, noise, residual = _ingredients(*truth[:2])
+        tree, noise, residual = _ingredients(*truth[:3])
         k = trees.dense(tree)
         k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], problem.n))
         lower = torch.linalg.cholesky(k)
@@ -257,8 +254,12 @@ EXACT_LOG_PROB = Op(
 
 
 @EXACT_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
-def stock(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
+    if noise is not None:
+        n = distribution.loc.shape[-1]
+        covariance = distribution.lazy_covariance_matrix + ConstantDiagLinearOperator(noise, n)
+        distribution = distribution.__class__(distribution.loc, covariance)
     if exact and distribution.loc.shape[-1] > library.max_cholesky_size.value():
         with library.fast_computations(log_prob=False):
             return _stock(distribution, value)  # type: ignore[no-any-return]
@@ -266,36 +267,38 @@ def stock(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
 
 
 @EXACT_LOG_PROB.candidate("fused", accuracy="better")
-def fused(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def fused(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
-    return likelihood.log_prob(*_ingredients(distribution, value), _ladder)
+    return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder)
 
 
 @EXACT_LOG_PROB.candidate("recursive", accuracy="better")
-def recursive(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def recursive(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
-    return likelihood.log_prob(*_ingredients(distribution, value), _ladder, inverse_from_cholesky)
+    return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder, inverse_from_cholesky)
 
 
 with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 
-def _elsewhere(distribution: Any, value: torch.Tensor, there: torch.device | None) -> torch.Tensor:
-    tree, noise, residual = _ingredients(distribution, value)
+def _elsewhere(
+    distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, there: torch.device | None
+) -> torch.Tensor:
+    tree, added, residual = _ingredients(distribution, noise, value)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
-    return likelihood.log_prob(away, noise.to(there), residual.to(there), _ladder).to(value.device)
+    return likelihood.log_prob(away, added.to(there), residual.to(there), _ladder).to(value.device)
 
 
 _copied = with_copies(_fused_features, lambda p: 2 * p.n * (p.d + 2))
 
 
 @EXACT_LOG_PROB.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)
-def on_cpu(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def on_cpu(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the CPU: only points and gradients are copied."""
-    return _elsewhere(distribution, value, torch.device("cpu"))
+    return _elsewhere(distribution, noise, value, torch.device("cpu"))
 
 
 @EXACT_LOG_PROB.candidate("accelerator", accuracy="better", why_not=needs_accelerator, features=_copied)
-def on_accelerator(distribution: Any, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def on_accelerator(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the accelerator: only points and gradients are copied."""
-    return _elsewhere(distribution, value, host.accelerator())
+    return _elsewhere(distribution, noise, value, host.accelerator())
