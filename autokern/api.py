@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from autokern import dispatch, store
+from autokern import dispatch, hooks, store
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.calibrate import calibrate as measure
 from autokern.calibrate import chosen_devices, chosen_ops
@@ -57,16 +57,17 @@ def calibrate(
     --------
     >>> autokern.calibrate(["qr"], budget=2.0)  # doctest: +SKIP
     """
-    here = dispatch.session()
-
-    def publish(found: Profile) -> None:
-        if here.settings.profile is None:
-            store.save(here.settings, found)
-        here.adopt(found)
-
     chosen, kinds = chosen_ops(ops), chosen_devices(devices)
-    with display("autokern measures this machine", progress) as shown:
-        return measure(chosen, level, budget, kinds, here.profile, progress=shown, publish=publish)
+    with hooks.enabled():  # parts of composite ops are dispatched while those are measured
+        here = dispatch.session()
+
+        def publish(found: Profile) -> None:
+            if here.settings.profile is None:
+                store.save(here.settings, found)
+            here.adopt(found)
+
+        with display("autokern measures this machine", progress) as shown:
+            return measure(chosen, level, budget, kinds, here.profile, progress=shown, publish=publish)
 
 
 def profile() -> Profile:

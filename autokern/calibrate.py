@@ -11,7 +11,6 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from autokern import host, timer
 from autokern.arguments import in_float64
 from autokern.errors import SettingsError
 from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
-from autokern.problem import SIZES, Problem
+from autokern.plans import Group, between_winners, contenders, expected_seconds, plan
+from autokern.problem import Problem
 from autokern.profile import Ban, Profile, Timing, Trial
 from autokern.progress import Progress, silent
 
@@ -33,12 +33,12 @@ _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _SHARE = {"quick": 0.04, "full": 0.08}
 """Part of the budget that one problem may take."""
+_PARTS_SHARE = 0.6
+"""Part of the budget for ops that are no composites, where there are both."""
 _TIMING_SHARE = 0.005
 """Part of the budget after which timing a problem goes on only until the round is complete."""
 _CHECKED_ELEMENTS = 300_000
 """Larger results are checked only once in their group: truth costs more than timing."""
-_PRIOR_RATE = 1e9
-"""Flops and bytes a second that are assumed before anything was measured: pessimistic."""
 
 
 def chosen_ops(names: Iterable[str] | None) -> list[Op]:
@@ -56,28 +56,6 @@ def chosen_devices(names: Iterable[str] | None) -> list[str]:
         if kind not in there:
             raise SettingsError(f"device {kind!r} was asked for; torch finds {', '.join(there)} on this machine")
     return kinds
-
-
-@dataclass
-class _Group:
-    """The problems of one op, dtype and device, and what came of them so far."""
-
-    op: Op
-    dtype: str
-    device: str
-    queue: list[Problem]
-    trials: list[Trial] = field(default_factory=list)
-    skipped: int = 0
-    checked: set[tuple[object, ...]] = field(default_factory=set)
-
-    @property
-    def key(self) -> str:
-        return f"{self.op.name}/{self.dtype}@{self.device}"
-
-    def hopeless(self, candidate: Candidate, enough: int) -> bool:
-        """Whether a candidate has lost so often and so clearly that its place in the model is known well enough."""
-        ratios = [t.timings[candidate.name].ratio for t in self.trials if candidate.name in t.timings]
-        return len(ratios) >= enough and min(ratios) > 1.2
 
 
 def calibrate(
@@ -117,27 +95,24 @@ def calibrate(
     if not budget > 0:
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
     run = _Calibration(level, time.perf_counter() + budget, budget, known, progress or silent)
-    inside.active = True
+    parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
+
+    def plans(chosen: list[Op]) -> list[Group]:
+        return [plan(op, level, dtype, device, known) for device in devices for op in chosen for dtype in dtypes]
+
+    inside.active = inside.measuring = True
     try:
-        run.measure([_plan(op, level, dtype, device, known) for device in devices for op in ops for dtype in dtypes])
+        if parts:
+            run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
+        if wholes:
+            if parts:  # inside of what follows, parts are dispatched as they will be in earnest
+                publish(known.merge(run.found()))
+            run.measure(plans(wholes))
     finally:
-        inside.active = False
+        inside.active = inside.measuring = False
         profile = known.merge(run.found())
         publish(profile)
     return profile
-
-
-def _plan(op: Op, level: str, dtype: str, device: str, known: Profile) -> _Group:
-    done = {t.problem for t in known.trials}
-    grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(_contenders(op, p, level)) > 1]
-    queue = sorted(grid, key=done.__contains__)  # what is new first, then what is known once more
-    group = _Group(op, dtype, device, queue)
-    group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
-    return group
-
-
-def _contenders(op: Op, problem: Problem, level: str) -> list[Candidate]:
-    return [c for c in op.feasible(problem) if c.accuracy != "approximate" and (level == "full" or not c.setup)]
 
 
 class _Calibration:
@@ -145,6 +120,7 @@ class _Calibration:
 
     def __init__(self, level: str, deadline: float, budget: float, known: Profile, progress: Progress) -> None:
         self._level, self._deadline, self._budget, self._progress = level, deadline, budget, progress
+        self._ends = deadline
         self._banned = {(b.op, b.candidate, b.dtype, b.device): b for b in known.banned}
         self._trials: list[Trial] = []
         self._setup: dict[str, float] = {}
@@ -164,10 +140,11 @@ class _Calibration:
 
     @property
     def _left(self) -> float:
-        return self._deadline - time.perf_counter()
+        return self._ends - time.perf_counter()
 
-    def measure(self, groups: list[_Group]) -> None:
-        """Work through the grids in turns, then between neighbours whose winners differ."""
+    def measure(self, groups: list[Group], share: float = 1.0) -> None:
+        """Work through the grids in turns, then between neighbours whose winners differ, in a share of what is left."""
+        self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
         total = sum(len(g.queue) for g in groups) or 1
         done = 0
         pending = [g for g in groups if g.queue]
@@ -185,14 +162,14 @@ class _Calibration:
             refinable = [g for g in refinable if self._refine(g)]
         self._progress(1.0, "done")
 
-    def _refine(self, group: _Group) -> bool:
-        problem = _between_winners(group)
+    def _refine(self, group: Group) -> bool:
+        problem = between_winners(group)
         if problem is None or self._left <= 0.05 * self._budget:
             return False
         return self._try(group, problem, 1 - max(0.0, self._left) / self._budget)
 
-    def _try(self, group: _Group, problem: Problem, fraction: float) -> bool:
-        expected = _expected_seconds(group, problem) * len(_contenders(group.op, problem, self._level)) * 3
+    def _try(self, group: Group, problem: Problem, fraction: float) -> bool:
+        expected = expected_seconds(group, problem) * len(contenders(group.op, problem, self._level)) * 3
         if expected > min(self._left, _SHARE[self._level] * self._budget):
             group.skipped += 1
             return False
@@ -208,7 +185,7 @@ class _Calibration:
             group.trials.append(trial)
         return bool(timings)
 
-    def _trial(self, group: _Group, problem: Problem) -> dict[str, Timing]:
+    def _trial(self, group: Group, problem: Problem) -> dict[str, Timing]:
         op = group.op
         generator = torch.Generator().manual_seed(1234 + problem.n)
         args = op.sample(problem, generator)
@@ -216,7 +193,7 @@ class _Calibration:
         errors: dict[str, float] = {}
         warm: dict[str, float] = {}
         truth = None
-        for candidate in _contenders(op, problem, self._level):
+        for candidate in contenders(op, problem, self._level):
             banned = (op.name, candidate.name, problem.dtype, problem.device) in self._banned
             if banned or group.hopeless(candidate, 5 if self._level == "quick" else 10):
                 continue
@@ -254,7 +231,7 @@ class _Calibration:
         )
         return {n: _with_error(t, errors.get(n, 0.0)) for n, t in timings.items()}
 
-    def _must_check(self, group: _Group, candidate: Candidate, problem: Problem) -> bool:
+    def _must_check(self, group: Group, candidate: Candidate, problem: Problem) -> bool:
         """Whether this candidate has not been checked yet on such a variant, with a result this large."""
         large = problem.batch * problem.m * problem.n > _CHECKED_ELEMENTS
         kind = (candidate.name, () if large else problem.words, problem.batch > 1)
@@ -297,43 +274,3 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
 
     unit = max(10 * gap(stock.grads), 1000 * eps)
     return lambda trialled: gap(trialled.grads) / unit
-
-
-def _expected_seconds(group: _Group, problem: Problem) -> float:
-    """Return pessimistic seconds of one stock call, scaled up from the nearest trial by flops or bytes."""
-    work = group.op.stock.features(problem)
-    if not group.trials:
-        return 1e-4 + (work.flops + work.bytes) / _PRIOR_RATE
-    place = group.op.coordinates(problem)
-    nearest = min(
-        group.trials,
-        key=lambda t: sum((a - b) ** 2 for a, b in zip(place, group.op.coordinates(t.problem), strict=True)),
-    )
-    known = group.op.stock.features(nearest.problem)
-    growth = max(work.flops / max(known.flops, 1.0), work.bytes / max(known.bytes, 1.0), 1.0)
-    return nearest.timings["stock"].seconds * growth
-
-
-def _between_winners(group: _Group) -> Problem | None:
-    """Return the problem halfway between the nearest neighbours whose measured winners differ."""
-    done = {t.problem for t in group.trials}
-    best: tuple[float, Problem] | None = None
-    for index, one in enumerate(group.trials):
-        for other in group.trials[index + 1 :]:
-            if one.problem.words != other.problem.words or not (_differ(one, other) and _differ(other, one)):
-                continue
-            here, there = group.op.coordinates(one.problem), group.op.coordinates(other.problem)
-            distance = sum((a - b) ** 2 for a, b in zip(here, there, strict=True)) ** 0.5
-            middle = one.problem.replace(
-                **{s: round((getattr(one.problem, s) * getattr(other.problem, s)) ** 0.5) for s in SIZES}
-            )
-            if 0.4 < distance < 3 and middle not in done and (best is None or distance > best[0]):
-                best = (distance, middle)
-    return best[1] if best else None
-
-
-def _differ(one: Trial, other: Trial) -> bool:
-    """Whether the winner of one trial clearly lost the other; two that are always close are not worth telling apart."""
-    winner = min(one.timings, key=lambda n: one.timings[n].ratio)
-    lost = other.timings.get(winner)
-    return lost is not None and lost.ratio > 1.05 * min(t.ratio for t in other.timings.values())

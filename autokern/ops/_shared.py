@@ -14,6 +14,7 @@ from autokern.op import Op, Run
 from autokern.problem import Features, Problem
 
 __all__ = [
+    "CG_ITERATIONS",
     "EPS",
     "device_of",
     "dtype_of",
@@ -27,6 +28,7 @@ __all__ = [
     "needs_cpu_detour",
     "positive_definite",
     "random_matrix",
+    "regime_axes",
     "relative_error",
     "with_copies",
     "with_fewer_threads",
@@ -34,6 +36,8 @@ __all__ = [
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+CG_ITERATIONS = 11
+"""Iterations of conjugate gradients that the library never undercuts (and seldom exceeds at its training tolerance)."""
 _THREADS = (1, 2, 4, 8, 16)
 """Numbers of threads that are tried where the machine has more."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -190,3 +194,13 @@ def with_fewer_threads(op: Op, name: str) -> None:
         op.candidate(
             f"{name}@{count}", accuracy=whole.accuracy, why_not=fewer(count), memory=whole.memory, features=whole.features
         )(run)
+
+
+def regime_axes(problem: Problem) -> tuple[float, ...]:
+    """Place of a problem by what stock does: conjugate gradients say nothing of Cholesky, nor small of paged memory.
+
+    Above 32 MiB the C library maps fresh memory for every matrix, and page faults decide.
+    """
+    iterates = problem.variant.split("/")[-1] == "cg"
+    paged = problem.batch * problem.m * problem.n * problem.itemsize > 2**25
+    return (6.0 if iterates else 0.0, 1.5 if paged else 0.0)

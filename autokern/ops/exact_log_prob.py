@@ -28,6 +28,7 @@ from autokern.arguments import in_float64
 from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._shared import (
+    CG_ITERATIONS,
     EPS,
     device_of,
     dtype_of,
@@ -36,6 +37,7 @@ from autokern.ops._shared import (
     needs_accelerator,
     needs_cpu_detour,
     random_matrix,
+    regime_axes,
     with_copies,
     with_fewer_threads,
 )
@@ -46,9 +48,6 @@ __all__ = ["EXACT_LOG_PROB", "parts"]
 
 _stock = MultivariateNormal.log_prob
 _ladder = cholesky_module._psd_safe_cholesky
-_ITERATIONS = 11
-_COLUMNS = 11
-"""What conjugate gradients take at least: so many products with so many columns."""
 
 
 def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Tensor] | None:
@@ -189,9 +188,10 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     base = Problem(op="exact_log_prob", d=8, dtype=dtype, device=device, variant="rbf/cholesky", grad="theta")
     both = ("rbf", "matern52")
     sizes = [100, 300, 20, 700] + ([50, 200, 450] if full else [])
-    large = [1800, 1000, 2600] + ([900, 1400, 3600, 4500] if full else [])
-    problems = [base.replace(m=n, n=n, variant=f"{w}/cholesky") for n in sizes for w in both]
-    problems += [base.replace(m=n, n=n, variant=f"{w}/cg") for n in large for w in both]
+    large = [1000, 1500, 2600] + ([1900, 3600, 4500] if full else [])
+    single = [base.replace(m=n, n=n, variant=f"{w}/cholesky") for n in sizes for w in both]
+    iterated = [base.replace(m=n, n=n, variant=f"{w}/cg") for n in large for w in both]
+    problems = [*single[:4], *iterated[:2], *single[4:], *iterated[2:]]
     problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
     problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
     problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
@@ -209,8 +209,8 @@ def _families(problem: Problem) -> int:
 def _stock_features(problem: Problem) -> Features:
     elements, families = problem.batch * problem.n**2, _families(problem)
     if problem.variant.endswith("/cg"):
-        flops = elements * (2.0 * _ITERATIONS * _COLUMNS + 6.0 * problem.d * families)
-        return Features(300.0, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
+        passes = 2.0 * CG_ITERATIONS + 12.0 * families
+        return Features(400.0, elements * 6.0 * problem.d * families, passes * elements * problem.itemsize)
     flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * families)
     return Features(100.0 + 30 * families, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
 
@@ -248,6 +248,7 @@ EXACT_LOG_PROB = Op(
     grid=_grid,
     features=_fused_features,
     memory=_fused_memory,
+    axes=regime_axes,
     raises=(NanError, NotPSDError),
     composite=True,
 )

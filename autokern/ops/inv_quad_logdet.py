@@ -32,6 +32,7 @@ from autokern import host, threads
 from autokern.arguments import tensors_in
 from autokern.op import Op
 from autokern.ops._shared import (
+    CG_ITERATIONS,
     EPS,
     is_ours,
     matrix_problem,
@@ -39,6 +40,7 @@ from autokern.ops._shared import (
     needs_cpu_detour,
     positive_definite,
     random_matrix,
+    regime_axes,
     with_copies,
     with_fewer_threads,
 )
@@ -51,8 +53,6 @@ _stock = LinearOperator.inv_quad_logdet
 _ladder = cholesky_module._psd_safe_cholesky
 _UNSTRUCTURED = (DenseLinearOperator, SumLinearOperator, AddedDiagLinearOperator, ConstantMulLinearOperator)
 _DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
-_PROBES = 10
-_LEAST_ITERATIONS = 11
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -185,9 +185,10 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     full = level == "full"
     base = Problem(op="inv_quad_logdet", rhs=1, dtype=dtype, device=device, variant="cholesky", grad="a")
     sizes = [300, 50, 800] + ([20, 100, 150, 500, 650] if full else [])
-    large = [1800, 1000, 2600] + ([900, 1300, 3600, 4500] if full else [])
-    problems = [base.replace(m=n, n=n) for n in sizes]
-    problems += [base.replace(m=n, n=n, variant="cg") for n in large]
+    large = [1000, 1500, 2600] + ([1900, 3600, 4500] if full else [])
+    problems = [base.replace(m=sizes[0], n=sizes[0]), base.replace(m=large[0], n=large[0], variant="cg")]
+    problems += [base.replace(m=n, n=n) for n in sizes[1:]]
+    problems += [base.replace(m=n, n=n, variant="cg") for n in large[1:]]
     problems += [base.replace(m=n, n=n, grad="") for n in sizes[:2]]
     problems += [base.replace(m=n, n=n, grad="", variant="cg") for n in large[: 4 if full else 2]]
     problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
@@ -195,15 +196,14 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
 
 
 def _is_cg(problem: Problem) -> bool:
-    return problem.variant.split("/")[0] == "cg"
+    return problem.variant == "cg"
 
 
 def _stock_features(problem: Problem) -> Features:
     elements = problem.batch * problem.n**2
     backward = 3 if problem.grad else 1
     if _is_cg(problem):
-        products = _LEAST_ITERATIONS * (problem.rhs + _PROBES)
-        return Features(100.0 * backward, 2.0 * elements * products, 4.0 * elements * problem.itemsize * backward)
+        return Features(300.0, 0.0, (2.0 * CG_ITERATIONS + 4.0 * backward) * elements * problem.itemsize)
     return Features(10.0 * backward, elements * problem.n / 3 * (4 if problem.grad else 1), 8.0 * elements * backward)
 
 
@@ -232,6 +232,7 @@ INV_QUAD_LOGDET = Op(
     grid=_grid,
     features=_exact_features,
     memory=_memory,
+    axes=regime_axes,
     raises=(NanError, NotPSDError),
     composite=True,
 )

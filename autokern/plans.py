@@ -1,0 +1,95 @@
+"""Plans of a calibration: the problems of each group, who contends for them, what they will cost, what to refine.
+
+Between `op` and `calibrate`: may import the floors below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autokern.op import Candidate, Op
+from autokern.problem import SIZES, Problem
+from autokern.profile import Profile, Trial
+
+__all__ = ["Group", "between_winners", "contenders", "expected_seconds", "plan"]
+
+_PRIOR_RATE = 1e9
+"""Flops and bytes a second that are assumed before anything was measured: pessimistic."""
+
+
+@dataclass
+class Group:
+    """The problems of one op, dtype and device, and what came of them so far."""
+
+    op: Op
+    dtype: str
+    device: str
+    queue: list[Problem]
+    trials: list[Trial] = field(default_factory=list)
+    skipped: int = 0
+    checked: set[tuple[object, ...]] = field(default_factory=set)
+
+    @property
+    def key(self) -> str:
+        """Name of the group in a profile."""
+        return f"{self.op.name}/{self.dtype}@{self.device}"
+
+    def hopeless(self, candidate: Candidate, enough: int) -> bool:
+        """Whether a candidate has lost so often and so clearly that its place in the model is known well enough."""
+        ratios = [t.timings[candidate.name].ratio for t in self.trials if candidate.name in t.timings]
+        return len(ratios) >= enough and min(ratios) > 1.2
+
+
+def plan(op: Op, level: str, dtype: str, device: str, known: Profile) -> Group:
+    """Return the group of an op, its queue of problems with those first of which nothing is known."""
+    done = {t.problem for t in known.trials}
+    grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(contenders(op, p, level)) > 1]
+    queue = sorted(grid, key=done.__contains__)  # what is new first, then what is known once more
+    group = Group(op, dtype, device, queue)
+    group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
+    return group
+
+
+def contenders(op: Op, problem: Problem, level: str) -> list[Candidate]:
+    """Return the candidates that are measured on a problem."""
+    return [c for c in op.feasible(problem) if c.accuracy != "approximate" and (level == "full" or not c.setup)]
+
+
+def expected_seconds(group: Group, problem: Problem) -> float:
+    """Return pessimistic seconds of one stock call, scaled up from the nearest trial by flops or bytes."""
+    work = group.op.stock.features(problem)
+    if not group.trials:
+        return 1e-4 + (work.flops + work.bytes) / _PRIOR_RATE
+    place = group.op.coordinates(problem)
+    nearest = min(
+        group.trials,
+        key=lambda t: sum((a - b) ** 2 for a, b in zip(place, group.op.coordinates(t.problem), strict=True)),
+    )
+    known = group.op.stock.features(nearest.problem)
+    growth = max(work.flops / max(known.flops, 1.0), work.bytes / max(known.bytes, 1.0), 1.0)
+    return nearest.timings["stock"].seconds * growth
+
+
+def between_winners(group: Group) -> Problem | None:
+    """Return the problem halfway between the nearest neighbours whose measured winners differ."""
+    done = {t.problem for t in group.trials}
+    best: tuple[float, Problem] | None = None
+    for index, one in enumerate(group.trials):
+        for other in group.trials[index + 1 :]:
+            if one.problem.words != other.problem.words or not (_differ(one, other) and _differ(other, one)):
+                continue
+            here, there = group.op.coordinates(one.problem), group.op.coordinates(other.problem)
+            distance = sum((a - b) ** 2 for a, b in zip(here, there, strict=True)) ** 0.5
+            middle = one.problem.replace(
+                **{s: round((getattr(one.problem, s) * getattr(other.problem, s)) ** 0.5) for s in SIZES}
+            )
+            if 0.4 < distance < 3 and middle not in done and (best is None or distance > best[0]):
+                best = (distance, middle)
+    return best[1] if best else None
+
+
+def _differ(one: Trial, other: Trial) -> bool:
+    """Whether the winner of one trial clearly lost the other; two that are always close are not worth telling apart."""
+    winner = min(one.timings, key=lambda n: one.timings[n].ratio)
+    lost = other.timings.get(winner)
+    return lost is not None and lost.ratio > 1.05 * min(t.ratio for t in other.timings.values())
