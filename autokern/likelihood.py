@@ -101,8 +101,13 @@ def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
     return [(start, min(n, start + rows)) for start in range(0, n, rows)]
 
 
-def _factorise(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool) -> None:
-    """Fill `buffer` with the lower factor of the noisy covariance; `keep` what the gradients need if that is little."""
+def _factorise(
+    blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool
+) -> torch.Tensor:
+    """Return the lower factor of the noisy covariance, in `buffer` where that pays.
+
+    With `keep`, what the gradients need is kept if it is little.
+    """
     steps = _steps(buffer)
     keep = keep and len(steps) == 1 and buffer.numel() * buffer.element_size() <= _BLOCK_BYTES
 
@@ -113,19 +118,18 @@ def _factorise(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder
         buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
 
     assemble(keep)
-    turned = buffer.mT  # column-major, as LAPACK wants it; its upper triangle is the lower one of the buffer
-    if buffer.is_cpu:
+    if buffer.numel() < _SMALL or not buffer.is_cpu:
+        factor, info = torch.linalg.cholesky_ex(buffer)
+    else:  # column-major, as LAPACK wants it, with the lower triangle of the buffer as its upper one
+        turned, factor = buffer.mT, buffer
         info = torch.empty(buffer.shape[:-2], dtype=torch.int32)
         torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
-    else:
-        upper, info = torch.linalg.cholesky_ex(turned, upper=True)
-        turned.copy_(upper)
     if not (torch.any(info) if info.dim() else info.item()):
-        return
+        return factor
     assemble(keep=False)
     for start, stop in steps[1:]:
         buffer[:start, start:stop] = buffer[start:stop, :start].mT
-    buffer.copy_(ladder(buffer))
+    return ladder(buffer)
 
 
 class _LogProb(torch.autograd.Function):
@@ -139,16 +143,16 @@ class _LogProb(torch.autograd.Function):
         buffer = lease.tensor
         try:
             blocks = Blocks(_regrouped(node, counts, tensors))
-            _factorise(blocks, noise, buffer, ladder, keep=differentiated)
-            white = torch.linalg.solve_triangular(buffer, residual.unsqueeze(-1), upper=False)
-            half_logdet = buffer.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            factor = _factorise(blocks, noise, buffer, ladder, keep=differentiated)
+            white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+            half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
             quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
         except BaseException:
             lease.release()
             raise
         if differentiated:
             ctx.node, ctx.counts, ctx.ladder, ctx.inverse = node, counts, ladder, inverse
-            ctx.state, ctx.threads = _State(lease, blocks, white), threads.current()
+            ctx.state, ctx.threads = _State(lease, factor, blocks, white), threads.current()
             ctx.save_for_backward(noise, residual, *tensors)
         else:
             lease.release()
@@ -175,6 +179,7 @@ class _State(NamedTuple):
     """What the forward pass leaves for the backward pass, apart from its arguments."""
 
     lease: workspace.Lease
+    factor: torch.Tensor
     blocks: Blocks
     white: torch.Tensor
 
@@ -182,33 +187,33 @@ class _State(NamedTuple):
 def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> _State:
     lease = workspace.borrow((*residual.shape, residual.shape[-1]), residual)
     blocks = Blocks(_regrouped(ctx.node, ctx.counts, tensors))
-    _factorise(blocks, noise, lease.tensor, ctx.ladder, keep=True)
-    return _State(lease, blocks, torch.linalg.solve_triangular(lease.tensor, residual.unsqueeze(-1), upper=False))
+    factor = _factorise(blocks, noise, lease.tensor, ctx.ladder, keep=True)
+    white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+    return _State(lease, factor, blocks, white)
 
 
 def _gradients(
     state: _State, inverse_of: Inverse, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tensors of the tree; the factor is overwritten."""
-    buffer = state.lease.tensor
-    a = torch.linalg.solve_triangular(buffer.mT, state.white, upper=True)
+    a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
     vector = a.squeeze(-1)
     found: list[torch.Tensor | None] = [None] * len(wanted)
-    half = 0.5 * grad.unsqueeze(-1)
+    by_vector = grad.unsqueeze(-1) if grad.dim() else grad
     if wanted[1]:
-        found[1] = vector * (-2 * half)
+        found[1] = vector * -by_vector
     if not (wanted[0] or any(wanted[2:])):
         return found
-    inverse = inverse_of(buffer)
+    inverse, half = inverse_of(state.factor), 0.5 * by_vector
     if wanted[0]:
         by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
         if noise.shape[-1] == 1 < vector.shape[-1]:
             by_noise = by_noise.sum(-1, keepdim=True)
         found[0] = by_noise.mul_(half)
     if any(wanted[2:]):
-        turned, factor = a.mT, half.unsqueeze(-1)
-        for start, stop in _steps(buffer):
-            if stop - start == buffer.shape[-1]:
+        turned, factor = a.mT, half.unsqueeze(-1) if half.dim() else half
+        for start, stop in _steps(inverse):
+            if stop - start == inverse.shape[-1]:
                 g = torch.mul(a, turned).sub_(inverse)
             else:
                 g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
@@ -220,12 +225,12 @@ def _gradients(
 
 
 def _potri(lower: torch.Tensor) -> torch.Tensor:
-    """Overwrite a lower factor with the inverse of its matrix, by LAPACK's potri."""
-    turned = lower.mT
+    """Return the inverse of the matrix of a lower factor by LAPACK's potri, in its memory where that pays."""
     if lower.numel() < _SMALL:
-        return torch.cholesky_inverse(turned, upper=True)
-    torch.cholesky_inverse(turned, upper=True, out=turned)
-    return lower
+        return torch.cholesky_inverse(lower)
+    upper = lower.is_contiguous()
+    turned = lower.mT if upper else lower
+    return torch.cholesky_inverse(turned, upper=upper, out=turned)
 
 
 def _plain(

@@ -9,15 +9,17 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+from linear_operator.operators import LinearOperator
 
 from autokern.dispatch import route
 from autokern.op import get
 
-__all__ = ["cholesky", "cholesky_inverse", "eigh", "matmul", "pinverse", "qr", "solve_triangular"]
+__all__ = ["cholesky", "cholesky_inverse", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr", "solve_triangular"]
 
 _cholesky = route(get("cholesky"))
 _cholesky_inverse = route(get("cholesky_inverse"))
 _eigh = route(get("eigh"))
+_inv_quad_logdet = route(get("inv_quad_logdet"))
 _matmul = route(get("matmul"))
 _pinverse = route(get("pinverse_root"))
 _qr = route(get("qr"))
@@ -89,3 +91,36 @@ def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Return the product of a dense matrix ``(..., m, n)`` and a few columns ``(..., n, k)``."""
     return cast("torch.Tensor", _matmul(matrix, rhs))
+
+
+def inv_quad_logdet(
+    matrix: torch.Tensor | LinearOperator, rhs: torch.Tensor, reduce: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``B^T K^-1 B`` and ``log |K|`` of a positive definite matrix, exactly, from one factorisation.
+
+    Parameters
+    ----------
+    matrix : Tensor or LinearOperator
+        K, shape ``(..., n, n)``.
+    rhs : Tensor
+        B, shape ``(..., n, t)``.
+    reduce : bool
+        Whether the quadratic forms of the t columns are added up.
+
+    Returns
+    -------
+    inv_quad, logdet : Tensor
+        Shapes ``(...)``, or ``(..., t)`` for the first without `reduce`, and ``(...)``.
+
+    Raises
+    ------
+    linear_operator.utils.errors.NanError
+        If the matrix holds NaN.
+    linear_operator.utils.errors.NotPSDError
+        If it is not positive definite with the largest jitter.
+
+    Examples
+    --------
+    >>> inv_quad, logdet = autokern.linalg.inv_quad_logdet(torch.eye(3), torch.ones(3, 1))  # doctest: +SKIP
+    """
+    return cast("tuple[torch.Tensor, torch.Tensor]", _inv_quad_logdet(matrix, rhs, reduce, True))

@@ -79,6 +79,8 @@ class Candidate:
         only where the saving repays it.
     random : bool
         Whether it draws random numbers, so that their state is restored before another candidate repeats the call.
+    threads : int
+        Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
     summary : str
         One line for people.
     """
@@ -91,6 +93,7 @@ class Candidate:
     features: Callable[[Problem], Features] = lambda problem: Features()
     setup: bool = False
     random: bool = False
+    threads: int = 0
     summary: str = ""
 
 
@@ -172,6 +175,7 @@ class Op:
         features: Callable[[Problem], Features] | None = None,
         setup: bool = False,
         random: bool = False,
+        threads: int = 0,
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``."""
         if accuracy not in ACCURACIES:
@@ -191,6 +195,7 @@ class Op:
                     features=features or self.features,
                     setup=setup,
                     random=random,
+                    threads=threads,
                     summary=summary,
                 )
             )

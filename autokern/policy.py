@@ -26,6 +26,8 @@ CONFIDENCE = 1.4
 """Standard deviations that must lie between a prediction and a tie."""
 HORIZON = 1000
 """Calls over which a set-up time must be repaid."""
+FEWER_THREADS = 0.05
+"""What fewer threads may cost, in log units: beside another process, every parallel region waits for a core."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,13 +180,20 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
 
 
 def _ranked(feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[str]:
-    """Names by cautious predicted time; stock before all that nothing is known of."""
+    """Names by cautious predicted time, of near ties the fewest threads; stock before all that nothing is known of."""
 
     def cost(name: str) -> float:
         told = estimates.get(name)
         return told.log_ratio + CONFIDENCE * told.sigma if told else (0.0 if name == "stock" else math.inf)
 
-    return sorted((c.name for c in feasible), key=lambda name: (cost(name), name != "stock", name))
+    ranked = sorted(feasible, key=lambda c: (cost(c.name), c.name != "stock", c.name))
+    first = ranked[0]
+    if first.name != "stock":
+        near = [c for c in ranked if c.threads and cost(c.name) <= cost(first.name) + FEWER_THREADS]
+        frugal = min(near, key=lambda c: c.threads, default=first)
+        ranked.remove(frugal)
+        ranked.insert(0, frugal)
+    return [c.name for c in ranked]
 
 
 def _beats_stock(op: Op, name: str, told: Estimate, stock: Estimate, model: CostModel) -> bool:

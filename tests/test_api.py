@@ -53,7 +53,7 @@ def test_the_public_names_are_these():
     assert all(hasattr(autokern, name) for name in NAMES)
     assert autokern.covariance.__all__ == ["matrix"]
     assert autokern.linalg.__all__ == [
-        "cholesky", "cholesky_inverse", "eigh", "matmul", "pinverse", "qr", "solve_triangular",
+        "cholesky", "cholesky_inverse", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr", "solve_triangular",
     ]  # fmt: skip
 
 

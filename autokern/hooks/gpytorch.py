@@ -7,6 +7,7 @@ served (a subclass may have changed the formula), never diagonals, traces or bat
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import gpytorch
@@ -24,7 +25,7 @@ from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_fr
 from autokern import kernels
 from autokern.dispatch import bypassed, route
 from autokern.hooks import Patch, is_enabled
-from autokern.hooks.regime import EXACT, ORDERED, regime
+from autokern.hooks.regime import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.op import get
 from autokern.ops.exact_log_prob import parts
 
@@ -35,8 +36,9 @@ _dispatch_log_prob = route(get("exact_log_prob"))
 
 
 def _stay_out() -> bool:
-    tracing = gpytorch.settings.trace_mode.on() or linear_operator.settings.trace_mode.on()
-    return tracing or not is_enabled() or bypassed()
+    library = linear_operator.settings
+    watched = gpytorch.settings.trace_mode.on() or library.trace_mode.on() or library.verbose_linalg.on()
+    return watched or not is_enabled() or bypassed()
 
 
 def _hooked(kind: type) -> Any:
@@ -74,7 +76,7 @@ def _log_prob(self: Any, value: Any) -> Any:
         return _stock_log_prob(self, value)
     covariance = self._covar
     found = regime(self.loc.shape[-1])
-    if found == ORDERED or _asked_before(covariance):
+    if found == ORDERED or _asked_before(covariance) or gpytorch.beta_features.checkpoint_kernel.value():
         return _stock_log_prob(self, value)
     covariance._autokern_asked = True
     return _dispatch_log_prob(self, None, value, found == EXACT)
@@ -100,6 +102,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
         or type(function_dist) is not MultivariateNormal
         or not torch.is_grad_enabled()
         or gpytorch.settings.observation_nan_policy.value() != "ignore"
+        or gpytorch.beta_features.checkpoint_kernel.value()
         or _stay_out()
     ):
         return _stock_objective(self, function_dist, target, *params, **kwargs)
@@ -137,6 +140,27 @@ def _get_fantasy_strategy(self: Any, *args: Any, **kwargs: Any) -> Any:
     return strategy
 
 
+_keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]
+_stock_use_keops = getattr(_keops, "_use_keops", None)
+
+
+def _use_keops(x1: Any, x2: Any) -> bool:
+    """Switch at the library's own 800 points, whatever BoTorch set for Cholesky at its import."""
+    limit = gpytorch.settings.max_cholesky_size.value()
+    if _stock_use_keops is None or not is_enabled() or limit == DEFAULT or not is_default(limit):
+        return bool(_stock_use_keops and _stock_use_keops(x1, x2))
+    return bool(gpytorch.settings.use_keops.on() and min(x1.size(-2), x2.size(-2)) >= DEFAULT)
+
+
+def _keops_patches() -> list[Patch]:
+    """Return the patches of the KeOps switch, at every place that holds it by value; none without KeOps."""
+    if _stock_use_keops is None:
+        return []
+    _use_keops.__wrapped__ = _stock_use_keops  # type: ignore[attr-defined]
+    holders = [m for n, m in sorted(sys.modules.items()) if n.startswith("gpytorch.kernels.keops") and m]
+    return [Patch(m, "_use_keops", _use_keops) for m in holders if vars(m).get("_use_keops") is _stock_use_keops]
+
+
 _replacements = {RBFKernel: _hooked(RBFKernel), MaternKernel: _hooked(MaternKernel), ScaleKernel: _hooked_scale()}
 
 
@@ -147,4 +171,4 @@ def patches() -> list[Patch]:
         Patch(MultivariateNormal, "log_prob", _log_prob),
         Patch(ExactMarginalLogLikelihood, "forward", _objective),
     ]
-    return [*forwards, *densities, Patch(DefaultPredictionStrategy, "get_fantasy_strategy", _get_fantasy_strategy)]
+    return [*forwards, *densities, *_keops_patches(), Patch(DefaultPredictionStrategy, "get_fantasy_strategy", _get_fantasy_strategy)]

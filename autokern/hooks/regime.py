@@ -1,4 +1,4 @@
-"""Which algorithm the library would take for a covariance of n rows, and whether the user has ordered it.
+"""Which algorithm the library would take for a covariance of n rows, and whether the user has ordered that.
 
 `max_cholesky_size` is 800 in linear_operator, and BoTorch sets 4096 at its import: both are defaults that somebody
 measured elsewhere. Any other value is the user's order. Floor 4.
@@ -10,7 +10,7 @@ import sys
 
 from linear_operator import settings as library
 
-__all__ = ["EXACT", "ITERATIVE", "ORDERED", "regime"]
+__all__ = ["DEFAULT", "EXACT", "ITERATIVE", "ORDERED", "is_default", "regime"]
 
 EXACT = "exact"
 """Stock factorises."""
@@ -19,13 +19,23 @@ ITERATIVE = "iterative"
 ORDERED = "ordered"
 """Stock runs conjugate gradients because the user says so."""
 
-_DEFAULT, _BOTORCH = 800, 4096
+DEFAULT = 800
+"""What linear_operator sets."""
+_BOTORCH = 4096
+
+
+def is_default(limit: float) -> bool:
+    """Whether this is a value of `max_cholesky_size` that a library set, not the user."""
+    return limit == DEFAULT or (limit == _BOTORCH and "botorch" in sys.modules)
 
 
 def regime(n: int) -> str:
-    """Return which of the three holds for a covariance of `n` rows."""
+    """Return which of the three holds for a covariance of `n` rows.
+
+    Asking for no log determinant, or for probes that stay the same, is an order to iterate too.
+    """
     limit = library.max_cholesky_size.value()
     if n <= limit or library.fast_computations.log_prob.off():
         return EXACT
-    default = limit == _DEFAULT or (limit == _BOTORCH and "botorch" in sys.modules)
-    return ITERATIVE if default else ORDERED
+    special = library.skip_logdet_forward.on() or library.deterministic_probes.on()
+    return ITERATIVE if is_default(limit) and not special else ORDERED

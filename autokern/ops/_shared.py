@@ -192,7 +192,12 @@ def with_fewer_threads(op: Op, name: str) -> None:
         run = threads.limited(whole.run, count)
         run.__doc__ = f"{whole.summary.rstrip('.')}; {count} thread{'s' * (count > 1)}."
         op.candidate(
-            f"{name}@{count}", accuracy=whole.accuracy, why_not=fewer(count), memory=whole.memory, features=whole.features
+            f"{name}@{count}",
+            accuracy=whole.accuracy,
+            why_not=fewer(count),
+            memory=whole.memory,
+            features=whole.features,
+            threads=count,
         )(run)
 
 

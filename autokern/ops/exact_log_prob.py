@@ -258,7 +258,8 @@ EXACT_LOG_PROB = Op(
 def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
     if noise is not None:
-        n = distribution.loc.shape[-1]
+        *batch, n = distribution.loc.shape
+        noise = noise.expand(*torch.broadcast_shapes(noise.shape[:-1], torch.Size(batch)), 1)
         covariance = distribution.lazy_covariance_matrix + ConstantDiagLinearOperator(noise, n)
         distribution = distribution.__class__(distribution.loc, covariance)
     if exact and distribution.loc.shape[-1] > library.max_cholesky_size.value():

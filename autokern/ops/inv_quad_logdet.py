@@ -51,7 +51,6 @@ __all__ = ["INV_QUAD_LOGDET", "is_unstructured"]
 
 _stock = LinearOperator.inv_quad_logdet
 _ladder = cholesky_module._psd_safe_cholesky
-_UNSTRUCTURED = (DenseLinearOperator, SumLinearOperator, AddedDiagLinearOperator, ConstantMulLinearOperator)
 _DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -61,6 +60,8 @@ def is_unstructured(operator: Any) -> bool:
     """Whether an operator is made of dense matrices, diagonals, sums and factors alone."""
     kind = type(operator)
     if kind in (SumLinearOperator, AddedDiagLinearOperator):
+        if operator._kwargs.get("preconditioner_override") is not None:
+            return False  # the user's own way to iterate
         parts = operator.linear_ops
         return any(type(p) not in _DIAGONAL for p in parts) and all(
             type(p) in _DIAGONAL or is_unstructured(p) for p in parts
