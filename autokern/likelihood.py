@@ -55,14 +55,12 @@ def log_prob(
     """
     matrices = (*tree.points, *tree.shapes)
     counts = (len(tree.points), len(tree.shapes), len(tree.weights))
-    if noise.dim() == residual.dim() == 1 and not any(w.dim() for w in tree.weights):
-        if all(t.dim() == 2 for t in matrices):  # no batch, and nothing to broadcast
-            single: torch.Tensor = _LogProb.apply(
-                tree.node, counts, ladder, inverse, noise, residual, *matrices, *tree.weights
-            )
-            return single
-    shapes = {noise.shape[:-1], residual.shape[:-1], *(t.shape[:-2] for t in matrices), *(t.shape for t in tree.weights)}
-    shape = shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
+    fixed = (tree.node, counts, ladder, inverse)
+    if noise.dim() + residual.dim() + sum(t.dim() for t in (*matrices, *tree.weights)) == 2 + 2 * len(matrices):
+        single: torch.Tensor = _LogProb.apply(*fixed, noise, residual, *matrices, *tree.weights)
+        return single  # no batch anywhere, and nothing to broadcast
+    leads = [noise.shape[:-1], residual.shape[:-1], *(t.shape[:-2] for t in matrices)]
+    shape = torch.broadcast_shapes(*leads, *(t.shape for t in tree.weights))
     batch = shape if not shape else torch.Size([shape.numel()])
 
     def flat(t: torch.Tensor, own: int) -> torch.Tensor:
@@ -70,9 +68,7 @@ def log_prob(
         return t if lead == batch else t.expand(*shape, *rest).reshape(*batch, *rest)
 
     tensors = [*(flat(t, 2) for t in matrices), *(flat(t, 0) for t in tree.weights)]
-    out: torch.Tensor = _LogProb.apply(
-        tree.node, counts, ladder, inverse, flat(noise, 1), flat(residual, 1), *tensors
-    )
+    out: torch.Tensor = _LogProb.apply(*fixed, flat(noise, 1), flat(residual, 1), *tensors)
     return out if out.shape == shape else out.view(shape)
 
 
@@ -84,7 +80,8 @@ def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.
     lower = torch.linalg.cholesky(k + diagonal)
     white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
     logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -0.5 * (white.square().sum(-1) + logdet + n * _LOG_2_PI)
+    density: torch.Tensor = -0.5 * (white.square().sum(-1) + logdet + n * _LOG_2_PI)
+    return density
 
 
 def _regrouped(node: Any, counts: tuple[int, int, int], tensors: tuple[torch.Tensor, ...]) -> Tree:
@@ -102,7 +99,7 @@ def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _factorise(
-    blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool
+    tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool
 ) -> torch.Tensor:
     """Return the lower factor of the noisy covariance, in `buffer` where that pays.
 
@@ -119,16 +116,18 @@ def _factorise(
 
     assemble(keep)
     if buffer.numel() < _SMALL or not buffer.is_cpu:
-        factor, info = torch.linalg.cholesky_ex(buffer)
+        lower, info = torch.linalg.cholesky_ex(buffer)
     else:  # column-major, as LAPACK wants it, with the lower triangle of the buffer as its upper one
-        turned, factor = buffer.mT, buffer
+        turned, lower = buffer.mT, buffer
         info = torch.empty(buffer.shape[:-2], dtype=torch.int32)
         torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
     if not (torch.any(info) if info.dim() else info.item()):
-        return factor
+        return lower
     assemble(keep=False)
     for start, stop in steps[1:]:
         buffer[:start, start:stop] = buffer[start:stop, :start].mT
+    if buffer.isnan().any():  # the error counts them, also on the diagonal that blocks know without looking
+        buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
     return ladder(buffer)
 
 
@@ -142,8 +141,9 @@ class _LogProb(torch.autograd.Function):
         lease = workspace.borrow((*residual.shape, n), residual)
         buffer = lease.tensor
         try:
-            blocks = Blocks(_regrouped(node, counts, tensors))
-            factor = _factorise(blocks, noise, buffer, ladder, keep=differentiated)
+            tree = _regrouped(node, counts, tensors)
+            blocks = Blocks(tree)
+            factor = _factorise(tree, blocks, noise, buffer, ladder, keep=differentiated)
             white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
             half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
             quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
@@ -186,8 +186,9 @@ class _State(NamedTuple):
 
 def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> _State:
     lease = workspace.borrow((*residual.shape, residual.shape[-1]), residual)
-    blocks = Blocks(_regrouped(ctx.node, ctx.counts, tensors))
-    factor = _factorise(blocks, noise, lease.tensor, ctx.ladder, keep=True)
+    tree = _regrouped(ctx.node, ctx.counts, tensors)
+    blocks = Blocks(tree)
+    factor = _factorise(tree, blocks, noise, lease.tensor, ctx.ladder, keep=True)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
     return _State(lease, factor, blocks, white)
 

@@ -41,7 +41,7 @@ Run = Callable[..., Any]
 
 
 class _Inside(threading.local):
-    """Whether this thread is running a candidate (its calls are not dispatched again), and whether it is calibrating."""
+    """Whether this thread is running a candidate, so that its calls are not dispatched again, and is calibrating."""
 
     active = False
     measuring = False

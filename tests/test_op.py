@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autokern import op as public_op
-from autokern.errors import AutokernError, SettingsError
 from autokern.arguments import tensors_in
+from autokern.errors import AutokernError, SettingsError
 from autokern.op import ACCURACIES, WEIGHTS, get, inside, known, registered
 from autokern.problem import SIZES, Problem
 

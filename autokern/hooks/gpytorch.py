@@ -171,4 +171,9 @@ def patches() -> list[Patch]:
         Patch(MultivariateNormal, "log_prob", _log_prob),
         Patch(ExactMarginalLogLikelihood, "forward", _objective),
     ]
-    return [*forwards, *densities, *_keops_patches(), Patch(DefaultPredictionStrategy, "get_fantasy_strategy", _get_fantasy_strategy)]
+    return [
+        *forwards,
+        *densities,
+        *_keops_patches(),
+        Patch(DefaultPredictionStrategy, "get_fantasy_strategy", _get_fantasy_strategy),
+    ]

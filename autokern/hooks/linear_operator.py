@@ -150,7 +150,7 @@ def _inv_quad_logdet(
 def _factorised_already(operator: Any) -> bool:
     """Whether stock could answer from a factor or root that it keeps."""
     kept = getattr(operator, "_memoize_cache", None)
-    return bool(kept) and any((name[0] if isinstance(name, tuple) else name) in _FACTORS for name in kept)
+    return kept is not None and any((name[0] if isinstance(name, tuple) else name) in _FACTORS for name in kept)
 
 
 def _holds_kernels(operator: Any) -> bool:

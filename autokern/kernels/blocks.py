@@ -1,14 +1,15 @@
 """A kernel tree evaluated block by block, and gradients pulled back through it block by block.
 
 Only blocks that fit the cache are ever held: a block is one GEMM per leaf with its epilogue in place. The pull-back
-takes ``g = dL/dK`` on a block and keeps of each leaf the product ``W z`` and the row sums of ``W = g k'(u)``, from which
-the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no ``n x n x d`` temporary exists. Both sides are the
-same points, so a lower triangle of blocks is enough: what lies left of the diagonal counts twice. Floor 2: may import
-`tree`.
+takes ``g = dL/dK`` on a block and keeps of each leaf the product ``W z`` and the row sums of ``W = g k'(u)``, from
+which the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no ``n x n x d`` temporary exists. Both sides
+are the same points, so a lower triangle of blocks is enough: what lies left of the diagonal counts twice. Floor 2: may
+import `tree`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -171,7 +172,8 @@ class Blocks:
         if wanted:
             value = children[0].value
             for child in children[1:]:
-                assert value is not None and child.value is not None
+                assert value is not None
+                assert child.value is not None
                 value = value * child.value if product else value + child.value
             if out is not None:
                 assert value is not None
@@ -228,7 +230,8 @@ class Blocks:
         """Take in `g` at a leaf, and the total of ``g k`` for the weight of number `scale`, if that is one."""
         leaf = self._leaves[index]
         self._leaf_factors[index] = factor
-        assert tape.value is not None and tape.slope is not None
+        assert tape.value is not None
+        assert tape.slope is not None
         if leaf.shape is not None and leaf.family.shape is not None:
             by_shape = leaf.family.shape.slope(tape.value, leaf.shape)
             _add(self._shape_totals, leaf.shape_index, _total(g, by_shape, start) * factor)
@@ -253,17 +256,20 @@ class Blocks:
         """Return what was pulled back by all blocks."""
         points = []
         for leaf, factor in zip(self._leaves, self._leaf_factors, strict=True):
-            assert leaf.rows is not None and leaf.product is not None
+            assert leaf.rows is not None
+            assert leaf.product is not None
             points.append(leaf.rows.mul(leaf.z).sub_(leaf.product).mul_(factor * (4 * leaf.family.gamma)))
         weights = [total.view(total.shape[:-2]) for total in _complete(self._weight_totals)]
         return Gradients(points, _complete(self._shape_totals), weights)
 
 
-def _combined(operation: object, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def _combined(
+    operation: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
     """Return ``operation(one, other)`` in `out` where the result fills it; two constants stay small."""
-    if one.shape != out.shape and other.shape != out.shape:
-        return operation(one, other)  # type: ignore[operator, no-any-return]
-    return operation(one, other, out=out)  # type: ignore[operator, no-any-return]
+    if out.shape not in (one.shape, other.shape):
+        return operation(one, other)
+    return operation(one, other, out=out)
 
 
 def _total(g: torch.Tensor, by: torch.Tensor | None, start: int) -> torch.Tensor:

@@ -47,6 +47,4 @@ def _epilogue(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     return a.cos_()
 
 
-COSINE = Family(
-    "cosine", 1.0, _epilogue, (_value, _first, _second), passes=4, kernel=CosineKernel, embed=_embed
-)
+COSINE = Family("cosine", 1.0, _epilogue, (_value, _first, _second), passes=4, kernel=CosineKernel, embed=_embed)

@@ -63,7 +63,6 @@ def _second12(u: torch.Tensor) -> torch.Tensor:
     return torch.where(a > _ZERO, _decay(u) * (1 + a) / (4 * a) / u.clamp_min(1e-30), 0.0)
 
 
-
 def _of(nu: float) -> dict[str, Any]:
     def matches(kernel: Kernel) -> bool:
         return bool(kernel.nu == nu)

@@ -26,6 +26,4 @@ def _both(scale: torch.Tensor) -> torch.Tensor:
     return torch.cat((scale, scale), -1)
 
 
-PERIODIC = Family(
-    "periodic", -0.5, decay, (torch.exp,) * 6, slope_is_value=True, kernel=PeriodicKernel, embed=_embed
-)
+PERIODIC = Family("periodic", -0.5, decay, (torch.exp,) * 6, slope_is_value=True, kernel=PeriodicKernel, embed=_embed)

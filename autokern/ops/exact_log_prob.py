@@ -3,8 +3,8 @@
 Arguments: ``distribution, noise, value, exact``: what `MultivariateNormal.log_prob` gets, the variances ``(..., 1)`` of
 homoskedastic noise if they are not part of its covariance yet, and whether stock would factorise instead of running
 conjugate gradients. Served are covariances ``kernel(x, x) + diagonal`` with a kernel made of
-scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic, cosine and constant ones (ARD, active dimensions,
-batches), where gradients are wanted; everything else runs stock, whose parts are ops of their own.
+scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic, cosine and constant ones (ARD, active
+dimensions, batches), where gradients are wanted; everything else runs stock, whose parts are ops of their own.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.
@@ -65,7 +65,7 @@ def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Ten
             return None
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return None
-    return None if lazy.last_dim_is_batch or any(lazy.params.values()) else (lazy, noise)  # type: ignore[return-value]
+    return None if lazy.last_dim_is_batch or any(lazy.params.values()) else (lazy, noise)
 
 
 def _key(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> Any:
@@ -264,8 +264,8 @@ def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
         distribution = distribution.__class__(distribution.loc, covariance)
     if exact and distribution.loc.shape[-1] > library.max_cholesky_size.value():
         with library.fast_computations(log_prob=False):
-            return _stock(distribution, value)  # type: ignore[no-any-return]
-    return _stock(distribution, value)  # type: ignore[no-any-return]
+            return _stock(distribution, value)
+    return _stock(distribution, value)
 
 
 @EXACT_LOG_PROB.candidate("fused", accuracy="better")

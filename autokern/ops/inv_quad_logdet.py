@@ -130,7 +130,7 @@ def _parts(operator: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return operator.to_dense(), []
 
 
-def _tensors(operator: Any) -> Pair | tuple[torch.Tensor, None]:
+def _tensors(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the dense part in the full batch shape, and the sum of the diagonals or None."""
     matrix, diagonals = _parts(operator)
     shape = operator.shape
@@ -245,8 +245,8 @@ def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     whole = to_linear_operator(operator)
     if exact and operator.shape[-1] > library.max_cholesky_size.value():
         with library.fast_computations(log_prob=False):
-            return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)  # type: ignore[no-any-return]
-    return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)  # type: ignore[no-any-return]
+            return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
+    return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
 def _factorised(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
