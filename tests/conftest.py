@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+import gpytorch
+import linear_operator
 import pytest
 import torch
 
@@ -66,6 +68,21 @@ def make_op(monkeypatch):
         return Op(name, **{**usual, **options})
 
     return make
+
+
+def _kinds() -> list[type]:
+    held = {**vars(linear_operator.settings), **vars(gpytorch.settings)}
+    return [kind for kind in held.values() if isinstance(kind, type)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _library_defaults():
+    """BoTorch changes the libraries' defaults for good when it is imported; no module does so to the next."""
+    names = ("_default", "_global_value", "_state")
+    before = [(kind, name, vars(kind)[name]) for kind in _kinds() for name in names if name in vars(kind)]
+    yield
+    for kind, name, value in before:
+        setattr(kind, name, value)
 
 
 @pytest.fixture(scope="module")

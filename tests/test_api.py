@@ -272,7 +272,10 @@ def test_linear_algebra(spd, seed):
         values, vectors = autokern.linalg.eigh(spd)
         torch.testing.assert_close(vectors * values.unsqueeze(-2) @ vectors.mT, spd)
         torch.testing.assert_close(autokern.linalg.matmul(spd, rhs), spd @ rhs)
-    assert set(autokern.stats()) == {op.name for op in registered()} - {"kernel_matrix"}
+        inv_quad, logdet = autokern.linalg.inv_quad_logdet(spd, rhs)
+        torch.testing.assert_close(inv_quad, (rhs * torch.linalg.solve(spd, rhs)).sum((-2, -1)))
+        torch.testing.assert_close(logdet, torch.logdet(spd))
+    assert set(autokern.stats()) == {op.name for op in registered()} - {"kernel_matrix", "exact_log_prob"}
 
 
 def test_linear_algebra_is_differentiable(spd):
