@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import sys
 import types
 import warnings
@@ -674,3 +675,113 @@ def test_a_large_step_holds_one_matrix():
     with autokern.enabled(), autokern.using(force=FUSED):
         objective_and_gradients(model)
         assert workspace.held() <= 1.3 * 1500 * 1500 * 8
+
+
+# --- odd arguments ----------------------------------------------------------------------------------------------------
+
+
+def priors():
+    """Distributions that differ in what might matter, each with noise and value."""
+    x, y = torch.rand(7, 3).double(), torch.rand(7).double()
+    noise = torch.tensor([0.1]).double()
+    for make in KERNELS.values():
+        for batch in BATCHES[:2]:
+            kernel = make(batch).double()
+            yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y
+            yield MultivariateNormal(torch.zeros_like(y), kernel.requires_grad_(False)(x)), noise, y
+    kernel = ScaleKernel(RBFKernel()).double()
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise.clone().requires_grad_(), y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x.clone().requires_grad_())), noise, y
+    yield MultivariateNormal(torch.zeros_like(y).requires_grad_(), kernel(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y.expand(2, 7)
+    yield MultivariateNormal(torch.zeros(2, 7).double(), kernel(x.expand(2, 7, 3))), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise.expand(3, 1), y
+    yield MultivariateNormal(torch.zeros(7), kernel(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise.float(), y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y.float()
+    yield MultivariateNormal(torch.zeros_like(y), ScaleKernel(RBFKernel())(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), MaternKernel(1.5).double()(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), MaternKernel(2.5).double()(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), LinearKernel().double()(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), DenseLinearOperator(kernel(x).to_dense())), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x, x.clone())), noise, y
+    yield MultivariateNormal(torch.zeros(1).double(), kernel(x[:1])), noise, y[:1]
+    with torch.no_grad():
+        yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y
+    for diagonal in (ConstantDiagLinearOperator(noise, 7), DiagLinearOperator(torch.rand(7).double())):
+        yield MultivariateNormal(torch.zeros_like(y), kernel(x) + diagonal), None, y
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_equal_keys_mean_equal_problems(grad):
+    op, known = get("exact_log_prob"), {}
+    for prior, noise, value in priors():
+        for exact in (True, False):
+            with torch.set_grad_enabled(grad):
+                key, problem = op.key(prior, noise, value, exact), op.problem_of(prior, noise, value, exact)
+            assert known.setdefault(key, problem) == problem
+    assert len({p for p in known.values() if p is not None}) > (10 if grad else -1)
+    assert grad or not any(known.values())
+
+
+def test_every_odd_prior_gives_stocks_density_or_error():
+    call = dispatch.route(get("exact_log_prob"))
+    for prior, noise, value in priors():
+        stock, warned = outcome(lambda: get("exact_log_prob").stock.run(prior, noise, value, True))  # noqa: B023
+        with autokern.using(force=FUSED):
+            ours, warned_too = outcome(lambda: call(prior, noise, value, True))  # noqa: B023  (run at once)
+        assert warned == warned_too
+        if isinstance(stock, tuple):
+            assert ours == stock
+        else:
+            torch.testing.assert_close(ours, stock, rtol=1e-5, atol=1e-6)
+
+
+def odd_matrices():
+    k = spd(6)
+    yield from (k, k.float(), k[None], k.expand(2, 6, 6), k.mT, k[:, :5], k[:5], k[0], k[:0, :0], k[:1, :1])
+    yield from (k.to(torch.complex128), k.clone().requires_grad_(), k.to(torch.int64), k.to("meta"), k.to_sparse())
+
+
+def odd_columns():
+    b = torch.randn(6, 2, generator=torch.Generator().manual_seed(4)).double()
+    yield from (b, b.float(), b[:, 0], b[None], b.expand(2, 6, 2), b[:5], b[:, :0], b.mT.contiguous().mT, b[:1])
+    yield b.clone().requires_grad_()
+
+
+def test_odd_matrices_give_stocks_values_or_errors():
+    op = get("inv_quad_logdet")
+    call, known = dispatch.route(op), {}
+    for k in odd_matrices():
+        for b in odd_columns():
+            try:
+                key, problem = op.key(k, b, True, True), op.problem_of(k, b, True, True)
+            except (RuntimeError, NotImplementedError, IndexError):
+                continue
+            assert known.setdefault(key, problem) == problem
+            if k.device.type == "meta":
+                continue
+            found = []
+            for run in (op.stock.run, call):
+                with warnings.catch_warnings(), autokern.using(force=FUSED):
+                    warnings.simplefilter("ignore")
+                    try:
+                        found.append(run(k, b, True, True))
+                    except Exception as error:
+                        found.append(type(error))
+            if isinstance(found[0], type):
+                assert found[1] is found[0], (k.shape, b.shape)
+            else:
+                torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert sum(problem is not None for problem in known.values()) > 4
+
+
+def test_copies_and_pickles_of_what_was_asked():
+    model = regression()
+    with autokern.enabled(), autokern.using(force=FUSED):
+        marginal = model.likelihood(model(*model.train_inputs))
+        first = marginal.log_prob(model.train_targets)
+        again = pickle.loads(pickle.dumps(model.eval())).train()
+        torch.testing.assert_close(objective_and_gradients(again)[0], -first.item() / 60)
+        copy.deepcopy(model)
+    torch.testing.assert_close(marginal.log_prob(model.train_targets), first, rtol=1e-10, atol=1e-10)

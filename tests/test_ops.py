@@ -16,8 +16,8 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 
-from autokern import dispatch, host, kernels
-from autokern.arguments import tensors_in
+from autokern import dispatch, host, kernels, threads
+from autokern.arguments import rebuilt, tensors_in
 from autokern.calibrate import gradient_errors
 from autokern.errors import AutokernWarning
 from autokern.kernels import analytic, graph
@@ -30,6 +30,8 @@ DTYPES = ("float64", "float32")
 OPS = registered()
 EVERY = [(op, candidate) for op in OPS for candidate in op.candidates]
 each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+each_plain_op = pytest.mark.parametrize("op", [op for op in OPS if not op.composite], ids=lambda op: op.name)
+"""Ops on tensors and kernels; those on operators and distributions are put to odd arguments in test_exact.py."""
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_candidate = pytest.mark.parametrize(
     ("op", "candidate"), EVERY, ids=[f"{op.name}.{candidate.name}" for op, candidate in EVERY]
@@ -51,6 +53,7 @@ LARGE = {
 def _everywhere(monkeypatch):
     """The CPU plays the accelerator, strips are narrow, nothing is really compiled: every candidate runs here."""
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(threads, "ceiling", lambda: 64)
     monkeypatch.setattr(analytic, "_TILE_BYTES", 2**14)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
@@ -91,11 +94,15 @@ def served(op: Op, candidate: Candidate, problem: Problem) -> Problem | None:
 def rearranged(args: tuple[Any, ...], how: Any) -> tuple[Any, ...]:
     """Arguments of the same values in another memory layout; what was one tensor stays one."""
     made: dict[int, Any] = {}
-    for arg in args:
+
+    def leaf(arg: Any) -> Any:
         if id(arg) not in made:
-            plain = isinstance(arg, torch.Tensor)
-            made[id(arg)] = how(arg.detach()).requires_grad_(arg.requires_grad) if plain else arg
-    return tuple(made[id(arg)] for arg in args)
+            matrix = isinstance(arg, torch.Tensor) and arg.dim() > 1
+            made[id(arg)] = how(arg.detach()).requires_grad_(arg.requires_grad) if matrix else arg
+        return made[id(arg)]
+
+    with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+        return rebuilt(args, leaf)
 
 
 LAYOUTS = {
@@ -266,7 +273,7 @@ def _kernels(kernel: gpytorch.kernels.Kernel, d: int) -> Iterator[gpytorch.kerne
     yield half
 
 
-@each_op
+@each_plain_op
 def test_equal_keys_mean_equal_problems(op):
     """The memo is asked by key alone: two calls with one key must be one problem, or both none of ours."""
     known: dict[Any, tuple[Problem | None, Any]] = {}
@@ -291,7 +298,7 @@ def test_equal_keys_mean_equal_problems(op):
     assert len(known) > 10
 
 
-@each_op
+@each_plain_op
 def test_what_is_not_ours_runs_stock(op):
     """Odd tensors in any position: dispatch gives stock's result or stock's exception, without a warning."""
     usual = next(p for p in grid(op.name, "float64") if p.m > 4 and not p.grad and p.batch == 1)
@@ -305,7 +312,7 @@ def test_what_is_not_ours_runs_stock(op):
             assert_same_outcome(lambda: op.stock.run(*choice), lambda: call(*choice))  # noqa: B023  (run at once)
 
 
-@each_op
+@each_plain_op
 def test_empty_matrices_run_stock(op):
     usual = next(p for p in grid(op.name, "float64") if p.m > 4 and not p.grad and p.batch == 1)
     args = [a.detach() if isinstance(a, torch.Tensor) else a for a in sample(op, usual)]
@@ -349,4 +356,6 @@ def assert_same_outcome(stock: Any, dispatched: Any) -> None:
 
 def test_the_families_are_all_swept():
     swept = {p.variant.split("/")[0] for op in OPS if op.name == "kernel_matrix" for p in grid(op.name, "float64")}
-    assert swept == {family.name for family in kernels.families()}
+    assert swept == {family.name for family in kernels.families() if family.kernel in (RBFKernel, MaternKernel)}
+    trees = {p.variant.split("/")[0] for p in grid("exact_log_prob", "float64")}
+    assert {name for tree in trees for name in tree.split("+")} >= {"rbf", "matern32", "matern52", "rq", "periodic"}

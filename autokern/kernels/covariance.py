@@ -1,7 +1,7 @@
 """Covariance: what autokern reads off a gpytorch kernel, and the plain differentiable way to evaluate it.
 
 A Covariance is one family, one lengthscale, one scale: what the op `kernel_matrix` serves. Kernels are recognised by
-exact type: a subclass may have changed the formula. Floor 2: may import `tree` and the families.
+exact type: a subclass may have changed the formula. Floor 2: may import `family`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import gpytorch
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
-from autokern.kernels.family import Family
-from autokern.kernels.tree import LEAVES
+from autokern.kernels.family import Family, family_of
 
 __all__ = ["Covariance", "family_name", "recognise", "reference", "same_points"]
 
@@ -46,9 +45,7 @@ def family_name(kernel: gpytorch.kernels.Kernel) -> str | None:
 
 
 def _family(kernel: gpytorch.kernels.Kernel) -> Family | None:
-    if type(kernel) not in _SERVED:
-        return None
-    return next((f for f in LEAVES[type(kernel)] if f.matches(kernel)), None)
+    return family_of(kernel) if type(kernel) in _SERVED else None
 
 
 def recognise(kernel: gpytorch.kernels.Kernel) -> Covariance:

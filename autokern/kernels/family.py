@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from gpytorch.kernels import Kernel
 
-__all__ = ["Family", "Shape", "by_lengthscale", "families", "family"]
+__all__ = ["Family", "Shape", "by_lengthscale", "families", "family", "family_of"]
 
 Epilogue = Callable[..., torch.Tensor]
 _FAMILIES: dict[str, Family] = {}
+_OF_KERNEL: dict[type, list[Family]] = {}
 
 
 def by_lengthscale(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
@@ -86,6 +87,7 @@ class Family:
 
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self
+        _OF_KERNEL.setdefault(self.kernel, []).append(self)
 
     def clamp_(self, u: torch.Tensor) -> torch.Tensor:
         """Push values that rounding carried across zero back to it, in place."""
@@ -123,6 +125,11 @@ class _Chain(torch.autograd.Function):
 def family(name: str) -> Family:
     """Return the family of a name."""
     return _FAMILIES[name]
+
+
+def family_of(kernel: Kernel) -> Family | None:
+    """Return the family that is the formula of a kernel, by its exact class, or None."""
+    return next((f for f in _OF_KERNEL.get(type(kernel), ()) if f.matches(kernel)), None)
 
 
 def families(shaped: bool = False) -> list[Family]:

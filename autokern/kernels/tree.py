@@ -14,18 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
 
-from autokern.kernels.cosine import COSINE
-from autokern.kernels.family import Family, family
-from autokern.kernels.matern import MATERN12, MATERN32, MATERN52
-from autokern.kernels.periodic import PERIODIC
-from autokern.kernels.rbf import RBF
-from autokern.kernels.rq import RQ
+from autokern.kernels.family import family, family_of
 
-__all__ = ["LEAVES", "Node", "Tree", "dense", "form", "key", "leaves", "read"]
-
-LEAVES: dict[type, list[Family]] = {}
-for _known in (RBF, MATERN12, MATERN32, MATERN52, RQ, PERIODIC, COSINE):
-    LEAVES.setdefault(_known.kernel, []).append(_known)
+__all__ = ["Node", "Tree", "dense", "form", "key", "leaves", "read"]
 
 _MOST_DIFFERENCES = 2**24
 """Elements above which differences of all points are not formed."""
@@ -74,9 +65,9 @@ class Tree(NamedTuple):
 def form(kernel: Kernel) -> Node | None:
     """Return the form of a kernel, or None if any part of it is not known."""
     kind = type(kernel)
-    if kind in LEAVES:
-        found = next((f for f in LEAVES[kind] if f.matches(kernel)), None)
-        return None if found is None else Node("leaf", found.name)
+    found = family_of(kernel)
+    if found is not None:
+        return Node("leaf", found.name)
     if kind is ConstantKernel:
         return Node("constant")
     if kind is ScaleKernel:
@@ -137,7 +128,7 @@ def read(kernel: Kernel, x: torch.Tensor) -> Tree:
             inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]
             children = [collect(child, own) for (child, _), own in zip(chosen, inputs, strict=True)]
             return Node(_BRANCHES[kind], "", tuple(children))
-        found = next((f for f in LEAVES.get(kind, ()) if f.matches(kernel)), None)
+        found = family_of(kernel)
         if found is None:
             raise TypeError(f"no tree can be read off {kind.__name__}")
         points.append(found.embed(kernel, x))

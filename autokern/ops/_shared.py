@@ -183,6 +183,8 @@ def with_fewer_threads(op: Op, name: str) -> None:
         def why_not(problem: Problem) -> str | None:
             if problem.device != "cpu":
                 return "threads matter on the CPU"
+            if not threads.allowed():
+                return "AUTOKERN_THREADS=off: autokern leaves threads alone"
             few = f"no more than {count} threads here anyway" if threads.ceiling() <= count else None
             return few or whole.why_not(problem)
 

@@ -82,7 +82,7 @@ def _key(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Any:
 def _problem_of(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Problem | None:
     tensors = list(tensors_in((operator, rhs)))
     dense = isinstance(operator, torch.Tensor)
-    if not (dense or is_unstructured(operator)) or rhs.dim() != operator.dim():
+    if not (dense or is_unstructured(operator)) or not rhs.dim() == operator.dim() >= 2:
         return None
     rows, columns = operator.shape[-2:]
     if rows != columns or rows < 2 or rhs.shape[:-1] != operator.shape[:-1] or not is_ours(rhs):
