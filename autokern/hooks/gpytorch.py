@@ -92,11 +92,13 @@ _stock_objective = ExactMarginalLogLikelihood.forward
 
 @functools.wraps(_stock_objective)
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
-    """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first."""
+    """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first.
+
+    That noise is the same at all points, so `params` (BoTorch passes the inputs) do not matter to it.
+    """
     likelihood = self.likelihood
     if (
-        params
-        or kwargs
+        kwargs
         or type(likelihood) is not GaussianLikelihood
         or type(likelihood.noise_covar) is not HomoskedasticNoise
         or type(function_dist) is not MultivariateNormal
@@ -109,7 +111,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
     n, noise = function_dist.loc.shape[-1], likelihood.noise_covar.noise
     found = regime(n)
     if found == ORDERED or parts(function_dist, noise) is None:
-        return _stock_objective(self, function_dist, target)
+        return _stock_objective(self, function_dist, target, *params)
     density = _dispatch_log_prob(function_dist, noise, target, found == EXACT)
     return self._add_other_terms(density, params).div_(n)
 
