@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern import host, store
+from autokern import host, store, workspace
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
@@ -189,7 +189,8 @@ class Session:
         available = None
         if settings.memory is None and max(c.memory(problem) for c in op.candidates) > _SMALL:
             there = problem.device in host.current().devices  # what a recorded host has is only explained here
-            available = host.available_memory(problem.device) if there else None
+            kept = workspace.held() if problem.device == "cpu" else 0  # is given back where memory gets short
+            available = host.available_memory(problem.device) + kept if there else None
         decision = decide(problem, op, self.model, settings, available)
         if settings.memory is None or op[decision.candidate].memory(problem) <= settings.memory:
             return decision

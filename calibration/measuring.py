@@ -110,11 +110,14 @@ def interleave(
     after: Callable[[], object] = lambda: None,
     seconds: float = math.inf,
     least: int = 1,
+    settle: Callable[[], object] | None = None,
 ) -> dict[str, list[float]]:
     """Return the seconds of `rounds` steps of each side, taken in turn, in changing order.
 
     Fewer rounds, but not fewer than `least`, are taken once the counted steps have lasted `seconds` together.
-    Entering a toggle is not timed: users enable once. Between rounds `after` is called and garbage is collected,
+    Entering a toggle is not timed: users enable once. To enter one empties the interpreter's caches of what the patched
+    classes have, so the first step after it is not like others: with `settle`, one is taken before that is not timed,
+    and undone by calling `settle`. Between rounds `after` is called and garbage is collected,
     because a model replaced by its fantasy model is a reference cycle that holds its matrices until then.
     """
     taken: dict[str, list[float]] = {side: [] for side in steps}
@@ -124,6 +127,9 @@ def interleave(
                 break
             for side in order:
                 with toggles[side]():
+                    if settle is not None:
+                        steps[side]()
+                        settle()
                     start = time.perf_counter()
                     steps[side]()
                     elapsed = time.perf_counter() - start

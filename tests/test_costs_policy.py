@@ -139,6 +139,29 @@ def test_stock_wins_ties(op, ratio):
     assert "no other candidate" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("all_threads", "two", "one", "winner"),
+    [
+        (0.5, 0.5, 0.5, "fast@1"),
+        (0.5, 0.51, 0.52, "fast@1"),
+        (0.5, 0.51, 0.7, "fast@2"),
+        (0.5, 0.7, 0.8, "fast"),
+        (0.9, 0.9, 0.3, "fast@1"),
+        (1.0, 1.0, 0.99, "stock"),
+    ],
+)
+def test_of_near_ties_the_fewest_threads_run(make_op, all_threads, two, one, winner):
+    op = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)))
+    op.candidate("stock")(lambda a: a)
+    op.candidate("fast")(lambda a: a)
+    for count in (1, 2):
+        op.candidate(f"fast@{count}", threads=count)(lambda a: a)
+    ratios = {"fast": all_threads, "fast@2": two, "fast@1": one}
+    found = chosen(op, ratios, square(64), sizes=SIZES * 2)
+    assert found.candidate == winner
+    assert sorted(found.order) == sorted(op.names())
+
+
 def test_stock_wins_where_little_is_known(op):
     ratios = {"fast": 0.85}
     assert chosen(op, ratios, square(64), sizes=(64,)).candidate == "fast"

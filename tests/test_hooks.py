@@ -571,6 +571,39 @@ def test_eigenvalues_of_lanczos_as_stock(name, accelerator):
     torch.testing.assert_close(own_vectors.abs(), vectors.abs())
 
 
+# --- KeOps' switch ---------------------------------------------------------------------------------------------------
+
+
+KEOPS = sys.modules["gpytorch.kernels.keops.keops_kernel"]
+
+
+@pytest.mark.skipif(not hasattr(KEOPS, "_use_keops"), reason="KeOps is not installed")
+@pytest.mark.parametrize(
+    ("limit", "n", "botorch", "stock", "ours"),
+    [
+        (800, 800, False, True, True),
+        (800, 799, False, False, False),
+        (4096, 1000, True, False, True),  # BoTorch's default for Cholesky is none for KeOps
+        (4096, 799, True, False, False),
+        (4096, 1000, False, False, False),  # the user's order
+        (0, 5, False, True, True),
+        (2000, 1000, True, False, False),
+    ],
+)
+def test_keops_has_a_switch_of_its_own(limit, n, botorch, stock, ours, monkeypatch):
+    monkeypatch.delitem(sys.modules, "botorch", raising=False)
+    if botorch:
+        monkeypatch.setitem(sys.modules, "botorch", KEOPS)
+    x = torch.zeros(n, 2)
+    with library.max_cholesky_size(limit):
+        assert KEOPS._use_keops(x, x) == stock
+        with autokern.enabled():
+            assert KEOPS._use_keops(x, x) == ours
+            with gpytorch.settings.use_keops(False):
+                assert not KEOPS._use_keops(x, x)
+        assert KEOPS._use_keops(x, x) == stock
+
+
 # --- products and conjugate gradients ---------------------------------------------------------------------------------
 
 
