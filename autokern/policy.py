@@ -27,7 +27,11 @@ CONFIDENCE = 1.4
 HORIZON = 1000
 """Calls over which a set-up time must be repaid."""
 FEWER_THREADS = 0.05
-"""What fewer threads may cost, in log units: beside another process, every parallel region waits for a core."""
+"""What fewer threads may cost beyond what is uncertain, in log units: beside another process, every parallel region waits
+for a core, and a step takes ten times as long."""
+
+
+_FASTEST = "the fastest as measured, by more than is uncertain"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +179,9 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
         if name == "stock":
             break
         if _beats_stock(op, name, estimates[name], estimates["stock"], model):
-            return decision(name, "the fastest as measured, by more than is uncertain", _source(estimates[name]))
+            fewer = op[name].threads and any(told.log_ratio < estimates[name].log_ratio for told in estimates.values())
+            reason = "as fast as any but for what is uncertain, with fewer threads" if fewer else _FASTEST
+            return decision(name, reason, _source(estimates[name]))
     return decision("stock", "no other candidate beats it by more than is uncertain", _source(estimates["stock"]))
 
 
@@ -188,9 +194,14 @@ def _ranked(feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> lis
 
     ranked = sorted(feasible, key=lambda c: (cost(c.name), c.name != "stock", c.name))
     first = ranked[0]
-    if first.name != "stock":
-        near = [c for c in ranked if c.threads and cost(c.name) <= cost(first.name) + FEWER_THREADS]
-        frugal = min(near, key=lambda c: c.threads, default=first)
+    if first.name != "stock" and first.name in estimates:
+        best = estimates[first.name]
+
+        def near(told: Estimate) -> bool:
+            return told.log_ratio <= best.log_ratio + FEWER_THREADS + math.hypot(told.sigma, best.sigma)
+
+        few = [c for c in ranked if c.threads and c.name in estimates and near(estimates[c.name])]
+        frugal = min(few, key=lambda c: c.threads, default=first)
         ranked.remove(frugal)
         ranked.insert(0, frugal)
     return [c.name for c in ranked]
