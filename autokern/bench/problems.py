@@ -94,14 +94,9 @@ def _kinds(op: Op, dtypes: Sequence[str], device: str) -> list[list[Problem]]:
 
 
 def _drawn(op: Op, kind: list[Problem], draw: random.Random) -> Problem:
-    """Draw sizes between the smallest and the largest of the whole grid, in the shape of one kind of problem.
-
-    Which algorithm stock of a composite op runs depends on the size: there the sizes are those of the same variant.
-    """
+    """Draw sizes between the smallest and the largest that the grid has of a variant, in the shape of one kind."""
     base = kind[0]
-    grid = op.grid("full", base.dtype, base.device)
-    if op.composite:
-        grid = [p for p in grid if p.variant == base.variant]
+    grid = [p for p in op.grid("full", base.dtype, base.device) if p.variant == base.variant]
 
     def size(name: str, low: int = 1) -> int:
         values = [getattr(p, name) for p in grid if getattr(p, name) > 0]
