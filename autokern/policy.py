@@ -27,8 +27,8 @@ CONFIDENCE = 1.4
 HORIZON = 1000
 """Calls over which a set-up time must be repaid."""
 FEWER_THREADS = 0.05
-"""What fewer threads may cost beyond what is uncertain, in log units: beside another process, every parallel region waits
-for a core, and a step takes ten times as long."""
+"""What fewer threads may cost beyond what is uncertain, in log units: beside another process every parallel region
+waits for a core, and a step takes ten times as long."""
 
 
 _FASTEST = "the fastest as measured, by more than is uncertain"

@@ -19,8 +19,8 @@ PACKAGES = ("linear_operator", "gpytorch")
 
 
 BORDERLINE = {
-    # Compares two orders of the same float32 products within 1e-5; on some CPUs they are 1.2e-5 apart for the covariance
-    # that a draw gives, which itself is right to rounding.
+    # Compares two orders of the same float32 products within 1e-5; on some CPUs they are 1.2e-5 apart for the
+    # covariance that a draw gives, which itself is right to rounding.
     "test/lazy/test_lazy_evaluated_kernel_tensor.py::TestLazyEvaluatedKernelTensorMultitaskBatch::test_matmul_matrix_broadcast",
 }
 """Tests that may fail where candidates are drawn at random, and only there; each is named when it does."""

@@ -71,10 +71,6 @@ class Floor:
             self.inverse.mul_(1.0)
 
 
-SETTLED = 1000
-"""Points above which a step is so long that what comes before it does not show."""
-
-
 def training_case(family: str, n: int, dtype: torch.dtype, scale: Scale, toggles: Toggles) -> dict[str, Any]:
     """Compare one model's step with both of stock's and, at one size, with the floor."""
     trainers = {side: smooth_trainer(family, n, dtype, DIMENSIONS) for side in ("default", "exact", "on")}
@@ -84,8 +80,7 @@ def training_case(family: str, n: int, dtype: torch.dtype, scale: Scale, toggles
     least, most = scale.rounds
     warmup = scale.warmup if n <= 1000 else 1
     rewind = rewinder(trainers)
-    settle = rewind if n <= SETTLED else None
-    seconds = interleave(toggles, steps, most, warmup, rewind, scale.seconds, least, settle)
+    seconds = interleave(toggles, steps, most, warmup, rewind, scale.seconds, least, settle=rewind)
     case = {"kernel": family, "dtype": word(dtype), "n": n}
     case |= {f"against_{side}": compare(seconds, off=side) for side in ("exact", "default")}
     case["agreement"] = {side: disagreement(trainers[side], trainers["exact"]) for side in ("on", "default")}

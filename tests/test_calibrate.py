@@ -1,4 +1,4 @@
-"""calibrate.py: parts before wholes, inside of which they are dispatched; budgets; what is left when it is interrupted."""
+"""calibrate.py: parts before wholes, inside of which they are dispatched; what is left of an interrupted one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_whole_alone_is_published_once(ops):
 
 
 def test_first_use_does_not_calibrate_while_calibrating(ops, monkeypatch):
-    part, whole, _ = ops
+    _, whole, _ = ops
     monkeypatch.delenv("AUTOKERN_CALIBRATE")
     here = dispatch.reset()
     monkeypatch.setattr(here, "_calibrate", lambda *_: pytest.fail("a calibration inside of another"))
@@ -69,7 +69,7 @@ def test_first_use_does_not_calibrate_while_calibrating(ops, monkeypatch):
 
 
 def test_stock_of_a_composite_op_dispatches_its_parts_in_earnest(ops):
-    part, whole, seen = ops
+    _, whole, seen = ops
     call, a = dispatch.route(whole), torch.ones(3, 3, dtype=torch.float64)
     with dispatch.using(force={"whole": "stock", "part": "other"}):
         assert call(a).equal(2 * a)
