@@ -117,8 +117,8 @@ def interleave(
     Fewer rounds, but not fewer than `least`, are taken once the counted steps have lasted `seconds` together.
     Entering a toggle is not timed: users enable once. To enter or leave one empties the interpreter's caches of what
     the patched classes have, and the kept buffers: the first step after it is not like others. With `settle`, one is
-    taken before that is not timed, and undone by calling `settle`. Between rounds `after` is called and garbage is collected,
-    because a model replaced by its fantasy model is a reference cycle that holds its matrices until then.
+    taken before that is not timed, and undone by calling `settle`. Between rounds `after` is called and garbage is
+    collected, because a model replaced by its fantasy model is a reference cycle that holds its matrices until then.
     """
     taken: dict[str, list[float]] = {side: [] for side in steps}
     with quiet_collector():
