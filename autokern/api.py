@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -168,5 +169,9 @@ def problem(op: str, **fields: Any) -> Problem:
     for one, other in (("m", "n"), ("n", "m")):
         if one in fields:
             fields.setdefault(other, fields[one])
-    usual = get(op).grid("quick", dtype, fields.get("device", "cpu"))[0]
-    return usual.replace(grad=fields.pop("grad", ""), **fields)
+    grid = get(op).grid("quick", dtype, fields.get("device", "cpu"))
+    usual = grid[0]
+    if get(op).composite and fields.get("n"):  # what stock runs depends on the size
+        usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
+    without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
+    return usual.replace(**{"grad": "" if without else usual.grad, **fields})

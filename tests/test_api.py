@@ -278,6 +278,17 @@ def test_linear_algebra(spd, seed):
     assert set(autokern.stats()) == {op.name for op in registered()} - {"kernel_matrix", "exact_log_prob"}
 
 
+@pytest.mark.parametrize(("n", "regime"), [(100, "cholesky"), (300, "cholesky"), (1000, "cg"), (3000, "cg")])
+def test_what_is_asked_of_a_whole_step_is_what_stock_would_run(n, regime):
+    found = autokern.explain("exact_log_prob", n=n, d=8).problem
+    assert (found.variant, found.grad, found.m, found.d) == (f"rbf/{regime}", "theta", n, 8)
+    assert (
+        autokern.explain("exact_log_prob", n=n, variant="matern52/cholesky", grad="theta/x").problem.grad == "theta/x"
+    )
+    assert autokern.explain("inv_quad_logdet", n=n).problem.variant == regime
+    assert autokern.explain("qr", m=n).problem.grad == ""
+
+
 def test_linear_algebra_is_differentiable(spd):
     a = spd.clone().requires_grad_()
     total = autokern.linalg.qr(a[..., :3])[1].diagonal(dim1=-2, dim2=-1).abs().log().sum()
