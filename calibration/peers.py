@@ -34,7 +34,8 @@ def unpacked(package: str, workdir: Path) -> Path:
         asked = [f"{package}=={version}", "--no-deps", "--no-binary", package, "-q", "-d", str(workdir)]
         subprocess.run([sys.executable, "-m", "pip", "download", *asked], check=True)
         with tarfile.open(root.with_name(f"{root.name}.tar.gz")) as archive:
-            archive.extractall(workdir, filter="data")
+            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # not in every 3.10 and 3.11
+            archive.extractall(workdir, **safely)  # type: ignore[arg-type]
     return root
 
 
