@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern import threads, workspace
+from autokern.factors import factorised, inverted, plain_gradients
 from autokern.kernels import tree as trees
-from autokern.kernels.blocks import Blocks
+from autokern.kernels.blocks import Blocks, strips
 from autokern.kernels.tree import Tree
 
 __all__ = ["Ladder", "log_prob", "reference"]
@@ -25,8 +26,6 @@ Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 _BLOCK_BYTES = 2**20
 """A block of rows this large stays in the cache through the passes over it."""
-_SMALL = 2**14
-"""Elements below which fresh memory costs less than working in place."""
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -94,8 +93,7 @@ def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
     n = matrix.shape[-1]
     if matrix.dim() > 2:
         return [(0, n)]
-    rows = max(16, _BLOCK_BYTES // (n * matrix.element_size()) // 16 * 16)
-    return [(start, min(n, start + rows)) for start in range(0, n, rows)]
+    return strips(n, n * matrix.element_size(), _BLOCK_BYTES)
 
 
 def _factorise(
@@ -115,12 +113,7 @@ def _factorise(
         buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
 
     assemble(keep)
-    if buffer.numel() < _SMALL or not buffer.is_cpu:
-        lower, info = torch.linalg.cholesky_ex(buffer)
-    else:  # column-major, as LAPACK wants it, with the lower triangle of the buffer as its upper one
-        turned, lower = buffer.mT, buffer
-        info = torch.empty(buffer.shape[:-2], dtype=torch.int32)
-        torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
+    lower, info = factorised(buffer)
     if not (torch.any(info) if info.dim() else info.item()):
         return lower
     assemble(keep=False)
@@ -169,7 +162,7 @@ class _LogProb(torch.autograd.Function):
             if state is None:  # a second backward pass: the first one has used the memory of the factor
                 state = _again(ctx, noise, residual, tuple(tensors))
             try:
-                found = _gradients(state, ctx.inverse or _potri, noise, wanted, grad)
+                found = _gradients(state, ctx.inverse or inverted, noise, wanted, grad)
             finally:
                 state.lease.release()
         return None, None, None, None, *found
@@ -225,15 +218,6 @@ def _gradients(
     return found
 
 
-def _potri(lower: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of the matrix of a lower factor by LAPACK's potri, in its memory where that pays."""
-    if lower.numel() < _SMALL:
-        return torch.cholesky_inverse(lower)
-    upper = lower.is_contiguous()
-    turned = lower.mT if upper else lower
-    return torch.cholesky_inverse(turned, upper=upper, out=turned)
-
-
 def _plain(
     ctx: Any,
     noise: torch.Tensor,
@@ -245,6 +229,4 @@ def _plain(
     """Return the gradients as differentiable functions of everything."""
     inputs = (noise, residual, *tensors)
     value = reference(_regrouped(ctx.node, ctx.counts, tensors), noise, residual)
-    sources = [t for t, want in zip(inputs, wanted, strict=True) if want]
-    found = iter(torch.autograd.grad(value, sources, grad, create_graph=True))
-    return [next(found) if want else None for want in wanted]
+    return plain_gradients(value, inputs, wanted, grad)

@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 import gpytorch
-import linear_operator
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
@@ -23,8 +22,9 @@ from linear_operator.utils.errors import CachingError
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_from_cache
 
 from autokern import kernels
-from autokern.dispatch import bypassed, route
+from autokern.dispatch import route
 from autokern.hooks import Patch, is_enabled
+from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.regime import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.op import get
 from autokern.ops.exact_log_prob import parts
@@ -36,9 +36,7 @@ _dispatch_log_prob = route(get("exact_log_prob"))
 
 
 def _stay_out() -> bool:
-    library = linear_operator.settings
-    watched = gpytorch.settings.trace_mode.on() or library.trace_mode.on() or library.verbose_linalg.on()
-    return watched or not is_enabled() or bypassed()
+    return gpytorch.settings.trace_mode.on() or stay_out()
 
 
 def _hooked(kind: type) -> Any:

@@ -21,7 +21,7 @@ from autokern.hooks import Patch, is_enabled
 from autokern.hooks.regime import EXACT, ORDERED, regime
 from autokern.op import get
 
-__all__ = ["patches"]
+__all__ = ["patches", "stay_out"]
 
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
@@ -41,7 +41,8 @@ _dispatch_pinverse = route(get("pinverse_root"))
 _dispatch_qr = route(get("qr"))
 
 
-def _stay_out() -> bool:
+def stay_out() -> bool:
+    """Whether a wrapper must run the library's own function untouched."""
     return not is_enabled() or bypassed() or library.trace_mode.on() or library.verbose_linalg.on()
 
 
@@ -50,7 +51,7 @@ _stock_cholesky = _cholesky_module._psd_safe_cholesky
 
 @functools.wraps(_stock_cholesky)
 def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max_tries: int | None = None) -> Any:
-    if out is not None or _stay_out():
+    if out is not None or stay_out():
         return _stock_cholesky(A, out=out, jitter=jitter, max_tries=max_tries)
     return _dispatch_cholesky(A, jitter, max_tries)
 
@@ -60,7 +61,7 @@ _stock_qr = qr_module.stable_qr
 
 @functools.wraps(_stock_qr)
 def _stable_qr(mat: Any) -> Any:
-    if _stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
+    if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_qr(mat)
     q, r = _dispatch_qr(mat)
     diagonal = r.diagonal(dim1=-2, dim2=-1)
@@ -76,7 +77,7 @@ _stock_pinverse = _pinverse_module.stable_pinverse
 
 @functools.wraps(_stock_pinverse)
 def _stable_pinverse(A: Any) -> Any:
-    if _stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
+    if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_pinverse(A)
     return _dispatch_pinverse(A)
 
@@ -86,7 +87,7 @@ _stock_symeig = LinearOperator._symeig
 
 @functools.wraps(_stock_symeig)
 def _symeig(self: Any, eigenvectors: bool = False, return_evals_as_lazy: bool | None = False) -> Any:
-    if _stay_out():
+    if stay_out():
         return _stock_symeig(self, eigenvectors, return_evals_as_lazy)
     values, vectors = _dispatch_eigh(self.to_dense().to(dtype=library._linalg_dtype_symeig.value()))
     values = values.clamp_min(0.0).to(self.dtype)
@@ -104,7 +105,7 @@ _stock_tridiagonal = _lanczos_module.lanczos_tridiag_to_diag
 
 @functools.wraps(_stock_tridiagonal)
 def _lanczos_tridiag_to_diag(t_mat: Any) -> Any:
-    if _stay_out() or _always_stock(t_mat):
+    if stay_out() or _always_stock(t_mat):
         return _stock_tridiagonal(t_mat)
     values, vectors = _dispatch_eigh(t_mat)
     positive = values >= 0
@@ -116,7 +117,7 @@ _stock_matmul = DenseLinearOperator._matmul
 
 @functools.wraps(_stock_matmul)
 def _matmul(self: Any, rhs: Any) -> Any:
-    if rhs.dim() < 2 or _stay_out():
+    if rhs.dim() < 2 or stay_out():
         return _stock_matmul(self, rhs)
     return _dispatch_matmul(self.tensor, rhs)
 
@@ -126,7 +127,7 @@ _stock_t_matmul = DenseLinearOperator._t_matmul
 
 @functools.wraps(_stock_t_matmul)
 def _t_matmul(self: Any, rhs: Any) -> Any:
-    if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or _stay_out():
+    if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
         return _stock_t_matmul(self, rhs)
     return _dispatch_matmul(self.tensor.mT, rhs)
 
@@ -138,7 +139,7 @@ _stock_inv_quad_logdet = LinearOperator.inv_quad_logdet
 def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:
-    if inv_quad_rhs is None or not logdet or _stay_out() or _factorised_already(self):
+    if inv_quad_rhs is None or not logdet or stay_out() or _factorised_already(self):
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     found = regime(self.size(-1))
     if found == ORDERED:

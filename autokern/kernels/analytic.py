@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern import pages
+from autokern.factors import plain_gradients
+from autokern.kernels.blocks import strips
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family
 
@@ -117,8 +119,7 @@ def _empty(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _strips(n: int, m: int, itemsize: int) -> list[tuple[int, int]]:
-    rows = max(16, _TILE_BYTES // max(1, m * itemsize) // 16 * 16)
-    return [(start, min(n, start + rows)) for start in range(0, n, rows)]
+    return strips(n, m * itemsize, _TILE_BYTES)
 
 
 def _tiled(
@@ -249,6 +250,4 @@ def _plain_gradients(
     """Return the gradients as differentiable functions of the inputs and of `grad`."""
     x1, x2, lengthscale, outputscale = inputs
     k = reference(Covariance(family, lengthscale, outputscale), x1, x2)
-    sources = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
-    found = iter(torch.autograd.grad(k, sources, grad, create_graph=True))
-    return [next(found) if want else None for want in wanted]
+    return plain_gradients(k, inputs, wanted, grad)

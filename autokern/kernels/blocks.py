@@ -17,7 +17,13 @@ import torch
 from autokern.kernels.family import Family, family
 from autokern.kernels.tree import Node, Tree, leaves
 
-__all__ = ["Blocks", "Gradients"]
+__all__ = ["Blocks", "Gradients", "strips"]
+
+
+def strips(rows: int, row_bytes: int, most: int) -> list[tuple[int, int]]:
+    """Return the bounds of strips of rows of at most so many bytes, and of 16 rows at least."""
+    each = max(16, most // max(1, row_bytes) // 16 * 16)
+    return [(start, min(rows, start + each)) for start in range(0, rows, each)]
 
 
 class _Leaf:

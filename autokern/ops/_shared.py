@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from linear_operator import settings as library
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator
 
 from autokern import host, threads
 from autokern.op import Op, Run
@@ -15,10 +18,13 @@ from autokern.problem import Features, Problem
 
 __all__ = [
     "CG_ITERATIONS",
+    "DIAGONAL",
     "EPS",
+    "as_asked",
     "device_of",
     "dtype_of",
     "is_ours",
+    "iterates",
     "looped",
     "matrix_key",
     "matrix_problem",
@@ -30,10 +36,13 @@ __all__ = [
     "random_matrix",
     "regime_axes",
     "relative_error",
+    "variances",
     "with_copies",
     "with_fewer_threads",
 ]
 
+DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
+"""Operators that hold nothing but a diagonal."""
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
@@ -203,11 +212,29 @@ def with_fewer_threads(op: Op, name: str) -> None:
         )(run)
 
 
+def variances(diagonal: Any) -> torch.Tensor:
+    """Return the entries of a diagonal operator as it holds them, ``(..., 1)`` if they are all the same."""
+    entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
+    return entries
+
+
+def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which stock factorises n rows if `exact` says so; in earnest the settings say it already."""
+    if exact and n > library.max_cholesky_size.value():
+        settings: contextlib.AbstractContextManager[Any] = library.fast_computations(log_prob=False)
+        return settings
+    return contextlib.nullcontext()
+
+
+def iterates(problem: Problem) -> bool:
+    """Whether stock would run conjugate gradients."""
+    return problem.variant.split("/")[-1] == "cg"
+
+
 def regime_axes(problem: Problem) -> tuple[float, ...]:
     """Place of a problem by what stock does: conjugate gradients say nothing of Cholesky, nor small of paged memory.
 
     Above 32 MiB the C library maps fresh memory for every matrix, and page faults decide.
     """
-    iterates = problem.variant.split("/")[-1] == "cg"
     paged = problem.batch * problem.m * problem.n * problem.itemsize > 2**25
-    return (6.0 if iterates else 0.0, 1.5 if paged else 0.0)
+    return (6.0 if iterates(problem) else 0.0, 1.5 if paged else 0.0)

@@ -12,14 +12,14 @@ norm of the points; first and second derivatives are those of the formula.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator import settings as library
-from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DiagLinearOperator
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
@@ -29,15 +29,19 @@ from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._shared import (
     CG_ITERATIONS,
+    DIAGONAL,
     EPS,
+    as_asked,
     device_of,
     dtype_of,
     is_ours,
+    iterates,
     matrix_problem,
     needs_accelerator,
     needs_cpu_detour,
     random_matrix,
     regime_axes,
+    variances,
     with_copies,
     with_fewer_threads,
 )
@@ -57,12 +61,9 @@ def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Ten
         if lazy.__class__ is not AddedDiagLinearOperator:
             return None
         lazy, diagonal = lazy._linear_op, lazy._diag_tensor
-        if diagonal.__class__ is ConstantDiagLinearOperator:
-            noise = diagonal.diag_values
-        elif diagonal.__class__ is DiagLinearOperator:
-            noise = diagonal._diag
-        else:
+        if diagonal.__class__ not in DIAGONAL:
             return None
+        noise = variances(diagonal)
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return None
     return None if lazy.last_dim_is_batch or any(lazy.params.values()) else (lazy, noise)
@@ -175,7 +176,7 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
         logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         quadratic = (solved * residual).sum(-1)
-        exact = -0.5 * (quadratic + logdet + problem.n * 1.8378770664093453)
+        exact = -0.5 * (quadratic + logdet + problem.n * math.log(2 * math.pi))
         size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
         change = 2 * (problem.n + size) * EPS[problem.dtype] * k.abs().amax((-2, -1))
         unit = 0.5 * change * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
@@ -208,7 +209,7 @@ def _families(problem: Problem) -> int:
 
 def _stock_features(problem: Problem) -> Features:
     elements, families = problem.batch * problem.n**2, _families(problem)
-    if problem.variant.endswith("/cg"):
+    if iterates(problem):
         passes = 2.0 * CG_ITERATIONS + 12.0 * families
         return Features(400.0, elements * 6.0 * problem.d * families, passes * elements * problem.itemsize)
     flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * families)
@@ -262,10 +263,8 @@ def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
         noise = noise.expand(*torch.broadcast_shapes(noise.shape[:-1], torch.Size(batch)), 1)
         covariance = distribution.lazy_covariance_matrix + ConstantDiagLinearOperator(noise, n)
         distribution = distribution.__class__(distribution.loc, covariance)
-    if exact and distribution.loc.shape[-1] > library.max_cholesky_size.value():
-        with library.fast_computations(log_prob=False):
-            return _stock(distribution, value)
-    return _stock(distribution, value)
+    with as_asked(exact, distribution.loc.shape[-1]):
+        return _stock(distribution, value)
 
 
 @EXACT_LOG_PROB.candidate("fused", accuracy="better")

@@ -14,14 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from linear_operator import settings as library
 from linear_operator import to_linear_operator
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     ConstantDiagLinearOperator,
     ConstantMulLinearOperator,
     DenseLinearOperator,
-    DiagLinearOperator,
     LinearOperator,
     SumLinearOperator,
 )
@@ -30,17 +28,22 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern import host, threads
 from autokern.arguments import tensors_in
+from autokern.factors import factorised, inverted, plain_gradients
 from autokern.op import Op
 from autokern.ops._shared import (
     CG_ITERATIONS,
+    DIAGONAL,
     EPS,
+    as_asked,
     is_ours,
+    iterates,
     matrix_problem,
     needs_accelerator,
     needs_cpu_detour,
     positive_definite,
     random_matrix,
     regime_axes,
+    variances,
     with_copies,
     with_fewer_threads,
 )
@@ -51,7 +54,6 @@ __all__ = ["INV_QUAD_LOGDET", "is_unstructured"]
 
 _stock = LinearOperator.inv_quad_logdet
 _ladder = cholesky_module._psd_safe_cholesky
-_DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -63,8 +65,8 @@ def is_unstructured(operator: Any) -> bool:
         if operator._kwargs.get("preconditioner_override") is not None:
             return False  # the user's own way to iterate
         parts = operator.linear_ops
-        return any(type(p) not in _DIAGONAL for p in parts) and all(
-            type(p) in _DIAGONAL or is_unstructured(p) for p in parts
+        return any(type(p) not in DIAGONAL for p in parts) and all(
+            type(p) in DIAGONAL or is_unstructured(p) for p in parts
         )
     return kind is DenseLinearOperator or (
         kind is ConstantMulLinearOperator and type(operator.base_linear_op) is DenseLinearOperator
@@ -119,8 +121,8 @@ def _parts(operator: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     if type(operator) in (SumLinearOperator, AddedDiagLinearOperator):
         matrix, diagonals = None, []
         for part in operator.linear_ops:
-            if type(part) in _DIAGONAL:
-                diagonals.append(part.diag_values if type(part) is ConstantDiagLinearOperator else part._diag)
+            if type(part) in DIAGONAL:
+                diagonals.append(variances(part))
                 continue
             one, more = _parts(part)
             matrix = one if matrix is None else matrix + one
@@ -196,14 +198,10 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     return problems + [base.replace(m=n, n=n, rhs=10) for n in sizes[:1]]
 
 
-def _is_cg(problem: Problem) -> bool:
-    return problem.variant == "cg"
-
-
 def _stock_features(problem: Problem) -> Features:
     elements = problem.batch * problem.n**2
     backward = 3 if problem.grad else 1
-    if _is_cg(problem):
+    if iterates(problem):
         return Features(300.0, 0.0, (2.0 * CG_ITERATIONS + 4.0 * backward) * elements * problem.itemsize)
     return Features(10.0 * backward, elements * problem.n / 3 * (4 if problem.grad else 1), 8.0 * elements * backward)
 
@@ -243,14 +241,12 @@ INV_QUAD_LOGDET = Op(
 def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator's own: Cholesky by autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)
-    if exact and operator.shape[-1] > library.max_cholesky_size.value():
-        with library.fast_computations(log_prob=False):
-            return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
-    return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
+    with as_asked(exact, operator.shape[-1]):
+        return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
 def _factorised(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
-    """Return the lower factor of the sum in memory of its own, row-major, by stock's ladder where it is not plain."""
+    """Return the lower factor of the sum in memory of its own, by stock's ladder where it is not plain."""
 
     def assembled() -> torch.Tensor:
         k = matrix.clone(memory_format=torch.contiguous_format)
@@ -258,15 +254,8 @@ def _factorised(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Te
             k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
         return k
 
-    k = assembled()
-    turned = k.mT  # symmetric, and column-major as LAPACK wants it
-    if k.is_cpu:
-        info = torch.empty(k.shape[:-2], dtype=torch.int32)
-        torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
-    else:
-        upper, info = torch.linalg.cholesky_ex(turned, upper=True)
-        k = upper.mT
-    return _ladder(assembled()).contiguous() if torch.any(info) else k
+    lower, info = factorised(assembled())
+    return _ladder(assembled()) if torch.any(info) else lower
 
 
 class _Potri(torch.autograd.Function):
@@ -286,10 +275,8 @@ class _Potri(torch.autograd.Function):
         matrix, diagonal, rhs = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            inputs = [t for t, want in zip((matrix, diagonal, rhs), wanted[:3], strict=True) if want]
-            values = _plain(matrix, diagonal, rhs)
-            found = iter(torch.autograd.grad(values, inputs, (by_quadratic, by_logdet), create_graph=True))
-            return *(next(found) if want else None for want in wanted[:3]), None
+            values, cotangents = _plain(matrix, diagonal, rhs), (by_quadratic, by_logdet)
+            return *plain_gradients(values, (matrix, diagonal, rhs), wanted[:3], cotangents), None
         with threads.scope(ctx.threads):
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
                 ctx.lower = _factorised(matrix, diagonal)
@@ -310,27 +297,21 @@ class _Potri(torch.autograd.Function):
             return tuple(grads)
 
 
-def _lapack(lower: torch.Tensor) -> torch.Tensor:
-    turned = lower.mT
-    torch.cholesky_inverse(turned, upper=True, out=turned)
-    return lower
-
-
 def _exactly(inverse: Any, operator: Any, rhs: torch.Tensor, reduce: bool) -> Pair:
     return _summed(_Potri.apply(*_tensors(operator), rhs, inverse), reduce)
 
 
-def _small(problem: Problem) -> str | None:
+def _no_gradients(problem: Problem) -> str | None:
     return None if problem.grad else "without gradients nothing is inverted"
 
 
 @INV_QUAD_LOGDET.candidate("potri", accuracy="better")
 def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """One Cholesky factorisation; gradients in closed form from LAPACK's potri, in place."""
-    return _exactly(_lapack, operator, rhs, reduce)
+    return _exactly(inverted, operator, rhs, reduce)
 
 
-@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", why_not=_small)
+@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", why_not=_no_gradients)
 def recursive(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return _exactly(inverse_from_cholesky, operator, rhs, reduce)
@@ -342,7 +323,7 @@ with_fewer_threads(INV_QUAD_LOGDET, "potri")
 def _elsewhere(operator: Any, rhs: torch.Tensor, reduce: bool, there: torch.device | None) -> Pair:
     matrix, diagonal = _tensors(operator)
     away = None if diagonal is None else diagonal.to(there)
-    pair = _summed(_Potri.apply(matrix.to(there), away, rhs.to(there), _lapack), reduce)
+    pair = _summed(_Potri.apply(matrix.to(there), away, rhs.to(there), inverted), reduce)
     return pair[0].to(rhs.device), pair[1].to(rhs.device)
 
 

@@ -1,0 +1,51 @@
+"""Cholesky factor and inverse of a matrix in the memory that it stands in, for functions with closed-form gradients.
+
+Also what such functions do where those gradients are differentiated again. Below `kernels`: imports nothing of
+autokern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["factorised", "inverted", "plain_gradients"]
+
+_SMALL = 2**14
+"""Elements below which fresh memory costs less than working in place."""
+
+
+def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower Cholesky factor of a row-major matrix whose lower triangle is filled, and LAPACK's info.
+
+    The factor takes the memory of the matrix where that pays. `torch.linalg.cholesky_ex` is called by name, once.
+    """
+    if matrix.numel() < _SMALL or not matrix.is_cpu:
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        return lower, info
+    turned = matrix.mT  # column-major, as LAPACK wants it: the lower triangle of the matrix is the upper one of this
+    info = torch.empty(matrix.shape[:-2], dtype=torch.int32)
+    torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
+    return matrix, info
+
+
+def inverted(lower: torch.Tensor) -> torch.Tensor:
+    """Return the symmetric inverse of the matrix of a lower factor by LAPACK's potri, in its memory where that pays."""
+    if lower.numel() < _SMALL:
+        return torch.cholesky_inverse(lower)
+    upper = lower.is_contiguous()
+    turned = lower.mT if upper else lower
+    return torch.cholesky_inverse(turned, upper=upper, out=turned)
+
+
+def plain_gradients(
+    values: torch.Tensor | Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor | None],
+    wanted: Sequence[bool],
+    cotangents: torch.Tensor | Sequence[torch.Tensor],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of plainly computed values by the wanted inputs, as differentiable functions themselves."""
+    sources = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want and tensor is not None]
+    found = iter(torch.autograd.grad(values, sources, cotangents, create_graph=True))
+    return [next(found) if want else None for want in wanted]
