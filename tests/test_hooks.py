@@ -715,6 +715,24 @@ def test_fantasies_as_stock(points, orders, accelerator):
         assert_equal_predictions(fantasise(), expected)
 
 
+def test_gradients_pass_through_the_mean_of_a_fantasy_as_stock():
+    """The library makes a fantasy with detached caches on, and BoTorch reads it with them off: as qKG does."""
+
+    def slope():
+        made, at = model(), NEW[:2].clone().requires_grad_()
+        predict(made)
+        targets = at.sin().sum(-1)
+        with gpytorch.settings.detach_test_caches(False):
+            made(at)
+        imagined = made.get_fantasy_model(at, targets)
+        with gpytorch.settings.detach_test_caches(False):
+            return torch.autograd.grad(predict(imagined)[0].sum(), at)[0]
+
+    expected = slope()
+    with autokern.enabled():
+        torch.testing.assert_close(slope(), expected, rtol=1e-9, atol=1e-9)
+
+
 def test_models_are_pickled_and_copied_while_enabled():
     made = model()
     with autokern.enabled():

@@ -132,9 +132,7 @@ def _get_fantasy_strategy(self: Any, *args: Any, **kwargs: Any) -> Any:
         cache = get_from_cache(strategy, "mean_cache")
     except CachingError:
         return strategy
-    if gpytorch.settings.detach_test_caches.on():
-        cache = cache.detach()
-    elif cache.grad_fn is not None:
+    if cache.grad_fn is not None:  # whether to detach is asked where it is read: BoTorch sets that only there
         cache.grad_fn.register_hook(functools.partial(clear_cache_hook, strategy))
     add_to_cache(strategy, "mean_cache", cache, policy)
     return strategy
