@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import LinearOperator
 
-__all__ = ["in_float64", "rebuilt", "tensors_in"]
+__all__ = ["in_float64", "modules_in", "rebuilt", "tensors_in"]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -30,13 +31,31 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in((*value._args, *value._kwargs.values()))
     elif isinstance(value, MultivariateNormal):
         yield from tensors_in((value.loc, value.lazy_covariance_matrix))
+    elif isinstance(value, DefaultPredictionStrategy):
+        yield from tensors_in((value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood))
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for item in value:
             yield from tensors_in(item)
 
 
-def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """Return an object of the same kind without its caches, its tensors and modules replaced by `leaf` of them."""
+def modules_in(value: Any) -> Iterator[torch.nn.Module]:
+    """Yield the modules (kernels) that an operator is made of."""
+    if isinstance(value, torch.nn.Module):
+        yield value
+    elif isinstance(value, LinearOperator):
+        for part in (*value._args, *value._kwargs.values()):
+            yield from modules_in(part)
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf
+
+
+def rebuilt(value: Any, leaf: Callable[[Any], Any] = _itself) -> Any:
+    """Return an object of the same kind without its caches, its tensors and modules replaced by `leaf` of them.
+
+    Prediction strategies keep theirs, which are what they are for, unless leaves change or they are marked `cold`.
+    """
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
         return leaf(value)
     if isinstance(value, LinearOperator):
@@ -44,6 +63,11 @@ def rebuilt(value: Any, leaf: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
         return type(value)(*(rebuilt(part, leaf) for part in value._args), **named)
     if isinstance(value, MultivariateNormal):
         return type(value)(rebuilt(value.loc, leaf), rebuilt(value.lazy_covariance_matrix, leaf))
+    if isinstance(value, DefaultPredictionStrategy):
+        if leaf is _itself and not value.__dict__.get("cold"):
+            return value
+        held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)
+        return type(value)(*rebuilt(held, leaf))
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         return type(value)(rebuilt(item, leaf) for item in value)
     return value

@@ -75,7 +75,7 @@ def route(op: Op) -> Callable[..., Any]:
 
     A warm call costs about a microsecond more than the candidate it runs.
     """
-    key_of, name, stock, raises, composite = op.key, op.name, op.stock.run, op.raises, op.composite
+    key_of, name, stock, raises = op.key, op.name, op.stock.run, op.raises
     flag, overlay_of = inside, _overlay.get
 
     def call(*args: Any) -> Any:
@@ -91,9 +91,7 @@ def route(op: Op) -> Callable[..., Any]:
             entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         entry.count += 1
-        if composite and entry.run is stock:  # its parts are ops of their own
-            return stock(*args)
-        flag.active = True
+        flag.active = not entry.parts
         try:
             return entry.run(*args)
         except raises:
@@ -119,7 +117,7 @@ def _recovered(op: Op, entry: Entry, args: tuple[Any, ...], error: Exception) ->
     result = successor.run(*args)
     if (_session or session()).settings.strict and not exhausted:
         raise error
-    entry.candidate, entry.run = successor, successor.run
+    entry.candidate, entry.run, entry.parts = successor, successor.run, successor.parts
     what = "ran out of memory" if exhausted else f"failed ({type(error).__name__}: {error})"
     warnings.warn(
         f"autokern: {op.name}.{failed} {what} on {entry.decision.problem}; {successor.name} runs from now on. "

@@ -81,6 +81,8 @@ class Candidate:
         Whether it draws random numbers, so that their state is restored before another candidate repeats the call.
     threads : int
         Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
+    parts : bool
+        Whether it is made of calls that are ops of their own, which then are dispatched inside of it.
     summary : str
         One line for people.
     """
@@ -94,6 +96,7 @@ class Candidate:
     setup: bool = False
     random: bool = False
     threads: int = 0
+    parts: bool = False
     summary: str = ""
 
 
@@ -141,6 +144,11 @@ class Op:
     composite : bool
         Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
         may keep caches, so every trial gets fresh ones.
+    read : callable
+        What a caller reads of a result that is computed only then: timed, checked and compared in its place.
+    presumed : callable
+        Maps a Problem to the name of the candidate that runs while nothing is measured: stock, unless counting leaves
+        no doubt.
     """
 
     name: str
@@ -158,6 +166,8 @@ class Op:
     canonical: Callable[[Any], Any] = lambda out: out
     raises: tuple[type[BaseException], ...] = ()
     composite: bool = False
+    read: Callable[[Any], Any] = lambda out: out
+    presumed: Callable[[Problem], str] = lambda problem: "stock"
     candidates: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -176,6 +186,7 @@ class Op:
         setup: bool = False,
         random: bool = False,
         threads: int = 0,
+        parts: bool = False,
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``."""
         if accuracy not in ACCURACIES:
@@ -196,6 +207,7 @@ class Op:
                     setup=setup,
                     random=random,
                     threads=threads,
+                    parts=parts or (self.composite and name == "stock"),
                     summary=summary,
                 )
             )
@@ -234,10 +246,10 @@ class Op:
         """
         leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
         cotangents: list[torch.Tensor] = []
-        nested = self.composite and run is self.stock.run
+        nested = any(candidate.parts and candidate.run is run for candidate in self.candidates)
 
         def call() -> Any:
-            return run(*rebuilt(args)) if self.composite else run(*args)
+            return self.read(run(*rebuilt(args)) if self.composite else run(*args))
 
         def forward() -> Trialled:
             with torch.no_grad():

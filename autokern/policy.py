@@ -174,6 +174,9 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
     if len(feasible) == 1:
         return decision("stock", "no other candidate can serve this problem", "only choice")
     if not estimates:
+        presumed = op.presumed(problem)
+        if presumed != "stock" and presumed not in excluded:
+            return decision(presumed, "nothing was measured yet, and stock would do far more work", "unmeasured")
         return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
     for name in ranked:
         if name == "stock":

@@ -60,12 +60,13 @@ def _repeatable(run: Run) -> Run:
 class Entry:
     """A decided key: what runs, and how often it did."""
 
-    __slots__ = ("candidate", "count", "decision", "run")
+    __slots__ = ("candidate", "count", "decision", "parts", "run")
 
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
         self.candidate = candidate
         self.run = _repeatable(candidate.run) if candidate.random else candidate.run
+        self.parts = candidate.parts
         self.count = 0
 
 

@@ -1,4 +1,4 @@
-"""Hooks into gpytorch: covariance matrices of exact kernel types, densities, and the mean cache of fantasy models.
+"""Hooks into gpytorch: covariance matrices of exact kernel types, densities, the KeOps switch.
 
 `forward` is the seam, because ScaleKernel and others call it on their base kernel directly. Only exact types are
 served (a subclass may have changed the formula), never diagonals, traces or batches over input dimensions.
@@ -17,9 +17,6 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.utils.errors import CachingError
-from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_from_cache
 
 from autokern import kernels
 from autokern.dispatch import route
@@ -114,30 +111,6 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
     return self._add_other_terms(density, params).div_(n)
 
 
-_stock_fantasy = DefaultPredictionStrategy.get_fantasy_strategy
-
-
-@functools.wraps(_stock_fantasy)
-def _get_fantasy_strategy(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Store the updated mean cache where it is looked up (gpytorch #2669), so that it is not solved for again.
-
-    The library files it without the policy for missing observations that is part of the key; the next prediction then
-    solves with the whole matrix, above `max_cholesky_size` by conjugate gradients to a tolerance of 0.01.
-    """
-    strategy = _stock_fantasy(self, *args, **kwargs)
-    policy = gpytorch.settings.observation_nan_policy.value()
-    if policy != "ignore" or _stay_out():
-        return strategy
-    try:
-        cache = get_from_cache(strategy, "mean_cache")
-    except CachingError:
-        return strategy
-    if cache.grad_fn is not None:  # whether to detach is asked where it is read: BoTorch sets that only there
-        cache.grad_fn.register_hook(functools.partial(clear_cache_hook, strategy))
-    add_to_cache(strategy, "mean_cache", cache, policy)
-    return strategy
-
-
 _keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]
 _stock_use_keops = getattr(_keops, "_use_keops", None)
 
@@ -173,5 +146,4 @@ def patches() -> list[Patch]:
         *forwards,
         *densities,
         *_keops_patches(),
-        Patch(DefaultPredictionStrategy, "get_fantasy_strategy", _get_fantasy_strategy),
     ]

@@ -7,6 +7,7 @@ measured elsewhere. Any other value is the user's order. Floor 4.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from linear_operator import settings as library
 
@@ -29,13 +30,14 @@ def is_default(limit: float) -> bool:
     return limit == DEFAULT or (limit == _BOTORCH and "botorch" in sys.modules)
 
 
-def regime(n: int) -> str:
+def regime(n: int, switch: Any = library.fast_computations.log_prob) -> str:
     """Return which of the three holds for a covariance of `n` rows.
 
-    Asking for no log determinant, or for probes that stay the same, is an order to iterate too.
+    `switch` is the setting that makes stock factorise whatever the size. Asking for no log determinant, or for probes
+    that stay the same, is an order to iterate too.
     """
     limit = library.max_cholesky_size.value()
-    if n <= limit or library.fast_computations.log_prob.off():
+    if n <= limit or switch.off():
         return EXACT
     special = library.skip_logdet_forward.on() or library.deterministic_probes.on()
     return ITERATIVE if is_default(limit) and not special else ORDERED

@@ -221,7 +221,7 @@ def variances(diagonal: Any) -> torch.Tensor:
 def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which stock factorises n rows if `exact` says so; in earnest the settings say it already."""
     if exact and n > library.max_cholesky_size.value():
-        settings: contextlib.AbstractContextManager[Any] = library.fast_computations(log_prob=False)
+        settings: contextlib.AbstractContextManager[Any] = library.fast_computations(False, False, False)
         return settings
     return contextlib.nullcontext()
 

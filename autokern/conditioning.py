@@ -1,0 +1,420 @@
+"""What conditioning on the training data leaves behind: one factorisation per model, and its growth by new data.
+
+`Conditioned` holds the inverse factor W of the noisy covariance, ``W^T W = K^-1``, and ``alpha = K^-1 (y - mean)``;
+means, variances and fantasies all come from it. With q new points, cross covariance B and their own covariance D, the
+rows ``G^-1 [-F W, I]`` are appended to W, where ``F = B W^T`` and ``G G^T = D - F F^T`` (the bordering method, Golub
+and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n^2), no refactorisation.
+
+`of` finds or makes the `Conditioned` of a gpytorch prediction strategy. It is kept beside the strategy, not in it, so
+that models are pickled and copied as ever. Between `kernels` and `ops`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    BatchRepeatLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    TriangularLinearOperator,
+)
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
+
+from autokern.factors import solved
+from autokern.kernels import tree as trees
+from autokern.strips import Strips
+
+__all__ = ["Conditioned", "Structured", "attach", "forget", "found", "is_exact", "of", "plain"]
+
+_LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
+"""A new point whose variance given the others is a smaller part of its own than this loses half of the digits."""
+
+
+class Conditioned:
+    """The inverse factor of a covariance, and what is solved with it.
+
+    Parameters
+    ----------
+    lower : Tensor or None
+        Cholesky factor ``(..., n, n)``, where there was a factorisation.
+    inverse : Strips or None
+        Its inverse, W; computed from `lower` when first needed if None.
+    border : Tensor or None
+        Last rows of W ``(..., q, n)``, kept apart where they have more batch dimensions or need gradients.
+    alpha : Tensor or None
+        ``K^-1 (y - mean)``, shape ``(..., n)``; computed from the next two when first needed if None.
+    matrix, residual : Tensor or None
+        K and ``y - mean``.
+    """
+
+    def __init__(
+        self,
+        lower: torch.Tensor | None = None,
+        inverse: Strips | None = None,
+        border: torch.Tensor | None = None,
+        alpha: torch.Tensor | None = None,
+        matrix: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        self.lower, self.border = lower, border
+        self._inverse, self._alpha = inverse, alpha
+        self._matrix, self._residual = matrix, residual
+        self.source = matrix
+        self._detached: Conditioned | None = None
+        self._root: torch.Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of training points."""
+        if self.border is not None:
+            return self.border.shape[-1]
+        if self.lower is not None:
+            return self.lower.shape[-1]
+        assert self._inverse is not None
+        return self._inverse.n
+
+    @property
+    def alpha(self) -> torch.Tensor:
+        """``K^-1 (y - mean)``, shape ``(..., n)``."""
+        if self._alpha is None:
+            assert self.lower is not None and self._residual is not None
+            rhs = self._residual.unsqueeze(-1)
+            if self._matrix is None:
+                self._alpha = torch.cholesky_solve(rhs, self.lower).squeeze(-1)
+            else:
+                self._alpha = solved(self._matrix, self.lower, rhs).squeeze(-1)
+            self._residual = self._matrix = None
+        return self._alpha
+
+    @property
+    def inverse(self) -> Strips:
+        """The inverse factor of the points that are not in `border`."""
+        if self._inverse is None:
+            assert self.lower is not None
+            n = self.lower.shape[-1]
+            unit = torch.eye(n, dtype=self.lower.dtype, device=self.lower.device)
+            self._inverse = Strips(torch.linalg.solve_triangular(self.lower, unit, upper=False))
+        return self._inverse
+
+    @property
+    def grown(self) -> bool:
+        """Whether there was no factorisation: this came from another one by new data."""
+        return self.lower is None
+
+    @property
+    def root(self) -> torch.Tensor:
+        """``W^T``, shape ``(..., n, n)``: the root of the inverse that the library keeps."""
+        whole = self.inverse.dense() if self._root is None else self._root
+        if self.border is not None:
+            lead, q = self.border.shape[:-2], self.border.shape[-2]
+            above = torch.nn.functional.pad(whole, (0, q)).expand(*lead, -1, -1)
+            whole = torch.cat((above, self.border), dim=-2)
+        elif not self.grown:  # it will be asked for again
+            self._root = whole
+        return whole.mT
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether anything here is part of a graph."""
+        held = (self.lower, self.border, self._alpha, self._matrix, self._residual)
+        return any(t is not None and t.requires_grad for t in held)
+
+    def detached(self) -> Conditioned:
+        """Return the same without gradients."""
+        if not self.requires_grad:
+            return self
+        if self._detached is None:
+            with torch.no_grad():
+                cut = [None if t is None else t.detach() for t in (self.lower, self.border, self.alpha)]
+                if self._inverse is None or self._inverse.requires_grad:
+                    inverse = None if cut[0] is not None else Strips(self.inverse.dense().detach())
+                else:
+                    inverse = self._inverse
+            self._detached = Conditioned(cut[0], inverse, cut[1], cut[2])
+        return self._detached
+
+    def whitened(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ W^T``, so that its product with its transpose is ``rows K^-1 rows^T``.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Covariances of m points with the training points, shape ``(..., m, n)``.
+        """
+        if self.border is None:
+            return self.inverse.right_transposed(rows)
+        head = self.inverse.right_transposed(rows[..., : self.inverse.n])
+        last = rows @ self.border.mT
+        return torch.cat((head.expand(*last.shape[:-1], -1), last), dim=-1)
+
+    def explained(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``: the variances that the data explain.
+
+        With `fast` the inverse factor is formed first if it is not there: dearer at once, cheaper from then on.
+        """
+        if fast or self._inverse is not None:
+            return self.whitened(rows).square().sum(-1)
+        return self._substituted(rows).square().sum(-2)
+
+    def explained_covariance(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        if fast or self._inverse is not None:
+            white = self.whitened(rows)
+            return white @ white.mT
+        white = self._substituted(rows)
+        return white.mT @ white
+
+    def _substituted(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``L^-1 rows^T``, shape ``(..., n, m)``, by forward substitution."""
+        assert self.lower is not None
+        if self.lower.dim() > 2 or rows.dim() == 2:
+            return torch.linalg.solve_triangular(self.lower, rows.mT, upper=False)
+        flat = torch.linalg.solve_triangular(self.lower, rows.reshape(-1, rows.shape[-1]).mT, upper=False)
+        return flat.mT.reshape(*rows.shape).mT
+
+    def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
+        """Return what q more points make of this, or None if that would lose accuracy.
+
+        Parameters
+        ----------
+        cross : Tensor
+            Covariances of the new points with the old, shape ``(..., q, n)``.
+        corner : Tensor
+            Noisy covariance of the new points, shape ``(..., q, q)``.
+        residual : Tensor
+            Their targets less the mean, shape ``(..., q)``.
+        """
+        f = self.whitened(cross)
+        g = psd_safe_cholesky(corner - f @ f.mT)
+        left = g.detach().diagonal(dim1=-2, dim2=-1).square() / corner.detach().diagonal(dim1=-2, dim2=-1)
+        if not bool((left > _LOST[left.dtype]).all()):  # also for NaN
+            return None
+        q, first = cross.shape[-2], self.inverse.n
+        back = self.inverse.right(f[..., :first])
+        if self.border is not None:
+            last = f[..., first:] @ self.border
+            back = torch.cat((back + last[..., :first], last[..., first:]), dim=-1)
+        unit = torch.eye(q, dtype=g.dtype, device=g.device).expand(*back.shape[:-1], q)
+        rows = torch.linalg.solve_triangular(g, torch.cat((-back, unit), dim=-1), upper=False)
+        news = (residual - (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
+        z = torch.linalg.solve_triangular(g, news, upper=False)
+        change = (rows.mT @ z).squeeze(-1)
+        alpha = torch.cat((self.alpha.expand(*change.shape[:-1], -1) + change[..., :-q], change[..., -q:]), dim=-1)
+        together = self.border is None and rows.shape[:-2] == self.inverse.batch
+        if together and not (rows.requires_grad or self.inverse.requires_grad):
+            return Conditioned(inverse=self.inverse.appended(rows), alpha=alpha)
+        if self.border is not None:
+            old = torch.nn.functional.pad(self.border, (0, q)).expand(*rows.shape[:-2], -1, -1)
+            rows = torch.cat((old, rows), dim=-2)
+        return Conditioned(inverse=self.inverse, border=rows, alpha=alpha)
+
+
+class Structured:
+    """The same questions answered by a covariance with structure of its own (Kronecker, Toeplitz), as the library does.
+
+    Parameters
+    ----------
+    operator : LinearOperator
+        Noisy covariance of the training data.
+    root : Tensor, optional
+        A root of its inverse, where the library keeps one.
+    """
+
+    def __init__(self, operator: Any, root: torch.Tensor | None = None) -> None:
+        self._operator, self._root = operator, root
+
+    def explained(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        if self._root is not None:
+            return (rows @ self._root).square().sum(-1)
+        solution: torch.Tensor = self._operator.solve(rows.mT)
+        return (rows * solution.mT).sum(-1)
+
+    def explained_covariance(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        if self._root is not None:
+            white = rows @ self._root
+            return white @ white.mT
+        solution: torch.Tensor = self._operator.solve(rows.mT)
+        return rows @ solution
+
+
+class _Kept:
+    """What is known of one prediction strategy, by whether gradients are wanted through it."""
+
+    __slots__ = ("attached", "detached", "exact", "plain")
+
+    def __init__(self) -> None:
+        self.attached: Conditioned | None = None
+        self.detached: Conditioned | None = None
+        self.plain: bool | None = None
+        self.exact = False
+
+
+_MARK = "conditioned"
+"""In the library's own cache of a strategy while an attached factor is valid: backward passes empty that cache."""
+_kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+
+
+def _of(strategy: Any) -> _Kept:
+    kept = _kept.get(strategy)
+    if kept is None:
+        kept = _kept.setdefault(strategy, _Kept())
+    return kept
+
+
+def _parts(strategy: Any) -> tuple[Any, Any] | None:
+    """Return lazy kernel matrix and diagonal of the noisy training covariance, None if it is made otherwise."""
+    covariance = strategy.lik_train_train_covar
+    if type(covariance) is not AddedDiagLinearOperator:
+        return None
+    lazy, diagonal = covariance._linear_op, covariance._diag_tensor
+    if type(lazy) is BatchRepeatLinearOperator:
+        lazy = lazy.base_linear_op
+    if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch:
+        return None
+    if type(diagonal) not in (DiagLinearOperator, ConstantDiagLinearOperator):
+        return None
+    return lazy, diagonal
+
+
+def plain(strategy: Any) -> bool:
+    """Whether the covariance of the training data is one dense kernel matrix and a diagonal of noise."""
+    kept = _of(strategy)
+    if kept.plain is None:
+        parts = None if isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal) else _parts(strategy)
+        kept.plain = parts is not None and (
+            trees.form(parts[0].kernel) is not None or type(parts[0].evaluate_kernel()) is DenseLinearOperator
+        )
+    return kept.plain
+
+
+def _attached(strategy: Any) -> bool:
+    """Whether gradients are to pass through the caches."""
+    if gpytorch.settings.detach_test_caches.on() or not torch.is_grad_enabled():
+        return False
+    prior = strategy.train_prior_dist
+    return bool(
+        strategy.lik_train_train_covar.requires_grad or strategy.train_labels.requires_grad or prior.loc.requires_grad
+    )
+
+
+def _valid(strategy: Any) -> Conditioned | None:
+    """Return what gradients pass through, None where there is none or a backward pass has freed its graph."""
+    kept = _kept.get(strategy)
+    if kept is not None and kept.attached is not None and _MARK not in strategy.__dict__.get("_memoize_cache", ()):
+        kept.attached = None
+    return None if kept is None else kept.attached
+
+
+def found(strategy: Any) -> Conditioned | None:
+    """Return what is there already for a strategy under the present settings."""
+    kept, attached = _kept.get(strategy), _valid(strategy)
+    if kept is None:
+        return None
+    if gpytorch.settings.detach_test_caches.on():
+        return kept.detached or (attached.detached() if attached is not None else None)
+    if attached is not None:
+        return attached
+    return None if kept.detached is None or _attached(strategy) else kept.detached
+
+
+def of(strategy: Any, graph: bool = False) -> Conditioned | None:
+    """Return the `Conditioned` of a prediction strategy, made from one factorisation if it is not there yet.
+
+    None if its covariance is not `plain`. With `graph`, one that gradients pass through is taken if there is any,
+    whatever the settings: BoTorch sets them where a fantasy is read, not where it is made.
+
+    Raises
+    ------
+    linear_operator.utils.errors.NotPSDError, linear_operator.utils.errors.NanError
+        If the covariance cannot be factorised.
+    """
+    if graph and (attached := _valid(strategy)) is not None:
+        return attached
+    there = found(strategy)
+    if there is not None or not plain(strategy):
+        return there
+    attached = _attached(strategy)
+    with torch.set_grad_enabled(attached):
+        made = _made(strategy, attached)
+    if made is not None:
+        attach(strategy, made, attached)
+    return made
+
+
+def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
+    """Keep what was computed for a strategy; `attached` if gradients pass through it.
+
+    None says that it is to be factorised when it is first needed, whatever its size.
+    """
+    kept = _of(strategy)
+    kept.plain = True
+    kept.exact = made is None or made.grown
+    if made is None:
+        return
+    if not attached:
+        kept.detached = made
+        return
+    kept.attached = made
+    strategy.__dict__.setdefault("_memoize_cache", {})[_MARK] = True
+    for tensor in (made.source, made.alpha):
+        _forget_after_backward(strategy, tensor)
+
+
+def is_exact(strategy: Any) -> bool:
+    """Whether a strategy grew from an exact one, so that it must not be mixed with iterations."""
+    kept = _kept.get(strategy)
+    return kept is not None and kept.exact
+
+
+def forget(strategy: Any) -> None:
+    """Drop what is kept for a strategy."""
+    _kept.pop(strategy, None)
+
+
+def _made(strategy: Any, attached: bool) -> Conditioned | None:
+    parts = _parts(strategy)
+    assert parts is not None
+    lazy, diagonal = parts
+    x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
+    if lazy.x1 is lazy.x2:
+        x2 = x1
+    evaluated = LazyEvaluatedKernelTensor(x1, x2, kernel=lazy.kernel, **lazy.params).evaluate_kernel()
+    if type(evaluated) is not DenseLinearOperator:
+        return None
+    k, noise = evaluated.tensor, diagonal._diag if type(diagonal) is DiagLinearOperator else diagonal.diag_values
+    if torch.is_grad_enabled() or not k.is_contiguous() or noise.shape[:-1] != k.shape[:-2]:
+        k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
+    else:
+        k.diagonal(dim1=-2, dim2=-1).add_(noise)
+    lower = psd_safe_cholesky(k)
+    residual = strategy.train_labels - strategy.train_prior_dist.loc
+    if not attached:  # the library's own uses of the factor find it here
+        factor = TriangularLinearOperator(lower)
+        if strategy.lik_train_train_covar.shape == factor.shape:
+            add_to_cache(strategy.lik_train_train_covar, "cholesky", factor, upper=False)
+    made = Conditioned(lower, matrix=k if k.requires_grad else None, residual=residual)
+    return made
+
+
+def _forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
+    """Empty the strategy's caches once a backward pass has freed the graph that they belong to, as the library does."""
+    if tensor is not None and tensor.grad_fn is not None:
+        owner = weakref.ref(strategy)
+
+        def clear(*_: Any) -> None:
+            there = owner()
+            if there is not None:
+                clear_cache_hook(there)
+
+        tensor.grad_fn.register_hook(clear)

@@ -1,0 +1,255 @@
+"""The Op `fantasy`: a model's caches after new observations, without factorising again.
+
+Arguments: ``strategy, inputs, targets, full_inputs, full_targets, full_output, noise, exact``: those of gpytorch's
+`DefaultPredictionStrategy.get_fantasy_strategy` (new points and targets, old and new together, the prior of all of
+them, variances of the new observations or None), and whether stock would factorise instead of running Lanczos. The
+result is a new strategy; its mean cache and how much it explains of one row of ones are what is measured and checked.
+
+Contract: the caches are those of a refit within ``100 (n + q)`` eps times the condition number of its covariance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import BatchRepeatLinearOperator
+from linear_operator.utils.errors import CachingError, NanError, NotPSDError
+from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_from_cache
+
+from autokern import conditioning
+from autokern.arguments import in_float64
+from autokern.op import Op
+from autokern.ops._models import trained
+from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.problem import Features, Problem
+
+__all__ = ["FANTASY"]
+
+_stock = DefaultPredictionStrategy.get_fantasy_strategy
+
+
+def _graph(full_inputs: Any, full_targets: Any) -> str:
+    """Whether gradients are wanted by points or targets; without them, caches are detached as the settings say."""
+    wanted = torch.is_grad_enabled() and (full_targets.requires_grad or any(x.requires_grad for x in full_inputs))
+    return "x" if wanted else ""
+
+
+def _key(
+    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
+    exact: bool,
+) -> Any:  # fmt: skip
+    x = full_inputs[0]
+    return (
+        strategy.__class__, strategy.train_labels.shape, inputs[0].shape, targets.shape, x.__class__, x.shape, x.dtype,
+        x.device, full_targets.shape, full_output.__class__, full_output.lazy_covariance_matrix.__class__,
+        noise is None, exact, _graph(full_inputs, full_targets), conditioning.plain(strategy),
+    )  # fmt: skip
+
+
+def _problem_of(
+    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
+    exact: bool,
+) -> Problem | None:  # fmt: skip
+    if type(strategy) is not DefaultPredictionStrategy or isinstance(full_output, MultitaskMultivariateNormal):
+        return None
+    lazy = full_output.lazy_covariance_matrix
+    if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch or not conditioning.plain(strategy):
+        return None
+    x, n, total = full_inputs[0], strategy.num_train, full_targets.shape[-1]
+    lead, own = full_targets.shape[:-1], lazy.shape[:-2]
+    if not is_ours(x) or lazy.shape[-1] != total or total <= n or lead[len(lead) - len(own) :] != own:
+        return None
+    if strategy.train_inputs[0].shape[-2] != n or len(lead) - len(own) > 1:
+        return None
+    return matrix_problem(
+        "fantasy",
+        x,
+        m=total - n,
+        n=n,
+        d=x.shape[-1],
+        batch=own.numel(),
+        rhs=lead.numel() // max(1, own.numel()),
+        grad=_graph(full_inputs, full_targets),
+        variant="cholesky" if exact else "lanczos/cg",
+    )
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    model = trained(problem, generator)
+    x = random_matrix(problem, generator, problem.m, problem.d)
+    imagined = torch.linspace(-1, 1, problem.rhs).to(x).view(-1, *[1] * (x.dim() - 1))
+    targets = x.sum(-1).sin() + 0.1 * (imagined if problem.rhs > 1 else 0.0)
+    full_x = torch.cat((model.x.expand(*x.shape[:-2], -1, -1), x), dim=-2).requires_grad_(bool(problem.grad))
+    full_y = torch.cat((model.y.expand(*targets.shape[:-1], -1), targets), dim=-1)
+    with torch.set_grad_enabled(bool(problem.grad)):
+        output = MultivariateNormal(
+            torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
+        )
+    model.strategy.cold = False  # what was predicted before is there already
+    return model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)
+
+
+def _refit(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noisy covariance and residual of old and new data together."""
+    strategy, _, _, _, full_targets, full_output, _, _ = args
+    k = strategy.likelihood(full_output).lazy_covariance_matrix.to_dense()
+    return k, full_targets - full_output.mean
+
+
+def _reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    k, residual = _refit(args)
+    lower = torch.linalg.cholesky(k)
+    alpha = torch.cholesky_solve(residual.unsqueeze(-1), lower).squeeze(-1)
+    ones = torch.ones_like(k[..., :1])
+    return alpha, torch.linalg.solve_triangular(lower, ones, upper=False).square().sum(-2)
+
+
+def _read(out: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(out, DefaultPredictionStrategy):
+        found: tuple[torch.Tensor, torch.Tensor] = out
+        return found
+    with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads it
+        alpha = out.mean_cache
+        known = conditioning.found(out)
+        ones = alpha.new_ones(1, alpha.shape[-1])
+        if known is not None:
+            return alpha, known.explained(ones, fast=True)
+        return alpha, (ones @ out.covar_cache).square().sum(-1)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    with torch.enable_grad():
+        exact = in_float64(args)
+    with torch.no_grad():
+        truth = _reference(*exact)
+        k, _ = _refit(exact)
+        values = torch.linalg.eigvalsh(k)
+        condition = (values[..., -1] / values[..., 0]).max().item()
+        unit = 100 * k.shape[-1] * EPS[problem.dtype] * condition
+        pairs = zip(out, truth, strict=True)
+        return max(((o.double() - t).abs().max() / t.abs().max()).item() / unit for o, t in pairs)
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    full = level == "full"
+    base = Problem(op="fantasy", d=6, rhs=1, dtype=dtype, device=device, variant="cholesky")
+    sizes = [(1, 200), (1, 700), (2, 60)] + ([(4, 400), (1, 20), (8, 100), (2, 700), (1, 400)] if full else [])
+    problems = [base.replace(m=q, n=n) for q, n in sizes]
+    iterated = [(1, 1000)] + ([(2, 1600), (1, 2200)] if full else [])
+    problems += [base.replace(m=q, n=n, variant="lanczos/cg") for q, n in iterated]
+    batches = [(1, 4, 16, 200)] + ([(2, 1, 4, 100), (1, 16, 1, 50), (1, 10, 64, 30)] if full else [])
+    imagined = [base.replace(m=q, batch=b, rhs=f, n=n) for q, b, f, n in batches]
+    return problems + [p.replace(grad="x") for p in imagined] + imagined[: 4 if full else 0]
+
+
+def _axes(problem: Problem) -> tuple[float, ...]:
+    return (6.0 if iterates(problem) else 0.0,)
+
+
+def _stock_features(problem: Problem) -> Features:
+    elements = problem.batch * (problem.n + problem.m) ** 2
+    flops = elements * (100.0 if iterates(problem) else 4.0 * problem.n)
+    return Features(200.0, flops, 12.0 * elements * problem.itemsize)
+
+
+def _features(problem: Problem) -> Features:
+    new = problem.batch * problem.m * problem.n
+    return Features(120.0, 4.0 * new * problem.n, problem.n**2 * problem.itemsize)
+
+
+def _stock_memory(problem: Problem) -> int:
+    return 6 * problem.batch * (problem.n + problem.m) ** 2 * problem.itemsize
+
+
+def _memory(problem: Problem) -> int:
+    return (3 * problem.n**2 + 4 * problem.batch * problem.rhs * problem.m * problem.n) * problem.itemsize + 2**22
+
+
+FANTASY = Op(
+    "fantasy",
+    summary="caches of a model after new observations",
+    contract="those of a refit within 100 (n + q) eps times its condition number",
+    key=_key,
+    problem_of=_problem_of,
+    reference=_reference,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features,
+    memory=_memory,
+    axes=_axes,
+    canonical=lambda out: out[0],  # the other one is detached as the settings say
+    raises=(NanError, NotPSDError),
+    composite=True,
+    read=_read,
+    presumed=lambda problem: "rows",
+)
+
+
+def _noise(noise: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {} if noise is None else {"noise": noise}
+
+
+@FANTASY.candidate("stock", features=_stock_features, memory=_stock_memory)
+def stock(
+    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
+    exact: bool,
+) -> Any:  # fmt: skip
+    """gpytorch's own, with the mean cache filed where it is looked up (gpytorch #2669).
+
+    The library files it without the policy for missing observations that is part of the key; the next prediction then
+    solves with the whole matrix, above `max_cholesky_size` by conjugate gradients to a tolerance of 0.01.
+    """
+    with as_asked(exact, strategy.num_train):
+        made = _stock(strategy, inputs, targets, full_inputs, full_targets, full_output, **_noise(noise))
+    policy = gpytorch.settings.observation_nan_policy.value()
+    if policy != "ignore":
+        return made
+    try:
+        cache = get_from_cache(made, "mean_cache")
+    except CachingError:
+        return made
+    _file(made, cache)
+    return made
+
+
+def _file(strategy: Any, cache: torch.Tensor) -> None:
+    if cache.grad_fn is not None:  # whether to detach is asked where it is read: BoTorch sets that only there
+        cache.grad_fn.register_hook(lambda *_: clear_cache_hook(strategy))
+    add_to_cache(strategy, "mean_cache", cache, "ignore")
+
+
+@FANTASY.candidate("rows", accuracy="better", parts=True)
+def rows(
+    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
+    exact: bool,
+) -> Any:  # fmt: skip
+    """New rows of the inverse factor, O(q n^2); what is there is shared, not copied; exact at any size."""
+    graph = bool(_graph(full_inputs, full_targets)) or gpytorch.settings.detach_test_caches.off()
+    n, mean, covariance = strategy.num_train, full_output.mean, full_output.lazy_covariance_matrix
+    with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
+        known = conditioning.of(strategy, graph=graph)
+        assert known is not None
+        more = _noise(noise)
+        likelihood = strategy.likelihood.get_fantasy_likelihood(**more)
+        new = MultivariateNormal(mean[..., n:], covariance[..., n:, n:])
+        corner = likelihood(new, inputs, **more).covariance_matrix
+        cross = covariance[..., n:, :n].to_dense()
+        grown = known.extended(cross, corner, targets - mean[..., n:])
+    strategy.fantasy_inputs, strategy.fantasy_targets = inputs, targets
+    if full_inputs[0].dim() <= full_targets.dim():  # several observations at the same points
+        repeats = full_targets.shape[:1]
+        covariance = BatchRepeatLinearOperator(covariance, torch.Size([*repeats, *[1] * (mean.dim() - 1)]))
+        full_inputs = [x.expand(*repeats, *x.shape) for x in full_inputs]
+        mean = mean.expand(*repeats, *mean.shape)
+    prior = MultivariateNormal(mean, covariance)
+    made = strategy.__class__(
+        train_inputs=full_inputs, train_prior_dist=prior, train_labels=full_targets, likelihood=likelihood
+    )
+    conditioning.attach(made, grown, attached=grown is not None and grown.requires_grad)
+    return made

@@ -1,0 +1,270 @@
+"""The Op `predict`: mean and covariance of the posterior at test points, of which callers read the variances.
+
+Arguments: ``strategy, test_mean, prior, cross, exact, fast``: gpytorch's prediction strategy of a model whose training
+covariance is one dense kernel matrix plus noise, the prior mean ``(..., m)`` and covariance ``(..., m, m)`` of the test
+points, their covariances ``(..., m, n)`` with the training points, both lazy, whether stock would factorise instead of
+running conjugate gradients and Lanczos, and whether `fast_pred_var` is on. The result is a mean and a covariance operator; reading its diagonal is
+part of what is measured. Where stock iterates the first prediction is measured, factorisation included, else a later
+one: the factor is shared by all of them.
+
+Contract: mean and variances are those of a training covariance within ``2 (n + s) eps max|K|`` of K and covariances
+with the test points within ``4 (1 + s) eps max|K|``, where s is the largest scaled squared norm of the points.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import DenseLinearOperator, LinearOperator, to_linear_operator
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern import conditioning
+from autokern.arguments import in_float64
+from autokern.kernels import tree as trees
+from autokern.op import Op
+from autokern.ops._models import trained
+from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.posterior import PosteriorCovariance, by_blocks
+from autokern.problem import Features, Problem
+
+__all__ = ["PREDICT"]
+
+_stock = DefaultPredictionStrategy.exact_prediction
+_BLOCKS = (256, 1024, 4096)
+"""Test points of a block."""
+Prediction = tuple[torch.Tensor, LinearOperator]
+
+
+def _graph(prior: Any) -> str:
+    """Which gradients are wanted: by the test points, or by the hyperparameters only."""
+    if not torch.is_grad_enabled():
+        return ""
+    if prior.x1.requires_grad:
+        return "x"
+    first = next(prior.kernel.parameters(), None)
+    return "theta" if first is not None and first.requires_grad else ""
+
+
+def _key(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Any:
+    if prior.__class__ is not LazyEvaluatedKernelTensor or cross.__class__ is not LazyEvaluatedKernelTensor:
+        return None
+    x = prior.x1
+    return (
+        strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
+        cross.x2.shape, _graph(prior), exact, fast, conditioning.plain(strategy),
+        conditioning.is_exact(strategy),        gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
+    )  # fmt: skip
+
+
+def _problem_of(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Problem | None:
+    lazy = LazyEvaluatedKernelTensor
+    if type(strategy) is not DefaultPredictionStrategy or type(prior) is not lazy or type(cross) is not lazy:
+        return None
+    if prior.last_dim_is_batch or gpytorch.settings.skip_posterior_variances.on() or not conditioning.plain(strategy):
+        return None
+    x, n = prior.x1, strategy.num_train
+    if not is_ours(x) or prior.shape[-1] != x.shape[-2] or cross.shape[-1] != n:
+        return None
+    grown = conditioning.is_exact(strategy)
+    return matrix_problem(
+        "predict",
+        x,
+        m=x.shape[-2],
+        n=n,
+        d=x.shape[-1],
+        batch=prior.shape[:-2].numel(),
+        grad=_graph(prior),
+        variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}",
+    )
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    model = trained(problem, generator)
+    if problem.variant.endswith("grown"):
+        known = conditioning.of(model.strategy)
+        assert known is not None
+        grown = conditioning.Conditioned(inverse=known.inverse, alpha=known.alpha)
+        conditioning.attach(model.strategy, grown, attached=False)
+    x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
+    with torch.set_grad_enabled(bool(problem.grad)):
+        prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
+        cross = LazyEvaluatedKernelTensor(x, model.x, kernel=model.kernel)
+    mean = x.detach().new_zeros(x.shape[:-1])
+    return model.strategy, mean, prior, cross, not iterates(problem), problem.variant.startswith("fast")
+
+
+def _reference(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+    k = strategy.lik_train_train_covar.to_dense()
+    lower = torch.linalg.cholesky(k.detach())
+    residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
+    rows = cross.to_dense()
+    mean = test_mean + (rows @ torch.cholesky_solve(residual, lower)).squeeze(-1)
+    white = torch.linalg.solve_triangular(lower, rows.mT, upper=False)
+    return mean, DenseLinearOperator(prior.to_dense() - white.mT @ white)
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+        exact = in_float64(args)
+    with torch.no_grad():
+        strategy, _, prior, cross, _, _ = exact
+        mean, covariance = _reference(*exact)
+        k, rows = strategy.lik_train_train_covar.to_dense(), cross.to_dense()
+        residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
+        weights = torch.cholesky_solve(rows.mT, torch.linalg.cholesky(k)).mT
+        alpha = torch.linalg.solve(k, residual).squeeze(-1)
+        scaled = [trees.read(prior.kernel, x).points[0] for x in (prior.x1, cross.x2)]
+        size = max((z - scaled[1].mean(-2, keepdim=True)).square().sum(-1).max().item() for z in scaled)
+        eps = EPS[problem.dtype] * k.abs().max()
+        inside, across = 2 * (problem.n + size) * eps, 4 * (1 + size) * eps
+        of_mean = inside * weights.norm(dim=-1) * alpha.norm() + across * alpha.abs().sum() + eps
+        of_variance = inside * weights.square().sum(-1) + across * (2 * weights.abs().sum(-1) + 1)
+        variances = covariance.diagonal(dim1=-2, dim2=-1)
+        gaps = (out[0].double() - mean).abs() / of_mean, (out[1].double() - variances).abs() / of_variance
+        return max(gap.max().item() for gap in gaps)
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    full = level == "full"
+    base = Problem(op="predict", d=6, dtype=dtype, device=device, variant="solve/cholesky")
+    sizes = [(100, 100), (1000, 100), (1000, 400), (10, 400), (6000, 100), (1, 60)]
+    sizes += [(3000, 700), (300, 300), (100, 700), (20000, 200), (20, 20)] if full else []
+    iterated = [(100, 1000), (1000, 1000)] + ([(10, 1500), (2000, 2000), (3000, 1000)] if full else [])
+    problems = [base.replace(m=m, n=n, variant=f"{how}/cholesky") for m, n in sizes for how in ("fast", "solve")]
+    problems += [base.replace(m=m, n=n, variant=f"{how}/cg") for m, n in iterated for how in ("solve", "fast")]
+    small = [(4, 1, 200), (1, 16, 200)] + ([(1, 5, 50), (4, 20, 100), (2, 200, 100)] if full else [])
+    problems += [
+        base.replace(m=m, n=n, batch=b, grad="x", variant=f"fast/{state}")
+        for m, b, n in small
+        for state in ("cholesky", "grown")
+    ]
+    graded = sizes[:3] if full else sizes[1:2]
+    return problems + [base.replace(m=m, n=n, grad="theta") for m, n in graded]
+
+
+def _axes(problem: Problem) -> tuple[float, ...]:
+    """What stock does when it iterates says nothing of solving; large joint matrices are paged memory."""
+    joint = problem.batch * problem.m**2 * problem.itemsize > 2**25
+    return (6.0 if iterates(problem) else 0.0, 1.0 if problem.variant[:4] == "fast" else 0.0, 1.5 if joint else 0.0)
+
+
+def _features(problem: Problem) -> Features:
+    elements = problem.batch * problem.m * problem.n
+    first = problem.n**3 / 3 if iterates(problem) else 0.0
+    passes = 12.0 if problem.grad else 6.0
+    return Features(60.0, elements * (problem.n + 2.0 * problem.d) + first, passes * elements * problem.itemsize)
+
+
+def _joint_features(problem: Problem) -> Features:
+    plain, joint = _features(problem), problem.batch * problem.m**2
+    flops = plain.flops + joint * 2.0 * (problem.n + problem.d)
+    return Features(plain.calls, flops, plain.bytes + 6.0 * joint * problem.itemsize)
+
+
+def _factor_memory(problem: Problem) -> int:
+    return (3 if iterates(problem) else 1) * problem.n**2 * problem.itemsize
+
+
+def _memory(problem: Problem) -> int:
+    kept = 3 if problem.grad else 1
+    return (kept * problem.batch * problem.m * problem.n) * problem.itemsize + _factor_memory(problem) + 2**24
+
+
+def _joint_memory(problem: Problem) -> int:
+    elements = problem.batch * problem.m * (3 * problem.m + 3 * problem.n)
+    return elements * problem.itemsize + _factor_memory(problem)
+
+
+def _presumed(problem: Problem) -> str:
+    """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
+    if problem.variant.endswith("grown"):
+        return "lazy"
+    if problem.m < 1024 or problem.n > 4000:
+        return "stock"
+    return "rows@1024" if _memory(problem) > 2**28 else "lazy"
+
+
+PREDICT = Op(
+    "predict",
+    summary="posterior mean and variances at test points",
+    contract="those of a training covariance within 2 (n + s) eps max|K| of K",
+    key=_key,
+    problem_of=_problem_of,
+    reference=_reference,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features,
+    memory=_memory,
+    axes=_axes,
+    raises=(NanError, NotPSDError),
+    composite=True,
+    read=lambda out: (out[0], out[1].diagonal(dim1=-2, dim2=-1)),
+    presumed=_presumed,
+)
+
+
+@PREDICT.candidate("stock", features=_joint_features, memory=_joint_memory)
+def stock(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+    """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
+    with as_asked(exact, strategy.num_train), gpytorch.settings.fast_pred_var(fast):
+        made: Prediction = _stock(strategy, test_mean, prior.evaluate_kernel(), cross.evaluate_kernel())
+        return made
+
+
+@PREDICT.candidate("eager", accuracy="better", features=_joint_features, memory=_joint_memory, parts=True)
+def eager(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+    """The joint covariance of all test points at once, from the model's one factor."""
+    known = conditioning.of(strategy)
+    assert known is not None
+    rows = cross.to_dense()
+    mean = strategy.exact_predictive_mean(test_mean, rows)
+    explained = known.explained_covariance(rows, fast)
+    return mean, to_linear_operator(prior.to_dense() - explained)
+
+
+@PREDICT.candidate("lazy", accuracy="better", parts=True)
+def lazy(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+    """Covariances with the training points are kept, variances computed when they are read, the joint when it is."""
+    known = conditioning.of(strategy)
+    assert known is not None
+    rows = cross.to_dense()
+    mean = strategy.exact_predictive_mean(test_mean, rows)
+    return mean, PosteriorCovariance(prior, rows, known, fast)
+
+
+def _register_rows(size: int) -> None:
+    def memory(problem: Problem) -> int:
+        return 8 * min(problem.m, size) * problem.n * problem.batch * problem.itemsize + _factor_memory(problem) + 2**24
+
+    def why_not(problem: Problem) -> str | None:
+        return None if problem.m > size else f"no more than {size} test points"
+
+    def features(problem: Problem) -> Features:
+        plain = _features(problem)
+        return Features(plain.calls * (1 + problem.m / size), plain.flops, plain.bytes)
+
+    def rows(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+        known = conditioning.of(strategy)
+        assert known is not None
+
+        def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+            part: torch.Tensor = strategy.exact_predictive_mean(test_mean[..., start:stop], block)
+            return part
+
+        mean = by_blocks(cross, size, mean_of, recompute=True)
+        return mean, PosteriorCovariance(prior, cross, known, fast, size)
+
+    rows.__doc__ = f"In blocks of {size} test points, whose covariances with the training points are never kept."
+    register = PREDICT.candidate(
+        f"rows@{size}", accuracy="better", why_not=why_not, memory=memory, features=features, parts=True
+    )
+    register(rows)
+
+
+for _size in _BLOCKS:
+    _register_rows(_size)

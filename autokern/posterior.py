@@ -1,0 +1,216 @@
+"""The covariance of a posterior that is formed only as far as it is read: its diagonal never takes the whole.
+
+`PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed block by block of test points;
+everything else forms the matrix once, as the library would have at the call. Between `kernels` and `ops`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import LinearOperator, to_linear_operator
+from linear_operator.utils.getitem import _is_noop_index
+from torch.utils.checkpoint import checkpoint
+
+from autokern.arguments import modules_in, rebuilt
+
+__all__ = ["Explains", "PosteriorCovariance", "by_blocks"]
+
+_BYTES = 2**22
+"""Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
+_OUTPUTS = 256
+"""Points of which a kernel with several outputs each forms the whole covariance to read its diagonal."""
+
+
+class Explains(Protocol):
+    """What knows how much of a prior covariance the training data explain."""
+
+    def explained(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``."""
+
+    def explained_covariance(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``."""
+
+
+def by_blocks(
+    cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor], recompute: bool
+) -> torch.Tensor:
+    """Return `of` every block of rows of a covariance, joined along the last dimension.
+
+    Parameters
+    ----------
+    cross : Tensor or LinearOperator
+        Covariances of test with training points, ``(..., m, n)``; a lazy one is evaluated block by block.
+    size : int
+        Rows of a block.
+    of : callable
+        Maps a dense block, its first row and the one after its last to a tensor ``(..., rows)``.
+    recompute : bool
+        Whether a backward pass evaluates the blocks again, so that the graph does not hold them.
+    """
+
+    def block(start: int, stop: int) -> torch.Tensor:
+        rows = cross[..., start:stop, :]
+        return of(rows if isinstance(rows, torch.Tensor) else rows.to_dense(), start, stop)
+
+    m = cross.shape[-2]
+    steps = [(start, min(m, start + size)) for start in range(0, m, size)]
+    if len(steps) == 1:
+        whole = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
+        return of(whole, 0, m)
+    if recompute and torch.is_grad_enabled():
+        parts = [checkpoint(block, *step, use_reentrant=False, preserve_rng_state=False) for step in steps]
+    else:
+        parts = [block(*step) for step in steps]
+    return torch.cat(parts, dim=-1)
+
+
+class _Snapshot:
+    """The hyperparameters of the kernels in an operator, so that it is evaluated with those it was made with."""
+
+    def __init__(self, operator: LinearOperator) -> None:
+        self._kernels = list({id(m): m for m in modules_in(operator)}.values())
+        self._then = [[(p, p.detach().clone()) for p in kernel.parameters()] for kernel in self._kernels]
+
+    def of(self, operator: Any) -> Any:
+        """Return the operator, with copies of its kernels if their hyperparameters have changed since."""
+        if all(torch.equal(p, then) for pairs in self._then for p, then in pairs):
+            return operator
+        copies: dict[int, Any] = {}
+        for kernel, pairs in zip(self._kernels, self._then, strict=True):
+            old = copies[id(kernel)] = copy.deepcopy(kernel)
+            with torch.no_grad():
+                for p, (_, then) in zip(old.parameters(), pairs, strict=True):
+                    p.copy_(then)
+        return rebuilt(operator, lambda leaf: copies.get(id(leaf), leaf))
+
+
+class PosteriorCovariance(LinearOperator):
+    """The covariance ``(..., m, m)`` of the posterior at m test points.
+
+    Parameters
+    ----------
+    prior : LinearOperator
+        Their prior covariance, not evaluated yet.
+    cross : Tensor or LinearOperator
+        Their covariances with the n training points, ``(..., m, n)``: kept if dense, else evaluated block by block.
+    known : Explains
+        What the training data explain.
+    fast : bool
+        Whether the library's `fast_pred_var` was on.
+    block : int
+        Test points of a block, 0 for as many as fit into the cache.
+    """
+
+    _check_size = False
+
+    def __init__(self, prior: LinearOperator, cross: Any, known: Explains, fast: bool, block: int = 0) -> None:
+        super().__init__(prior, cross, known, fast, block)
+        self._prior, self._cross, self._known, self._fast, self._block = prior, cross, known, fast, block
+        self._graph = torch.is_grad_enabled()
+        self._snapshot = _Snapshot(prior)
+        self._formed: LinearOperator | None = None
+        self._variances: torch.Tensor | None = None
+
+    def formed(self) -> LinearOperator:
+        """Return the matrix itself."""
+        if self._formed is None:
+            with torch.set_grad_enabled(self._graph):
+                prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
+                rows = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
+                self._formed = to_linear_operator(
+                    prior.to_dense() - self._known.explained_covariance(rows, self._fast)
+                )
+        return self._formed
+
+    def _diagonal(self) -> torch.Tensor:
+        if self._formed is not None:
+            return self._formed.diagonal(dim1=-2, dim2=-1)
+        if self._variances is None:
+            with torch.set_grad_enabled(self._graph):
+                prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
+                own = _diagonal_of(prior)
+                kept = isinstance(cross, torch.Tensor)
+                size = self._block or max(1, _BYTES // max(1, cross[..., 0, :].numel() * own.element_size()))
+
+                def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+                    return own[..., start:stop] - self._known.explained(rows, self._fast)
+
+                self._variances = by_blocks(cross, size, left, recompute=not kept)
+        return self._variances.clone()
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        block = isinstance(row_index, slice) and row_index == col_index
+        if self._formed is None and block and all(_is_noop_index(index) for index in batch_indices):
+            with torch.set_grad_enabled(self._graph):
+                prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
+                part = prior[..., row_index, row_index], cross[..., row_index, :]
+                return PosteriorCovariance(*part, self._known, self._fast, self._block)
+        return self.formed()._getitem(row_index, col_index, *batch_indices)
+
+    def evaluate_kernel(self) -> LinearOperator:
+        """Return the matrix itself: what the library asks for before it computes."""
+        return self.formed()
+
+    def to_dense(self) -> torch.Tensor:
+        """Return the matrix as a tensor."""
+        dense: torch.Tensor = self.formed().to_dense()
+        return dense
+
+    def representation(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that the matrix is made of."""
+        found: tuple[torch.Tensor, ...] = self.formed().representation()
+        return found
+
+    def representation_tree(self) -> Any:
+        """Return how it is made of them."""
+        return self.formed().representation_tree()
+
+    def _size(self) -> torch.Size:
+        return torch.Size(self._prior.shape)
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self
+
+    def _matmul(self, rhs: torch.Tensor) -> torch.Tensor:
+        return self.formed()._matmul(rhs)
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self.formed(),)
+
+
+def _as_formed(name: str) -> Callable[..., Any]:
+    def method(self: PosteriorCovariance, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.formed(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "_bilinear_derivative", "_expand_batch", "_get_indices", "_permute_batch", "_prod_batch", "_sum_batch",
+    "_t_matmul", "_unsqueeze_batch", "clone", "cpu", "cuda", "detach", "double", "float", "half", "repeat",
+    "requires_grad_", "to", "type",
+):  # fmt: skip
+    setattr(PosteriorCovariance, _name, _as_formed(_name))
+
+
+def _diagonal_of(prior: Any) -> torch.Tensor:
+    """Return the prior variances, without the prior covariance."""
+    lazy = isinstance(prior, LazyEvaluatedKernelTensor)
+    if not lazy or prior.shape[-1] == prior.x1.shape[-2]:
+        own: torch.Tensor = prior.diagonal(dim1=-2, dim2=-1)
+        return own
+    step = _OUTPUTS * (prior.shape[-1] // prior.x1.shape[-2])
+    return torch.cat([_corner(prior, start, step) for start in range(0, prior.shape[-1], step)], dim=-1)
+
+
+def _corner(prior: Any, start: int, step: int) -> torch.Tensor:
+    stop = min(prior.shape[-1], start + step)
+    corner: torch.Tensor = prior[..., start:stop, start:stop].to_dense().diagonal(dim1=-2, dim2=-1)
+    return corner
+
