@@ -42,6 +42,7 @@ def unpacked(package: str, workdir: Path) -> Path:
 def run_suite(root: Path, tests: list[str], report: Path, environment: dict[str, str]) -> None:
     """Run tests in a suite's root folder, with a report in JUnit's format."""
     command = [sys.executable, "-m", "autokern", "run", "--stats", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-c", os.devnull, "--rootdir", str(root)]  # whatever project the folder lies in
     command += ["--no-header", "--disable-warnings", "--tb=short", f"--junitxml={report}", *tests]
     subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=False)
     if not report.exists():

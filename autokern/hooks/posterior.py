@@ -37,42 +37,28 @@ def _stay_out() -> bool:
 
 
 class _Stamp:
-    """The state of a model's parameters and data, by version counters; small parameters on the CPU also by value.
+    """The state of a model's parameters and data, by version counters.
 
-    gpytorch's own setters write through ``.data``, which no counter sees.
+    What is written through ``.data``, as gpytorch's own setters do, is not counted: the library's tests rely on caches
+    that outlive such changes.
     """
 
-    __slots__ = ("_data", "_parameters")
+    __slots__ = ("_seen",)
 
     def __init__(self, model: Any) -> None:
-        self._parameters = [(weakref.ref(p), p._version, p.data_ptr(), _copied(p)) for p in model.parameters()]
-        self._data = [(weakref.ref(t), t._version) for t in _data_of(model)]
+        self._seen = [(weakref.ref(t), t._version, t.data_ptr()) for t in _tensors_of(model)]
 
     def holds(self, model: Any) -> bool:
         """Whether everything is as it was."""
-        parameters, data = list(model.parameters()), _data_of(model)
-        if len(parameters) != len(self._parameters) or len(data) != len(self._data):
-            return False
-        for p, (then, version, address, copied) in zip(parameters, self._parameters, strict=True):
-            if then() is not p or p._version != version or p.data_ptr() != address:
-                return False
-            if copied is not None and not torch.equal(p, copied):
-                return False
-        return all(then() is t and t._version == version for t, (then, version) in zip(data, self._data, strict=True))
+        now = _tensors_of(model)
+        return len(now) == len(self._seen) and all(
+            then() is t and t._version == version and t.data_ptr() == address
+            for t, (then, version, address) in zip(now, self._seen, strict=True)
+        )
 
 
-_MOST_COMPARED = 1024
-
-
-def _copied(parameter: torch.Tensor) -> torch.Tensor | None:
-    return parameter.detach().clone() if parameter.is_cpu and parameter.numel() <= _MOST_COMPARED else None
-
-
-def _data_of(model: Any) -> list[torch.Tensor]:
-    held = [*(model.train_inputs or ()), model.train_targets]
-    noise = model.likelihood.__dict__.get("_modules", {}).get("noise_covar")
-    held.append(None if noise is None else noise.__dict__.get("noise"))
-    return [t for t in held if isinstance(t, torch.Tensor)]
+def _tensors_of(model: Any) -> list[torch.Tensor]:
+    return [t for t in (*(model.train_inputs or ()), model.train_targets, *model.parameters()) if t is not None]
 
 
 _stamps: weakref.WeakKeyDictionary[Any, _Stamp] = weakref.WeakKeyDictionary()
