@@ -156,18 +156,18 @@ class Conditioned:
         last = rows @ self.border.mT
         return torch.cat((head.expand(*last.shape[:-1], -1), last), dim=-1)
 
-    def explained(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``: the variances that the data explain.
 
-        With `fast` the inverse factor is formed first if it is not there: dearer at once, cheaper from then on.
+        By forward substitution, or by a product with the inverse factor if `multiply` says so or there is no other.
         """
-        if fast or self._inverse is not None:
+        if multiply or self.lower is None:
             return self.whitened(rows).square().sum(-1)
         return self._substituted(rows).square().sum(-2)
 
-    def explained_covariance(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        if fast or self._inverse is not None:
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``, in the same two ways."""
+        if multiply or self.lower is None:
             white = self.whitened(rows)
             return white @ white.mT
         white = self._substituted(rows)
@@ -232,14 +232,14 @@ class Structured:
     def __init__(self, operator: Any, root: torch.Tensor | None = None) -> None:
         self._operator, self._root = operator, root
 
-    def explained(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
         if self._root is not None:
             return (rows @ self._root).square().sum(-1)
         solution: torch.Tensor = self._operator.solve(rows.mT)
         return (rows * solution.mT).sum(-1)
 
-    def explained_covariance(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
         if self._root is not None:
             white = rows @ self._root
@@ -262,6 +262,7 @@ class _Kept:
 
 _MARK = "conditioned"
 """In the library's own cache of a strategy while an attached factor is valid: backward passes empty that cache."""
+_CACHES = ("mean_cache", "covar_cache")
 _kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 
 
@@ -331,20 +332,22 @@ def found(strategy: Any) -> Conditioned | None:
 def of(strategy: Any, graph: bool = False) -> Conditioned | None:
     """Return the `Conditioned` of a prediction strategy, made from one factorisation if it is not there yet.
 
-    None if its covariance is not `plain`. With `graph`, one that gradients pass through is taken if there is any,
-    whatever the settings: BoTorch sets them where a fantasy is read, not where it is made.
+    None if its covariance is not `plain`. With `graph`, one that gradients pass through is taken if there is any, or
+    made if the data require them, whatever the settings: BoTorch sets them where a fantasy is read, not where it is
+    made.
 
     Raises
     ------
     linear_operator.utils.errors.NotPSDError, linear_operator.utils.errors.NanError
         If the covariance cannot be factorised.
     """
-    if graph and (attached := _valid(strategy)) is not None:
-        return attached
-    there = found(strategy)
+    data = (strategy.train_labels, *strategy.train_inputs)
+    attached = _attached(strategy) or (graph and torch.is_grad_enabled() and any(t.requires_grad for t in data))
+    there = _valid(strategy) if attached or graph else None
+    if there is None and not attached:
+        there = found(strategy)
     if there is not None or not plain(strategy):
         return there
-    attached = _attached(strategy)
     with torch.set_grad_enabled(attached):
         made = _made(strategy, attached)
     if made is not None:
@@ -362,6 +365,10 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
     kept.exact = made is None or made.grown
     if made is None:
         return
+    for key in [k for k in strategy.__dict__.get("_memoize_cache", ()) if k[0] in _CACHES]:
+        del strategy._memoize_cache[key]  # found by iterations, or before
+    if made.grown:
+        add_to_cache(strategy, "mean_cache", made.alpha, "ignore")
     if not attached:
         kept.detached = made
         return

@@ -146,6 +146,8 @@ class Op:
         may keep caches, so every trial gets fresh ones.
     read : callable
         What a caller reads of a result that is computed only then: timed, checked and compared in its place.
+    again : callable
+        Maps a Problem to how often a trial repeats the call on what the first one has left in caches.
     presumed : callable
         Maps a Problem to the name of the candidate that runs while nothing is measured: stock, unless counting leaves
         no doubt.
@@ -167,6 +169,7 @@ class Op:
     raises: tuple[type[BaseException], ...] = ()
     composite: bool = False
     read: Callable[[Any], Any] = lambda out: out
+    again: Callable[[Problem], int] = lambda problem: 0
     presumed: Callable[[Problem], str] = lambda problem: "stock"
     candidates: list[Candidate] = field(default_factory=list)
 
@@ -248,8 +251,14 @@ class Op:
         cotangents: list[torch.Tensor] = []
         nested = any(candidate.parts and candidate.run is run for candidate in self.candidates)
 
+        repeats = self.again(problem)
+
         def call() -> Any:
-            return self.read(run(*rebuilt(args)) if self.composite else run(*args))
+            fresh = rebuilt(args) if self.composite else args
+            out = self.read(run(*fresh))
+            for _ in range(repeats):
+                out = self.read(run(*rebuilt(fresh)))
+            return out
 
         def forward() -> Trialled:
             with torch.no_grad():

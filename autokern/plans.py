@@ -5,6 +5,7 @@ Between `op` and `calibrate`: may import the floors below.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from autokern.op import Candidate, Op
@@ -70,22 +71,29 @@ def expected_seconds(group: Group, problem: Problem) -> float:
     return nearest.timings["stock"].seconds * growth
 
 
+_NEAR = 0.2
+"""Octaves within which a measured problem tells all about another."""
+
+
 def between_winners(group: Group) -> Problem | None:
-    """Return the problem halfway between the nearest neighbours whose measured winners differ."""
-    done = {t.problem for t in group.trials}
-    best: tuple[float, Problem] | None = None
-    for index, one in enumerate(group.trials):
-        for other in group.trials[index + 1 :]:
+    """Return a problem halfway between neighbours whose measured winners differ, the widest gap first."""
+    places = [(t, group.op.coordinates(t.problem)) for t in group.trials]
+    gaps: list[tuple[float, Problem]] = []
+    for index, (one, here) in enumerate(places):
+        for other, there in places[index + 1 :]:
             if one.problem.words != other.problem.words or not (_differ(one, other) and _differ(other, one)):
                 continue
-            here, there = group.op.coordinates(one.problem), group.op.coordinates(other.problem)
-            distance = sum((a - b) ** 2 for a, b in zip(here, there, strict=True)) ** 0.5
-            middle = one.problem.replace(
-                **{s: round((getattr(one.problem, s) * getattr(other.problem, s)) ** 0.5) for s in SIZES}
-            )
-            if 0.4 < distance < 3 and middle not in done and (best is None or distance > best[0]):
-                best = (distance, middle)
-    return best[1] if best else None
+            distance = math.dist(here, there)
+            if 0.4 < distance < 3:
+                sizes = {s: round((getattr(one.problem, s) * getattr(other.problem, s)) ** 0.5) for s in SIZES}
+                gaps.append((distance, one.problem.replace(**sizes)))
+
+    def told(middle: Problem) -> bool:
+        place = group.op.coordinates(middle)
+        return any(t.problem.words == middle.words and math.dist(place, other) < _NEAR for t, other in places)
+
+    widest = sorted(gaps, key=lambda gap: gap[0], reverse=True)
+    return next((middle for _, middle in widest if not told(middle)), None)
 
 
 def _differ(one: Trial, other: Trial) -> bool:

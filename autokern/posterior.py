@@ -17,6 +17,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from torch.utils.checkpoint import checkpoint
 
 from autokern.arguments import modules_in, rebuilt
+from autokern.kernels import tree as trees
 
 __all__ = ["Explains", "PosteriorCovariance", "by_blocks"]
 
@@ -29,10 +30,10 @@ _OUTPUTS = 256
 class Explains(Protocol):
     """What knows how much of a prior covariance the training data explain."""
 
-    def explained(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+    def explained(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``."""
 
-    def explained_covariance(self, rows: torch.Tensor, fast: bool) -> torch.Tensor:
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``."""
 
 
@@ -100,17 +101,17 @@ class PosteriorCovariance(LinearOperator):
         Their covariances with the n training points, ``(..., m, n)``: kept if dense, else evaluated block by block.
     known : Explains
         What the training data explain.
-    fast : bool
-        Whether the library's `fast_pred_var` was on.
+    multiply : bool
+        Whether to use the inverse factor rather than substitution.
     block : int
         Test points of a block, 0 for as many as fit into the cache.
     """
 
     _check_size = False
 
-    def __init__(self, prior: LinearOperator, cross: Any, known: Explains, fast: bool, block: int = 0) -> None:
-        super().__init__(prior, cross, known, fast, block)
-        self._prior, self._cross, self._known, self._fast, self._block = prior, cross, known, fast, block
+    def __init__(self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0) -> None:
+        super().__init__(prior, cross, known, multiply, block)
+        self._prior, self._cross, self._known, self._multiply, self._block = prior, cross, known, multiply, block
         self._graph = torch.is_grad_enabled()
         self._snapshot = _Snapshot(prior)
         self._formed: LinearOperator | None = None
@@ -123,7 +124,7 @@ class PosteriorCovariance(LinearOperator):
                 prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
                 rows = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
                 self._formed = to_linear_operator(
-                    prior.to_dense() - self._known.explained_covariance(rows, self._fast)
+                    prior.to_dense() - self._known.explained_covariance(rows, self._multiply)
                 )
         return self._formed
 
@@ -138,7 +139,7 @@ class PosteriorCovariance(LinearOperator):
                 size = self._block or max(1, _BYTES // max(1, cross[..., 0, :].numel() * own.element_size()))
 
                 def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-                    return own[..., start:stop] - self._known.explained(rows, self._fast)
+                    return own[..., start:stop] - self._known.explained(rows, self._multiply)
 
                 self._variances = by_blocks(cross, size, left, recompute=not kept)
         return self._variances.clone()
@@ -149,7 +150,7 @@ class PosteriorCovariance(LinearOperator):
             with torch.set_grad_enabled(self._graph):
                 prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
                 part = prior[..., row_index, row_index], cross[..., row_index, :]
-                return PosteriorCovariance(*part, self._known, self._fast, self._block)
+                return PosteriorCovariance(*part, self._known, self._multiply, self._block)
         return self.formed()._getitem(row_index, col_index, *batch_indices)
 
     def evaluate_kernel(self) -> LinearOperator:
@@ -202,6 +203,8 @@ for _name in (
 def _diagonal_of(prior: Any) -> torch.Tensor:
     """Return the prior variances, without the prior covariance."""
     lazy = isinstance(prior, LazyEvaluatedKernelTensor)
+    if lazy and prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
+        return trees.diagonal(prior.kernel, prior.x1, prior.shape[:-1])
     if not lazy or prior.shape[-1] == prior.x1.shape[-2]:
         own: torch.Tensor = prior.diagonal(dim1=-2, dim2=-1)
         return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -102,10 +103,16 @@ def _once(labels: Iterable[str], before: list[str]) -> list[str]:
     return [""] * same + now[same:]
 
 
+_MOST_STEPS = 5
+
+
 def by_size(fastest: str, crossovers: Sequence[Crossover]) -> str:
     """Return in words which candidate is fastest at which size."""
     if not crossovers:
         return fastest
+    if len(crossovers) > _MOST_STEPS:  # more than one size decides
+        often = Counter(c.above for c in crossovers).most_common(1)[0][0]
+        return f"mostly {often}, by m and n: autokern show OP"
     steps = [f"{c.below} to {c.size:.0f}" for c in crossovers]
     return ", ".join([*steps, crossovers[-1].above])
 

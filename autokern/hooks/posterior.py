@@ -7,6 +7,7 @@ keep theirs. A strategy is dropped when parameters or data have changed since it
 from __future__ import annotations
 
 import functools
+import pickle
 import weakref
 from typing import Any
 
@@ -103,8 +104,18 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
     points = output.event_shape[0] - strategy.train_shape[0]
     test_shape = torch.Size([points, *output.event_shape[1:]])
-    prior, cross = covariance[..., n:, n:], covariance[..., n:, :n]
+    prior, cross = _new_and_cross(covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
+
+
+def _new_and_cross(covariance: Any, n: int) -> tuple[Any, Any]:
+    """Return the covariance of the points after the first n, and theirs with those, both as lazy as the whole."""
+    lazy = type(covariance) is LazyEvaluatedKernelTensor and not covariance.last_dim_is_batch
+    if not lazy or covariance.kernel.num_outputs_per_input(covariance.x1, covariance.x2) != 1:
+        return covariance[..., n:, n:], covariance[..., n:, :n]
+    new, old = covariance.x1[..., n:, :], covariance.x2[..., :n, :]
+    make = functools.partial(LazyEvaluatedKernelTensor, kernel=covariance.kernel, **covariance.params)
+    return make(new, new), make(new, old)
 
 
 _stock_prediction = DefaultPredictionStrategy.exact_prediction
@@ -137,34 +148,41 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     """Predict with a covariance that the library solves by its structure; variances when they are read."""
     mean = strategy.exact_predictive_mean(test_mean, _evaluated(cross))
     if gpytorch.settings.fast_pred_var.on():
-        return mean, PosteriorCovariance(prior, cross, conditioning.Structured(None, strategy.covar_cache), True)
+        return mean, PosteriorCovariance(prior, cross, conditioning.Structured(None, strategy.covar_cache))
     nothing = strategy.train_prior_dist.__class__(
         torch.zeros_like(strategy.train_prior_dist.mean), strategy.train_prior_dist.lazy_covariance_matrix
     )
     operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
     if gpytorch.settings.detach_test_caches.on():
         operator = operator.detach()
-    return mean, PosteriorCovariance(prior, cross, conditioning.Structured(operator), False)
+    return mean, PosteriorCovariance(prior, cross, conditioning.Structured(operator))
 
 
+_NO_ARGUMENTS = pickle.dumps({})
+"""How the library's cache files keyword arguments."""
 _stock_mean_cache = DefaultPredictionStrategy._mean_cache
 
 
 @functools.wraps(_stock_mean_cache)
 def _mean_cache(self: Any, nan_policy: str) -> Any:
-    known = _shared(self) if nan_policy == "ignore" else None
+    known = _shared(self, "mean_cache", nan_policy) if nan_policy == "ignore" else None
     if known is None:
         return _stock_mean_cache(self, nan_policy)
     return known.alpha
 
 
-def _shared(strategy: Any) -> Any:
-    """Return the factor of a strategy where stock would factorise, or where there is one already."""
+def _shared(strategy: Any, *cached: str) -> Any:
+    """Return the factor of a strategy where stock would factorise, or where there is one already.
+
+    None where the library keeps what it is needed for, in its cache under the name and arguments of `cached`.
+    """
     if type(strategy) is not DefaultPredictionStrategy:
         return None
     known = conditioning.found(strategy)
     if known is not None or _stay_out():
         return known
+    if cached and (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
+        return None
     found = regime(strategy.num_train, library.fast_computations.solves)
     if found == EXACT or (found == ITERATIVE and conditioning.is_exact(strategy)):
         return conditioning.of(strategy)
@@ -181,7 +199,7 @@ _stock_covar_cache = vars(DefaultPredictionStrategy)["covar_cache"]
 
 
 def _read_covar_cache(self: Any) -> Any:
-    known = _shared(self)
+    known = _shared(self, "covar_cache")
     return _stock_covar_cache.fget(self) if known is None else known.root
 
 
@@ -199,7 +217,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     if known is None:
         return _stock_covariance(self, test_test_covar, test_train_covar)
     rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
-    explained = known.explained_covariance(rows, fast=False)
+    explained = known.explained_covariance(rows)
     if isinstance(test_test_covar, torch.Tensor):
         return to_linear_operator(test_test_covar - explained)
     return test_test_covar + to_linear_operator(-explained)

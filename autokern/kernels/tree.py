@@ -9,6 +9,7 @@ families.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKern
 
 from autokern.kernels.family import family, family_of
 
-__all__ = ["Node", "Tree", "dense", "form", "key", "leaves", "read"]
+__all__ = ["Node", "Tree", "dense", "diagonal", "form", "key", "leaves", "read"]
 
 _MOST_DIFFERENCES = 2**24
 """Elements above which differences of all points are not formed."""
@@ -159,6 +160,34 @@ def dense(tree: Tree) -> torch.Tensor:
         return total
 
     return value(tree.node)
+
+
+def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return the variances of points under a kernel whose `form` is not None: what it gives at no distance.
+
+    Parameters
+    ----------
+    kernel : gpytorch.kernels.Kernel
+        The kernel.
+    x : Tensor
+        Points, shape ``(..., n, d)``.
+    shape : torch.Size
+        Shape of the result, ``(..., n)``.
+    """
+
+    def value(kernel: Kernel) -> torch.Tensor | float:
+        kind = type(kernel)
+        if kind is ScaleKernel:
+            return kernel.outputscale[..., None] * value(kernel.base_kernel)
+        if kind is ConstantKernel:
+            return kernel.constant.squeeze(-1)[..., None]
+        if kind not in _BRANCHES:
+            return 1.0  # every family is a correlation
+        values = [value(child) for child in kernel.kernels]
+        return sum(values) if _BRANCHES[kind] == "sum" else math.prod(values)
+
+    found = value(kernel)
+    return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
 
 
 def _square_distances(z: torch.Tensor) -> torch.Tensor:

@@ -33,9 +33,9 @@ __all__ = ["FANTASY"]
 _stock = DefaultPredictionStrategy.get_fantasy_strategy
 
 
-def _graph(full_inputs: Any, full_targets: Any) -> str:
+def _graph(full_inputs: Any, targets: Any) -> str:
     """Whether gradients are wanted by points or targets; without them, caches are detached as the settings say."""
-    wanted = torch.is_grad_enabled() and (full_targets.requires_grad or any(x.requires_grad for x in full_inputs))
+    wanted = torch.is_grad_enabled() and (targets.requires_grad or any(x.requires_grad for x in full_inputs))
     return "x" if wanted else ""
 
 
@@ -47,7 +47,7 @@ def _key(
     return (
         strategy.__class__, strategy.train_labels.shape, inputs[0].shape, targets.shape, x.__class__, x.shape, x.dtype,
         x.device, full_targets.shape, full_output.__class__, full_output.lazy_covariance_matrix.__class__,
-        noise is None, exact, _graph(full_inputs, full_targets), conditioning.plain(strategy),
+        noise is None, exact, _graph(full_inputs, targets), conditioning.plain(strategy),
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _problem_of(
         d=x.shape[-1],
         batch=own.numel(),
         rhs=lead.numel() // max(1, own.numel()),
-        grad=_graph(full_inputs, full_targets),
+        grad=_graph(full_inputs, targets),
         variant="cholesky" if exact else "lanczos/cg",
     )
 
@@ -84,8 +84,9 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     x = random_matrix(problem, generator, problem.m, problem.d)
     imagined = torch.linspace(-1, 1, problem.rhs).to(x).view(-1, *[1] * (x.dim() - 1))
     targets = x.sum(-1).sin() + 0.1 * (imagined if problem.rhs > 1 else 0.0)
-    full_x = torch.cat((model.x.expand(*x.shape[:-2], -1, -1), x), dim=-2).requires_grad_(bool(problem.grad))
+    full_x = torch.cat((model.x.expand(*x.shape[:-2], -1, -1), x), dim=-2)
     full_y = torch.cat((model.y.expand(*targets.shape[:-1], -1), targets), dim=-1)
+    targets = targets.contiguous().requires_grad_(bool(problem.grad))
     with torch.set_grad_enabled(bool(problem.grad)):
         output = MultivariateNormal(
             torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
@@ -96,9 +97,10 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
 
 def _refit(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return noisy covariance and residual of old and new data together."""
-    strategy, _, _, _, full_targets, full_output, _, _ = args
+    strategy, _, targets, _, full_targets, full_output, _, _ = args
     k = strategy.likelihood(full_output).lazy_covariance_matrix.to_dense()
-    return k, full_targets - full_output.mean
+    old = full_targets[..., : full_targets.shape[-1] - targets.shape[-1]]
+    return k, torch.cat((old, targets), dim=-1) - full_output.mean
 
 
 def _reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +120,7 @@ def _read(out: Any) -> tuple[torch.Tensor, torch.Tensor]:
         known = conditioning.found(out)
         ones = alpha.new_ones(1, alpha.shape[-1])
         if known is not None:
-            return alpha, known.explained(ones, fast=True)
+            return alpha, known.explained(ones)
         return alpha, (ones @ out.covar_cache).square().sum(-1)
 
 
@@ -230,7 +232,7 @@ def rows(
     exact: bool,
 ) -> Any:  # fmt: skip
     """New rows of the inverse factor, O(q n^2); what is there is shared, not copied; exact at any size."""
-    graph = bool(_graph(full_inputs, full_targets)) or gpytorch.settings.detach_test_caches.off()
+    graph = bool(_graph(full_inputs, targets)) or gpytorch.settings.detach_test_caches.off()
     n, mean, covariance = strategy.num_train, full_output.mean, full_output.lazy_covariance_matrix
     with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
         known = conditioning.of(strategy, graph=graph)
