@@ -86,7 +86,8 @@ class Conditioned:
     def alpha(self) -> torch.Tensor:
         """``K^-1 (y - mean)``, shape ``(..., n)``."""
         if self._alpha is None:
-            assert self.lower is not None and self._residual is not None
+            assert self.lower is not None
+            assert self._residual is not None
             rhs = self._residual.unsqueeze(-1)
             if self._matrix is None:
                 self._alpha = torch.cholesky_solve(rhs, self.lower).squeeze(-1)
@@ -177,9 +178,11 @@ class Conditioned:
         """Return ``L^-1 rows^T``, shape ``(..., n, m)``, by forward substitution."""
         assert self.lower is not None
         if self.lower.dim() > 2 or rows.dim() == 2:
-            return torch.linalg.solve_triangular(self.lower, rows.mT, upper=False)
+            white: torch.Tensor = torch.linalg.solve_triangular(self.lower, rows.mT, upper=False)
+            return white
         flat = torch.linalg.solve_triangular(self.lower, rows.reshape(-1, rows.shape[-1]).mT, upper=False)
-        return flat.mT.reshape(*rows.shape).mT
+        folded: torch.Tensor = flat.mT.reshape(*rows.shape).mT
+        return folded
 
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
         """Return what q more points make of this, or None if that would lose accuracy.

@@ -53,7 +53,7 @@ def plain_gradients(
 
 
 class _Solved(torch.autograd.Function):
-    """A solution found with a factor that is there: d(K^-1 b) = K^-1 (db - dK K^-1 b), without a second factorisation."""
+    """A solution by a factor that is there: d(K^-1 b) = K^-1 (db - dK K^-1 b), without a second factorisation."""
 
     @staticmethod
     def forward(ctx: Any, matrix: torch.Tensor, lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

@@ -90,7 +90,7 @@ class _Snapshot:
         return rebuilt(operator, lambda leaf: copies.get(id(leaf), leaf))
 
 
-class PosteriorCovariance(LinearOperator):
+class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     """The covariance ``(..., m, m)`` of the posterior at m test points.
 
     Parameters
@@ -109,7 +109,9 @@ class PosteriorCovariance(LinearOperator):
 
     _check_size = False
 
-    def __init__(self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0) -> None:
+    def __init__(
+        self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
+    ) -> None:
         super().__init__(prior, cross, known, multiply, block)
         self._prior, self._cross, self._known, self._multiply, self._block = prior, cross, known, multiply, block
         self._graph = torch.is_grad_enabled()
@@ -130,7 +132,8 @@ class PosteriorCovariance(LinearOperator):
 
     def _diagonal(self) -> torch.Tensor:
         if self._formed is not None:
-            return self._formed.diagonal(dim1=-2, dim2=-1)
+            formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1)
+            return formed
         if self._variances is None:
             with torch.set_grad_enabled(self._graph):
                 prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
@@ -178,7 +181,8 @@ class PosteriorCovariance(LinearOperator):
         return self
 
     def _matmul(self, rhs: torch.Tensor) -> torch.Tensor:
-        return self.formed()._matmul(rhs)
+        product: torch.Tensor = self.formed()._matmul(rhs)
+        return product
 
     def __reduce__(self) -> Any:
         return copy.copy, (self.formed(),)
@@ -216,4 +220,3 @@ def _corner(prior: Any, start: int, step: int) -> torch.Tensor:
     stop = min(prior.shape[-1], start + step)
     corner: torch.Tensor = prior[..., start:stop, start:stop].to_dense().diagonal(dim1=-2, dim2=-1)
     return corner
-

@@ -8,7 +8,7 @@ written again, so that the matrices before and after share memory. Floor 1: impo
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -69,16 +69,16 @@ class Strips:
     def right_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """Return ``b @ matrix.mT`` for b ``(..., m, n)``, differentiable (twice) in b and in a matrix in one piece."""
         if len(self._strips) == 1:
-            (_, _, only), = self._pieces()
+            ((_, _, only),) = self._pieces()
             return b @ only.mT
-        return _RightTransposed.apply(b, self) if b.requires_grad else _right_transposed(b, self)  # type: ignore[no-any-return]
+        return cast("torch.Tensor", _RightTransposed.apply(b, self) if b.requires_grad else _right_transposed(b, self))  # type: ignore[no-untyped-call]
 
     def right(self, c: torch.Tensor) -> torch.Tensor:
         """Return ``c @ matrix`` for c ``(..., m, n)``, differentiable as `right_transposed` is."""
         if len(self._strips) == 1:
-            (_, _, only), = self._pieces()
+            ((_, _, only),) = self._pieces()
             return c @ only
-        return _Right.apply(c, self) if c.requires_grad else _right(c, self)  # type: ignore[no-any-return]
+        return cast("torch.Tensor", _Right.apply(c, self) if c.requires_grad else _right(c, self))  # type: ignore[no-untyped-call]
 
     def appended(self, rows: torch.Tensor) -> Strips:
         """Return the matrix with q rows ``(..., q, n + q)`` appended, zero above their diagonal; without gradients."""
@@ -111,7 +111,7 @@ def _right_transposed(b: torch.Tensor, matrix: Strips) -> torch.Tensor:
 
 
 def _right(c: torch.Tensor, matrix: Strips) -> torch.Tensor:
-    lead = torch.broadcast_shapes(c.shape[:-2], matrix.batch)
+    lead = torch.broadcast_shapes(c.shape[:-2], matrix.batch)  # type: ignore[no-untyped-call]
     out = c.new_zeros((*lead, *c.shape[-2:]))
     for start, stop, piece in matrix._pieces():
         out[..., :stop] += c[..., start:stop] @ piece

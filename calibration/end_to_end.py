@@ -2,10 +2,10 @@
 
 Here are `diabetes` (exact training), `co2` (online learning, one fantasy update per week) and `cg` (conjugate
 gradients on a dense kernel matrix), and the command line of all workloads: `training` and `jump` live in
-`training.py`, `botorch` and `memory` in `fits.py`, `processes` in `processes.py`. Each workload steps independent
-copies in turn, under stock and under autokern, and compares them pair by pair (`measuring.py`). The models live in
-`workloads.py`; tables, the plot and the README's block in `figures.py` and `rows.py`. This is a script: it may import
-all of these, and the public names of `autokern`.
+`training.py`, `botorch`, `acquisition` and `memory` in `fits.py`, `processes` in `processes.py`, predictions and
+online learning in `posteriors.py`. Each workload steps independent copies in turn, under stock and under autokern, and
+compares them pair by pair (`measuring.py`). The models live in `workloads.py`; tables, the plot and the README's block
+in `figures.py` and `rows.py`. This is a script: it may import all of these, and the public names of `autokern`.
 
 A run of some workloads keeps the figures of the others only if host, versions and scale are the same; each workload
 says when and where it was run.
@@ -27,9 +27,10 @@ import gpytorch
 import linear_operator
 import psutil
 import torch
-from fits import run_botorch, run_memory
+from fits import run_acquisition, run_botorch, run_memory
 from linear_operator.utils.warnings import NumericalWarning
 from measuring import DTYPES, FULL, QUICK, SIDES, Report, Scale, Toggles, compare, geomean, interleave, largest, word
+from posteriors import run_fantasies, run_points, run_posterior, run_stream
 from processes import run_processes
 from rows import sentence
 from torch import Tensor
@@ -162,8 +163,13 @@ WORKLOADS: dict[str, Callable[[Scale, Toggles, Report], dict[str, Any]]] = {
     "diabetes": run_diabetes,
     "processes": run_processes,
     "memory": run_memory,
+    "posterior": run_posterior,
+    "points": run_points,
+    "fantasies": run_fantasies,
+    "stream": run_stream,
     "co2": run_co2,
     "cg": run_cg,
+    "acquisition": run_acquisition,
     "botorch": run_botorch,
 }
 """In the order in which they run: importing BoTorch changes defaults of GPyTorch for good, so its fits are the last."""

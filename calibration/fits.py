@@ -1,5 +1,7 @@
 """Whole fits for `end_to_end.py`: BoTorch's, and a thousand models fitted and dropped to see what memory they leave.
 
+`acquisition` evaluates BoTorch's knowledge gradient and expected improvement with gradients, on a fitted model.
+
 May import `measuring`, `training`, `workloads` and `rows`.
 """
 
@@ -11,14 +13,15 @@ from unittest import mock
 
 import psutil
 import torch
-from measuring import SIDES, Report, Scale, Toggles, compare, interleave
+from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest
 from rows import sentence
 from torch import Tensor
 from training import forced_exact
-from workloads import smooth_trainer, uniform
+from workloads import noisy, smooth_trainer, uniform
 
 DIMENSIONS = 6
 DROPPED_SIZE, DROPPED_STEPS = 100, 5
+FANTASIES, EVALUATIONS = 16, 5
 
 
 class Fit:
@@ -120,3 +123,58 @@ def run_memory(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]
         "settling": scale.settling,
         "resident_bytes": {"first": settled[0], "last": settled[-1], "peak": max(settled)},
     }
+
+
+class Acquisition:
+    """One evaluation of an acquisition function with its gradient, on a fitted model of BoTorch."""
+
+    def __init__(self, name: str, n: int, batch: int) -> None:
+        from botorch.acquisition import qExpectedImprovement, qKnowledgeGradient
+        from botorch.models import SingleTaskGP
+        from botorch.sampling import SobolQMCNormalSampler
+
+        d = DIMENSIONS
+        x = uniform(n, d, seed=n)
+        y = noisy((3 * x.sum(-1)).sin(), seed=n + 1).unsqueeze(-1)
+        model = SingleTaskGP(x, y).eval()
+        if name == "qKG":
+            sampler = SobolQMCNormalSampler(torch.Size([FANTASIES]), seed=3)
+            self.function: Any = qKnowledgeGradient(model, num_fantasies=FANTASIES, sampler=sampler)
+            q = 1 + FANTASIES
+        else:
+            sampler = SobolQMCNormalSampler(torch.Size([128]), seed=3)
+            self.function, q = qExpectedImprovement(model, best_f=y.max(), sampler=sampler), 4
+        self.x = uniform(batch * q, d, seed=23).view(batch, q, d)
+        self.value = self.gradient = self.x
+
+    def __call__(self) -> None:
+        """Evaluate."""
+        x = self.x.clone().requires_grad_()
+        value = self.function(x)
+        self.gradient = torch.autograd.grad(value.sum(), x)[0]
+        self.value = value.detach()
+
+
+def run_acquisition(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
+    """Evaluate both acquisition functions for two copies of a model in turn; compare times, values and gradients."""
+    if importlib.util.find_spec("botorch") is None:
+        report("acquisition: skipped, because BoTorch is not installed")
+        return {}
+    cases = []
+    for name in ("qKG", "qEI"):
+        for batch in scale.restarts:
+            sides = {}
+            for side in SIDES:
+                with toggles[side]():
+                    sides[side] = Acquisition(name, scale.acquired, batch)
+            figure: dict[str, Any] = compare(
+                interleave(toggles, sides, scale.evaluations, 2, settle=lambda: None, times=EVALUATIONS)
+            )
+            off, on = (sides[side] for side in SIDES)
+            figure |= {"function": name, "n": scale.acquired, "restarts": batch}
+            figure["difference"] = {
+                what: largest(getattr(on, what) - getattr(off, what)) for what in ("value", "gradient")
+            }
+            cases.append(figure)
+            report(f"acquisition, {name}, {batch} restarts: {sentence(figure)}")
+    return {"d": DIMENSIONS, "fantasies": FANTASIES, "cases": cases}

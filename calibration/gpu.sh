@@ -19,6 +19,6 @@ section() {
 section doctor 60 python -m autokern doctor
 section tests 120 python -m pytest -m gpu -p no:cacheprovider tests
 section calibrate 200 python -m autokern calibrate --full --budget 170 --output "$OUT/host.json"
-section study 120 python calibration/study.py --problems 200 --seconds 100 --devices all --output "$OUT/study.json"
-section end_to_end 120 python calibration/end_to_end.py --quick --output-dir "$OUT" training diabetes co2 cg
+section study 100 python calibration/study.py --problems 180 --seconds 80 --devices all --output "$OUT/study.json"
+section end_to_end 150 python calibration/end_to_end.py --quick --output-dir "$OUT" training diabetes co2 cg posterior fantasies acquisition
 exit $status

@@ -57,6 +57,23 @@ class Scale:
     settle: float = 1.0
     window: float = 4.0
     windows: int = 2
+    # posterior: sizes, and predictions of each side
+    posterior: tuple[int, ...] = (100, 400, 1000, 2000)
+    predictions: int = 11
+    # points: numbers of test points, and processes for each
+    points: tuple[int, ...] = (8000, 65536)
+    repeats: int = 3
+    # fantasies: sizes, updates of each side, and updates one after another
+    fantasies: tuple[int, ...] = (100, 400, 800, 1600, 3200)
+    updates: int = 21
+    successive: int = 500
+    # stream: last point, and updates of one model that are dropped
+    streamed: int = 5000
+    dropped_updates: int = 2000
+    # acquisition: points in the model, restarts that are evaluated together, and evaluations
+    acquired: int = 200
+    restarts: tuple[int, ...] = (1, 5, 20)
+    evaluations: int = 15
     # memory: models fitted and dropped, and how many of them before memory is looked at
     dropped: int = 1000
     settling: int = 100
@@ -79,6 +96,17 @@ QUICK = Scale(
     processes=(1, 2),
     window=1.0,
     windows=1,
+    posterior=(100, 1000),
+    predictions=5,
+    points=(4000,),
+    repeats=1,
+    fantasies=(100, 400),
+    updates=7,
+    successive=50,
+    streamed=400,
+    dropped_updates=200,
+    restarts=(1,),
+    evaluations=5,
     dropped=100,
     settling=20,
 )
@@ -111,13 +139,15 @@ def interleave(
     seconds: float = math.inf,
     least: int = 1,
     settle: Callable[[], object] | None = None,
+    times: int = 1,
 ) -> dict[str, list[float]]:
     """Return the seconds of `rounds` steps of each side, taken in turn, in changing order.
 
     Fewer rounds, but not fewer than `least`, are taken once the counted steps have lasted `seconds` together.
     Entering a toggle is not timed: users enable once. To enter or leave one empties the interpreter's caches of what
     the patched classes have, and the kept buffers: the first step after it is not like others. With `settle`, one is
-    taken before that is not timed, and undone by calling `settle`. Between rounds `after` is called and garbage is
+    taken before that is not timed, and undone by calling `settle`. Short steps are taken `times` times in a row, and
+    their mean is what counts. Between rounds `after` is called and garbage is
     collected, because a model replaced by its fantasy model is a reference cycle that holds its matrices until then.
     """
     taken: dict[str, list[float]] = {side: [] for side in steps}
@@ -131,8 +161,9 @@ def interleave(
                         steps[side]()
                         settle()
                     start = time.perf_counter()
-                    steps[side]()
-                    elapsed = time.perf_counter() - start
+                    for _ in range(times):
+                        steps[side]()
+                    elapsed = (time.perf_counter() - start) / times
                 if turn >= warmup:
                     taken[side].append(elapsed)
             after()

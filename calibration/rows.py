@@ -6,6 +6,7 @@ Everything here is a function of the results; nothing is measured. May import no
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -143,11 +144,58 @@ def cg_rows(figures: Results) -> Iterator[Row]:
         yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, case["n"] == largest)
 
 
+def posterior_rows(figures: Results) -> Iterator[Row]:
+    """Yield a row for each size and setting, first predictions before later ones."""
+    for case in figures["cases"]:
+        which = "first" if case["first"] else "later"
+        fast = ", fast_pred_var" if case["fast"] else ""
+        what = f"{which} prediction, {figures['points']} points, n = {case['n']:,}{fast}"
+        agreement = f"{slashed(case['error']['on'])} (stock {slashed(case['error']['off'])})"
+        headline = case["n"] == 1000 and not case["fast"]
+        yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, headline)
+
+
+def points_rows(figures: Results) -> Iterator[Row]:
+    """Yield a row for each number of test points; where stock's joint matrix does not fit, its size."""
+    for case in figures["cases"]:
+        on = case["sides"]["on"]
+        seconds, mebibytes = (statistics.median(one[what] for one in on) for what in ("seconds", "mebibytes"))
+        agreement = f"{mebibytes:.0f} MiB; {small(max(one['error'] for one in on))}"
+        off, faster = f"needs {case['stock_needs_bytes'] / 2**30:.0f} GiB", ""
+        if "ratio" in case:
+            off, faster = duration(case["off"]), factor(case)
+        yield Row(f"{case['m']:,} test points, n = {case['n']}", off, duration(seconds), faster, agreement, True)
+
+
+def fantasies_rows(figures: Results) -> Iterator[Row]:
+    """Yield a row for each size and number of new points."""
+    for case in figures["cases"]:
+        points = f"{case['q']} point{'s' * (case['q'] > 1)}"
+        agreement = f"{slashed(case['error']['on'])} (stock {slashed(case['error']['off'])})"
+        what = f"update by {points}, n = {case['n']:,}"
+        headline = case["q"] == 1 and case["n"] in (800, 3200)
+        yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, headline)
+
+
+def acquisition_rows(figures: Results) -> Iterator[Row]:
+    """Yield a row for each acquisition function and number of restarts."""
+    for case in figures["cases"]:
+        agreement = f"{small(case['difference']['value'])} / {small(case['difference']['gradient'])}"
+        restarts = f"{case['restarts']} restart{'s' * (case['restarts'] > 1)}"
+        what = f"{case['function']} and gradient, n = {case['n']}, {restarts}"
+        headline = case["restarts"] == 5
+        yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, headline)
+
+
 ROWS: Mapping[str, Callable[[Results], Iterator[Row]]] = {
     "training": training_rows,
     "diabetes": diabetes_rows,
     "botorch": botorch_rows,
     "processes": processes_rows,
+    "posterior": posterior_rows,
+    "points": points_rows,
+    "fantasies": fantasies_rows,
+    "acquisition": acquisition_rows,
     "co2": co2_rows,
     "cg": cg_rows,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from typing import Any
 
 import linear_operator
@@ -31,6 +32,7 @@ _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalizat
 _modules = sys.modules
 _cholesky_module = _modules["linear_operator.utils.cholesky"]
 _lanczos_module = _modules["linear_operator.utils.lanczos"]
+_solve_module = _modules["linear_operator.functions._solve"]
 _pinverse_module = _modules["linear_operator.utils.pinverse"]
 
 _dispatch_cholesky = route(get("cholesky"))
@@ -159,6 +161,49 @@ def _holds_kernels(operator: Any) -> bool:
     return any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (operator, *operator._args))
 
 
+class _Reuse(threading.local):
+    """The operator whose solve this thread is differentiating: it keeps its factor."""
+
+    operator: Any = None
+
+
+_reuse = _Reuse()
+_stock_solve = _solve_module._solve
+
+
+@functools.wraps(_stock_solve)
+def _solve(linear_op: Any, rhs: Any) -> Any:
+    known = _reuse.operator
+    if known is not None and _same_tensors(known, linear_op):
+        linear_op = known
+    return _stock_solve(linear_op, rhs)
+
+
+def _same_tensors(one: Any, other: Any) -> bool:
+    """Whether two operators are made of the very same tensors in the same way; autograd sees to their versions."""
+    mine, yours = one.representation(), other.representation()
+    return (
+        type(one) is type(other) and len(mine) == len(yours) and all(a is b for a, b in zip(mine, yours, strict=True))
+    )
+
+
+_stock_solve_backward = _solve_module.Solve.backward
+
+
+@functools.wraps(_stock_solve_backward)
+def _solve_backward(ctx: Any, grad_output: Any) -> Any:
+    """Solve with the factor of the forward pass, where the library builds its operator again and factorises it."""
+    before = _reuse.operator
+    _reuse.operator = None if stay_out() else getattr(ctx, "_linear_op", None)
+    try:
+        return _stock_solve_backward(ctx, grad_output)
+    finally:
+        _reuse.operator = before
+
+
+_solve_backward.__wrapped__ = vars(_solve_module.Solve)["backward"]  # the static method itself
+
+
 def patches() -> list[Patch]:
     """Return the patches of linear_operator, at every place that holds the function by value."""
     by_value = {
@@ -176,6 +221,8 @@ def patches() -> list[Patch]:
     return [
         *found,
         Patch(_cholesky_module, "_psd_safe_cholesky", _psd_safe_cholesky),
+        Patch(_solve_module, "_solve", _solve),
+        Patch(_solve_module.Solve, "backward", _solve_backward),
         Patch(_linear_operator.LinearOperator, "_symeig", _symeig),
         Patch(_linear_operator.LinearOperator, "inv_quad_logdet", _inv_quad_logdet),
         Patch(DenseLinearOperator, "_matmul", _matmul),

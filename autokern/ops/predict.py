@@ -3,9 +3,9 @@
 Arguments: ``strategy, test_mean, prior, cross, exact, fast``: gpytorch's prediction strategy of a model whose training
 covariance is one dense kernel matrix plus noise, the prior mean ``(..., m)`` and covariance ``(..., m, m)`` of the test
 points, their covariances ``(..., m, n)`` with the training points, both lazy, whether stock would factorise instead of
-running conjugate gradients and Lanczos, and whether `fast_pred_var` is on. The result is a mean and a covariance operator; reading its diagonal is
-part of what is measured. Where stock iterates, the first prediction with all it leaves in caches and a second one are
-measured together, else one with the caches there: the factor is shared by all of them.
+running conjugate gradients and Lanczos, and whether `fast_pred_var` is on. The result is a mean and a covariance
+operator; reading its diagonal is part of what is measured. Where stock iterates, the first prediction with all it
+leaves in caches and a second one are measured together, else one with the caches there: the factor is shared by all.
 
 Contract: mean and variances are those of a training covariance within ``2 (n + s) eps max|K|`` of K and covariances
 with the test points within ``4 (1 + s) eps max|K|``, where s is the largest scaled squared norm of the points.
@@ -60,7 +60,7 @@ def _key(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fas
     return (
         strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
         cross.x2.shape, _graph(prior), exact, fast, conditioning.plain(strategy),
-        conditioning.is_exact(strategy),        gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
+        conditioning.is_exact(strategy), gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
     )  # fmt: skip
 
 
@@ -260,9 +260,7 @@ def _factored(problem: Problem) -> str | None:
 
 
 @PREDICT.candidate("lazy-product", accuracy="better", why_not=_factored, parts=True)
-def lazy_product(
-    strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool
-) -> Prediction:
+def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """The same with products by the inverse factor, which is formed once, in place of substitution."""
     return _kept(strategy, test_mean, prior, cross, multiply=True)
 
