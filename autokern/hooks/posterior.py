@@ -24,6 +24,7 @@ from autokern.dispatch import route
 from autokern.hooks import Patch
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
+from autokern.inverse_factor import Structured
 from autokern.op import get
 from autokern.posterior import PosteriorCovariance
 
@@ -148,14 +149,14 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     """Predict with a covariance that the library solves by its structure; variances when they are read."""
     mean = strategy.exact_predictive_mean(test_mean, _evaluated(cross))
     if gpytorch.settings.fast_pred_var.on():
-        return mean, PosteriorCovariance(prior, cross, conditioning.Structured(None, strategy.covar_cache))
+        return mean, PosteriorCovariance(prior, cross, Structured(None, strategy.covar_cache))
     nothing = strategy.train_prior_dist.__class__(
         torch.zeros_like(strategy.train_prior_dist.mean), strategy.train_prior_dist.lazy_covariance_matrix
     )
     operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
     if gpytorch.settings.detach_test_caches.on():
         operator = operator.detach()
-    return mean, PosteriorCovariance(prior, cross, conditioning.Structured(operator))
+    return mean, PosteriorCovariance(prior, cross, Structured(operator))
 
 
 _NO_ARGUMENTS = pickle.dumps({})

@@ -24,6 +24,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern import conditioning
 from autokern.arguments import in_float64
+from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._models import trained
@@ -91,7 +92,7 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     if problem.variant.endswith("grown"):
         known = conditioning.of(model.strategy)
         assert known is not None
-        grown = conditioning.Conditioned(inverse=known.inverse, alpha=known.alpha)
+        grown = Conditioned(inverse=known.inverse, alpha=known.alpha)
         conditioning.attach(model.strategy, grown, attached=False)
     x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
     with torch.set_grad_enabled(bool(problem.grad)):
