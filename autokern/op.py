@@ -148,6 +148,8 @@ class Op:
         What a caller reads of a result that is computed only then: timed, checked and compared in its place.
     again : callable
         Maps a Problem to how often a trial repeats the call on what the first one has left in caches.
+    approximates : callable
+        Whether stock only approximates on a Problem, so that a better candidate may take its place at the same speed.
     presumed : callable
         Maps a Problem to the name of the candidate that runs while nothing is measured: stock, unless counting leaves
         no doubt.
@@ -170,6 +172,7 @@ class Op:
     composite: bool = False
     read: Callable[[Any], Any] = lambda out: out
     again: Callable[[Problem], int] = lambda problem: 0
+    approximates: Callable[[Problem], bool] = lambda problem: False
     presumed: Callable[[Problem], str] = lambda problem: "stock"
     candidates: list[Candidate] = field(default_factory=list)
 

@@ -24,6 +24,8 @@ NOISE = 0.03
 """A predicted gain below this, in log units, is no gain."""
 CONFIDENCE = 1.4
 """Standard deviations that must lie between a prediction and a tie."""
+LEEWAY = 0.13
+"""What an exact result may cost where stock only approximates, in log units: a tenth after what NOISE demands."""
 HORIZON = 1000
 """Calls over which a set-up time must be repaid."""
 FEWER_THREADS = 0.05
@@ -151,7 +153,7 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
     excluded = obstacles(problem, op, model, settings, available)
     feasible = [c for c in op.candidates if c.name not in excluded]
     estimates = model.estimate(op, problem, feasible)
-    ranked = _ranked(feasible, estimates)
+    ranked = _ranked(op, problem, feasible, estimates)
     predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
 
     def decision(name: str, reason: str, source: str) -> Decision:
@@ -181,19 +183,28 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
     for name in ranked:
         if name == "stock":
             break
-        if _beats_stock(op, name, estimates[name], estimates["stock"], model):
+        if _beats_stock(op, problem, name, estimates, model):
             fewer = op[name].threads and any(told.log_ratio < estimates[name].log_ratio for told in estimates.values())
             reason = "as fast as any but for what is uncertain, with fewer threads" if fewer else _FASTEST
+            if estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma > -NOISE:
+                reason = "exact where stock approximates, and no slower beyond noise"
             return decision(name, reason, _source(estimates[name]))
     return decision("stock", "no other candidate beats it by more than is uncertain", _source(estimates["stock"]))
 
 
-def _ranked(feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[str]:
+def _cost(op: Op, problem: Problem, name: str, told: Estimate) -> float:
+    """Return the cautious log ratio to stock's time, less what an exact result may cost where stock approximates."""
+    favoured = op[name].accuracy == "better" and op.approximates(problem)
+    return told.log_ratio + CONFIDENCE * told.sigma - (LEEWAY if favoured else 0.0)
+
+
+def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[str]:
     """Names by cautious predicted time, of near ties the fewest threads; stock before all that nothing is known of."""
 
     def cost(name: str) -> float:
-        told = estimates.get(name)
-        return told.log_ratio + CONFIDENCE * told.sigma if told else (0.0 if name == "stock" else math.inf)
+        if name in estimates and name != "stock":
+            return _cost(op, problem, name, estimates[name])
+        return 0.0 if name == "stock" else math.inf
 
     ranked = sorted(feasible, key=lambda c: (cost(c.name), c.name != "stock", c.name))
     first = ranked[0]
@@ -210,11 +221,11 @@ def _ranked(feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> lis
     return [c.name for c in ranked]
 
 
-def _beats_stock(op: Op, name: str, told: Estimate, stock: Estimate, model: CostModel) -> bool:
-    if told.log_ratio + CONFIDENCE * told.sigma > -NOISE:
+def _beats_stock(op: Op, problem: Problem, name: str, estimates: Mapping[str, Estimate], model: CostModel) -> bool:
+    if _cost(op, problem, name, estimates[name]) > -NOISE:
         return False
     setup = model.profile.setup.get(f"{op.name}.{name}", math.inf if op[name].setup else 0.0)
-    return (stock.seconds - told.seconds) * HORIZON > setup
+    return (estimates["stock"].seconds - estimates[name].seconds) * HORIZON > setup or not setup
 
 
 def _source(told: Estimate) -> str:

@@ -14,6 +14,7 @@ import math
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -135,11 +136,16 @@ def many_points(m: int, on: bool) -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """Return the most resident memory that this process has ever had (Linux, macOS)."""
+    """Return the most resident memory that this process has ever had (Linux, macOS).
+
+    On Linux, what getrusage tells of a child process begins with its parent's.
+    """
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)
+    status = Path("/proc/self/status")
+    if status.exists():
+        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def run_points(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
@@ -166,7 +172,7 @@ def run_points(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]
     return {"d": DIMENSIONS, "cases": cases}
 
 
-FOLDER = __file__.rpartition("/")[0] or "."
+FOLDER = Path(__file__).parent
 
 
 class Update:

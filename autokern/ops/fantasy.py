@@ -142,7 +142,7 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     base = Problem(op="fantasy", d=6, rhs=1, dtype=dtype, device=device, variant="cholesky")
     sizes = [(1, 200), (1, 700), (2, 60)] + ([(4, 400), (1, 20), (8, 100), (2, 700), (1, 400)] if full else [])
     problems = [base.replace(m=q, n=n) for q, n in sizes]
-    iterated = [(1, 1000)] + ([(2, 1600), (1, 2200)] if full else [])
+    iterated = [(1, 1000)] + ([(2, 1600), (1, 3200)] if full else [])
     problems += [base.replace(m=q, n=n, variant="lanczos/cg") for q, n in iterated]
     batches = [(1, 4, 16, 200)] + ([(2, 1, 4, 100), (1, 16, 1, 50), (1, 10, 64, 30)] if full else [])
     imagined = [base.replace(m=q, batch=b, rhs=f, n=n) for q, b, f, n in batches]
@@ -189,6 +189,7 @@ FANTASY = Op(
     raises=(NanError, NotPSDError),
     composite=True,
     read=_read,
+    approximates=iterates,
     presumed=lambda problem: "rows",
 )
 

@@ -220,6 +220,7 @@ PREDICT = Op(
     composite=True,
     read=lambda out: (out[0], out[1].diagonal(dim1=-2, dim2=-1)),
     again=lambda problem: int(iterates(problem)),
+    approximates=iterates,
     presumed=_presumed,
 )
 
