@@ -31,12 +31,15 @@ from autokern.ops._models import trained
 from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 from autokern.posterior import PosteriorCovariance, by_blocks
 from autokern.problem import Features, Problem
+from autokern.strips import Strips
 
 __all__ = ["PREDICT"]
 
 _stock = DefaultPredictionStrategy.exact_prediction
 _BLOCKS = (256, 1024, 4096)
 """Test points of a block."""
+_JOINT = 16
+"""Test points whose joint covariance is read."""
 _LANCZOS = 100
 """Steps of the library's Lanczos root."""
 _SOLVING = 30
@@ -87,13 +90,21 @@ def _problem_of(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bo
     )
 
 
+def _grown(strategy: Any, problem: Problem) -> Conditioned:
+    """Return a model's factor as if its last point had come later, for every matrix of a batch apart."""
+    known = conditioning.of(strategy)
+    assert known is not None
+    if problem.batch == 1 or problem.n == 1:
+        return Conditioned(inverse=known.inverse, alpha=known.alpha)
+    whole = known.inverse.dense()
+    border = whole[-1:].expand(problem.batch, 1, -1).contiguous()
+    return Conditioned(inverse=Strips(whole[:-1, :-1]), border=border, alpha=known.alpha)
+
+
 def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     model = trained(problem, generator)
     if problem.variant.endswith("grown"):
-        known = conditioning.of(model.strategy)
-        assert known is not None
-        grown = Conditioned(inverse=known.inverse, alpha=known.alpha)
-        conditioning.attach(model.strategy, grown, attached=False)
+        conditioning.attach(model.strategy, _grown(model.strategy, problem), attached=False)
     x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
     with torch.set_grad_enabled(bool(problem.grad)):
         prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
@@ -133,6 +144,14 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         return max(gap.max().item() for gap in gaps)
 
 
+def _read(out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and variances; of few points, the joint covariance is formed, as acquisition functions do."""
+    mean, covariance = out
+    if covariance.shape[-1] <= _JOINT:
+        covariance = DenseLinearOperator(covariance.to_dense())
+    return mean, covariance.diagonal(dim1=-2, dim2=-1)
+
+
 def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     full = level == "full"
     base = Problem(op="predict", d=6, dtype=dtype, device=device, variant="solve/cholesky")
@@ -147,6 +166,8 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
         for m, b, n in small
         for state in ("cholesky", "grown")
     ]
+    grown = [(10, 500), (100, 1500)] + ([(1, 100), (1000, 300), (10, 3000)] if full else [])
+    problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
     graded = sizes[:3] if full else sizes[1:2]
     return problems + [base.replace(m=m, n=n, grad="theta") for m, n in graded]
 
@@ -172,6 +193,8 @@ def _joint_features(problem: Problem) -> Features:
 
 def _stock_features(problem: Problem) -> Features:
     joint, square = _joint_features(problem), float(problem.n**2)
+    if problem.variant.endswith("grown"):  # its root has to be put together
+        return Features(joint.calls, joint.flops, joint.bytes + 4.0 * problem.batch * square * problem.itemsize)
     if not iterates(problem):
         return joint
     columns = 1.0 if problem.variant.startswith("fast") else 1.0 + problem.m
@@ -218,7 +241,7 @@ PREDICT = Op(
     axes=_axes,
     raises=(NanError, NotPSDError),
     composite=True,
-    read=lambda out: (out[0], out[1].diagonal(dim1=-2, dim2=-1)),
+    read=_read,
     again=lambda problem: int(iterates(problem)),
     approximates=iterates,
     presumed=_presumed,
