@@ -7,7 +7,7 @@ that models are pickled and copied as ever, and nothing outlives them. Between `
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import gpytorch
 import torch
@@ -24,10 +24,10 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
-from autokern.inverse_factor import Conditioned
+from autokern.inverse_factor import Conditioned, Differentiated
 from autokern.kernels import tree as trees
 
-__all__ = ["attach", "found", "is_exact", "of", "plain"]
+__all__ = ["attach", "decline", "for_covariances", "found", "is_exact", "of", "plain"]
 
 
 class _Kept:
@@ -132,8 +132,7 @@ def of(strategy: Any, graph: bool = False) -> Conditioned | None:
         return there
     with torch.set_grad_enabled(attached):
         made = _made(strategy, attached)
-    if made is not None:
-        attach(strategy, made, attached)
+    attach(strategy, made, attached)
     return made
 
 
@@ -160,27 +159,48 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
         _forget_after_backward(strategy, tensor)
 
 
+def decline(strategy: Any) -> None:
+    """Leave a strategy to the library for good."""
+    _of(strategy).plain = False
+
+
 def is_exact(strategy: Any) -> bool:
     """Whether a strategy grew from an exact one, so that it must not be mixed with iterations."""
     kept = _kept.get(strategy)
     return kept is not None and kept.exact
 
 
-def _made(strategy: Any, attached: bool) -> Conditioned | None:
-    parts = _parts(strategy)
-    assert parts is not None
+def _matrix(parts: tuple[Any, Any], attached: bool) -> torch.Tensor:
+    """Return the noisy covariance of lazy kernel matrix and diagonal, points and noise detached unless `attached`."""
     lazy, diagonal = parts
     x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
     if lazy.x1 is lazy.x2:
         x2 = x1
-    evaluated = LazyEvaluatedKernelTensor(x1, x2, kernel=lazy.kernel, **lazy.params).evaluate_kernel()
-    if type(evaluated) is not DenseLinearOperator:
-        return None
-    k, noise = evaluated.tensor, diagonal._diag if type(diagonal) is DiagLinearOperator else diagonal.diag_values
-    if torch.is_grad_enabled() or not k.is_contiguous() or noise.shape[:-1] != k.shape[:-2]:
-        k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
-    else:
-        k.diagonal(dim1=-2, dim2=-1).add_(noise)
+    k = LazyEvaluatedKernelTensor(x1, x2, kernel=lazy.kernel, **lazy.params).evaluate_kernel().to_dense()
+    noise = diagonal._diag if type(diagonal) is DiagLinearOperator else diagonal.diag_values
+    noise = noise if attached else noise.detach()
+    ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # another kernel may keep what it returns
+    if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:
+        whole: torch.Tensor = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
+        return whole
+    k.diagonal(dim1=-2, dim2=-1).add_(noise)
+    return cast("torch.Tensor", k)
+
+
+def for_covariances(strategy: Any, known: Conditioned, fast: bool) -> Conditioned | Differentiated:
+    """Return what answers for covariances: without `fast_pred_var` the library lets gradients through the kernel."""
+    if fast or not torch.is_grad_enabled() or gpytorch.settings.detach_test_caches.off():
+        return known
+    parts = _parts(strategy)
+    if parts is None or not any(p.requires_grad for p in parts[0].kernel.parameters()):
+        return known
+    return Differentiated(known, _matrix(parts, attached=False))
+
+
+def _made(strategy: Any, attached: bool) -> Conditioned:
+    parts = _parts(strategy)
+    assert parts is not None
+    k = _matrix(parts, attached)
     lower = psd_safe_cholesky(k)
     residual = strategy.train_labels - strategy.train_prior_dist.loc
     if not attached:  # the library's own uses of the factor find it here

@@ -6,13 +6,14 @@ autokern.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
 __all__ = ["factorised", "inverted", "plain_gradients", "solved"]
 
+Solver = Callable[[torch.Tensor], torch.Tensor]
 _SMALL = 2**14
 """Elements below which fresh memory costs less than working in place."""
 
@@ -56,25 +57,25 @@ class _Solved(torch.autograd.Function):
     """A solution by a factor that is there: d(K^-1 b) = K^-1 (db - dK K^-1 b), without a second factorisation."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: torch.Tensor, lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        solution = torch.cholesky_solve(rhs, lower)
-        ctx.save_for_backward(matrix, lower, rhs)
-        return solution
+    def forward(ctx: Any, matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(matrix, rhs)
+        ctx.solve = solve
+        return solve(rhs)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        matrix, lower, rhs = ctx.saved_tensors
-        by_rhs = solved(matrix, lower, grad)
+        matrix, rhs = ctx.saved_tensors
+        by_rhs = solved(matrix, ctx.solve, grad)
         by_matrix = None
         if ctx.needs_input_grad[0]:
-            by_matrix = -(by_rhs @ solved(matrix, lower, rhs).mT)
+            by_matrix = -(by_rhs @ solved(matrix, ctx.solve, rhs).mT)
             by_matrix = (0.5 * (by_matrix + by_matrix.mT)).sum_to_size(matrix.shape)
         return by_matrix, None, by_rhs.sum_to_size(rhs.shape) if ctx.needs_input_grad[2] else None
 
 
-def solved(matrix: torch.Tensor, lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Return ``matrix^-1 rhs`` by its lower Cholesky factor, differentiable in matrix and rhs as often as wanted.
+def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
+    """Return ``matrix^-1 rhs``, differentiable in matrix and rhs as often as wanted.
 
-    Gradients take two more substitutions, no factorisation; none pass through `lower`.
+    What `solve` does with a factor of the matrix need not be differentiable: gradients take two more such solves.
     """
-    return cast("torch.Tensor", _Solved.apply(matrix, lower.detach(), rhs))
+    return cast("torch.Tensor", _Solved.apply(matrix, solve, rhs))

@@ -9,15 +9,17 @@ and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
+from linear_operator import settings as library
 from linear_operator.utils.cholesky import psd_safe_cholesky
 
 from autokern.factors import solved
 from autokern.strips import Strips
 
-__all__ = ["Conditioned", "Structured"]
+__all__ = ["Conditioned", "Differentiated", "Structured"]
 
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
 """A new point whose variance given the others is a smaller part of its own than this loses half of the digits."""
@@ -76,7 +78,7 @@ class Conditioned:
             if self._matrix is None:
                 self._alpha = torch.cholesky_solve(rhs, self.lower).squeeze(-1)
             else:
-                self._alpha = solved(self._matrix, self.lower, rhs).squeeze(-1)
+                self._alpha = solved(self._matrix, self.solve, rhs).squeeze(-1)
             self._residual = self._matrix = None
         return self._alpha
 
@@ -168,6 +170,21 @@ class Conditioned:
         folded: torch.Tensor = flat.mT.reshape(*rows.shape).mT
         return folded
 
+    def _unwhitened(self, white: torch.Tensor) -> torch.Tensor:
+        """Return ``white @ W``: what follows `whitened` on the way to ``rows @ K^-1``."""
+        first = self.inverse.n
+        back = self.inverse.right(white[..., :first])
+        if self.border is None:
+            return back
+        last = white[..., first:] @ self.border
+        return torch.cat((back + last[..., :first], last[..., first:]), dim=-1)
+
+    def solve(self, rhs: torch.Tensor) -> torch.Tensor:
+        """Return ``K^-1 rhs`` for columns ``(..., n, m)``, without gradients through the factor."""
+        if self.lower is not None:
+            return torch.cholesky_solve(rhs, self.lower.detach())
+        return self._unwhitened(self.whitened(rhs.mT)).mT
+
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
         """Return what q more points make of this, or None if that would lose accuracy.
 
@@ -185,11 +202,7 @@ class Conditioned:
         left = g.detach().diagonal(dim1=-2, dim2=-1).square() / corner.detach().diagonal(dim1=-2, dim2=-1)
         if not bool((left > _LOST[left.dtype]).all()):  # also for NaN
             return None
-        q, first = cross.shape[-2], self.inverse.n
-        back = self.inverse.right(f[..., :first])
-        if self.border is not None:
-            last = f[..., first:] @ self.border
-            back = torch.cat((back + last[..., :first], last[..., first:]), dim=-1)
+        q, back = cross.shape[-2], self._unwhitened(f)
         unit = torch.eye(q, dtype=g.dtype, device=g.device).expand(*back.shape[:-1], q)
         rows = torch.linalg.solve_triangular(g, torch.cat((-back, unit), dim=-1), upper=False)
         news = (residual - (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
@@ -205,8 +218,40 @@ class Conditioned:
         return Conditioned(inverse=self.inverse, border=rows, alpha=alpha)
 
 
+class Differentiated:
+    """The same answers with gradients by the covariance: the library detaches the noise in it, but not the kernel.
+
+    Parameters
+    ----------
+    known : Conditioned
+        Its factor.
+    matrix : Tensor
+        The covariance ``(..., n, n)`` itself, part of a graph.
+    """
+
+    def __init__(self, known: Conditioned, matrix: torch.Tensor) -> None:
+        self._known, self._matrix = known, matrix
+
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        return (rows * solved(self._matrix, self._known.solve, rows.mT).mT).sum(-1)
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        return rows @ solved(self._matrix, self._known.solve, rows.mT)
+
+
+_SETTINGS = (
+    library.cg_tolerance, library.max_cg_iterations, library.max_cholesky_size, library.max_preconditioner_size,
+    library.min_preconditioning_size,
+)  # fmt: skip
+"""What decides how the library solves, and how well."""
+
+
 class Structured:
     """The same questions answered by a covariance with structure of its own (Kronecker, Toeplitz), as the library does.
+
+    It solves under the settings that were in force when it was made.
 
     Parameters
     ----------
@@ -218,18 +263,26 @@ class Structured:
 
     def __init__(self, operator: Any, root: torch.Tensor | None = None) -> None:
         self._operator, self._root = operator, root
+        self._settings = [(kind, kind.value()) for kind in _SETTINGS]
+        self._solves = library.fast_computations.solves.on()
+
+    def _solved(self, rhs: torch.Tensor) -> torch.Tensor:
+        with contextlib.ExitStack() as stack:
+            for kind, value in self._settings:
+                stack.enter_context(kind(value))
+            stack.enter_context(library.fast_computations.solves(self._solves))
+            solution: torch.Tensor = self._operator.solve(rhs)
+        return solution
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
         if self._root is not None:
             return (rows @ self._root).square().sum(-1)
-        solution: torch.Tensor = self._operator.solve(rows.mT)
-        return (rows * solution.mT).sum(-1)
+        return (rows * self._solved(rows.mT).mT).sum(-1)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
         if self._root is not None:
             white = rows @ self._root
             return white @ white.mT
-        solution: torch.Tensor = self._operator.solve(rows.mT)
-        return rows @ solution
+        return rows @ self._solved(rows.mT)

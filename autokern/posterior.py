@@ -14,7 +14,6 @@ import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator, to_linear_operator
 from linear_operator.utils.getitem import _is_noop_index
-from torch.utils.checkpoint import checkpoint
 
 from autokern.arguments import modules_in, rebuilt
 from autokern.kernels import tree as trees
@@ -37,9 +36,7 @@ class Explains(Protocol):
         """Return ``rows K^-1 rows^T``."""
 
 
-def by_blocks(
-    cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor], recompute: bool
-) -> torch.Tensor:
+def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:
     """Return `of` every block of rows of a covariance, joined along the last dimension.
 
     Parameters
@@ -50,8 +47,6 @@ def by_blocks(
         Rows of a block.
     of : callable
         Maps a dense block, its first row and the one after its last to a tensor ``(..., rows)``.
-    recompute : bool
-        Whether a backward pass evaluates the blocks again, so that the graph does not hold them.
     """
 
     def block(start: int, stop: int) -> torch.Tensor:
@@ -63,11 +58,7 @@ def by_blocks(
     if len(steps) == 1:
         whole = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
         return of(whole, 0, m)
-    if recompute and torch.is_grad_enabled():
-        parts = [checkpoint(block, *step, use_reentrant=False, preserve_rng_state=False) for step in steps]
-    else:
-        parts = [block(*step) for step in steps]
-    return torch.cat(parts, dim=-1)
+    return torch.cat([block(*step) for step in steps], dim=-1)
 
 
 class _Snapshot:
@@ -75,19 +66,28 @@ class _Snapshot:
 
     def __init__(self, operator: LinearOperator) -> None:
         self._kernels = list({id(m): m for m in modules_in(operator)}.values())
-        self._then = [[(p, p.detach().clone()) for p in kernel.parameters()] for kernel in self._kernels]
+        self._then = [{name: (t, t.detach().clone()) for name, t in _held(kernel)} for kernel in self._kernels]
 
     def of(self, operator: Any) -> Any:
         """Return the operator, with copies of its kernels if their hyperparameters have changed since."""
-        if all(torch.equal(p, then) for pairs in self._then for p, then in pairs):
+        if all(_unchanged(kernel, then) for kernel, then in zip(self._kernels, self._then, strict=True)):
             return operator
         copies: dict[int, Any] = {}
-        for kernel, pairs in zip(self._kernels, self._then, strict=True):
+        for kernel, then in zip(self._kernels, self._then, strict=True):
             old = copies[id(kernel)] = copy.deepcopy(kernel)
-            with torch.no_grad():
-                for p, (_, then) in zip(old.parameters(), pairs, strict=True):
-                    p.copy_(then)
+            for name, t in _held(old):
+                if name in then:
+                    t.data = then[name][1].clone()
         return rebuilt(operator, lambda leaf: copies.get(id(leaf), leaf))
+
+
+def _held(kernel: Any) -> list[tuple[str, torch.Tensor]]:
+    return [*kernel.named_parameters(), *kernel.named_buffers()]
+
+
+def _unchanged(kernel: Any, then: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    now = dict(_held(kernel))
+    return now.keys() == then.keys() and all(t is now[name] and torch.equal(t, old) for name, (t, old) in then.items())
 
 
 class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
@@ -138,13 +138,12 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
             with torch.set_grad_enabled(self._graph):
                 prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
                 own = _diagonal_of(prior)
-                kept = isinstance(cross, torch.Tensor)
                 size = self._block or max(1, _BYTES // max(1, cross[..., 0, :].numel() * own.element_size()))
 
                 def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
                     return own[..., start:stop] - self._known.explained(rows, self._multiply)
 
-                self._variances = by_blocks(cross, size, left, recompute=not kept)
+                self._variances = by_blocks(cross, size, left)
         return self._variances.clone()
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
@@ -173,6 +172,20 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     def representation_tree(self) -> Any:
         """Return how it is made of them."""
         return self.formed().representation_tree()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix: a kernel and its points may have two."""
+        if isinstance(self._cross, torch.Tensor):
+            return self._cross.dtype
+        points = getattr(self._cross, "x1", None)
+        own: torch.dtype = self._prior.dtype
+        return own if points is None else torch.promote_types(own, points.dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether reading it gives a graph."""
+        return self._graph and bool(super().requires_grad)
 
     def _size(self) -> torch.Size:
         return torch.Size(self._prior.shape)

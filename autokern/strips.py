@@ -33,6 +33,8 @@ class _Strip:
         """Whether rows from `stop` to `new` are free here; claims them if so."""
         if new > self.start + self.storage.shape[-2] or new > self.storage.shape[-1]:
             return False
+        if self.storage.is_inference() and not torch.is_inference_mode_enabled():
+            return False
         with _claiming:
             free = self.claimed == stop
             if free:
@@ -131,7 +133,8 @@ class _RightTransposed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _reduced(ctx.matrix.right(grad), ctx.shape), None
+        back = ctx.matrix.right(grad) if torch.is_grad_enabled() else _right(grad, ctx.matrix)
+        return _reduced(back, ctx.shape), None
 
 
 class _Right(torch.autograd.Function):
@@ -142,4 +145,5 @@ class _Right(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _reduced(ctx.matrix.right_transposed(grad), ctx.shape), None
+        back = ctx.matrix.right_transposed(grad) if torch.is_grad_enabled() else _right_transposed(grad, ctx.matrix)
+        return _reduced(back, ctx.shape), None

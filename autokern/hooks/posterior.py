@@ -14,6 +14,7 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
 from linear_operator import settings as library
@@ -48,15 +49,19 @@ class _Stamp:
     __slots__ = ("_seen",)
 
     def __init__(self, model: Any) -> None:
-        self._seen = [(weakref.ref(t), t._version, t.data_ptr()) for t in _tensors_of(model)]
+        self._seen = [(weakref.ref(t), _version(t), t.data_ptr()) for t in _tensors_of(model)]
 
     def holds(self, model: Any) -> bool:
         """Whether everything is as it was."""
         now = _tensors_of(model)
         return len(now) == len(self._seen) and all(
-            then() is t and t._version == version and t.data_ptr() == address
+            then() is t and _version(t) == version and t.data_ptr() == address
             for t, (then, version, address) in zip(now, self._seen, strict=True)
         )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # tensors of inference mode count no versions
 
 
 def _tensors_of(model: Any) -> list[torch.Tensor]:
@@ -69,6 +74,8 @@ _stamps: weakref.WeakKeyDictionary[Any, _Stamp] = weakref.WeakKeyDictionary()
 def _renew(model: Any) -> None:
     """Make a model's strategy anew if what it was made of has changed; else remember what it was made of."""
     strategy = model.prediction_strategy
+    if type(strategy) is not DefaultPredictionStrategy:
+        return
     stamp = _stamps.get(strategy)
     if stamp is not None and not stamp.holds(model):
         prior = model._get_train_prior_distribution(list(model.train_inputs))
@@ -218,7 +225,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     if known is None:
         return _stock_covariance(self, test_test_covar, test_train_covar)
     rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
-    explained = known.explained_covariance(rows)
+    explained = conditioning.for_covariances(self, known, fast=False).explained_covariance(rows)
     if isinstance(test_test_covar, torch.Tensor):
         return to_linear_operator(test_test_covar - explained)
     return test_test_covar + to_linear_operator(-explained)
@@ -233,6 +240,10 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     served = type(self) is DefaultPredictionStrategy and not kwargs.keys() - {"noise"}
+    if "noise" in kwargs and not isinstance(self.likelihood, FixedNoiseGaussianLikelihood) and not _stay_out():
+        made = _stock_fantasy(*args, **kwargs)  # this noise is in the caches only: nothing may be computed anew
+        conditioning.decline(made)
+        return made
     if not served or gpytorch.settings.observation_nan_policy.value() != "ignore" or _stay_out():
         return _stock_fantasy(*args, **kwargs)
     found = regime(self.num_train, library.fast_computations.covar_root_decomposition)

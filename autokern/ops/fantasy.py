@@ -10,6 +10,7 @@ Contract: the caches are those of a refit within ``100 (n + q)`` eps times the c
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import gpytorch
@@ -223,7 +224,8 @@ def stock(
 
 def _file(strategy: Any, cache: torch.Tensor) -> None:
     if cache.grad_fn is not None:  # whether to detach is asked where it is read: BoTorch sets that only there
-        cache.grad_fn.register_hook(lambda *_: clear_cache_hook(strategy))
+        owner = weakref.ref(strategy)
+        cache.grad_fn.register_hook(lambda *_: clear_cache_hook(owner()) if owner() is not None else None)
     add_to_cache(strategy, "mean_cache", cache, "ignore")
 
 

@@ -53,8 +53,7 @@ def _graph(prior: Any) -> str:
         return ""
     if prior.x1.requires_grad:
         return "x"
-    first = next(prior.kernel.parameters(), None)
-    return "theta" if first is not None and first.requires_grad else ""
+    return "theta" if any(p.requires_grad for p in prior.kernel.parameters()) else ""
 
 
 def _key(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Any:
@@ -116,10 +115,11 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
 def _reference(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     k = strategy.lik_train_train_covar.to_dense()
     lower = torch.linalg.cholesky(k.detach())
+    through = torch.linalg.cholesky(k) if not fast else lower  # as the library differentiates
     residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
     rows = cross.to_dense()
     mean = test_mean + (rows @ torch.cholesky_solve(residual, lower)).squeeze(-1)
-    white = torch.linalg.solve_triangular(lower, rows.mT, upper=False)
+    white = torch.linalg.solve_triangular(through, rows.mT, upper=False)
     return mean, DenseLinearOperator(prior.to_dense() - white.mT @ white)
 
 
@@ -263,21 +263,22 @@ def eager(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact:
     assert known is not None
     rows = cross.to_dense()
     mean = strategy.exact_predictive_mean(test_mean, rows)
-    explained = known.explained_covariance(rows)
+    explained = conditioning.for_covariances(strategy, known, fast).explained_covariance(rows)
     return mean, to_linear_operator(prior.to_dense() - explained)
 
 
-def _kept(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, multiply: bool) -> Prediction:
+def _kept(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, fast: bool, multiply: bool) -> Prediction:
     known = conditioning.of(strategy)
     assert known is not None
     rows = cross.to_dense()
-    return strategy.exact_predictive_mean(test_mean, rows), PosteriorCovariance(prior, rows, known, multiply)
+    covariance = PosteriorCovariance(prior, rows, conditioning.for_covariances(strategy, known, fast), multiply)
+    return strategy.exact_predictive_mean(test_mean, rows), covariance
 
 
 @PREDICT.candidate("lazy", accuracy="better", parts=True)
 def lazy(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """Covariances with the training points are kept, variances computed when they are read, the joint when it is."""
-    return _kept(strategy, test_mean, prior, cross, multiply=False)
+    return _kept(strategy, test_mean, prior, cross, fast, multiply=False)
 
 
 def _factored(problem: Problem) -> str | None:
@@ -287,7 +288,7 @@ def _factored(problem: Problem) -> str | None:
 @PREDICT.candidate("lazy-product", accuracy="better", why_not=_factored, parts=True)
 def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """The same with products by the inverse factor, which is formed once, in place of substitution."""
-    return _kept(strategy, test_mean, prior, cross, multiply=True)
+    return _kept(strategy, test_mean, prior, cross, fast, multiply=True)
 
 
 def _register_rows(size: int) -> None:
@@ -295,6 +296,8 @@ def _register_rows(size: int) -> None:
         return 8 * min(problem.m, size) * problem.n * problem.batch * problem.itemsize + _factor_memory(problem) + 2**24
 
     def why_not(problem: Problem) -> str | None:
+        if problem.grad:
+            return "gradients keep the blocks anyway"
         return None if problem.m > size else f"no more than {size} test points"
 
     def features(problem: Problem) -> Features:
@@ -309,8 +312,8 @@ def _register_rows(size: int) -> None:
             part: torch.Tensor = strategy.exact_predictive_mean(test_mean[..., start:stop], block)
             return part
 
-        mean = by_blocks(cross, size, mean_of, recompute=True)
-        return mean, PosteriorCovariance(prior, cross, known, block=size)
+        mean = by_blocks(cross, size, mean_of)
+        return mean, PosteriorCovariance(prior, cross, conditioning.for_covariances(strategy, known, fast), block=size)
 
     rows.__doc__ = f"In blocks of {size} test points, whose covariances with the training points are never kept."
     register = PREDICT.candidate(
