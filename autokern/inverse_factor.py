@@ -10,11 +10,13 @@ and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
 from linear_operator import settings as library
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.errors import NotPSDError
 
 from autokern.factors import solved
 from autokern.strips import Strips
@@ -75,10 +77,9 @@ class Conditioned:
             assert self.lower is not None
             assert self._residual is not None
             rhs = self._residual.unsqueeze(-1)
-            if self._matrix is None:
-                self._alpha = torch.cholesky_solve(rhs, self.lower).squeeze(-1)
-            else:
-                self._alpha = solved(self._matrix, self.solve, rhs).squeeze(-1)
+            with torch.set_grad_enabled(self.requires_grad):  # whoever asks first
+                solve = functools.partial(_substitute, self.lower.detach())  # holds nothing that holds its results
+                self._alpha = (solve(rhs) if self._matrix is None else solved(self._matrix, solve, rhs)).squeeze(-1)
             self._residual = self._matrix = None
         return self._alpha
 
@@ -89,8 +90,15 @@ class Conditioned:
             assert self.lower is not None
             n = self.lower.shape[-1]
             unit = torch.eye(n, dtype=self.lower.dtype, device=self.lower.device)
-            self._inverse = Strips(torch.linalg.solve_triangular(self.lower, unit, upper=False))
+            with torch.set_grad_enabled(self.lower.requires_grad):
+                self._inverse = Strips(torch.linalg.solve_triangular(self.lower, unit, upper=False))
         return self._inverse
+
+    @property
+    def batch(self) -> torch.Size:
+        """Batch shape of the factor."""
+        matrix = self.border if self.border is not None else self.lower
+        return self.inverse.batch if matrix is None else matrix.shape[:-2]
 
     @property
     def grown(self) -> bool:
@@ -100,6 +108,10 @@ class Conditioned:
     @property
     def root(self) -> torch.Tensor:
         """``W^T``, shape ``(..., n, n)``: the root of the inverse that the library keeps."""
+        with torch.set_grad_enabled(self.requires_grad):
+            return self._formed_root()
+
+    def _formed_root(self) -> torch.Tensor:
         whole = self.inverse.dense() if self._root is None else self._root
         if self.border is not None:
             lead, q = self.border.shape[:-2], self.border.shape[-2]
@@ -182,7 +194,7 @@ class Conditioned:
     def solve(self, rhs: torch.Tensor) -> torch.Tensor:
         """Return ``K^-1 rhs`` for columns ``(..., n, m)``, without gradients through the factor."""
         if self.lower is not None:
-            return torch.cholesky_solve(rhs, self.lower.detach())
+            return _substitute(self.lower.detach(), rhs)
         return self._unwhitened(self.whitened(rhs.mT)).mT
 
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
@@ -198,9 +210,14 @@ class Conditioned:
             Their targets less the mean, shape ``(..., q)``.
         """
         f = self.whitened(cross)
-        g = psd_safe_cholesky(corner - f @ f.mT)
-        left = g.detach().diagonal(dim1=-2, dim2=-1).square() / corner.detach().diagonal(dim1=-2, dim2=-1)
-        if not bool((left > _LOST[left.dtype]).all()):  # also for NaN
+        schur, own = corner - f @ f.mT, corner.detach().diagonal(dim1=-2, dim2=-1)
+        if _lost(schur.detach().diagonal(dim1=-2, dim2=-1) / own):
+            return None
+        try:
+            g = psd_safe_cholesky(schur)
+        except NotPSDError:
+            return None
+        if _lost(g.detach().diagonal(dim1=-2, dim2=-1).square() / own):
             return None
         q, back = cross.shape[-2], self._unwhitened(f)
         unit = torch.eye(q, dtype=g.dtype, device=g.device).expand(*back.shape[:-1], q)
@@ -216,6 +233,15 @@ class Conditioned:
             old = torch.nn.functional.pad(self.border, (0, q)).expand(*rows.shape[:-2], -1, -1)
             rows = torch.cat((old, rows), dim=-2)
         return Conditioned(inverse=self.inverse, border=rows, alpha=alpha)
+
+
+def _lost(left: torch.Tensor) -> bool:
+    """Whether too little of any variance is left; also if it is NaN."""
+    return not bool((left > _LOST[left.dtype]).all())
+
+
+def _substitute(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    return torch.cholesky_solve(rhs, lower)
 
 
 class Differentiated:

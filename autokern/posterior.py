@@ -23,7 +23,7 @@ __all__ = ["Explains", "PosteriorCovariance", "by_blocks"]
 _BYTES = 2**22
 """Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
 _OUTPUTS = 256
-"""Points of which a kernel with several outputs each forms the whole covariance to read its diagonal."""
+"""Points of which a kernel that is not known forms the whole covariance to read its diagonal: stock asks no more."""
 
 
 class Explains(Protocol):
@@ -53,6 +53,8 @@ def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torc
         rows = cross[..., start:stop, :]
         return of(rows if isinstance(rows, torch.Tensor) else rows.to_dense(), start, stop)
 
+    if not isinstance(cross, (torch.Tensor, LazyEvaluatedKernelTensor)):
+        cross = cross.to_dense()  # the library takes slices of it by interpolation
     m = cross.shape[-2]
     steps = [(start, min(m, start + size)) for start in range(0, m, size)]
     if len(steps) == 1:
@@ -188,7 +190,9 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         return self._graph and bool(super().requires_grad)
 
     def _size(self) -> torch.Size:
-        return torch.Size(self._prior.shape)
+        shape, batch = self._prior.shape, getattr(self._known, "batch", torch.Size())
+        lead = torch.broadcast_shapes(shape[:-2], batch)  # type: ignore[no-untyped-call]
+        return torch.Size((*lead, *shape[-2:]))
 
     def _transpose_nonbatch(self) -> LinearOperator:
         return self
@@ -222,7 +226,7 @@ def _diagonal_of(prior: Any) -> torch.Tensor:
     lazy = isinstance(prior, LazyEvaluatedKernelTensor)
     if lazy and prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
         return trees.diagonal(prior.kernel, prior.x1, prior.shape[:-1])
-    if not lazy or prior.shape[-1] == prior.x1.shape[-2]:
+    if not lazy:
         own: torch.Tensor = prior.diagonal(dim1=-2, dim2=-1)
         return own
     step = _OUTPUTS * (prior.shape[-1] // prior.x1.shape[-2])

@@ -347,7 +347,8 @@ def refit(model) -> Model:
 
 @pytest.mark.parametrize("way", ["rows", "stock"])
 @pytest.mark.parametrize(
-    ("inputs", "targets"), [((1, 2), (1,)), ((5, 2), (5,)), ((3, 2, 2), (3, 2)), ((2, 2), (4, 2)), ((3, 1, 2), (4, 3, 1))]
+    ("inputs", "targets"),
+    [((1, 2), (1,)), ((5, 2), (5,)), ((3, 2, 2), (3, 2)), ((2, 2), (4, 2)), ((3, 1, 2), (4, 3, 1))],
 )
 def test_fantasies_are_stock(inputs, targets, way):
     def everything():

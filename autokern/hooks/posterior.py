@@ -163,6 +163,7 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
     if gpytorch.settings.detach_test_caches.on():
         operator = operator.detach()
+    operator = operator.evaluate_kernel()  # hyperparameters may change before it is used
     return mean, PosteriorCovariance(prior, cross, Structured(operator))
 
 
@@ -231,6 +232,12 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     return test_test_covar + to_linear_operator(-explained)
 
 
+def _keeps_noise(likelihood: Any) -> bool:
+    """Whether a likelihood takes up the noise of new observations, and has no other."""
+    fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
+    return fixed and getattr(likelihood, "second_noise_covar", None) is None
+
+
 _stock_fantasy = DefaultPredictionStrategy.get_fantasy_strategy
 
 
@@ -240,7 +247,7 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     served = type(self) is DefaultPredictionStrategy and not kwargs.keys() - {"noise"}
-    if "noise" in kwargs and not isinstance(self.likelihood, FixedNoiseGaussianLikelihood) and not _stay_out():
+    if "noise" in kwargs and not _keeps_noise(self.likelihood) and not _stay_out():
         made = _stock_fantasy(*args, **kwargs)  # this noise is in the caches only: nothing may be computed anew
         conditioning.decline(made)
         return made

@@ -48,6 +48,7 @@ def _key(
     return (
         strategy.__class__, strategy.train_labels.shape, inputs[0].shape, targets.shape, x.__class__, x.shape, x.dtype,
         x.device, full_targets.shape, full_output.__class__, full_output.lazy_covariance_matrix.__class__,
+        full_output.lazy_covariance_matrix.shape, strategy.train_inputs[0].shape,
         noise is None, exact, _graph(full_inputs, targets), conditioning.plain(strategy),
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def _key(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fas
     x = prior.x1
     return (
         strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
-        cross.x2.shape, _graph(prior), exact, fast, conditioning.plain(strategy),
+        cross.x2.shape, prior.shape, _graph(prior), exact, fast, conditioning.plain(strategy),
         conditioning.is_exact(strategy), gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
     )  # fmt: skip
 
