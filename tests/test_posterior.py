@@ -28,6 +28,7 @@ from autokern.posterior import PosteriorCovariance
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),  # of stock's interpolation
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of the same
 ]
 CANDIDATES = get("predict").names()
 SMALL = [name for name in CANDIDATES if not name.startswith("rows")]

@@ -224,8 +224,8 @@ def test_one_factorisation(fast):
     ):
         for seed in (6, 7):
             read(model(points(5, 2, seed=seed)))
-        model.prediction_strategy.covar_cache  # noqa: B018
-        model.prediction_strategy.mean_cache  # noqa: B018
+        model.prediction_strategy.covar_cache
+        model.prediction_strategy.mean_cache
     assert count == 1
 
 
@@ -442,7 +442,7 @@ def test_a_kernel_keeps_the_matrix_that_it_returns():
 
     with autokern.enabled(), torch.no_grad(), autokern.using(force={"predict": "lazy"}):
         model = made(kernel=Table())
-        model(new(model)).variance  # noqa: B018
+        model(new(model)).variance
     torch.testing.assert_close(kept, torch.eye(30, **F64) + 0.5, rtol=0, atol=0)
 
 
@@ -521,7 +521,7 @@ def test_memory_is_flat_over_updates_that_are_dropped():
         read(model(new(model)))
         for i in range(300):
             grown = model.get_fantasy_model(points(1, 2, seed=i), points(1, seed=i))
-            grown(new(model)).variance  # noqa: B018
+            grown(new(model)).variance
             del grown
             if i % 20 == 0:
                 gc.collect()
