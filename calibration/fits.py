@@ -8,6 +8,7 @@ May import `measuring`, `training`, `workloads` and `rows`.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -143,7 +144,9 @@ class Acquisition:
             q = 1 + FANTASIES
         else:
             sampler = SobolQMCNormalSampler(torch.Size([128]), seed=3)
-            self.function, q = qExpectedImprovement(model, best_f=y.max(), sampler=sampler), 4
+            with warnings.catch_warnings():  # BoTorch recommends qLogExpectedImprovement
+                warnings.simplefilter("ignore")
+                self.function, q = qExpectedImprovement(model, best_f=y.max(), sampler=sampler), 4
         self.x = uniform(batch * q, d, seed=23).view(batch, q, d)
         self.value = self.gradient = self.x
 

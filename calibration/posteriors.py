@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -265,8 +266,8 @@ def run_stream(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]
                 gc.collect()
                 resident.append(process.memory_info().rss)
     del read
-    marks = [n for n in (200, 500, 1000, 2000, 3000, 4000, 5000) if FEW < n <= last]
-    at = [{"n": n, "seconds": sorted(seconds[max(0, n - FEW - 50) : n - FEW])[25]} for n in marks]
+    marks = [*(n for n in (200, 500, 1000, 2000, 3000, 4000) if n < last), last]
+    at = [{"n": n, "seconds": statistics.median(seconds[max(0, n - FEW - 50) : n - FEW])} for n in marks]
     report(f"stream, to n={last}: {sum(seconds):.1f} s, {at[-1]['seconds'] * 1e3:.1f} ms an update at the end")
     settled = resident[min(4, len(resident) - 1) :]
     return {

@@ -533,7 +533,7 @@ def test_memory_is_flat_over_fifty_dropped_models():
                 del model
                 gc.collect()
                 resident.append(process.memory_info().rss)
-    assert resident[-1] - resident[1] < 12 * 2**20
+    assert resident[-1] - resident[1] < 40 * 2**20  # three matrices of each take 150
 
 
 @pytest.mark.parametrize("detached", [True, False])

@@ -25,7 +25,10 @@ pytest.importorskip("statsmodels", reason="needs statsmodels for the CO2 series"
 
 FOLDER = Path(__file__).parents[1] / "calibration"
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
-WORKLOADS = ("training", "jump", "diabetes", "processes", "memory", "co2", "cg", "botorch")
+WORKLOADS = (
+    "training", "jump", "diabetes", "processes", "memory", "posterior", "points", "fantasies", "stream", "co2", "cg",
+    "acquisition", "botorch",
+)  # fmt: skip
 
 
 def load(name: str) -> ModuleType:
@@ -40,7 +43,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    names = ("rows", "figures", "measuring", "workloads", "training", "fits", "processes", "end_to_end")
+    names = ("rows", "figures", "measuring", "workloads", "training", "fits", "posteriors", "processes", "end_to_end")
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # linear_operator scripts functions when it is imported
@@ -74,6 +77,18 @@ def tiny(script: ModuleType) -> Any:
         windows=2,
         dropped=6,
         settling=2,
+        posterior=(30,),
+        predictions=2,
+        points=(300,),
+        repeats=1,
+        fantasies=(30,),
+        updates=2,
+        successive=3,
+        streamed=110,
+        dropped_updates=60,
+        acquired=20,
+        restarts=(1,),
+        evaluations=2,
     )
 
 
@@ -87,7 +102,7 @@ def results(script: ModuleType) -> dict[str, Any]:
             figures = {name: run(tiny(script), NULL, said.append) for name, run in script.WORKLOADS.items()}
     finally:
         torch.set_num_threads(threads)
-    assert len(said) == 4 + 4 + 4 + (1 + 1) + 1 + 1 + 4 + 1
+    assert len(said) == 4 + 4 + 4 + (1 + 1) + 1 + (4 + 1 + 2 + 1) + 1 + 4 + 2 + 1
     described = script.describe({}, quick=True)
     return {**described, **{name: {"run": script.stamp(described), **figure} for name, figure in figures.items()}}
 
@@ -272,6 +287,23 @@ def test_without_botorch_its_fits_are_skipped_aloud(script: ModuleType, monkeypa
     said: list[str] = []
     assert script.run_botorch(tiny(script), NULL, said.append) == {}
     assert said == ["botorch: skipped, because BoTorch is not installed"]
+
+
+def test_predictions_and_updates_are_compared(results: dict[str, Any]) -> None:
+    posterior, points = results["posterior"]["cases"], results["points"]["cases"]
+    assert [(case["fast"], case["first"]) for case in posterior] == [
+        (False, True),
+        (False, False),
+        (True, True),
+        (True, False),
+    ]
+    assert [case["factorisations"]["off"] for case in posterior] == [2, 1, 2, 0]
+    assert points[0]["sides"]["on"][0]["error"] < 1e-12
+    assert points[0]["sides"]["on"][0]["mebibytes"] >= 0
+    assert all(max(case["error"]["on"].values()) < 1e-10 for case in results["fantasies"]["cases"])
+    assert max(results["fantasies"]["successive"]["error"].values()) < 1e-10
+    assert len(results["stream"]["seconds"]) == 10
+    assert {case["function"] for case in results["acquisition"]["cases"]} == {"qKG", "qEI"}
 
 
 def test_processes_are_counted_together(results: dict[str, Any]) -> None:
@@ -462,14 +494,14 @@ def test_unknown_workload_is_bad_usage(script: ModuleType, capsys: pytest.Captur
 def test_markdown_holds_headlines_and_has_even_rows(script: ModuleType, results: dict[str, Any]) -> None:
     table = script.figures.markdown_table(results).split("\n\n")[0].splitlines()
     assert len({line.count("|") for line in table}) == 1
-    assert len(table) == 2 + 1 + 2 + 1 + 2 + 2
+    assert len(table) == 2 + 6  # training, diabetes, BoTorch, test points, the CO₂ stream, CG
     assert sum("n = 100," in line for line in table) == 2
     assert all("n = 40," not in line for line in table)
 
 
 def test_a_run_of_one_workload_has_a_table_too(script: ModuleType, results: dict[str, Any]) -> None:
     alone = {name: value for name, value in results.items() if name == "cg" or name not in WORKLOADS}
-    assert len(script.figures.markdown_table(alone).split("\n\n")[0].splitlines()) == 2 + 2
+    assert len(script.figures.markdown_table(alone).split("\n\n")[0].splitlines()) == 2 + 1
     script.figures.show(alone)
     script.figures.show(results)
 

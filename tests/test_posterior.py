@@ -27,8 +27,9 @@ from autokern.posterior import PosteriorCovariance
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled"),  # of stock's interpolation
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of stock's interpolation
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of the same
+    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
 ]
 CANDIDATES = get("predict").names()
 SMALL = [name for name in CANDIDATES if not name.startswith("rows")]
