@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 
-__all__ = ["in_float64", "modules_in", "rebuilt", "tensors_in"]
+__all__ = ["DIAGONAL", "in_float64", "modules_in", "rebuilt", "tensors_in", "variances"]
+
+DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
+"""Operators that hold nothing but a diagonal."""
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -88,3 +91,9 @@ def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     made: tuple[Any, ...] = rebuilt(args, leaf)
     return made
+
+
+def variances(diagonal: Any) -> torch.Tensor:
+    """Return the entries of a diagonal operator as it holds them, ``(..., 1)`` if they are all the same."""
+    entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
+    return entries

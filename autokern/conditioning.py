@@ -16,18 +16,17 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     BatchRepeatLinearOperator,
-    ConstantDiagLinearOperator,
     DenseLinearOperator,
-    DiagLinearOperator,
     TriangularLinearOperator,
 )
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
+from autokern.arguments import DIAGONAL, variances
 from autokern.inverse_factor import Conditioned, Differentiated
 from autokern.kernels import tree as trees
 
-__all__ = ["attach", "decline", "for_covariances", "found", "is_exact", "of", "plain"]
+__all__ = ["attach", "decline", "for_covariances", "forget_after_backward", "found", "is_exact", "of", "plain"]
 
 
 class _Kept:
@@ -65,9 +64,7 @@ def _parts(strategy: Any) -> tuple[Any, Any] | None:
         lazy = lazy.base_linear_op
     if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch:
         return None
-    if type(diagonal) not in (DiagLinearOperator, ConstantDiagLinearOperator):
-        return None
-    return lazy, diagonal
+    return (lazy, diagonal) if type(diagonal) in DIAGONAL else None
 
 
 def plain(strategy: Any) -> bool:
@@ -156,7 +153,7 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
     kept.attached = made
     strategy.__dict__.setdefault("_memoize_cache", {})[_MARK] = True
     for tensor in (made.source, made.alpha):
-        _forget_after_backward(strategy, tensor)
+        forget_after_backward(strategy, tensor)
 
 
 def decline(strategy: Any) -> None:
@@ -177,8 +174,7 @@ def _matrix(parts: tuple[Any, Any], attached: bool) -> torch.Tensor:
     if lazy.x1 is lazy.x2:
         x2 = x1
     k = LazyEvaluatedKernelTensor(x1, x2, kernel=lazy.kernel, **lazy.params).evaluate_kernel().to_dense()
-    noise = diagonal._diag if type(diagonal) is DiagLinearOperator else diagonal.diag_values
-    noise = noise if attached else noise.detach()
+    noise = variances(diagonal) if attached else variances(diagonal).detach()
     ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # another kernel may keep what it returns
     if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:
         whole: torch.Tensor = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
@@ -187,8 +183,13 @@ def _matrix(parts: tuple[Any, Any], attached: bool) -> torch.Tensor:
     return cast("torch.Tensor", k)
 
 
-def for_covariances(strategy: Any, known: Conditioned, fast: bool) -> Conditioned | Differentiated:
-    """Return what answers for covariances: without `fast_pred_var` the library lets gradients through the kernel."""
+def for_covariances(strategy: Any, fast: bool) -> Conditioned | Differentiated:
+    """Return what answers for covariances of a strategy that is `plain`, with caches made if they are not there.
+
+    Without `fast_pred_var` the library lets gradients through the kernel.
+    """
+    known = of(strategy)
+    assert known is not None
     if fast or not torch.is_grad_enabled() or gpytorch.settings.detach_test_caches.off():
         return known
     parts = _parts(strategy)
@@ -207,11 +208,10 @@ def _made(strategy: Any, attached: bool) -> Conditioned:
         factor = TriangularLinearOperator(lower)
         if strategy.lik_train_train_covar.shape == factor.shape:
             add_to_cache(strategy.lik_train_train_covar, "cholesky", factor, upper=False)
-    made = Conditioned(lower, matrix=k if k.requires_grad else None, residual=residual)
-    return made
+    return Conditioned(lower, matrix=k if k.requires_grad else None, residual=residual)
 
 
-def _forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
+def forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
     """Empty the strategy's caches once a backward pass has freed the graph that they belong to, as the library does."""
     if tensor is not None and tensor.grad_fn is not None:
         owner = weakref.ref(strategy)

@@ -21,7 +21,7 @@ from linear_operator.utils.errors import NotPSDError
 from autokern.factors import solved
 from autokern.strips import Strips
 
-__all__ = ["Conditioned", "Differentiated", "Structured"]
+__all__ = ["Conditioned", "Differentiated", "Rooted", "Structured"]
 
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
 """A new point whose variance given the others is a smaller part of its own than this loses half of the digits."""
@@ -257,6 +257,7 @@ class Differentiated:
 
     def __init__(self, known: Conditioned, matrix: torch.Tensor) -> None:
         self._known, self._matrix = known, matrix
+        self.batch = matrix.shape[:-2]
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
@@ -265,6 +266,29 @@ class Differentiated:
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
         return rows @ solved(self._matrix, self._known.solve, rows.mT)
+
+
+class Rooted:
+    """The same answers by a root of the inverse that the library keeps, of whatever shape.
+
+    Parameters
+    ----------
+    root : Tensor
+        S with ``S S^T = K^-1``, shape ``(..., n, k)``.
+    """
+
+    def __init__(self, root: torch.Tensor) -> None:
+        self._root = root
+        self.batch = root.shape[:-2]
+
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        return (rows @ self._root).square().sum(-1)
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        white = rows @ self._root
+        return white @ white.mT
 
 
 _SETTINGS = (
@@ -283,12 +307,11 @@ class Structured:
     ----------
     operator : LinearOperator
         Noisy covariance of the training data.
-    root : Tensor, optional
-        A root of its inverse, where the library keeps one.
     """
 
-    def __init__(self, operator: Any, root: torch.Tensor | None = None) -> None:
-        self._operator, self._root = operator, root
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+        self.batch = torch.Size(operator.shape[:-2])
         self._settings = [(kind, kind.value()) for kind in _SETTINGS]
         self._solves = library.fast_computations.solves.on()
 
@@ -302,13 +325,8 @@ class Structured:
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        if self._root is not None:
-            return (rows @ self._root).square().sum(-1)
         return (rows * self._solved(rows.mT).mT).sum(-1)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        if self._root is not None:
-            white = rows @ self._root
-            return white @ white.mT
         return rows @ self._solved(rows.mT)

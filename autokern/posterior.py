@@ -29,6 +29,10 @@ _OUTPUTS = 256
 class Explains(Protocol):
     """What knows how much of a prior covariance the training data explain."""
 
+    @property
+    def batch(self) -> torch.Size:
+        """Batch shape of the factor."""
+
     def explained(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``."""
 
@@ -70,17 +74,18 @@ class _Snapshot:
         self._kernels = list({id(m): m for m in modules_in(operator)}.values())
         self._then = [{name: (t, t.detach().clone()) for name, t in _held(kernel)} for kernel in self._kernels]
 
-    def of(self, operator: Any) -> Any:
-        """Return the operator, with copies of its kernels if their hyperparameters have changed since."""
+    def of(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return operators and tensors, with copies of their kernels if hyperparameters have changed since."""
         if all(_unchanged(kernel, then) for kernel, then in zip(self._kernels, self._then, strict=True)):
-            return operator
+            return parts
         copies: dict[int, Any] = {}
         for kernel, then in zip(self._kernels, self._then, strict=True):
             old = copies[id(kernel)] = copy.deepcopy(kernel)
             for name, t in _held(old):
                 if name in then:
                     t.data = then[name][1].clone()
-        return rebuilt(operator, lambda leaf: copies.get(id(leaf), leaf))
+        made: tuple[Any, ...] = rebuilt(parts, lambda leaf: copies.get(id(leaf), leaf))
+        return made
 
 
 def _held(kernel: Any) -> list[tuple[str, torch.Tensor]]:
@@ -125,7 +130,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         """Return the matrix itself."""
         if self._formed is None:
             with torch.set_grad_enabled(self._graph):
-                prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
+                prior, cross = self._snapshot.of((self._prior, self._cross))
                 rows = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
                 self._formed = to_linear_operator(
                     prior.to_dense() - self._known.explained_covariance(rows, self._multiply)
@@ -138,9 +143,10 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
             return formed
         if self._variances is None:
             with torch.set_grad_enabled(self._graph):
-                prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
+                prior, cross = self._snapshot.of((self._prior, self._cross))
                 own = _diagonal_of(prior)
-                size = self._block or max(1, _BYTES // max(1, cross[..., 0, :].numel() * own.element_size()))
+                row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
+                size = self._block or max(1, _BYTES // max(1, row))
 
                 def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
                     return own[..., start:stop] - self._known.explained(rows, self._multiply)
@@ -152,7 +158,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         block = isinstance(row_index, slice) and row_index == col_index
         if self._formed is None and block and all(_is_noop_index(index) for index in batch_indices):
             with torch.set_grad_enabled(self._graph):
-                prior, cross = (self._snapshot.of(part) for part in (self._prior, self._cross))
+                prior, cross = self._snapshot.of((self._prior, self._cross))
                 part = prior[..., row_index, row_index], cross[..., row_index, :]
                 return PosteriorCovariance(*part, self._known, self._multiply, self._block)
         return self.formed()._getitem(row_index, col_index, *batch_indices)
@@ -190,8 +196,8 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         return self._graph and bool(super().requires_grad)
 
     def _size(self) -> torch.Size:
-        shape, batch = self._prior.shape, getattr(self._known, "batch", torch.Size())
-        lead = torch.broadcast_shapes(shape[:-2], batch)  # type: ignore[no-untyped-call]
+        shape = self._prior.shape
+        lead = torch.broadcast_shapes(shape[:-2], self._known.batch)  # type: ignore[no-untyped-call]
         return torch.Size((*lead, *shape[-2:]))
 
     def _transpose_nonbatch(self) -> LinearOperator:

@@ -14,7 +14,7 @@ from unittest import mock
 
 import psutil
 import torch
-from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest
+from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest, nothing
 from rows import sentence
 from torch import Tensor
 from training import forced_exact
@@ -171,7 +171,7 @@ def run_acquisition(scale: Scale, toggles: Toggles, report: Report) -> dict[str,
                 with toggles[side]():
                     sides[side] = Acquisition(name, scale.acquired, batch)
             figure: dict[str, Any] = compare(
-                interleave(toggles, sides, scale.evaluations, 2, settle=lambda: None, times=EVALUATIONS)
+                interleave(toggles, sides, scale.evaluations, 2, settle=nothing, times=EVALUATIONS)
             )
             off, on = (sides[side] for side in SIDES)
             figure |= {"function": name, "n": scale.acquired, "restarts": batch}

@@ -130,12 +130,16 @@ def turns(sides: Iterable[str], rounds: int) -> Iterator[tuple[str, ...]]:
     return itertools.islice(itertools.cycle(itertools.permutations(sides)), rounds)
 
 
+def nothing() -> None:
+    """Undo nothing: a step may be taken once more without harm."""
+
+
 def interleave(
     toggles: Toggles,
     steps: Mapping[str, Callable[[], object]],
     rounds: int,
     warmup: int = 0,
-    after: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = nothing,
     seconds: float = math.inf,
     least: int = 1,
     settle: Callable[[], object] | None = None,

@@ -22,7 +22,7 @@ from unittest import mock
 import gpytorch
 import psutil
 import torch
-from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest
+from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest, nothing
 from rows import sentence
 from torch import Tensor
 from training import forced_exact
@@ -75,10 +75,6 @@ def factorisations(prediction: Prediction) -> int:
     with mock.patch.object(torch.linalg, "cholesky_ex", counted):
         prediction()
     return count
-
-
-def nothing() -> None:
-    """Undo nothing: a step may be taken once more without harm."""
 
 
 def run_posterior(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:

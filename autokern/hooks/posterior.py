@@ -1,7 +1,7 @@
 """Hooks into gpytorch's exact prediction: test covariances stay lazy, caches share one factor, fantasies extend it.
 
 Only the library's own default strategy is served; strategies for structured kernels and models that override a step
-keep theirs. A strategy is dropped when parameters or data have changed since it was made.
+keep theirs. A strategy is dropped when version counters tell that parameters or data have changed since it was made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autokern.dispatch import route
 from autokern.hooks import Patch
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
-from autokern.inverse_factor import Structured
+from autokern.inverse_factor import Rooted, Structured
 from autokern.op import get
 from autokern.posterior import PosteriorCovariance
 
@@ -156,7 +156,7 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     """Predict with a covariance that the library solves by its structure; variances when they are read."""
     mean = strategy.exact_predictive_mean(test_mean, _evaluated(cross))
     if gpytorch.settings.fast_pred_var.on():
-        return mean, PosteriorCovariance(prior, cross, Structured(None, strategy.covar_cache))
+        return mean, PosteriorCovariance(prior, cross, Rooted(strategy.covar_cache))
     nothing = strategy.train_prior_dist.__class__(
         torch.zeros_like(strategy.train_prior_dist.mean), strategy.train_prior_dist.lazy_covariance_matrix
     )
@@ -226,7 +226,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     if known is None:
         return _stock_covariance(self, test_test_covar, test_train_covar)
     rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
-    explained = conditioning.for_covariances(self, known, fast=False).explained_covariance(rows)
+    explained = conditioning.for_covariances(self, fast=False).explained_covariance(rows)
     if isinstance(test_test_covar, torch.Tensor):
         return to_linear_operator(test_test_covar - explained)
     return test_test_covar + to_linear_operator(-explained)

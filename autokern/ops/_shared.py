@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from linear_operator import settings as library
-from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator
 
 from autokern import host, threads
 from autokern.op import Op, Run
@@ -18,7 +17,6 @@ from autokern.problem import Features, Problem
 
 __all__ = [
     "CG_ITERATIONS",
-    "DIAGONAL",
     "EPS",
     "as_asked",
     "device_of",
@@ -36,13 +34,10 @@ __all__ = [
     "random_matrix",
     "regime_axes",
     "relative_error",
-    "variances",
     "with_copies",
     "with_fewer_threads",
 ]
 
-DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
-"""Operators that hold nothing but a diagonal."""
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
@@ -210,12 +205,6 @@ def with_fewer_threads(op: Op, name: str) -> None:
             features=whole.features,
             threads=count,
         )(run)
-
-
-def variances(diagonal: Any) -> torch.Tensor:
-    """Return the entries of a diagonal operator as it holds them, ``(..., 1)`` if they are all the same."""
-    entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
-    return entries
 
 
 def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:

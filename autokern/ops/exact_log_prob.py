@@ -24,12 +24,11 @@ from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern import host, likelihood
-from autokern.arguments import in_float64
+from autokern.arguments import DIAGONAL, in_float64, variances
 from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._shared import (
     CG_ITERATIONS,
-    DIAGONAL,
     EPS,
     as_asked,
     device_of,
@@ -41,7 +40,6 @@ from autokern.ops._shared import (
     needs_cpu_detour,
     random_matrix,
     regime_axes,
-    variances,
     with_copies,
     with_fewer_threads,
 )

@@ -10,7 +10,6 @@ Contract: the caches are those of a refit within ``100 (n + q)`` eps times the c
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import gpytorch
@@ -19,8 +18,8 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import BatchRepeatLinearOperator
-from linear_operator.utils.errors import CachingError, NanError, NotPSDError
-from linear_operator.utils.memoize import add_to_cache, clear_cache_hook, get_from_cache
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.memoize import add_to_cache, get_from_cache
 
 from autokern import conditioning
 from autokern.arguments import in_float64
@@ -212,22 +211,10 @@ def stock(
     """
     with as_asked(exact, strategy.num_train):
         made = _stock(strategy, inputs, targets, full_inputs, full_targets, full_output, **_noise(noise))
-    policy = gpytorch.settings.observation_nan_policy.value()
-    if policy != "ignore":
-        return made
-    try:
-        cache = get_from_cache(made, "mean_cache")
-    except CachingError:
-        return made
-    _file(made, cache)
+    cache = get_from_cache(made, "mean_cache")
+    conditioning.forget_after_backward(made, cache)  # not detached: BoTorch decides on that where it is read
+    add_to_cache(made, "mean_cache", cache, "ignore")
     return made
-
-
-def _file(strategy: Any, cache: torch.Tensor) -> None:
-    if cache.grad_fn is not None:  # whether to detach is asked where it is read: BoTorch sets that only there
-        owner = weakref.ref(strategy)
-        cache.grad_fn.register_hook(lambda *_: clear_cache_hook(owner()) if owner() is not None else None)
-    add_to_cache(strategy, "mean_cache", cache, "ignore")
 
 
 @FANTASY.candidate("rows", accuracy="better", parts=True)

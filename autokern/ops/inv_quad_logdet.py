@@ -27,12 +27,11 @@ from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern import host, threads
-from autokern.arguments import tensors_in
+from autokern.arguments import DIAGONAL, tensors_in, variances
 from autokern.factors import factorised, inverted, plain_gradients
 from autokern.op import Op
 from autokern.ops._shared import (
     CG_ITERATIONS,
-    DIAGONAL,
     EPS,
     as_asked,
     is_ours,
@@ -43,7 +42,6 @@ from autokern.ops._shared import (
     positive_definite,
     random_matrix,
     regime_axes,
-    variances,
     with_copies,
     with_fewer_threads,
 )
