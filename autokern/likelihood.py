@@ -109,7 +109,7 @@ def _factorise(
     def assemble(keep: bool) -> None:
         for start, stop in steps:
             whole = stop - start == buffer.shape[-1]
-            blocks.fill(start, stop, buffer if whole else buffer[start:stop, :stop], keep)
+            blocks.fill((start, stop), buffer if whole else buffer[start:stop, :stop], keep)
         buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
 
     assemble(keep)
@@ -211,7 +211,7 @@ def _gradients(
                 g = torch.mul(a, turned).sub_(inverse)
             else:
                 g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
-            state.blocks.pull(start, stop, g, factor)
+            state.blocks.pull((start, stop), g, factor)
         points, shapes, weights = state.blocks.gradients()
         pairs = zip((*points, *shapes, *weights), wanted[2:], strict=True)
         found[2:] = [one if want else None for one, want in pairs]

@@ -140,14 +140,18 @@ def read(kernel: Kernel, x: torch.Tensor) -> Tree:
     return Tree(collect(kernel, x), points, shapes, weights)
 
 
-def dense(tree: Tree) -> torch.Tensor:
-    """Evaluate by plain steps: in float64 the truth, differentiable twice."""
+def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
+    """Evaluate by plain steps: in float64 the truth, differentiable twice.
+
+    `others` are the points of the columns, for each leaf, if those are not the same as the rows'.
+    """
     points, shapes, weights = iter(tree.points), iter(tree.shapes), iter(tree.weights)
+    columns = iter(others or ())
 
     def value(node: Node) -> torch.Tensor:
         if node.kind == "leaf":
             of, z = family(node.family), next(points)
-            u = _square_distances(z) * of.gamma
+            u = _square_distances(z, next(columns, None)) * of.gamma
             return of(u, next(shapes)) if of.shape is not None else of(u)
         if node.kind == "constant":
             return next(weights)[..., None, None]
@@ -190,11 +194,13 @@ def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor
     return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
 
 
-def _square_distances(z: torch.Tensor) -> torch.Tensor:
+def _square_distances(z: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
     """Return the squared distances of points, by differences, or expanded where those take too much memory."""
-    if z.shape[-2] * z.numel() <= _MOST_DIFFERENCES:
-        return (z.unsqueeze(-2) - z.unsqueeze(-3)).square().sum(-1)
-    z = z - z.mean(-2, keepdim=True)
-    norms = z.square().sum(-1, keepdim=True)
-    off = 1 - torch.eye(z.shape[-2], dtype=z.dtype, device=z.device)
-    return (norms + norms.mT - 2 * (z @ z.mT)).clamp_min(0) * off
+    other = z if columns is None else columns
+    if z.shape[-2] * other.numel() <= _MOST_DIFFERENCES:
+        return (z.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1)
+    centre = z.mean(-2, keepdim=True)
+    z, other = z - centre, other - centre
+    norms, other_norms = z.square().sum(-1, keepdim=True), other.square().sum(-1, keepdim=True)
+    square = (norms + other_norms.mT - 2 * (z @ other.mT)).clamp_min(0)
+    return square * (1 - torch.eye(z.shape[-2], dtype=z.dtype, device=z.device)) if columns is None else square

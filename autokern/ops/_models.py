@@ -1,4 +1,4 @@
-"""Small exact models for the samples of ops on prediction strategies, and what those ops have in common."""
+"""Kernels and small exact models for the samples of ops, and what ops on prediction strategies have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
@@ -14,7 +14,32 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
 from autokern.problem import Problem
 
-__all__ = ["Trained", "trained"]
+__all__ = ["Trained", "kernel_of", "trained"]
+
+
+_KERNELS: dict[str, Any] = {
+    "rbf": RBFKernel,
+    "matern12": lambda **o: MaternKernel(0.5, **o),
+    "matern32": lambda **o: MaternKernel(1.5, **o),
+    "matern52": lambda **o: MaternKernel(2.5, **o),
+    "rq": RQKernel,
+    "periodic": PeriodicKernel,
+    "cosine": RBFKernel,  # a cosine is positive definite in one dimension only, so that its sample is another kernel
+}
+
+
+def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
+    """Return a sum of scaled kernels of the families that stand first in a problem's variant, with ARD."""
+    batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
+    options = {"ard_num_dims": problem.d, "batch_shape": batch}
+    total: Kernel | None = None
+    for name in problem.variant.split("/")[0].split("+"):
+        base = _KERNELS[name](**options)
+        base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
+        one = ScaleKernel(base, batch_shape=batch)
+        total = one if total is None else total + one
+    assert total is not None
+    return total.to(dtype=dtype_of(problem), device=device_of(problem))
 
 
 class Trained(NamedTuple):

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator
 from linear_operator.utils import cholesky as cholesky_module
@@ -27,12 +26,11 @@ from autokern import host, likelihood
 from autokern.arguments import DIAGONAL, in_float64, variances
 from autokern.kernels import tree as trees
 from autokern.op import Op
+from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     CG_ITERATIONS,
     EPS,
     as_asked,
-    device_of,
-    dtype_of,
     is_ours,
     iterates,
     matrix_problem,
@@ -114,32 +112,8 @@ def _problem_of(distribution: Any, noise: torch.Tensor | None, value: torch.Tens
     )
 
 
-_KERNELS: dict[str, Any] = {
-    "rbf": RBFKernel,
-    "matern12": lambda **o: MaternKernel(0.5, **o),
-    "matern32": lambda **o: MaternKernel(1.5, **o),
-    "matern52": lambda **o: MaternKernel(2.5, **o),
-    "rq": RQKernel,
-    "periodic": PeriodicKernel,
-    "cosine": RBFKernel,  # a cosine is positive definite in one dimension only, so that its sample is another kernel
-}
-
-
-def _kernel(problem: Problem, generator: torch.Generator) -> Kernel:
-    batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
-    options = {"ard_num_dims": problem.d, "batch_shape": batch}
-    total: Kernel | None = None
-    for name in problem.variant.split("/")[0].split("+"):
-        base = _KERNELS[name](**options)
-        base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
-        one = ScaleKernel(base, batch_shape=batch)
-        total = one if total is None else total + one
-    assert total is not None
-    return total.to(dtype=dtype_of(problem), device=device_of(problem))
-
-
 def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    kernel = _kernel(problem, generator)
+    kernel = kernel_of(problem, generator)
     x = random_matrix(problem, generator, problem.n, problem.d).requires_grad_("x" in problem.grad.split("/"))
     value = random_matrix(problem, generator, problem.n)
     noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()

@@ -1,0 +1,88 @@
+"""Embedded: a kernel that has been applied up to distances, so that tensors are all that is left of it.
+
+Operators that autograd functions of linear_operator take apart and rebuild must be made of tensors. The points of all
+leaves stand beside each other in one tensor, shapes and weights follow, and the form is a plain value. Floor 2: may
+import `tree`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+
+from autokern.kernels import tree as trees
+from autokern.kernels.tree import Node, Tree
+
+__all__ = ["Embedded", "embed", "key", "node_of", "parameters", "read"]
+
+
+class Embedded(NamedTuple):
+    """What is left of a kernel when its points have been embedded.
+
+    Parameters
+    ----------
+    node : Node
+        The form of the tree.
+    widths : tuple of int
+        Dimensions of each leaf's points, from left to right, as they stand beside each other.
+    shapes : tuple of Tensor
+        Shape parameters, ``(..., 1, 1)``.
+    weights : tuple of Tensor
+        Output scales and constants, ``(...)``.
+    """
+
+    node: Node
+    widths: tuple[int, ...]
+    shapes: tuple[torch.Tensor, ...]
+    weights: tuple[torch.Tensor, ...]
+
+
+def embed(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[Embedded, torch.Tensor, torch.Tensor]:
+    """Return the embedded form of a kernel with known `form`, and both sets of points, embedded.
+
+    Parameters
+    ----------
+    kernel : gpytorch.kernels.Kernel
+        Its own active dimensions are taken as selected already.
+    x1, x2 : Tensor
+        Shapes ``(..., n, d)`` and ``(..., m, d)``; None means the same points, which then are one tensor.
+    """
+    first = trees.read(kernel, x1)
+    widths = tuple(z.shape[-1] for z in first.points)
+    left = _beside(first.points)
+    right = left if x2 is None else _beside(trees.read(kernel, x2).points)
+    return Embedded(first.node, widths, tuple(first.shapes), tuple(first.weights)), left, right
+
+
+def _beside(points: list[torch.Tensor]) -> torch.Tensor:
+    if len(points) == 1:
+        return points[0].contiguous()
+    lead = torch.broadcast_shapes(*(z.shape[:-1] for z in points))
+    return torch.cat([z.expand(*lead, z.shape[-1]) for z in points], -1)
+
+
+def read(kernel: Kernel | Embedded, x: torch.Tensor) -> Tree:
+    """Return the tree of a kernel, embedded or not, with the points `x`."""
+    if isinstance(kernel, Embedded):
+        return Tree(kernel.node, list(x.split(kernel.widths, -1)), list(kernel.shapes), list(kernel.weights))
+    return trees.read(kernel, x)
+
+
+def node_of(kernel: Kernel | Embedded) -> Node | None:
+    """Return the form of a kernel, or None if any part of it is not known."""
+    return kernel.node if isinstance(kernel, Embedded) else trees.form(kernel)
+
+
+def parameters(kernel: Kernel | Embedded) -> list[torch.Tensor]:
+    """Return the hyperparameters of a kernel."""
+    return [*kernel.shapes, *kernel.weights] if isinstance(kernel, Embedded) else list(kernel.parameters())
+
+
+def key(kernel: Kernel | Embedded) -> Any:
+    """Return what determines form, shapes and wanted gradients; read on every call, so cheap."""
+    if not isinstance(kernel, Embedded):
+        return trees.key(kernel)
+    node, widths, shapes, weights = kernel
+    return node, widths, *((t.shape, t.dtype, t.requires_grad) for t in (*shapes, *weights))

@@ -1,0 +1,183 @@
+"""Kernel matrices between two sets of points, tile by tile: values, products with few columns, and what to pull back.
+
+The squared norms are columns of the points themselves, so that one GEMM with d + 2 columns yields
+``u = gamma (|x|^2 + |x'|^2 - 2 x.x')`` and the epilogue is all that is left to do on a tile. Gradients need of
+``W = g k'(u)`` only ``W [x' 1]`` and ``W^T [x 1]``. Floor 2: may import `walk`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from autokern.kernels.family import Family, family
+from autokern.kernels.tree import Tree, leaves
+from autokern.kernels.walk import Walk
+
+__all__ = ["Place", "Sides", "Tiles", "sides"]
+
+
+class Place(NamedTuple):
+    """First row and column of a tile, and those behind its last."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+
+class Side(NamedTuple):
+    """The points of one leaf on both sides, centred, with their squared norms.
+
+    Parameters
+    ----------
+    rows, columns : Tensor
+        ``[-2 gamma z, gamma |z|^2, 1]`` and ``[z, 1, gamma |z|^2]``, shapes ``(n, d + 2)`` and ``(m, d + 2)``.
+    turned : tuple of Tensor
+        ``[z, 1]^T`` of either side, shapes ``(d + 1, n)`` and ``(d + 1, m)``; empty where no gradient is wanted.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    turned: tuple[torch.Tensor, ...]
+
+
+class Sides(NamedTuple):
+    """What a product needs of a tree and two sets of points.
+
+    Parameters
+    ----------
+    tree : Tree
+        With the points of the rows.
+    leaves : list of Side
+        From left to right.
+    same : bool
+        Whether rows and columns are the same points.
+    """
+
+    tree: Tree
+    leaves: list[Side]
+    same: bool
+
+
+def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False) -> Sides:
+    """Prepare the points of a tree (no batch) for tiles; `others` are those of the columns, None for the same."""
+    found = []
+    for index, name in enumerate(leaves(tree.node)):
+        z = tree.points[index]
+        centre = z.mean(-2, keepdim=True) if z.shape[-2] else 0.0
+        first = z - centre
+        second = first if others is None else others[index] - centre
+        found.append(_side(family(name), first, second, graph))
+    return Sides(tree, found, others is None)
+
+
+def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool) -> Side:
+    def extended(z: torch.Tensor, by: float, norm_last: bool) -> torch.Tensor:
+        n, d = z.shape
+        out = z.new_empty(n, d + 2)
+        torch.mul(z, by, out=out[:, :d])
+        norms = torch.linalg.vecdot(z, z).mul_(of.gamma)
+        out[:, d + norm_last], out[:, d + 1 - norm_last] = norms, 1.0
+        return out
+
+    def turned(z: torch.Tensor) -> torch.Tensor:
+        return torch.cat((z, z.new_ones(z.shape[0], 1)), 1).mT.contiguous()
+
+    backs: tuple[torch.Tensor, ...] = ()
+    if graph:
+        one = turned(first)
+        backs = (one, one if second is first else turned(second))
+    return Side(extended(first, -2 * of.gamma, False), extended(second, 1.0, True), backs)
+
+
+class _Leaf:
+    """One leaf on the tiles of one worker; what it pulls back goes to sums that workers share."""
+
+    def __init__(
+        self, of: Family, side: Side, shape: torch.Tensor | None, shape_index: int, same: bool,
+        pulled: tuple[torch.Tensor, ...],
+    ) -> None:  # fmt: skip
+        self.family, self.shape, self.shape_index = of, shape, shape_index
+        self._side, self._same, self._pulled = side, same, pulled
+
+    def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
+        """Fill `out` with u on a tile."""
+        top, bottom, left, right = at
+        torch.mm(self._side.rows[top:bottom], self._side.columns[left:right].mT, out=out)
+        if self._same and top < right and left < bottom:
+            first = max(top, left)
+            out[first - top :, first - left :].fill_diagonal_(0)
+        return out if self.family.slope_is_value else self.family.clamp_(out)
+
+    def take(self, at: Place, w: torch.Tensor) -> None:
+        """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""
+        top, bottom, left, right = at
+        first, second = self._side.turned
+        of_rows, of_columns = self._pulled[0], self._pulled[-1]
+        of_rows[:, top:bottom].addmm_(second[:, left:right], w.mT)
+        of_columns[:, left:right].addmm_(first[:, top:bottom], w)
+
+    def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
+        """Return the gradients of the points of the rows, and of the columns if those are others."""
+        found = []
+        for pulled, turned in zip(self._pulled, self._side.turned, strict=False):
+            own = turned[:-1] * pulled[-1] - pulled[:-1]
+            found.append(own.mT.mul(2 * self.family.gamma * factor))
+        return found
+
+
+class Tiles(Walk[Place]):
+    """The tiles of one worker.
+
+    Parameters
+    ----------
+    sides : Sides
+        Tree and points.
+    pulled : list of tuple of Tensor, optional
+        For each leaf the sums of `sums`, shared by all workers; only for gradients.
+
+    Attributes
+    ----------
+    has_pulled : bool
+        Whether any tile was pulled back here.
+    """
+
+    def __init__(self, sides: Sides, pulled: list[tuple[torch.Tensor, ...]] | None = None) -> None:
+        tree, found = sides.tree, []
+        shapes = iter(enumerate(tree.shapes))
+        for index, (name, side) in enumerate(zip(leaves(tree.node), sides.leaves, strict=True)):
+            of = family(name)
+            number, shape = next(shapes) if of.shape is not None else (-1, None)
+            found.append(_Leaf(of, side, shape, number, sides.same, () if pulled is None else pulled[index]))
+        super().__init__(tree.node, found, [w.view(1, 1) for w in tree.weights])
+        self._memory: list[torch.Tensor] = []
+        self._used = 0
+        self.has_pulled = False
+
+    @staticmethod
+    def sums(sides: Sides) -> list[tuple[torch.Tensor, ...]]:
+        """Return zeros for what all workers pull back to the points."""
+        return [tuple(torch.zeros_like(t) for t in side.turned[: 2 - sides.same]) for side in sides.leaves]
+
+    def _spare(self, like: torch.Tensor) -> torch.Tensor:
+        if self._used == len(self._memory):
+            self._memory.append(like.new_empty(like.shape[0] * like.shape[1]))
+        flat = self._memory[self._used]
+        if flat.numel() < like.numel():
+            flat = self._memory[self._used] = like.new_empty(like.shape[0] * like.shape[1])
+        self._used += 1
+        return flat[: like.numel()].view(like.shape)
+
+    def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
+        """Write a tile into `out`; its memory is used again for the next one."""
+        self._used = 0
+        super().fill(at, out, keep)
+
+    def pull(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
+        """Take in the derivative by a tile; `g` is destroyed."""
+        if self._kept is None:
+            self._used = 0
+        self.has_pulled = True
+        super().pull(at, g, factor)

@@ -1,0 +1,241 @@
+"""A kernel tree evaluated on one block of its matrix at a time, and gradients pulled back through it.
+
+A block is one GEMM per leaf with its epilogue in place. The pull-back takes ``g = dL/dK`` on a block and hands
+``W = g k'(u)`` to each leaf, which knows what its points make of it. What a block is (rows and columns of a matrix, a
+tile of a product) is the business of the leaves: a walk only passes its place on. Floor 2: may import `tree`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from autokern.kernels.family import Family
+from autokern.kernels.tree import Node
+
+__all__ = ["Gradients", "Leaf", "Walk"]
+
+Place = TypeVar("Place")
+
+
+class Leaf(Protocol):
+    """The points of one leaf, with what is pulled back to them."""
+
+    family: Family
+    shape: torch.Tensor | None
+    shape_index: int
+
+    def distances(self, at: Any, out: torch.Tensor) -> torch.Tensor:
+        """Fill `out` with u on a block."""
+
+    def take(self, at: Any, w: torch.Tensor) -> None:
+        """Take in ``dL/du`` on a block, which may be destroyed; a constant factor comes at the end."""
+
+    def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
+        """Return the gradients of the points, one for each set of them."""
+
+
+class _Tape(NamedTuple):
+    """The value of a node on a block (None where nobody wants it), its slope, and the tapes of its children."""
+
+    value: torch.Tensor | None
+    slope: torch.Tensor | None = None
+    children: tuple[_Tape, ...] = ()
+
+
+class Gradients(NamedTuple):
+    """Gradients in the order of the tensors of a tree; those of a leaf's points once for each set of points."""
+
+    points: list[torch.Tensor]
+    shapes: list[torch.Tensor]
+    weights: list[torch.Tensor]
+
+
+class Walk(Generic[Place]):
+    """A tree of plain tensors, block by block.
+
+    Parameters
+    ----------
+    node : Node
+        The form of the tree.
+    leaves : sequence of Leaf
+        From left to right.
+    weights : list of Tensor
+        Such as broadcast against a block.
+    """
+
+    def __init__(self, node: Node, leaves: Sequence[Leaf], weights: list[torch.Tensor]) -> None:
+        self._node, self._leaves, self._weights = node, leaves, weights
+        self._kept: _Tape | None = None
+        self._weight_totals: list[torch.Tensor | None] = [None] * len(weights)
+        self._shape_totals: list[torch.Tensor | None] = [None] * sum(leaf.shape is not None for leaf in leaves)
+        self._leaf_factors: list[torch.Tensor | float] = [1.0] * len(leaves)
+
+    def _spare(self, like: torch.Tensor) -> torch.Tensor:
+        """Return uninitialised memory for one more matrix of the size of a block."""
+        return torch.empty_like(like)
+
+    def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: Place) -> torch.Tensor:
+        """Return the sum of ``g * by`` over all elements that a block stands for, shape ``(..., 1, 1)``."""
+        return (g if by is None else g * by).sum((-2, -1), keepdim=True)
+
+    def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
+        """Write a block of the kernel matrix into `out`.
+
+        With `keep`, what the pull-back of this block needs is kept: several matrices of its size.
+        """
+        if keep:
+            self._kept, _, _ = self._tape(self._node, 0, 0, at, out, wanted=True, out=out)
+            return
+        value, _, _ = self._value(self._node, 0, 0, at, out)
+        if value.data_ptr() != out.data_ptr() or value.shape != out.shape:
+            out.copy_(value)
+
+    def _value(self, node: Node, leaf: int, weight: int, at: Place, out: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+        """Return the value of a node, in `out` where possible, and the numbers of the next leaf and weight."""
+        if node.kind == "leaf":
+            here = self._leaves[leaf]
+            return _epilogue(here, here.distances(at, out), None), leaf + 1, weight
+        if node.kind == "constant":
+            return self._weights[weight], leaf, weight + 1
+        if node.kind == "scale":
+            scale = self._weights[weight]
+            value, leaf, weight = self._value(node.children[0], leaf, weight + 1, at, out)
+            return _combined(torch.mul, value, scale, out), leaf, weight
+        operation = torch.add if node.kind == "sum" else torch.mul
+        total, leaf, weight = self._value(node.children[0], leaf, weight, at, out)
+        for child in node.children[1:]:
+            value, leaf, weight = self._value(child, leaf, weight, at, self._spare(out))
+            total = _combined(operation, total, value, out)
+        return total, leaf, weight
+
+    def pull(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
+        """Take in ``factor * g``, the derivative by a block of the matrix; `g` is destroyed.
+
+        The factor of all blocks must be the same.
+        """
+        tape, self._kept = self._kept, None
+        if tape is None:
+            tape, _, _ = self._tape(self._node, 0, 0, at, g, wanted=False)
+        self._pull(self._node, tape, 0, 0, at, g, factor)
+
+    def _tape(
+        self, node: Node, leaf: int, weight: int, at: Place, like: torch.Tensor, wanted: bool,
+        out: torch.Tensor | None = None,
+    ) -> tuple[_Tape, int, int]:  # fmt: skip
+        """Evaluate a node with all that its pull-back needs; with `out`, write its value there too."""
+        if node.kind == "leaf":
+            here = self._leaves[leaf]
+            u = here.distances(at, self._spare(like))
+            slope = None if here.family.slope_is_value else self._spare(like)
+            k = _epilogue(here, u, slope)
+            if out is not None:
+                out.copy_(k)
+            return _Tape(k, k if slope is None else slope), leaf + 1, weight
+        if node.kind == "constant":
+            return _Tape(self._weights[weight]), leaf, weight + 1
+        if node.kind == "scale":
+            scale = self._weights[weight]
+            child, leaf, weight = self._tape(node.children[0], leaf, weight + 1, at, like, wanted=True)
+            assert child.value is not None
+            value = torch.mul(child.value, scale, out=out) if wanted else None
+            return _Tape(value, None, (child,)), leaf, weight
+        product = node.kind == "product"
+        children = []
+        for part in node.children:
+            child, leaf, weight = self._tape(part, leaf, weight, at, like, wanted or product)
+            children.append(child)
+        value = None
+        if wanted:
+            value = children[0].value
+            for child in children[1:]:
+                assert value is not None
+                assert child.value is not None
+                value = value * child.value if product else value + child.value
+            if out is not None:
+                assert value is not None
+                out.copy_(value)
+        return _Tape(value, None, tuple(children)), leaf, weight
+
+    def _pull(
+        self, node: Node, tape: _Tape, leaf: int, weight: int, at: Place, g: torch.Tensor, factor: torch.Tensor | float
+    ) -> tuple[int, int]:
+        if node.kind == "leaf":
+            self._pull_leaf(leaf, tape, at, g, factor)
+            return leaf + 1, weight
+        if node.kind == "constant":
+            _add(self._weight_totals, weight, self._total(g, None, at) * factor)
+            return leaf, weight + 1
+        if node.kind == "scale":
+            child = node.children[0]
+            own = self._weights[weight] * factor
+            if child.kind == "leaf" and self._leaves[leaf].family.slope_is_value:  # g k comes by on the way
+                self._pull_leaf(leaf, tape.children[0], at, g, own, weight, factor)
+                return leaf + 1, weight + 1
+            _add(self._weight_totals, weight, self._total(g, tape.children[0].value, at) * factor)
+            return self._pull(child, tape.children[0], leaf, weight + 1, at, g, own)
+        last = len(node.children) - 1
+        for index, (child, branch) in enumerate(zip(node.children, tape.children, strict=True)):
+            own = g if index == last else self._spare(g).copy_(g)
+            if node.kind == "product":
+                for other, sibling in enumerate(tape.children):
+                    if other != index:
+                        assert sibling.value is not None
+                        own.mul_(sibling.value)
+            leaf, weight = self._pull(child, branch, leaf, weight, at, own, factor)
+        return leaf, weight
+
+    def _pull_leaf(
+        self, index: int, tape: _Tape, at: Place, g: torch.Tensor, factor: torch.Tensor | float, scale: int = -1,
+        outer: torch.Tensor | float = 1.0,
+    ) -> None:  # fmt: skip
+        """Take in `g` at a leaf, and the total of ``g k`` for the weight of number `scale`, if that is one."""
+        leaf = self._leaves[index]
+        self._leaf_factors[index] = factor
+        assert tape.value is not None
+        assert tape.slope is not None
+        if leaf.shape is not None and leaf.family.shape is not None:
+            by_shape = leaf.family.shape.slope(tape.value, leaf.shape)
+            _add(self._shape_totals, leaf.shape_index, self._total(g, by_shape, at) * factor)
+        w = g.mul_(tape.slope)
+        if scale >= 0:
+            _add(self._weight_totals, scale, self._total(w, None, at) * outer)
+        leaf.take(at, w)
+
+    def totals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the gradients of shapes and weights that this walk has taken in."""
+        weights = [total.view(total.shape[:-2]) for total in _complete(self._weight_totals)]
+        return _complete(self._shape_totals), weights
+
+    def gradients(self) -> Gradients:
+        """Return what was pulled back by all blocks."""
+        pairs = zip(self._leaves, self._leaf_factors, strict=True)
+        points = [gradient for leaf, factor in pairs for gradient in leaf.gradients(factor)]
+        return Gradients(points, *self.totals())
+
+
+def _epilogue(leaf: Leaf, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+    """Turn u into k in place where the family can, and fill the slope."""
+    k: torch.Tensor = leaf.family.epilogue(u, slope, *(() if leaf.shape is None else (leaf.shape,)))
+    return k
+
+
+def _combined(
+    operation: Callable[..., torch.Tensor], one: torch.Tensor, other: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """Return ``operation(one, other)`` in `out` where the result fills it; two constants stay small."""
+    if out.shape not in (one.shape, other.shape):
+        return operation(one, other)
+    return operation(one, other, out=out)
+
+
+def _add(totals: list[torch.Tensor | None], index: int, more: torch.Tensor) -> None:
+    known = totals[index]
+    totals[index] = more if known is None else known + more
+
+
+def _complete(totals: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    assert all(total is not None for total in totals)
+    return [total for total in totals if total is not None]

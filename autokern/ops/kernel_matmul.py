@@ -1,0 +1,292 @@
+"""The Op `kernel_matmul`: the covariance matrix of two sets of points times few columns, whether or not it would fit.
+
+Arguments: ``kernel, x1, x2, rhs``, active dimensions selected already, where the kernel is one of gpytorch's or an
+`Embedded` one; both sets are the same points only where they are the same tensor. Served are all kernel trees.
+
+Contract: entries within ``|K - K'| |V| + 4 sqrt(m + 10) eps |K| |V|``, where ``|K - K'|`` bounds the change of the
+matrix when each scaled squared distance moves by ``50 eps`` of the largest scaled squared norm of the centred points,
+as its expansion makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from linear_operator import to_linear_operator
+
+from autokern import crew, host
+from autokern.arguments import in_float64
+from autokern.kernels import embedded as forms
+from autokern.kernels import matmul as products
+from autokern.kernels import tree as trees
+from autokern.kernels.embedded import Embedded
+from autokern.kernels.products import Plan
+from autokern.op import Op
+from autokern.ops._models import kernel_of
+from autokern.ops._shared import (
+    EPS,
+    is_ours,
+    matrix_problem,
+    needs_accelerator,
+    needs_cpu_detour,
+    random_matrix,
+    with_copies,
+)
+from autokern.problem import Features, Problem
+
+__all__ = ["KERNEL_MATMUL"]
+
+_PAGED = 2**25
+"""Bytes of a matrix above which fresh memory is mapped for it, and tiles need no measurement to be better."""
+
+
+def _key(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Any:
+    tensors = [(t.__class__, t.shape, t.dtype, t.device, t.layout, t.requires_grad) for t in (x1, x2, rhs)]
+    return forms.key(kernel), *tensors, x1 is x2, torch.is_grad_enabled()
+
+
+def _problem_of(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Problem | None:
+    node = forms.node_of(kernel)
+    if node is None or not trees.leaves(node) or not is_ours(x1, x2, rhs) or x1.shape[-1] != x2.shape[-1]:
+        return None
+    parameters = forms.parameters(kernel)
+    if rhs.shape[-2] != x2.shape[-2] or any(t.dtype is not x1.dtype or t.device != x1.device for t in parameters):
+        return None
+    own = torch.Size() if isinstance(kernel, Embedded) else kernel.batch_shape
+    try:
+        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], rhs.shape[:-2], own)
+    except RuntimeError:
+        return None
+    grads = []
+    if torch.is_grad_enabled():
+        grads += ["theta"] if any(p.requires_grad for p in parameters) else []
+        grads += ["x"] if x1.requires_grad or x2.requires_grad else []
+        grads += ["rhs"] if rhs.requires_grad else []
+    return matrix_problem(
+        "kernel_matmul",
+        x1,
+        m=x1.shape[-2],
+        n=x2.shape[-2],
+        d=x1.shape[-1],
+        rhs=rhs.shape[-1],
+        batch=batch.numel(),
+        variant=f"{'+'.join(sorted(trees.leaves(node)))}/{'same' if x1 is x2 else 'cross'}",
+        grad="/".join(grads),
+    )
+
+
+def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+    wanted = problem.grad.split("/")
+    kernel = kernel_of(problem, generator).requires_grad_("theta" in wanted)
+    x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in wanted)
+    x2 = x1 if _same(problem) else random_matrix(problem, generator, problem.n, problem.d)
+    return kernel, x1, x2, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_("rhs" in wanted)
+
+
+def _same(problem: Problem) -> bool:
+    return problem.variant.split("/")[-1] == "same"
+
+
+def _both(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> tuple[trees.Tree, list[torch.Tensor] | None]:
+    """Return the tree with the points of the rows, and those of the columns if they are others."""
+    return forms.read(kernel, x1), None if x1 is x2 else forms.read(kernel, x2).points
+
+
+def _reference(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    return trees.dense(*_both(kernel, x1, x2)) @ rhs
+
+
+def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+    with torch.no_grad():
+        kernel, x1, x2, rhs = in_float64(args)
+        rows = slice(None) if problem.m * problem.n * problem.d * problem.batch <= 2**23 else slice(0, 97)
+        tree = forms.read(kernel, x1[..., rows, :])
+        others = forms.read(kernel, x2).points
+        k = trees.dense(tree, others)
+        largest = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in (*tree.points, *others))
+        delta, most = 50 * EPS[problem.dtype] * (largest + EPS[problem.dtype]), k.abs().amax()
+        change = most * delta  # no family is steeper than that in u, but for the kink of the exponential at zero
+        if "matern12" in problem.variant:
+            distance = (k.abs() / most).clamp(1e-300, 1).log().neg().clamp_min(delta**0.5)
+            change = change + most * delta / distance
+        unit = (change + (4 * (problem.n + 10) ** 0.5 + 20) * EPS[problem.dtype] * k.abs()) @ rhs.abs()
+        gap = (out.detach()[..., rows, :].double() - k @ rhs).abs()
+        return float((gap / unit.clamp_min(1e-300)).max().item())
+
+
+def _grid(level: str, dtype: str, device: str) -> list[Problem]:
+    full = level == "full"
+    base = Problem(op="kernel_matmul", m=3000, n=3000, d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
+    size = 3000 if device == "cpu" else 12000
+    base = base.replace(m=size, n=size)
+    cross = base.replace(variant="rbf/cross")
+    problems = [base, cross, base.replace(d=3), base.replace(rhs=1), base.replace(variant="matern52/same")]
+    problems += [base.replace(m=size // 3, n=size // 3), cross.replace(m=size // 10), base.replace(grad="theta")]
+    if full:
+        more = [(1, 11), (3, 1), (3, 64), (50, 11), (50, 1), (200, 11), (10, 64), (1, 64), (200, 64), (200, 1)]
+        both = (base, cross)
+        problems += [p.replace(d=d, rhs=t) for d, t in more for p in both]
+        problems += [p.replace(m=2 * size, n=2 * size) for p in both]
+        problems += [p.replace(m=4 * size, n=4 * size, d=3) for p in both]
+        problems += [p.replace(m=size // 4, n=size // 4, rhs=t) for p in both for t in (1, 11, 64)]
+        problems += [cross.replace(m=size // 3), cross.replace(n=size // 3), cross.replace(m=size // 10, rhs=1)]
+        names = ("matern12", "matern32", "matern52", "rq", "periodic", "matern52+rbf")
+        problems += [base.replace(variant=f"{w}/{side}") for w in names for side in ("same", "cross")]
+        problems += [p.replace(grad=g) for p in both for g in ("theta", "rhs", "theta/x/rhs")]
+        problems += [p.replace(m=size // 10, n=size // 10, batch=8) for p in both]
+    return list(dict.fromkeys(problems))
+
+
+def _elements(problem: Problem) -> int:
+    return problem.batch * problem.m * problem.n
+
+
+def _leaves(problem: Problem) -> int:
+    return 1 + problem.variant.split("/")[0].count("+")
+
+
+def _features_with(passes: float, halves: bool = False) -> Callable[[Problem], Features]:
+    """Features of a product whose elements are passed over so often, or half of them where a tile serves both."""
+
+    def features(problem: Problem) -> Features:
+        half = 0.5 if halves else 1.0
+        backward = 1 + 2 * bool(problem.grad)
+        elements, leaves = _elements(problem) * backward, _leaves(problem)
+        return Features(
+            calls=10.0 * leaves * backward * problem.batch,
+            flops=2.0 * elements * (half * leaves * (problem.d + 2) + problem.rhs),
+            bytes=elements * problem.itemsize * (half * passes * leaves),
+        )
+
+    return features
+
+
+def _outputs(problem: Problem) -> int:
+    """Bytes of results and of what is laid out anew: points with their norms on both sides, columns, sums."""
+    sides = (problem.m + problem.n) * ((problem.d + 2) * _leaves(problem) * (3 if problem.grad else 1))
+    return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))
+
+
+def _tiles_memory(tile: int) -> Callable[[Problem], int]:
+    def memory(problem: Problem) -> int:
+        held = _leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
+        workers = crew.size(torch.device(problem.device))
+        one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
+        return _outputs(problem) + workers * held * one
+
+    return memory
+
+
+def _dense_memory(matrices: float) -> Callable[[Problem], int]:
+    def memory(problem: Problem) -> int:
+        each = matrices if problem.grad else 1.0
+        return int(each * _elements(problem) * problem.itemsize) + _outputs(problem)
+
+    return memory
+
+
+def _presumed(problem: Problem) -> str:
+    return "tiled-symmetric" if _elements(problem) * problem.itemsize > _PAGED else "stock"
+
+
+KERNEL_MATMUL = Op(
+    "kernel_matmul",
+    summary="covariance matrix of two sets of points times few columns, of any size",
+    contract="entries within 4 sqrt(m + 10) eps |K| |V| and what 50 eps of the squared norms move",
+    key=_key,
+    problem_of=_problem_of,
+    reference=_reference,
+    sample=_sample,
+    check=_check,
+    grid=_grid,
+    features=_features_with(4),
+    memory=_dense_memory(2),
+    axes=lambda problem: (1.5 if _elements(problem) * problem.itemsize > _PAGED else 0.0,),
+    presumed=_presumed,
+)
+
+
+@KERNEL_MATMUL.candidate("stock", memory=_dense_memory(4), features=_features_with(12))
+def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """The kernel's own covariance matrix, then torch.matmul."""
+    if isinstance(kernel, Embedded):
+        return _reference(kernel, x1, x2, rhs)
+    return to_linear_operator(kernel.forward(x1, x2)).to_dense() @ rhs
+
+
+@KERNEL_MATMUL.candidate("dense", parts=True)
+def dense(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """The whole matrix, tile by tile, then one product."""
+    k = products.matrix(*_both(kernel, x1, x2), Plan(512))
+    return to_linear_operator(k).matmul(rhs)
+
+
+def _tiled_why_not(tile: int) -> Callable[[Problem], str | None]:
+    def why_not(problem: Problem) -> str | None:
+        if (problem.device == "cpu") != (tile <= 2048):
+            return f"tiles of {tile} are for {'an accelerator' if tile > 2048 else 'a CPU'}"
+        if problem.batch > 64:
+            return "a batch is taken apart, and this one is too large for that"
+        return None
+
+    return why_not
+
+
+def _symmetric_why_not(tile: int) -> Callable[[Problem], str | None]:
+    size = _tiled_why_not(tile)
+
+    def why_not(problem: Problem) -> str | None:
+        return size(problem) if _same(problem) else "x1 and x2 are different points"
+
+    return why_not
+
+
+def _add(name: str, plan: Plan, summary: str, halves: bool = False) -> None:
+    """Register a way to cut the product."""
+
+    def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        return products.matmul(*_both(kernel, x1, x2), rhs, plan)
+
+    run.__doc__ = summary
+    why_not = _symmetric_why_not(plan.tile) if halves else _tiled_why_not(plan.tile)
+    memory, features = _tiles_memory(plan.tile), _features_with(2, halves)
+    KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features)(run)
+
+
+_add("tiled", Plan(1024, symmetric=False), "Tile by tile, each evaluated, multiplied and forgotten.")
+_add("tiled@512", Plan(512, symmetric=False), "The same in smaller tiles.")
+_add("tiled@2048", Plan(2048, symmetric=False), "The same in larger tiles.")
+_add("tiled-columns", Plan(1024, symmetric=False, columns=True), "The right-hand sides as columns, padded to 16.")
+_add("tiled-symmetric", Plan(768), "Each tile serves both halves of the matrix.", halves=True)
+_add("tiled-symmetric@512", Plan(512), "The same in smaller tiles.", halves=True)
+_add("tiled-symmetric@1536", Plan(1536), "The same in larger tiles.", halves=True)
+_add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, large enough for an accelerator.")
+_add("tiled@8192", Plan(8192, symmetric=False), "The same in larger tiles.")
+_add("tiled-symmetric@4096", Plan(4096), "Each tile serves both halves, large enough for an accelerator.", halves=True)
+
+
+def _elsewhere(
+    kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, there: torch.device | None, tile: int
+) -> torch.Tensor:
+    tree, others = _both(kernel, x1, x2)
+    away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
+    columns = None if others is None else [z.to(there) for z in others]
+    return products.matmul(away, columns, rhs.to(there), Plan(tile)).to(rhs.device)
+
+
+_copied = with_copies(_features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))
+
+
+@KERNEL_MATMUL.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_outputs)
+def on_cpu(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Tiles on the CPU: points and columns are copied, the matrix never."""
+    return _elsewhere(kernel, x1, x2, rhs, torch.device("cpu"), 768)
+
+
+@KERNEL_MATMUL.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=_outputs)
+def on_accelerator(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Tiles on the accelerator: points and columns are copied, the matrix never."""
+    return _elsewhere(kernel, x1, x2, rhs, host.accelerator(), 4096)
