@@ -18,7 +18,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.products import Plan
 from autokern.kernels.tree import Tree
 
-__all__ = ["matmul", "matrix"]
+__all__ = ["in_order", "matmul", "matrix"]
 
 
 def matmul(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -80,12 +80,10 @@ def _regrouped(node: Any, counts: tuple[int, ...], tensors: Sequence[torch.Tenso
     return tree, None if columns < 0 else list(tensors[cuts[0] : cuts[1]])
 
 
-def _in_order(found: list[torch.Tensor], counts: tuple[int, ...]) -> list[torch.Tensor]:
-    """Turn gradients with those of rows and columns in turn into the order of the arguments."""
-    if counts[3] < 0:
-        return found
-    cut = 2 * counts[0]
-    return [*found[0:cut:2], *found[1:cut:2], *found[cut:]]
+def in_order(found: list[torch.Tensor], leaves: int, columns: bool) -> list[torch.Tensor]:
+    """Turn gradients whose points stand as rows and columns of each leaf in turn into all rows, then all columns."""
+    cut = 2 * leaves
+    return [*found[0:cut:2], *found[1:cut:2], *found[cut:]] if columns else found
 
 
 class _Product(torch.autograd.Function):
@@ -109,7 +107,7 @@ class _Product(torch.autograd.Function):
         by_rhs = None
         if any(wanted[1:]):
             found, by_rhs = products.pulled(tree, others, grad, rhs, plan, want_rhs=wanted[0])
-            found = _in_order(found, counts)
+            found = in_order(found, counts[0], counts[3] >= 0)
         elif wanted[0]:
             turned = tree if others is None else tree._replace(points=others)
             by_rhs = products.product(turned, None if others is None else tree.points, grad, plan)
@@ -134,7 +132,8 @@ class _Matrix(torch.autograd.Function):
         if torch.is_grad_enabled():
             value = trees.dense(*_regrouped(node, counts, tensors))
             return None, None, None, *plain_gradients(value, tensors, wanted, grad)
-        found = _in_order(products.pulled_from(*_regrouped(node, counts, tensors), grad, plan), counts)
+        found = products.pulled_from(*_regrouped(node, counts, tensors), grad, plan)
+        found = in_order(found, counts[0], counts[3] >= 0)
         return None, None, None, *_only(found, wanted)
 
 
