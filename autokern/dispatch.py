@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autokern import budget
 from autokern.errors import AutokernWarning
 from autokern.op import Op, get, inside
 from autokern.policy import Decision
@@ -46,6 +47,14 @@ class _Overlay:
 
 _overlay: ContextVar[_Overlay | None] = ContextVar("autokern_using", default=None)
 
+
+def _ordered_memory() -> int | None:
+    """Return the bytes that a call in this thread may take by the user's order."""
+    overlay = _overlay.get()
+    return (session().settings if overlay is None else overlay.settings).memory
+
+
+budget.orders_from(_ordered_memory)
 
 _session: Session | None = None
 _session_lock = threading.Lock()
@@ -112,15 +121,19 @@ def _recovered(op: Op, entry: Entry, args: tuple[Any, ...], error: Exception) ->
         raise error
     failed = entry.candidate.name
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    names = [n for n in entry.decision.order if n != failed]
-    successor = op[names[0]] if exhausted and names else op.stock
+    problem = entry.decision.problem
+    others = [op[name] for name in entry.decision.order if name != failed and (exhausted or name == "stock")]
+    fitting = [c for c in others if budget.fits(c.memory(problem), problem.device)]
+    if not fitting:
+        raise error
+    successor = fitting[0]
     result = successor.run(*args)
     if (_session or session()).settings.strict and not exhausted:
         raise error
-    entry.candidate, entry.run, entry.parts = successor, successor.run, successor.parts
+    entry.demote(successor)
     what = "ran out of memory" if exhausted else f"failed ({type(error).__name__}: {error})"
     warnings.warn(
-        f"autokern: {op.name}.{failed} {what} on {entry.decision.problem}; {successor.name} runs from now on. "
+        f"autokern: {op.name}.{failed} {what} on {problem}; {successor.name} runs from now on. "
         f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it",
         AutokernWarning,
         stacklevel=3,

@@ -33,6 +33,7 @@ __all__ = [
     "current",
     "fingerprint_of",
     "forked",
+    "memory_limited_by",
     "multi_rank",
     "synchronize",
     "thread_ceiling",
@@ -141,6 +142,17 @@ def available_memory(device: str) -> int:
         left = int(module.recommended_max_memory()) - int(module.current_allocated_memory())
         return max(0, min(_free_memory(), left))
     return _free_memory()
+
+
+def memory_limited_by(device: str) -> str:
+    """Return in words what bounds `available_memory` of a device now."""
+    if torch.device(device).type != "cpu":
+        return "free memory of the GPU"
+    import psutil
+
+    left = memory_left()
+    free = int(psutil.virtual_memory().available)
+    return "free RAM" if left is None or free < left else "the memory limit of the control group"
 
 
 def synchronize(device_kind: str) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from autokern.budget import Room, least, refusal, sized, ways_out
 from autokern.costs import CostModel, Estimate
-from autokern.errors import SettingsError
+from autokern.errors import MemoryBudgetError, SettingsError
 from autokern.op import ACCURACIES, Candidate, Op
 from autokern.problem import Problem
 from autokern.settings import Settings
@@ -92,14 +93,14 @@ def _duration(seconds: float) -> str:
 
 
 def obstacles(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, available: int | None = None
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None
 ) -> dict[str, str]:
-    """Return the reasons why candidates cannot serve a problem, by name; stock is never refused.
+    """Return the reasons why candidates cannot serve a problem, by name; stock is refused for want of memory only.
 
     Parameters
     ----------
-    available : int, optional
-        Bytes that a call may take; None means that memory is no concern.
+    there : Room, optional
+        The memory that is there; None means that it is no concern.
     """
     accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
     banned = {
@@ -107,24 +108,26 @@ def obstacles(
         for ban in model.profile.banned
         if (ban.op, ban.dtype, ban.device) == (problem.op, problem.dtype, problem.device)
     }
-    limit = settings.memory if settings.memory is not None else available
+    limit = least(settings.memory, there)
     found = {}
-    for candidate in op.candidates[1:]:
-        why = candidate.why_not(problem)
-        if why is None and settings.excludes(op.name, candidate.name):
-            why = "excluded by the user"
-        if why is None and candidate.accuracy not in accuracies:
-            why = f"its accuracy is {candidate.accuracy}, and that was not asked for"
-        if why is None and candidate.name in banned:
-            why = f"banned on this host: {banned[candidate.name]}"
-        if why is None and limit is not None and candidate.memory(problem) > limit:
-            why = f"needs {candidate.memory(problem) / 2**30:.2g} GiB, and {limit / 2**30:.2g} GiB may be taken"
+    for candidate in op.candidates:
+        why = None
+        if candidate is not op.stock:
+            why = candidate.why_not(problem)
+            if why is None and settings.excludes(op.name, candidate.name):
+                why = "excluded by the user"
+            if why is None and candidate.accuracy not in accuracies:
+                why = f"its accuracy is {candidate.accuracy}, and that was not asked for"
+            if why is None and candidate.name in banned:
+                why = f"banned on this host: {banned[candidate.name]}"
+        if why is None and limit is not None and candidate.memory(problem) > limit.bytes:
+            why = f"needs {sized(candidate.memory(problem))}, and {sized(limit.bytes)} may be taken"
         if why is not None:
             found[candidate.name] = why
     return found
 
 
-def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, available: int | None = None) -> Decision:
+def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None) -> Decision:
     """Choose a candidate.
 
     Parameters
@@ -137,8 +140,8 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
         What was measured.
     settings : Settings
         What the user ordered.
-    available : int, optional
-        Bytes that a call may take.
+    there : Room, optional
+        The memory that is there; None means that it is no concern.
 
     Returns
     -------
@@ -149,9 +152,13 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
     ------
     SettingsError
         If the user forced a candidate that the op does not have.
+    MemoryBudgetError
+        If no candidate that could serve fits the memory.
     """
-    excluded = obstacles(problem, op, model, settings, available)
+    excluded = obstacles(problem, op, model, settings, there)
     feasible = [c for c in op.candidates if c.name not in excluded]
+    if not feasible:
+        raise _nothing_fits(problem, op, model, settings, there)
     estimates = model.estimate(op, problem, feasible)
     ranked = _ranked(op, problem, feasible, estimates)
     predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
@@ -171,8 +178,13 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
         )
 
     ordered = _ordered(problem, op, settings, excluded)
-    if ordered is not None:
+    if ordered is not None and ordered[0] not in excluded:
         return decision(*ordered, "order")
+    if "stock" in excluded:
+        name = ranked[0] if estimates else _frugal(feasible, problem).name
+        why = f"stock does not fit the memory: it {excluded['stock']}"
+        source = _source(estimates[name]) if name in estimates else "unmeasured"
+        return decision(name, f"{ordered[1]}; {why}" if ordered else why, source)
     if len(feasible) == 1:
         return decision("stock", "no other candidate can serve this problem", "only choice")
     if not estimates:
@@ -190,6 +202,23 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, avail
                 reason = "exact where stock approximates, and no slower beyond noise"
             return decision(name, reason, _source(estimates[name]))
     return decision("stock", "no other candidate beats it by more than is uncertain", _source(estimates["stock"]))
+
+
+def _frugal(candidates: list[Candidate], problem: Problem) -> Candidate:
+    """Return the candidate that takes the least memory, the first of equals; one without set-up time if possible."""
+    return min(candidates, key=lambda c: (c.setup, c.memory(problem)))
+
+
+def _nothing_fits(
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None
+) -> MemoryBudgetError:
+    limit = least(settings.memory, there)
+    assert limit is not None
+    unlimited = msgspec.structs.replace(settings, memory=None)
+    others = obstacles(problem, op, model, unlimited)
+    frugal = _frugal([c for c in op.candidates if c.name not in others], problem)
+    asked = f"{problem} by its most frugal candidate ({frugal.name})"
+    return refusal(asked, frugal.memory(problem), limit, ways_out(problem.dtype, bool(problem.d)))
 
 
 def _cost(op: Op, problem: Problem, name: str, told: Estimate) -> float:
@@ -244,7 +273,7 @@ def _ordered(problem: Problem, op: Op, settings: Settings, excluded: Mapping[str
     if settings.random_seed is not None:
         names = [
             c.name for c in op.candidates if c.name not in excluded and c.accuracy != "approximate" and not c.setup
-        ]
+        ] or ["stock"]
         return random.Random(f"{settings.random_seed}:{problem}").choice(names), "drawn at random"
     size = settings.cpu_up_to(op.name, problem.device)
     if size is None:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern import host, store, workspace
+from autokern import budget, host, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
@@ -34,8 +34,6 @@ _MOST_KEYS = 10_000
 """A memo of this size is emptied: random shapes must not leak memory."""
 _FIRST_SHARE = 0.35
 """Part of the budget that one op may take at its first use, so that others get their turn."""
-_SMALL = 64 * 2**20
-"""Calls that take fewer bytes than this are decided without asking how much memory is free."""
 
 
 def _repeatable(run: Run) -> Run:
@@ -64,15 +62,77 @@ class Entry:
 
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
+        self.count = 0
+        self.serve(candidate)
+
+    def serve(self, candidate: Candidate) -> None:
+        """Let a candidate run from now on."""
         self.candidate = candidate
         self.run = _repeatable(candidate.run) if candidate.random else candidate.run
         self.parts = candidate.parts
-        self.count = 0
+
+    def demote(self, successor: Candidate) -> None:
+        """Let another candidate run from now on in place of one that failed."""
+        self.serve(successor)
+
+
+class LargeEntry(Entry):
+    """A decided key whose calls take so much memory that each one looks at what is there first.
+
+    It is decided again whenever other candidates fit than before: a call that nothing fits raises, and what was chosen
+    for want of memory does not stay for good.
+    """
+
+    __slots__ = ("_failed", "_fitting", "_needs", "_plan", "_session", "_settings")
+
+    def __init__(self, decision: Decision, op: Op, settings: Settings, session: Session) -> None:
+        problem = decision.problem
+        self._settings = settings
+        self._needs = {c.name: c.memory(problem) for c in op.feasible(problem)}
+        self._fitting = self._fit(budget.room(problem.device, settings.memory))
+        self._session = session
+        self._failed: list[str] = []
+        super().__init__(decision, op[decision.candidate])
+
+    def _fit(self, there: budget.Room) -> frozenset[str]:
+        return frozenset(name for name, need in self._needs.items() if need <= there.bytes)
+
+    def serve(self, candidate: Candidate) -> None:
+        """Let a candidate run from now on, wherever it fits."""
+        super().serve(candidate)
+        self._plan = (candidate, self.run)  # one object: another thread may decide again
+        self.run = self._run_if_it_fits
+
+    def demote(self, successor: Candidate) -> None:
+        """Let another candidate run from now on; the one that failed is not chosen again."""
+        self._failed.append(f"{self.decision.problem.op}={self.candidate.name}")
+        self.serve(successor)
+
+    def _run_if_it_fits(self, *args: Any) -> Any:
+        there = budget.room(self.decision.problem.device, self._settings.memory)
+        fitting = self._fit(there)
+        if fitting != self._fitting or self._plan[0].name not in fitting:
+            settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
+            op = get(self.decision.problem.op)
+            self.decision = self._session.decide(op, self.decision.problem, settings)
+            self._fitting = fitting
+            self.serve(op[self.decision.candidate])
+        candidate, run = self._plan
+        budget.claim(self._needs[candidate.name], there)
+        inside.active = not candidate.parts
+        return run(*args)
 
 
 def _stock_entry(op: Op, reason: str) -> Entry:
     ours = Problem(op=op.name)
     return Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
+
+
+def _is_large(op: Op, decision: Decision) -> bool:
+    """Whether calls of a decided problem take so much that it matters what is there: by the choice, or by stock."""
+    problem = decision.problem
+    names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
+    return max(op[name].memory(problem) for name in names) >= budget.LARGE
 
 
 Memo = dict[str, dict[Any, Entry]]
@@ -165,7 +225,11 @@ class Session:
             warnings.warn(told, AutokernWarning, stacklevel=3)
             return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
-        return Entry(decision, op[decision.candidate])
+        return (
+            LargeEntry(decision, op, settings, self)
+            if _is_large(op, decision)
+            else Entry(decision, op[decision.candidate])
+        )
 
     def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
@@ -173,7 +237,7 @@ class Session:
         Where memory or an order by exact size or problem matters, it is decided for itself.
         """
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or max(c.memory(problem) for c in op.candidates) > _SMALL:
+        if exact or max(c.memory(problem) for c in op.candidates) > budget.LARGE:
             return self.decide(op, problem, settings)
         key = (problem.coarse, settings)
         decision = self._decided.get(key)
@@ -187,26 +251,15 @@ class Session:
 
     def decide(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem under settings, with the memory that is free now."""
-        available = None
-        if settings.memory is None and max(c.memory(problem) for c in op.candidates) > _SMALL:
-            there = problem.device in host.current().devices  # what a recorded host has is only explained here
-            kept = workspace.held() if problem.device == "cpu" else 0  # is given back where memory gets short
-            available = host.available_memory(problem.device) + kept if there else None
-        decision = decide(problem, op, self.model, settings, available)
-        if settings.memory is None or op[decision.candidate].memory(problem) <= settings.memory:
-            return decision
-        fitting = [name for name in decision.order if op[name].memory(problem) <= settings.memory]
-        if fitting:
-            reason = f"{decision.candidate} does not fit the memory that the user allowed"
-            return msgspec.structs.replace(
-                decision, candidate=fitting[0], reason=reason, source="order", margin=1.0, order=tuple(fitting)
-            )
-        frugal = min(decision.order, key=lambda name: op[name].memory(problem))
-        asked, allowed = op[frugal].memory(problem) / 2**30, settings.memory / 2**30
-        raise MemoryBudgetError(
-            f"{problem} needs {asked:.3g} GiB by its most frugal candidate ({frugal}); {allowed:.3g} GiB are allowed "
-            "(AUTOKERN_MEMORY or using(memory=...)). Allow more, use float32, or fewer points"
-        )
+        there = None
+        if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
+            there = budget.room(problem.device)  # what a recorded host has is only explained here
+        try:
+            return decide(problem, op, self.model, settings, there)
+        except MemoryBudgetError:
+            if there is None or there.source:
+                raise
+        return decide(problem, op, self.model, settings, budget.named(there, problem.device))
 
     def _measure_first_use(self, op: Op, problem: Problem) -> None:
         """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""

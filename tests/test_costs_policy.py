@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autokern.budget import Room
 from autokern.costs import CostModel
-from autokern.errors import SettingsError
+from autokern.errors import MemoryBudgetError, SettingsError
 from autokern.op import get, registered
 from autokern.policy import HORIZON, NOISE, Decision, decide, obstacles
 from autokern.problem import Features, Problem
@@ -56,8 +57,8 @@ def synthetic_profile(ratios, sizes=SIZES, noise: float = 0.005, **more: object)
     return Profile(trials=trials)
 
 
-def chosen(op, ratios, problem, orders=ORDERS_NOTHING, available=None, **more) -> Decision:
-    return decide(problem, op, CostModel(synthetic_profile(ratios, **more)), orders, available)
+def chosen(op, ratios, problem, orders=ORDERS_NOTHING, there=None, **more) -> Decision:
+    return decide(problem, op, CostModel(synthetic_profile(ratios, **more)), orders, there)
 
 
 # --- the cost model ---------------------------------------------------------------------------------------------------
@@ -257,10 +258,13 @@ def test_exclude_for_another_op_is_none_of_ours(op):
     assert chosen(op, {"fast": 0.5}, square(64), Settings(exclude=frozenset({"qr=fast"}))).candidate == "fast"
 
 
-def test_stock_is_never_refused(op):
-    orders = Settings(exclude=frozenset({"stock"}), memory=1)
+def test_stock_is_refused_for_want_of_memory_only(op):
+    orders = Settings(exclude=frozenset({"stock"}))
     model = CostModel(Profile(banned=[Ban("synthetic", "stock", "float64", "cpu", "x")]))
-    assert "stock" not in obstacles(square(64), op, model, orders, available=0)
+    assert "stock" not in obstacles(square(64), op, model, orders, Room(10**9, "x"))
+    for memory, there in ((1, None), (None, Room(1, "x"))):
+        narrow = msgspec.structs.replace(orders, memory=memory)
+        assert "may be taken" in obstacles(square(64), op, model, narrow, there)["stock"]
 
 
 def test_approximate_candidates_only_when_asked_for(op):
@@ -275,12 +279,50 @@ def test_memory(op):
     need = op["fast"].memory(square(64))
     ratios = {"fast": 0.5}
     assert chosen(op, ratios, square(64), Settings(memory=need)).candidate == "fast"
-    assert chosen(op, ratios, square(64), available=need).candidate == "fast"
-    for orders, available in ((Settings(memory=need - 1), None), (ORDERS_NOTHING, need - 1)):
-        found = chosen(op, ratios, square(64), orders, available)
-        assert found.candidate == "stock"
-        assert "GiB may be taken" in found.excluded["fast"]
-    assert chosen(op, ratios, square(64), Settings(memory=need), available=1).candidate == "fast"  # the user knows
+    assert chosen(op, ratios, square(64), there=Room(need, "x")).candidate == "fast"
+    op.candidate("frugal", memory=lambda p: need // 2)(lambda a: a)
+    op.candidate("slow", memory=lambda p: need // 3, setup=True)(lambda a: a)
+    for orders, there in (
+        (Settings(memory=need - 1), None),
+        (ORDERS_NOTHING, Room(need - 1, "x")),
+        (Settings(memory=10 * need), Room(need - 1, "x")),
+        (Settings(memory=need - 1), Room(10 * need, "x")),
+    ):
+        found = chosen(op, ratios, square(64), orders, there)
+        assert found.candidate == "frugal"
+        assert found.reason == f"stock does not fit the memory: it {found.excluded['stock']}"
+        assert "may be taken" in found.excluded["fast"]
+        assert found.order[0] == "frugal"
+        assert set(found.order) == {"frugal", "slow"}
+
+
+def test_of_what_fits_the_fastest_is_taken(op):
+    op.candidate("small", memory=lambda p: 8)(lambda a: a)
+    op.candidate("smaller", memory=lambda p: 4)(lambda a: a)
+    found = chosen(op, {"fast": 0.5, "small": 2.0, "smaller": 3.0}, square(64), Settings(memory=100))
+    assert (found.candidate, found.source) == ("small", "measured")
+    assert found.margin < 1
+
+
+def test_a_forced_candidate_that_does_not_fit_gives_way_to_what_fits(op):
+    op.candidate("small", memory=lambda p: 8)(lambda a: a)
+    for orders in (Settings(force=(("synthetic", "fast"),)), Settings(threshold=(("synthetic", "cpu", 10**6),))):
+        found = chosen(op, {}, square(64), msgspec.structs.replace(orders, memory=100))
+        assert found.candidate == "small"
+        assert "stock does not fit" in found.reason
+    forced = chosen(op, {}, square(64), Settings(force=(("synthetic", "small"),), memory=100))
+    assert (forced.candidate, forced.reason) == ("small", "forced by the user")
+    assert chosen(op, {}, square(64), Settings(random_seed=3, memory=100)).candidate == "small"
+
+
+def test_what_nothing_fits_is_refused_with_the_reason(op):
+    op.candidate("small", memory=lambda p: 10**6)(lambda a: a)
+    with pytest.raises(MemoryBudgetError, match=r"synthetic\(m=640, n=640, float64, cpu\).*\(small\) needs 0.954 MiB"):
+        chosen(op, {}, square(640), Settings(memory=10))
+    with pytest.raises(MemoryBudgetError, match=r"10 bytes may be taken \(free RAM\).*float32"):
+        chosen(op, {}, square(640), Settings(memory=20), Room(10, "free RAM"))
+    with pytest.raises(MemoryBudgetError, match=r"20 bytes may be taken \(AUTOKERN_MEMORY"):
+        chosen(op, {}, square(640), Settings(memory=20), Room(30, "free RAM"))
 
 
 def test_bans_hold_for_their_op_dtype_and_device(op):

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -431,18 +432,62 @@ def test_a_memory_budget_that_only_a_frugal_candidate_fits(toy):
     assert "memory" in entry.decision.reason
 
 
-def test_free_memory_is_asked_for_large_calls_only(make_op, monkeypatch):
-    asked = []
-    monkeypatch.setattr("autokern.session.host.available_memory", lambda device: asked.append(device) or 10**9)
+@pytest.fixture
+def free(monkeypatch):
+    """The bytes that are free, to be changed at will, and how often somebody asked."""
+    there = SimpleNamespace(bytes=10**9, asked=0)
+
+    def look(device):
+        there.asked += 1
+        return there.bytes
+
+    monkeypatch.setattr("autokern.budget.host.available_memory", look)
+    monkeypatch.setattr("autokern.budget.workspace.held", lambda: 0)
+    return there
+
+
+def test_free_memory_is_asked_for_large_calls_only(make_op, free):
     toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
     dispatch.reset(NEVER).adopt(toy.profile())
-    toy.call(matrix(8))
-    assert asked == []
+    for _ in range(3):
+        toy.call(matrix(8))
+    assert free.asked == 0
     toy.call(matrix(90))
-    assert asked == ["cpu"]
-    toy.call(matrix(1001))
-    assert toy.runs[0] == "fast"
-    assert toy.runs[-1] == "stock"
+    before = free.asked
+    toy.call(matrix(90))
+    assert free.asked == before + 1
+    with pytest.raises(MemoryBudgetError, match=r"free RAM|control group"):
+        toy.call(matrix(1001))
+    assert set(toy.runs) == {"fast"}
+
+
+def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_op, free):
+    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+    toy.op.candidate("frugal", memory=lambda p: 10**5 * p.n)(toy._runner("frugal"))
+    dispatch.reset(NEVER).adopt(toy.profile())
+    for there in (10**9, 5 * 10**8, 10**8, 10**9):
+        free.bytes = there
+        toy.call(matrix(900))
+    assert toy.runs == ["fast", "frugal", "frugal", "fast"]
+    free.bytes = 10**7
+    with pytest.raises(MemoryBudgetError):
+        toy.call(matrix(900))
+    free.bytes = 10**9
+    toy.call(matrix(900))
+    assert toy.runs[4:] == ["fast"]
+
+
+def test_a_large_candidate_that_ran_out_of_memory_is_not_chosen_again(make_op, free):
+    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+    dispatch.reset(NEVER).adopt(toy.profile())
+    toy.call(matrix(90))
+    toy.errors["fast"] = MemoryError("full")
+    with pytest.warns(AutokernWarning, match="ran out of memory"):
+        toy.call(matrix(90))
+    toy.errors.clear()
+    free.bytes = 10**8
+    toy.call(matrix(90))
+    assert toy.runs[-1] != "fast"
 
 
 # --- first use --------------------------------------------------------------------------------------------------------

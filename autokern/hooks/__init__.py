@@ -95,9 +95,9 @@ def is_enabled() -> bool:
 
 
 def _install(settings: Settings) -> None:
-    from autokern.hooks import gpytorch, linear_operator, posterior
+    from autokern.hooks import gpytorch, linear_operator, memory, posterior
 
-    for patch in (*linear_operator.patches(), *gpytorch.patches(), *posterior.patches()):
+    for patch in (*linear_operator.patches(), *gpytorch.patches(), *posterior.patches(), *memory.patches()):
         _put(patch)
     workspace.set_limit(settings.memory)
     if settings.allocator == "retain" and (reason := allocator.retain()) is not None:

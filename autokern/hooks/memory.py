@@ -1,0 +1,211 @@
+"""Guards in front of what allocates most in gpytorch and linear_operator: what cannot fit is refused before it starts.
+
+Without them a matrix that is too large is filled page by page until the system kills the process. A guard looks at
+what is there only where it predicts `budget.LARGE` bytes or more, and refuses only what it knows not to fit.
+`evaluate_kernel` also puts back the active dimensions of a kernel that raises: the library leaves them out for good.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel, SpectralMixtureKernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import (
+    CatLinearOperator,
+    ConstantMulLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+    MaskedLinearOperator,
+    MatmulLinearOperator,
+    MulLinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+    ZeroLinearOperator,
+)
+
+from autokern import budget, footprint
+from autokern.hooks import Patch
+from autokern.hooks.linear_operator import stay_out
+
+__all__ = ["guard_caches", "needed", "patches"]
+
+_WORTH_A_LOOK = 2**17
+"""Elements of a matrix below which no count of matrices comes to `budget.LARGE` bytes: 512 times eight bytes each."""
+_NO_ARGUMENTS = pickle.dumps({})
+"""How the library's cache files keyword arguments."""
+
+
+def needed(position: str, subject: Any, dispatched: bool = True) -> int:
+    """Return the bytes that a guarded call takes at its peak, as far as they are known.
+
+    Parameters
+    ----------
+    position : {"evaluate_kernel", "to_dense", "_cholesky", "covar_cache"}
+        The method.
+    subject : LinearOperator or DefaultPredictionStrategy
+        What it is called on.
+    dispatched : bool
+        Whether kernel matrices are those of the most frugal candidate, or gpytorch's own.
+    """
+    operator = subject.lik_train_train_covar if position == "covar_cache" else subject
+    if position in ("evaluate_kernel", "to_dense"):
+        held = footprint.of_dense(operator, dispatched).peak
+    else:
+        held = footprint.of_factor(operator, dispatched).peak
+    itemsize: int = operator.dtype.itemsize
+    return int(held * operator.shape.numel()) * itemsize
+
+
+def _refuse(position: str, subject: Any, need: int) -> None:
+    operator = subject.lik_train_train_covar if position == "covar_cache" else subject
+    kernel = getattr(operator, "kernel", None)
+    of = type(operator).__name__ if kernel is None else type(kernel).__name__
+    shape = " x ".join(map(str, operator.shape))
+    asked = f"{position} of {of}, {shape}, {operator.dtype}, {operator.device},"
+    ways = budget.ways_out(str(operator.dtype), kernel is not None or position == "covar_cache")
+    budget.refuse(asked, need, operator.device, ways)
+
+
+def _guard(position: str, subject: Any) -> None:
+    """Refuse a call that is known not to fit; sizes that do not add up are the library's to complain about."""
+    try:
+        need = needed(position, subject)
+    except (RuntimeError, AttributeError, TypeError):
+        return
+    device = subject.lik_train_train_covar.device if position == "covar_cache" else subject.device
+    if not budget.fits(need, device):
+        _refuse(position, subject, need)
+
+
+def _kept(subject: Any, name: str) -> bool:
+    """Whether the library's cache has the result of a method without arguments."""
+    return (name, (), _NO_ARGUMENTS) in subject.__dict__.get("_memoize_cache", ())
+
+
+_stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
+
+
+@functools.wraps(_stock_evaluate_kernel)
+def _evaluate_kernel(self: Any) -> Any:
+    """Guard, and leave the kernel as it was if it raises."""
+    if stay_out() or _kept(self, "kernel_eval"):
+        return _stock_evaluate_kernel(self)
+    kernel = self.kernel
+    if self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK:
+        _guard("evaluate_kernel", self)
+    active = kernel.active_dims
+    try:
+        return _stock_evaluate_kernel(self)
+    except BaseException:
+        kernel.active_dims = active
+        raise
+
+
+_stock_covar_dist = Kernel.covar_dist
+
+
+@functools.wraps(_stock_covar_dist)
+def _covar_dist(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **more: Any) -> Any:
+    if not (diag or stay_out()) and x1.numel() * x2.shape[-2] >= _WORTH_A_LOOK:
+        per_dimension = x1.shape[-1] if last_dim_is_batch else 1
+        _guard_points("covar_dist", self, x1, x2, per_dimension)
+    return _stock_covar_dist(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
+
+
+def _guard_points(position: str, kernel: Any, x1: Any, x2: Any, per_pair: int) -> None:
+    """Refuse `per_pair` elements for each pair of points, if they do not fit."""
+    try:
+        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return
+    pairs = batch.numel() * x1.shape[-2] * x2.shape[-2]
+    need = pairs * per_pair * x1.element_size()
+    if not budget.fits(need, x1.device):
+        of = "" if kernel is None else f" of {type(kernel).__name__}"
+        asked = f"{position}{of}, {x1.shape[-2]} x {x2.shape[-2]} points, {x1.shape[-1]} dimensions, {x1.dtype},"
+        budget.refuse(asked, need, x1.device, budget.ways_out(str(x1.dtype), of_kernel=True))
+
+
+_keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]
+_stock_lazify: Any = vars(_keops)["_lazify_and_expand_inputs"]
+
+
+@functools.wraps(_stock_lazify)
+def _lazify_and_expand_inputs(x1: Any, x2: Any) -> Any:
+    """Guard the differences of all points, and their squares, where KeOps is not in use."""
+    if not stay_out() and x1.numel() * x2.shape[-2] >= _WORTH_A_LOOK and not vars(_keops)["_use_keops"](x1, x2):
+        _guard_points("a KeOps kernel without KeOps", None, x1, x2, 2 * x1.shape[-1])
+    return _stock_lazify(x1, x2)
+
+
+_stock_mixture = SpectralMixtureKernel.forward
+
+
+@functools.wraps(_stock_mixture)
+def _mixture(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **params: Any) -> Any:
+    if not (diag or stay_out()) and x1.numel() * x2.shape[-2] * self.num_mixtures >= _WORTH_A_LOOK:
+        grad = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        held = footprint.of_mixture(self, x1.shape[-1], grad).peak
+        _guard_points("forward", self, x1, x2, int(held))
+    return _stock_mixture(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **params)
+
+
+def _guarded(kind: type, name: str) -> Any:
+    """Return a method of an operator with a guard in front of it."""
+    stock = vars(kind)[name]
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **more: Any) -> Any:
+        if not (stay_out() or _kept(self, stock.__qualname__)) and self.shape.numel() >= _WORTH_A_LOOK:
+            _guard(name, self)
+        return stock(self, *args, **more)
+
+    return method
+
+
+_DENSE = (
+    LinearOperator,
+    CatLinearOperator,
+    ConstantMulLinearOperator,
+    DiagLinearOperator,
+    MaskedLinearOperator,
+    MatmulLinearOperator,
+    MulLinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+    ZeroLinearOperator,
+)
+"""Classes with a `to_dense` of their own that allocates; others inherit it, or have their matrix already."""
+
+_replacements = {
+    **{(kind, "to_dense"): _guarded(kind, "to_dense") for kind in _DENSE},
+    (LinearOperator, "_cholesky"): _guarded(LinearOperator, "_cholesky"),
+}
+
+
+def guard_caches(strategy: DefaultPredictionStrategy) -> None:
+    """Refuse the factor of a training covariance that does not fit: what all caches of predictions are made of."""
+    if not stay_out() and strategy.num_train**2 >= _WORTH_A_LOOK:
+        _guard("covar_cache", strategy)
+
+
+def patches() -> list[Patch]:
+    """Return the guards."""
+    holders = [m for n, m in sorted(sys.modules.items()) if n.startswith("gpytorch.kernels.keops") and m]
+    return [
+        Patch(LazyEvaluatedKernelTensor, "evaluate_kernel", _evaluate_kernel),
+        Patch(Kernel, "covar_dist", _covar_dist),
+        Patch(SpectralMixtureKernel, "forward", _mixture),
+        *(
+            Patch(module, "_lazify_and_expand_inputs", _lazify_and_expand_inputs)
+            for module in holders
+            if vars(module).get("_lazify_and_expand_inputs") is _stock_lazify
+        ),
+        *(Patch(kind, name, replacement) for (kind, name), replacement in _replacements.items()),
+    ]
