@@ -26,7 +26,7 @@ from autokern.arguments import DIAGONAL, variances
 from autokern.inverse_factor import Conditioned, Differentiated
 from autokern.kernels import tree as trees
 
-__all__ = ["attach", "decline", "for_covariances", "forget_after_backward", "found", "is_exact", "of", "plain"]
+__all__ = ["attach", "decline", "for_covariances", "forget_after_backward", "found", "is_exact", "of", "parts", "plain"]
 
 
 class _Kept:
@@ -54,7 +54,7 @@ def _of(strategy: Any) -> _Kept:
     return kept
 
 
-def _parts(strategy: Any) -> tuple[Any, Any] | None:
+def parts(strategy: Any) -> tuple[Any, Any] | None:
     """Return lazy kernel matrix and diagonal of the noisy training covariance, None if it is made otherwise."""
     covariance = strategy.lik_train_train_covar
     if type(covariance) is not AddedDiagLinearOperator:
@@ -71,9 +71,9 @@ def plain(strategy: Any) -> bool:
     """Whether the covariance of the training data is one dense kernel matrix and a diagonal of noise."""
     kept = _of(strategy)
     if kept.plain is None:
-        parts = None if isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal) else _parts(strategy)
-        kept.plain = parts is not None and (
-            trees.form(parts[0].kernel) is not None or type(parts[0].evaluate_kernel()) is DenseLinearOperator
+        made = None if isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal) else parts(strategy)
+        kept.plain = made is not None and (
+            trees.form(made[0].kernel) is not None or type(made[0].evaluate_kernel()) is DenseLinearOperator
         )
     return kept.plain
 
@@ -167,9 +167,9 @@ def is_exact(strategy: Any) -> bool:
     return kept is not None and kept.exact
 
 
-def _matrix(parts: tuple[Any, Any], attached: bool) -> torch.Tensor:
+def _matrix(made_of: tuple[Any, Any], attached: bool) -> torch.Tensor:
     """Return the noisy covariance of lazy kernel matrix and diagonal, points and noise detached unless `attached`."""
-    lazy, diagonal = parts
+    lazy, diagonal = made_of
     x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
     if lazy.x1 is lazy.x2:
         x2 = x1
@@ -192,16 +192,16 @@ def for_covariances(strategy: Any, fast: bool) -> Conditioned | Differentiated:
     assert known is not None
     if fast or not torch.is_grad_enabled() or gpytorch.settings.detach_test_caches.off():
         return known
-    parts = _parts(strategy)
-    if parts is None or not any(p.requires_grad for p in parts[0].kernel.parameters()):
+    made_of = parts(strategy)
+    if made_of is None or not any(p.requires_grad for p in made_of[0].kernel.parameters()):
         return known
-    return Differentiated(known, _matrix(parts, attached=False))
+    return Differentiated(known, _matrix(made_of, attached=False))
 
 
 def _made(strategy: Any, attached: bool) -> Conditioned:
-    parts = _parts(strategy)
-    assert parts is not None
-    k = _matrix(parts, attached)
+    made_of = parts(strategy)
+    assert made_of is not None
+    k = _matrix(made_of, attached)
     lower = psd_safe_cholesky(k)
     residual = strategy.train_labels - strategy.train_prior_dist.loc
     if not attached:  # the library's own uses of the factor find it here

@@ -23,7 +23,7 @@ from autokern.problem import Problem
 from autokern.session import Entry, Memo, Session, counted
 from autokern.settings import Settings, from_environment, revised
 
-__all__ = ["Session", "bypassed", "decisions", "explain", "reset", "route", "session", "stats", "using"]
+__all__ = ["Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "using"]
 
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
@@ -185,6 +185,12 @@ def using(
     finally:
         _overlay.reset(token)
         session().forget(overlay.memo)
+
+
+def forced(op: str) -> str | None:
+    """Return the candidate that the user forces for an op in this thread, or None."""
+    overlay = _overlay.get()
+    return (overlay.settings if overlay else session().settings).forced(op)
 
 
 def explain(problem: Problem) -> Decision:

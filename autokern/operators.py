@@ -107,7 +107,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``sum(left * (K right))`` by what this operator is made of, tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
-        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], self.batch_shape)
+        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], self.batch_shape)  # type: ignore[no-untyped-call]
         left, right = (t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (left, right))
         kernel, batch = self._kernel, self.batch_shape
         places = torch.arange(batch.numel()).view(batch).expand(lead).reshape(-1).tolist()
@@ -138,13 +138,13 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         named = {f"shape_{i}": t for i, t in enumerate(shapes)} | {f"weight_{i}": t for i, t in enumerate(weights)}
         return (x1, x2, *(named[name] for name in self._differentiable_kwargs))
 
-    @cached
+    @cached  # type: ignore[untyped-decorator]
     def to_dense(self) -> torch.Tensor:
         """Return the matrix itself."""
         found: torch.Tensor = self.covar_mat
         return found
 
-    @cached(name="kernel_diag")
+    @cached(name="kernel_diag")  # type: ignore[untyped-decorator]
     def _diagonal(self) -> torch.Tensor:
         each = {n: t.unsqueeze(-3 if n.startswith("shape_") else -1) for n, t in self.tensor_params.items()}
         return self._pairs(self.x1, self.x2, each)

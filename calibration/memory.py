@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ import msgspec
 import torch
 from gpytorch import kernels
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
-from rich.console import Console
-from rich.table import Table
 
 import autokern
 from autokern.arguments import tensors_in
@@ -146,7 +143,13 @@ def guard_cases() -> list[Case]:
                 )
         for name in ("rbf", "scaled matern52", "sum"):
             for grad in ("", "theta"):
-                found.append(Case("evaluate_kernel", name, Problem(op="guard", m=n, n=n, d=4, dtype=dtype, grad=grad, variant="tiled")))
+                found.append(
+                    Case(
+                        "evaluate_kernel",
+                        name,
+                        Problem(op="guard", m=n, n=n, d=4, dtype=dtype, grad=grad, variant="tiled"),
+                    )
+                )
         for name in OPERATORS:
             found.append(Case("to_dense", name, Problem(op="guard", m=n, n=n, dtype=dtype)))
         found.append(Case("_cholesky", "dense", Problem(op="guard", m=n, n=n, dtype=dtype)))

@@ -28,9 +28,10 @@ from linear_operator.operators import (
     SumLinearOperator,
     ZeroLinearOperator,
 )
+from linear_operator.utils.memoize import add_to_cache
 
 from autokern import budget, footprint
-from autokern.hooks import Patch
+from autokern.hooks import Patch, matrixfree
 from autokern.hooks.linear_operator import stay_out
 
 __all__ = ["guard_caches", "needed", "patches"]
@@ -93,11 +94,17 @@ _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 
 @functools.wraps(_stock_evaluate_kernel)
 def _evaluate_kernel(self: Any) -> Any:
-    """Guard, and leave the kernel as it was if it raises."""
+    """Go matrix-free where that is called for, else guard; and leave the kernel as it was if it raises."""
     if stay_out() or _kept(self, "kernel_eval"):
         return _stock_evaluate_kernel(self)
     kernel = self.kernel
-    if self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK:
+    large = self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK
+    with torch.set_grad_enabled(self._is_grad_enabled):
+        free = matrixfree.instead_of_dense(self, large)
+    if free is not None:
+        add_to_cache(self, "kernel_eval", free)
+        return free
+    if large:
         _guard("evaluate_kernel", self)
     active = kernel.active_dims
     try:

@@ -22,7 +22,7 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 
 from autokern import conditioning
 from autokern.dispatch import route
-from autokern.hooks import Patch
+from autokern.hooks import Patch, matrixfree
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_caches
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
@@ -136,13 +136,19 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
     if type(self) is not DefaultPredictionStrategy or _stay_out():
         return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
     found = regime(self.num_train, library.fast_computations.solves)
-    if lazy and found != ORDERED and conditioning.plain(self):
+    if lazy and found != ORDERED and conditioning.plain(self) and not _formless(self):
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or conditioning.is_exact(self)
         return _dispatch_predict(self, test_mean, test_test_covar, test_train_covar, exact, fast)
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
         return _structured(self, test_mean, test_test_covar, test_train_covar)
     return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
+
+
+def _formless(strategy: Any) -> bool:
+    """Whether the training covariance cannot even be formed: solves are iterations, and a factor is out of reach."""
+    parts = conditioning.parts(strategy)
+    return parts is not None and matrixfree.too_large(parts[0])
 
 
 def _evaluated(covariance: Any) -> Any:

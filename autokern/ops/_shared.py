@@ -17,6 +17,7 @@ from autokern.problem import Features, Problem
 
 __all__ = [
     "CG_ITERATIONS",
+    "CG_VECTORS",
     "EPS",
     "as_asked",
     "device_of",
@@ -42,6 +43,8 @@ EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
 """Iterations of conjugate gradients that the library never undercuts (and seldom exceeds at its training tolerance)."""
+CG_VECTORS = 150
+"""Vectors that conjugate gradients hold: eight or so of eleven columns, and a preconditioner of rank 15."""
 _THREADS = (1, 2, 4, 8, 16)
 """Numbers of threads that are tried where the machine has more."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -29,6 +29,7 @@ from autokern.op import Op
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     CG_ITERATIONS,
+    CG_VECTORS,
     EPS,
     as_asked,
     is_ours,
@@ -198,7 +199,13 @@ def _fused_features(problem: Problem) -> Features:
 
 
 def _stock_memory(problem: Problem) -> int:
-    tensors = (8 if problem.variant.endswith("/cholesky") else 6) + 4 * _families(problem)
+    """Kernel, factor and what autograd keeps; only vectors where it iterates: a matrix that does not fit is not formed.
+
+    Whether it does is looked at when the kernel is evaluated (`hooks.matrixfree`).
+    """
+    if iterates(problem):
+        return CG_VECTORS * problem.batch * problem.n * problem.itemsize
+    tensors = 8 + 4 * _families(problem)
     return tensors * problem.batch * problem.n**2 * problem.itemsize
 
 

@@ -28,7 +28,7 @@ from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._models import trained
-from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import CG_VECTORS, EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 from autokern.posterior import PosteriorCovariance, by_blocks
 from autokern.problem import Features, Problem
 from autokern.strips import Strips
@@ -217,6 +217,15 @@ def _joint_memory(problem: Problem) -> int:
     return elements * problem.itemsize + _factor_memory(problem)
 
 
+def _stock_memory(problem: Problem) -> int:
+    """Where it iterates: the matrix that it multiplies, and vectors for every test point."""
+    if not iterates(problem):
+        return _joint_memory(problem)
+    columns = 0 if problem.variant.startswith("fast") else 8 * problem.m
+    elements = problem.batch * problem.m * 3 * (problem.m + problem.n) + problem.n * (problem.n + CG_VECTORS + columns)
+    return elements * problem.itemsize
+
+
 def _presumed(problem: Problem) -> str:
     """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
     if problem.variant.endswith("grown"):
@@ -248,7 +257,7 @@ PREDICT = Op(
 )
 
 
-@PREDICT.candidate("stock", features=_stock_features, memory=_joint_memory)
+@PREDICT.candidate("stock", features=_stock_features, memory=_stock_memory)
 def stock(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     with as_asked(exact, strategy.num_train), gpytorch.settings.fast_pred_var(fast):
