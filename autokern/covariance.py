@@ -12,9 +12,10 @@ from autokern.dispatch import route
 from autokern.errors import SettingsError
 from autokern.op import get
 
-__all__ = ["matrix"]
+__all__ = ["matmul", "matrix"]
 
 _matrix = route(get("kernel_matrix"))
+_matmul = route(get("kernel_matmul"))
 
 
 def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor | None = None) -> torch.Tensor:
@@ -43,19 +44,10 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     --------
     >>> k = autokern.covariance.matrix(gpytorch.kernels.RBFKernel(), torch.rand(5, 2))  # doctest: +SKIP
     """
-    x1 = x1.unsqueeze(-1) if x1.dim() == 1 else x1
-    x2 = x1 if x2 is None else x2.unsqueeze(-1) if x2.dim() == 1 else x2
-    if x1.shape[-1] != x2.shape[-1]:
-        raise SettingsError(
-            f"covariance of points with {x1.shape[-1]} and {x2.shape[-1]} input dimensions was asked for; "
-            "x1 and x2 need the same number"
-        )
+    x1, x2 = _points(x1, x2)
     if kernels.family_name(kernel) is None:
         return cast("torch.Tensor", kernel(x1, x2).to_dense())
-    if kernel.active_dims is not None:
-        same = x1 is x2
-        x1 = x1.index_select(-1, kernel.active_dims)
-        x2 = x1 if same else x2.index_select(-1, kernel.active_dims)
+    x1, x2 = _active(kernel, x1, x2)
     wanted = getattr(kernel, "base_kernel", kernel).ard_num_dims
     if wanted not in (None, x1.shape[-1]):
         raise SettingsError(
@@ -63,3 +55,76 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
             "lengthscales; give it as many dimensions"
         )
     return cast("torch.Tensor", _matrix(kernel, x1, x2))
+
+
+def matmul(
+    kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor | None, rhs: torch.Tensor
+) -> torch.Tensor:
+    """Return the product of a gpytorch kernel's covariance matrix with few columns, of any number of points.
+
+    Where tiles of the matrix are faster, or the whole does not fit the memory, it is never formed, neither for the
+    product nor for its gradients by points, columns and hyperparameters.
+
+    Parameters
+    ----------
+    kernel : gpytorch.kernels.Kernel
+        Any kernel; those made of parts that autokern does not know are evaluated by gpytorch.
+    x1 : Tensor
+        Points of the rows, shape ``(..., n, d)``.
+    x2 : Tensor or None
+        Points of the columns, shape ``(..., m, d)``; None for `x1`.
+    rhs : Tensor
+        Shape ``(..., m, t)``, or ``(m)`` for a single vector.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(..., n, t)``, or ``(n)``.
+
+    Raises
+    ------
+    SettingsError
+        If the points have different numbers of dimensions, or `rhs` has not one row for each column of the matrix.
+    MemoryBudgetError
+        If no way to compute it fits the memory.
+
+    Notes
+    -----
+    Tile by tile as in Wang et al. (2019), "Exact Gaussian processes on a million data points", and KeOps (Charlier et
+    al. 2021), here with one GEMM for the distances and one for the product.
+
+    Examples
+    --------
+    >>> x = torch.rand(100_000, 3)  # doctest: +SKIP
+    >>> v = autokern.covariance.matmul(gpytorch.kernels.MaternKernel(), x, None, torch.rand(100_000, 1))  # doctest: +SKIP
+    """
+    x1, x2 = _points(x1, x2)
+    columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+    if columns.shape[-2] != x2.shape[-2]:
+        raise SettingsError(
+            f"a product with {columns.shape[-2]} rows was asked for, of a covariance with {x2.shape[-2]} columns; "
+            "rhs needs one row for each point of x2"
+        )
+    x1, x2 = _active(kernel, x1, x2)
+    out = cast("torch.Tensor", _matmul(kernel, x1, x2, columns))
+    return out.squeeze(-1) if rhs.dim() == 1 else out
+
+
+def _points(x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both sets of points as matrices, the same tensor where they are the same."""
+    x1 = x1.unsqueeze(-1) if x1.dim() == 1 else x1
+    x2 = x1 if x2 is None else x2.unsqueeze(-1) if x2.dim() == 1 else x2
+    if x1.shape[-1] != x2.shape[-1]:
+        raise SettingsError(
+            f"covariance of points with {x1.shape[-1]} and {x2.shape[-1]} input dimensions was asked for; "
+            "x1 and x2 need the same number"
+        )
+    return x1, x2
+
+
+def _active(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Select a kernel's active dimensions, as gpytorch does before `forward`."""
+    if kernel.active_dims is None:
+        return x1, x2
+    first = x1.index_select(-1, kernel.active_dims)
+    return first, first if x1 is x2 else x2.index_select(-1, kernel.active_dims)

@@ -181,7 +181,9 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, there
     if ordered is not None and ordered[0] not in excluded:
         return decision(*ordered, "order")
     if "stock" in excluded:
-        name = ranked[0] if estimates else _frugal(feasible, problem).name
+        presumed = op.presumed(problem)
+        likely = presumed if presumed not in excluded else _frugal(feasible, problem).name
+        name = ranked[0] if estimates else likely
         why = f"stock does not fit the memory: it {excluded['stock']}"
         source = _source(estimates[name]) if name in estimates else "unmeasured"
         return decision(name, f"{ordered[1]}; {why}" if ordered else why, source)
