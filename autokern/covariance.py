@@ -96,7 +96,8 @@ def matmul(
     Examples
     --------
     >>> x = torch.rand(100_000, 3)  # doctest: +SKIP
-    >>> v = autokern.covariance.matmul(gpytorch.kernels.MaternKernel(), x, None, torch.rand(100_000, 1))  # doctest: +SKIP
+    >>> kernel, rhs = gpytorch.kernels.MaternKernel(), torch.rand(100_000, 11)  # doctest: +SKIP
+    >>> product = autokern.covariance.matmul(kernel, x, None, rhs)  # doctest: +SKIP
     """
     x1, x2 = _points(x1, x2)
     columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
