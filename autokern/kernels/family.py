@@ -60,7 +60,8 @@ class Family:
         Factor between the scaled squared distance and ``u``; its sign says on which side of zero ``u`` lies.
     formula : callable
         ``k`` as a function of ``u``, by methods and operators alone (``(-u).exp()``, never ``torch.exp(-u)``), so that
-        it takes a Tensor or a LazyTensor. ``u`` is never on the wrong side of zero; at zero, the derivative that
+        it takes a Tensor or a LazyTensor, which divides by an integer in single precision: multiply by ``1 / 3``
+        instead. ``u`` is never on the wrong side of zero; at zero, the derivative that
         autograd finds must be finite: it is multiplied by a distance of zero (`TINY` keeps roots off it).
     epilogue : callable
         ``epilogue(u, slope)`` turns ``u`` into ``k`` in place (destroying ``u``) and, if `slope` is a tensor of the

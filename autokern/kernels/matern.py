@@ -34,7 +34,7 @@ def _value32(u: Any) -> Any:
 
 def _value52(u: Any) -> Any:
     a = _root(u)
-    return (a + 1 + u / 3) * (-a).exp()
+    return (a + 1 + u * (1 / 3)) * (-a).exp()
 
 
 def _epilogue12(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
