@@ -2,12 +2,13 @@
 
 pykeops compiles each formula when it is first used, by a compiler that may be missing, into a folder that may be
 unwritable or damaged, and says so on stdout at best. Importing it is left to gpytorch or to its first use. Floor 1:
-may import `errors`.
+may import floor 0.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -26,7 +27,7 @@ import torch
 from autokern.errors import KeOpsError
 from autokern.profile import Tool
 
-__all__ = ["at_work", "believe", "compiler", "damaged", "keops_problem", "setting"]
+__all__ = ["at_work", "believe", "build_folder", "compiler", "damaged", "keops_problem", "setting"]
 
 _ADVICE = "`autokern doctor` tries it and says what to do; AUTOKERN_EXCLUDE=keops leaves it out"
 _ELF = struct.Struct("<4sBB34xQ10xHH")  # magic, class, byte order, ..., section headers: offset, size of each, number
@@ -71,12 +72,18 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
         if not os.path.exists(pykeops.config.pykeops_nvrtc_name(type="target")):
             return "KeOps could not build its interface to the CUDA compiler"
     folder = Path(pykeops.get_build_folder())
+    bad = damaged(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the build folder of KeOps cannot be written ({_plain(folder)}): set KEOPS_CACHE_FOLDER to one that can"
-    bad = damaged(folder)
     if bad:
-        return f"the build folder of KeOps is damaged ({_plain(folder)}: {', '.join(bad)}): remove it"
+        return f"{len(bad)} files in the build folder of KeOps are damaged ({_plain(folder)}): remove it"
     return None
+
+
+def build_folder() -> Path | None:
+    """Return the folder that KeOps compiles into, None where pykeops is not imported."""
+    pykeops = sys.modules.get("pykeops")
+    return None if pykeops is None else Path(pykeops.get_build_folder())
 
 
 def _plain(folder: Path) -> str:
@@ -86,9 +93,13 @@ def _plain(folder: Path) -> str:
 
 def compiler() -> str | None:
     """Return the C++ compiler that KeOps will call, by its own rule, or None."""
-    named = os.environ.get("CXX")
+    return _first_of(os.environ.get("CXX"), os.environ.get("PATH"))
+
+
+@functools.lru_cache(maxsize=8)
+def _first_of(named: str | None, path: str | None) -> str | None:
     usual = ("clang++", "g++") if platform.system() == "Darwin" else ("g++",)
-    return next((name for name in (named, *usual) if name and shutil.which(name)), None)
+    return next((name for name in (named, *usual) if name and shutil.which(name, path=path)), None)
 
 
 def setting() -> str:
