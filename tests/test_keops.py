@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from autokern import calibrate, keops, probes
+from autokern import keops, probes
+from autokern.calibrate import calibrate
 from autokern.errors import KeOpsError
 from autokern.profile import Profile, Tool, decode, encode
 from autokern.session import Session
@@ -160,5 +161,5 @@ def test_a_thorough_calibration_tries_it(pykeops, monkeypatch, make_op, level, k
     op.candidate("stock")(lambda a: 2 * a)
     op.candidate("compiles", setup=True)(lambda a: a + a)
     before = Profile(tools={"keops": known} if known else {})
-    found = calibrate.calibrate([op], level, budget, ["cpu"], before, dtypes=())
+    found = calibrate([op], level, budget, ["cpu"], before, dtypes=())
     assert found.tools.get("keops") == (verdict if tried else known)
