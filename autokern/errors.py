@@ -5,7 +5,7 @@ Floor 0: imports nothing of autokern.
 
 from __future__ import annotations
 
-__all__ = ["AutokernError", "AutokernWarning", "MemoryBudgetError", "ProfileError", "SettingsError"]
+__all__ = ["AutokernError", "AutokernWarning", "KeOpsError", "MemoryBudgetError", "ProfileError", "SettingsError"]
 
 
 class AutokernError(Exception):
@@ -22,6 +22,10 @@ class MemoryBudgetError(AutokernError, MemoryError):
 
 class ProfileError(AutokernError):
     """A profile that was named explicitly cannot be read, trusted or written."""
+
+
+class KeOpsError(AutokernError, RuntimeError):
+    """KeOps was to compute something and cannot work here, or failed."""
 
 
 class AutokernWarning(UserWarning):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern import budget, host, store
+from autokern import budget, host, keops, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
@@ -176,7 +176,7 @@ class Session:
         if self._model is None:
             with self._lock:
                 if self._model is None:
-                    self._model = CostModel(_load(self.settings))
+                    self._model = _in_force(_load(self.settings))
         return self._model
 
     @property
@@ -187,7 +187,7 @@ class Session:
     def adopt(self, profile: Profile) -> None:
         """Put another profile in force; decisions are taken afresh."""
         with self._lock:
-            self._model = CostModel(profile)
+            self._model = _in_force(profile)
             self._decided.clear()
             self.forget()
 
@@ -302,6 +302,11 @@ class Session:
                 progress=shown,
                 publish=publish,
             )
+
+
+def _in_force(profile: Profile) -> CostModel:
+    keops.believe(profile.tools.get("keops"))
+    return CostModel(profile)
 
 
 def _load(settings: Settings) -> Profile:

@@ -85,7 +85,7 @@ def _problem_of(distribution: Any, noise: torch.Tensor | None, value: torch.Tens
         return None
     lazy, noise = found
     x, mean, kernel = lazy.x1, distribution.loc, lazy.kernel
-    node = trees.form(kernel)
+    node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
     if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
         return None
     tensors = [mean, value, noise, *kernel.parameters()]
