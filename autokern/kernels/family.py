@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
-__all__ = ["TINY", "Family", "Shape", "by_lengthscale", "families", "family", "family_of"]
+__all__ = ["TINY", "Family", "Shape", "Spare", "by_lengthscale", "families", "family", "family_of"]
 
 TINY = 1e-30
 """Added under roots: quotients by a distance then stay finite where it is zero, and meet a zero difference."""
 
 Epilogue = Callable[..., torch.Tensor]
+Spare = Callable[[torch.Tensor], torch.Tensor]
+"""Gives uninitialised memory for one more matrix like its argument."""
 _FAMILIES: dict[str, Family] = {}
 _OF_KERNEL: dict[type, list[Family]] = {}
 
@@ -65,12 +67,14 @@ class Family:
         autograd finds must be finite: it is multiplied by a distance of zero (`TINY` keeps roots off it).
     epilogue : callable
         ``epilogue(u, slope)`` turns ``u`` into ``k`` in place (destroying ``u``) and, if `slope` is a tensor of the
-        same shape, fills it with ``dk/du``. Returns ``k``.
+        same shape, fills it with ``dk/du``. Returns ``k``, in the memory of ``u`` if there is no `slope`.
     slopes : tuple of callables
         ``dk/du``, ``d2k/du2``, ... as functions of ``u`` without side effects, each finite at ``u = 0`` (where the
         true derivative is infinite, any finite value will do: it is multiplied by a distance of zero).
     slope_is_value : bool
         Whether ``dk/du = k``, so that nothing but ``k`` need be kept for the backward pass.
+    wants_spare : bool
+        Whether `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix.
     passes : int
         Element-wise passes over the matrix, for the cost model.
     kernels : tuple of types
@@ -90,6 +94,7 @@ class Family:
     epilogue: Epilogue
     slopes: tuple[Callable[..., torch.Tensor], ...]
     slope_is_value: bool = False
+    wants_spare: bool = False
     passes: int = 2
     kernels: tuple[type, ...] = ()
     matches: Callable[[Kernel], bool] = lambda kernel: True
@@ -105,6 +110,10 @@ class Family:
     def derivatives(self) -> tuple[Callable[..., torch.Tensor], ...]:
         """The formula and its slopes: ``k``, ``dk/du``, ``d2k/du2``, ... as functions of ``u``."""
         return (self.formula, *self.slopes)
+
+    def finish(self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, *shape: torch.Tensor) -> torch.Tensor:
+        """Return ``k`` by the epilogue, with memory from `spare` where it wants some."""
+        return self.epilogue(u, slope, *shape, **({"spare": spare} if self.wants_spare else {}))
 
     def clamp_(self, u: torch.Tensor) -> torch.Tensor:
         """Push values that rounding carried across zero back to it, in place."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, keops
 
-from autokern.kernels.family import TINY, Family
+from autokern.kernels.family import TINY, Family, Spare
 
 __all__ = ["MATERN12", "MATERN32", "MATERN52"]
 
@@ -46,24 +46,24 @@ def _epilogue12(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     return a.neg_().exp_()
 
 
-def _epilogue32(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+def _epilogue32(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torch.empty_like) -> torch.Tensor:
     a = u.sqrt_()
-    e = torch.neg(a) if slope is None else torch.neg(a, out=slope)
-    e.exp_()
-    k = a.add_(1).mul_(e)
+    e = torch.neg(a, out=spare(u) if slope is None else slope).exp_()
+    k = torch.addcmul(e, a, e, out=a)
     if slope is not None:
         slope.mul_(-0.5)
     return k
 
 
-def _epilogue52(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-    a = u.sqrt()
-    e = torch.neg(a) if slope is None else torch.neg(a, out=slope)
-    e.exp_()
-    a.add_(1)
-    k = u.div_(3).add_(a).mul_(e)
-    if slope is not None:
-        slope.mul_(a).mul_(-1 / 6)
+def _epilogue52(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torch.empty_like) -> torch.Tensor:
+    a = u.sqrt_()
+    e = torch.neg(a, out=spare(u) if slope is None else slope).exp_()
+    if slope is None:
+        a.addcmul_(a, a, value=1 / 3)
+        return torch.addcmul(e, a, e, out=a)
+    k = torch.addcmul(a, a, a, value=1 / 3, out=spare(u))
+    torch.addcmul(e, k, e, out=k)
+    slope.addcmul_(a, e).mul_(-1 / 6)
     return k
 
 
@@ -88,7 +88,8 @@ MATERN32 = Family(
     _value32,
     _epilogue32,
     (lambda u: -0.5 * _decay(u), lambda u: 0.25 * _decay(u) / _root(u)),
-    passes=6,
+    passes=5,
+    wants_spare=True,
     **_of(1.5),
 )
 MATERN52 = Family(
@@ -101,6 +102,7 @@ MATERN52 = Family(
         lambda u: _decay(u) / 12,
         lambda u: -_decay(u) / (24 * _root(u)),
     ),
-    passes=8,
+    passes=6,
+    wants_spare=True,
     **_of(2.5),
 )
