@@ -19,7 +19,7 @@ import torch
 from autokern.kernels.covariance import Covariance, same_points
 from autokern.kernels.family import TINY, Family, families
 
-__all__ = ["by_cdist", "compiled", "compiler_problem", "script_problem", "scripted", "vmapped"]
+__all__ = ["by_cdist", "compiled", "compiled_epilogue", "compiler_problem", "script_problem", "scripted", "vmapped"]
 
 
 def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -91,6 +91,20 @@ def compiled(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torc
     x1, x2, lengthscale, outputscale, off = _arguments(covariance, x1, x2)
     call = _compiled(covariance.family.name, x1.dtype, off.dim() == 2)
     return call(x1, x2, lengthscale.expand(*lengthscale.shape[:-1], x1.shape[-1]), outputscale.expand(1, 1), off)
+
+
+@functools.cache
+def compiled_epilogue(of: Family, dtype: torch.dtype) -> Callable[..., None]:
+    """Return what turns ``u``, one-dimensional, into ``k`` in place in one pass; the first call compiles for a second.
+
+    It uses one thread of its own: tiles are shared out among threads already.
+    """
+
+    def epilogue(u: torch.Tensor, *shape: torch.Tensor) -> None:
+        u.copy_(of.formula(u if of.slope_is_value else u.clamp(*((0, None) if of.gamma > 0 else (None, 0))), *shape))
+
+    epilogue.__code__ = epilogue.__code__.replace(co_name=f"{of.name}_{str(dtype)[6:]}")  # as in `_compiled`
+    return torch.compile(epilogue, dynamic=True, fullgraph=True, options={"cpp.threads": 1})
 
 
 @functools.cache
