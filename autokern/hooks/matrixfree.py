@@ -91,7 +91,7 @@ def _one_memory(x1: torch.Tensor, x2: torch.Tensor) -> bool:
 
 def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
     """Whether the op takes this kernel on these points."""
-    node = trees.form(kernel)
+    node = trees.form(kernel, keops=True)
     if node is None or not trees.leaves(node):
         return False
     return get("kernel_matmul").problem_of(kernel, x1, x2, x2[..., :1]) is not None
