@@ -58,11 +58,12 @@ def _repeatable(run: Run) -> Run:
 class Entry:
     """A decided key: what runs, and how often it did."""
 
-    __slots__ = ("candidate", "count", "decision", "parts", "run")
+    __slots__ = ("candidate", "count", "decision", "parts", "review", "run")
 
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
         self.count = 0
+        self.review = decision.review
         self.serve(candidate)
 
     def serve(self, candidate: Candidate) -> None:
@@ -225,11 +226,19 @@ class Session:
             warnings.warn(told, AutokernWarning, stacklevel=3)
             return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
-        return (
-            LargeEntry(decision, op, settings, self)
-            if _is_large(op, decision)
-            else Entry(decision, op[decision.candidate])
-        )
+        return self._made(op, decision, settings)
+
+    def _made(self, op: Op, decision: Decision, settings: Settings) -> Entry:
+        if _is_large(op, decision):
+            return LargeEntry(decision, op, settings, self)
+        return Entry(decision, op[decision.candidate])
+
+    def reviewed(self, op: Op, entry: Entry, settings: Settings) -> Entry:
+        """Decide a key again that was called as often as its decision says: what compiles may repay itself by now."""
+        decision = self.decide(op, entry.decision.problem, settings, entry.count)
+        made = self._made(op, decision, settings)
+        made.count = entry.count
+        return made
 
     def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
@@ -249,17 +258,17 @@ class Session:
             return self.decide(op, problem, settings)
         return msgspec.structs.replace(decision, problem=problem)
 
-    def decide(self, op: Op, problem: Problem, settings: Settings) -> Decision:
-        """Decide a problem under settings, with the memory that is free now."""
+    def decide(self, op: Op, problem: Problem, settings: Settings, seen: int = 0) -> Decision:
+        """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
         there = None
         if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
             there = budget.room(problem.device)  # what a recorded host has is only explained here
         try:
-            return decide(problem, op, self.model, settings, there)
+            return decide(problem, op, self.model, settings, there, seen)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
-        return decide(problem, op, self.model, settings, budget.named(there, problem.device))
+        return decide(problem, op, self.model, settings, budget.named(there, problem.device), seen)
 
     def _measure_first_use(self, op: Op, problem: Problem) -> None:
         """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""
