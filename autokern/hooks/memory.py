@@ -54,10 +54,12 @@ def needed(position: str, subject: Any, dispatched: bool = True) -> int:
         Whether kernel matrices are those of the most frugal candidate, or gpytorch's own.
     """
     operator = subject.lik_train_train_covar if position == "covar_cache" else subject
-    if position in ("evaluate_kernel", "to_dense"):
-        held = footprint.of_dense(operator, dispatched).peak
-    else:
+    if position == "covar_cache":
+        held = 2.0  # the noisy matrix and its factor; kernels have guards of their own
+    elif position == "_cholesky":
         held = footprint.of_factor(operator, dispatched).peak
+    else:
+        held = footprint.of_dense(operator, dispatched).peak
     itemsize: int = operator.dtype.itemsize
     return int(held * operator.shape.numel()) * itemsize
 

@@ -13,6 +13,7 @@ norm of the points; first and second derivatives are those of the formula.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -223,16 +224,28 @@ def _fused_features(problem: Problem) -> Features:
     )
 
 
+def _kept_by_autograd(family: str, d: int) -> int:
+    """Matrices that autograd keeps of a scaled kernel with several lengthscales, the kernel itself included."""
+    return {"rbf": 3, "matern12": 6, "matern32": 7, "matern52": 7, "rq": 5, "periodic": 5 * d + 2}.get(family, 6)
+
+
 def _stock_memory(problem: Problem) -> int:
-    tensors = (8 if problem.variant.endswith("/cholesky") else 6) + 4 * _families(problem)
-    return tensors * problem.batch * problem.n**2 * problem.itemsize
+    """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives."""
+    names = problem.variant.split("/")[0].split("+")
+    kept = sum(_kept_by_autograd(name, problem.d) for name in names) - (len(names) - 1)
+    more = 6.2 if problem.variant.endswith("/cholesky") else 3.0
+    return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
 
-def _fused_memory(problem: Problem) -> int:
-    """One matrix, and strips of rows that do not grow with it; whole matrices where there is a batch."""
-    elements, strips = problem.batch * problem.n**2, 16 * 2**20 * _families(problem)
-    each = 3 + 2 * _families(problem)
-    return int(elements * problem.itemsize * (each if problem.batch > 1 else 1.3)) + strips
+def _in_place(matrices: float) -> Callable[[Problem], int]:
+    """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole."""
+
+    def memory(problem: Problem) -> int:
+        elements, strips = problem.batch * problem.n**2, 12 * 2**20 * min(2, _families(problem))
+        each = matrices + (2 + 2 * _families(problem) if problem.batch > 1 else 0)
+        return int(elements * problem.itemsize * each) + strips
+
+    return memory
 
 
 EXACT_LOG_PROB = Op(
@@ -246,7 +259,7 @@ EXACT_LOG_PROB = Op(
     check=_check,
     grid=_grid,
     features=_fused_features,
-    memory=_fused_memory,
+    memory=_in_place(1.03),
     axes=regime_axes,
     raises=(NanError, NotPSDError),
     composite=True,
@@ -271,7 +284,7 @@ def fused(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
     return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder)
 
 
-@EXACT_LOG_PROB.candidate("recursive", accuracy="better")
+@EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8))
 def recursive(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder, inverse_from_cholesky)
