@@ -169,9 +169,11 @@ def of_dense(operator: Any, dispatched: bool = True) -> Held:
     What is known of the library's own `to_dense`: it multiplies by an identity unless it is told otherwise.
     """
     kind = type(operator)
+    if _is_kept(operator):
+        return _NOTHING
     if isinstance(operator, (DiagLinearOperator, IdentityLinearOperator)):  # a diagonal is triangular, too
         return Held(1, 1)
-    if isinstance(operator, (DenseLinearOperator, TriangularLinearOperator)) or _is_kept(operator):
+    if isinstance(operator, (DenseLinearOperator, TriangularLinearOperator)):
         return _NOTHING
     if kind is LazyEvaluatedKernelTensor:
         x = operator.x1
@@ -191,9 +193,9 @@ def of_dense(operator: Any, dispatched: bool = True) -> Held:
 
 
 def _is_kept(operator: Any) -> bool:
-    """Whether the library keeps the dense form already."""
-    kept = operator.__dict__.get("_memoize_cache")
-    return kept is not None and any(name[0].endswith("to_dense") for name in kept if isinstance(name, tuple))
+    """Whether the library keeps the dense form already, or the evaluated kernel."""
+    kept = [name[0] for name in operator.__dict__.get("_memoize_cache", ()) if isinstance(name, tuple)]
+    return "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept)
 
 
 def of_factor(operator: Any, dispatched: bool = True) -> Held:
