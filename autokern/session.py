@@ -143,7 +143,7 @@ class Session:
         Where memory or an order by exact size or problem matters, it is decided for itself.
         """
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or max(c.memory(problem) for c in op.candidates) > budget.LARGE:
+        if exact or max(c.memory(problem) for c in op.candidates) >= budget.LARGE:
             return self.decide(op, problem, settings)
         key = (problem.coarse, settings)
         decision = self._decided.get(key)

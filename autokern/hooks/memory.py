@@ -95,12 +95,14 @@ _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 
 @functools.wraps(_stock_evaluate_kernel)
 def _evaluate_kernel(self: Any) -> Any:
-    """Guard, and leave the kernel as it was if it raises."""
-    if stay_out() or _kept(self, "kernel_eval"):
-        return _stock_evaluate_kernel(self)
+    """Guard, and leave the kernel as it was if it raises, also where a candidate evaluates it."""
     kernel = self.kernel
-    if self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK:
-        _guard("evaluate_kernel", self)
+    if not (stay_out() or _kept(self, "kernel_eval")):
+        rough = self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel()
+        if rough >= _WORTH_A_LOOK:
+            _guard("evaluate_kernel", self)
+    if torch.compiler.is_compiling():
+        return _stock_evaluate_kernel(self)
     active = kernel.active_dims
     try:
         return _stock_evaluate_kernel(self)
