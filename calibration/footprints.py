@@ -72,7 +72,8 @@ def op_problems(dtype: str) -> Iterator[tuple[Problem, tuple[str, ...]]]:
     yield base.replace(op="inv_quad_logdet", rhs=1, d=0, grad="a", variant="cg"), ("stock",)
     for words in ("rbf/cholesky", "matern52/cholesky", "matern32+rbf/cholesky", "rbf/cg", "matern52/cg"):
         yield exact.replace(variant=words), ("stock",) if words.endswith("cg") else ()
-    yield exact.replace(m=n // 6, n=n // 6, batch=36, variant="rbf/cholesky"), ("stock", "fused", "recursive")
+    for words in ("rbf", "matern52", "matern32+rbf"):
+        yield exact.replace(m=n // 6, n=n // 6, batch=36, variant=f"{words}/cholesky"), ("stock", "fused", "recursive")
     for how in ("solve", "fast"):
         yield predict.replace(variant=f"{how}/cholesky"), ()
     yield predict.replace(m=20 * n, n=n // 8, variant="fast/cholesky"), ("lazy", "rows@4096")

@@ -237,13 +237,20 @@ def _stock_memory(problem: Problem) -> int:
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
 
-def _in_place(matrices: float) -> Callable[[Problem], int]:
-    """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole."""
+def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
+    """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole.
+
+    What is then formed beside the matrices: their derivative, once for each family; values and slopes of each, of which
+    an RBF's are the same; and a product of two of those, but for a single RBF.
+    """
 
     def memory(problem: Problem) -> int:
-        elements, strips = problem.batch * problem.n**2, 12 * 2**20 * min(2, _families(problem))
-        each = matrices + (2 + 2 * _families(problem) if problem.batch > 1 else 0)
-        return int(elements * problem.itemsize * each) + strips
+        elements = problem.batch * problem.n**2 * problem.itemsize
+        if problem.batch == 1:
+            return int(single * elements) + 12 * 2**20 * min(2, _families(problem))
+        names = problem.variant.split("/")[0].split("+")
+        each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
+        return int((batched + each) * elements)
 
     return memory
 
@@ -259,7 +266,7 @@ EXACT_LOG_PROB = Op(
     check=_check,
     grid=_grid,
     features=_fused_features,
-    memory=_in_place(1.03),
+    memory=_in_place(1.03, 1.0),
     axes=regime_axes,
     raises=(NanError, NotPSDError),
     composite=True,
@@ -284,7 +291,7 @@ def fused(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
     return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder)
 
 
-@EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8))
+@EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
 def recursive(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder, inverse_from_cholesky)

@@ -204,7 +204,7 @@ def _stock_features(problem: Problem) -> Features:
     return Features(joint.calls + 20.0 * steps, max(flops, 0.0), joint.bytes + steps * square * problem.itemsize)
 
 
-def _memory_of(joint: int, rows: int, factors: int, kept: int = 1) -> Callable[[Problem], int]:
+def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[[Problem], int]:
     """Return the memory for so many joint matrices, rows of all test points, and factors of the training covariance.
 
     Where stock iterates, the factor is not there yet and is made from the matrix; gradients keep `kept` more factors.
@@ -214,7 +214,7 @@ def _memory_of(joint: int, rows: int, factors: int, kept: int = 1) -> Callable[[
         m, n, b = problem.m, problem.n, problem.batch
         made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
         each = rows + (1 if problem.grad else 0)
-        return (joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
+        return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
 
     return memory
 
@@ -298,7 +298,7 @@ def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any,
 
 def _register_rows(size: int) -> None:
     def memory(problem: Problem) -> int:
-        return _memory_of(0, 4, 1)(problem.replace(m=min(problem.m, size)))
+        return _memory_of(0, 3.5, 1)(problem.replace(m=min(problem.m, size)))
 
     def why_not(problem: Problem) -> str | None:
         if problem.grad:
