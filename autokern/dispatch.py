@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from autokern import budget
+from autokern.entries import Entry
 from autokern.errors import AutokernWarning
 from autokern.op import Op, get, inside
 from autokern.policy import Decision
 from autokern.problem import Problem
-from autokern.session import Entry, Memo, Session, counted
+from autokern.session import Memo, Session, counted
 from autokern.settings import Settings, from_environment, revised
 
 __all__ = ["Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "using"]

@@ -17,7 +17,7 @@ class SettingsError(AutokernError, ValueError):
 
 
 class MemoryBudgetError(AutokernError, MemoryError):
-    """No candidate fits the memory that the user allowed."""
+    """A call would take more memory than the user allows or than is there; nothing was allocated."""
 
 
 class ProfileError(AutokernError):

@@ -82,8 +82,8 @@ assert torch.allclose((a.to(device) @ a.to(device)).cpu(), a @ a), "the device g
     "hooks": """
 import autokern, gpytorch, linear_operator, torch
 from autokern import hooks
-from autokern.hooks import gpytorch as first, linear_operator as second
-patches = [*first.patches(), *second.patches()]
+from autokern.hooks import gpytorch as first, linear_operator as second, memory as third
+patches = [*first.patches(), *second.patches(), *third.patches()]
 before = [vars(p.owner)[p.name] for p in patches]
 x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
 kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).double()
@@ -95,6 +95,11 @@ with autokern.enabled():
     assert all(vars(p.owner)[p.name] is p.replacement for p in patches), "a hook was not put in"
     assert abs(value() - stock) < 1e-6 * abs(stock), "a small model differs from stock"
     assert autokern.stats(), "no call was served"
+    try:
+        kernel(torch.zeros(10**6, 1, dtype=torch.float64).add_(1)).to_dense()
+        raise SystemExit("a matrix of 7 TiB was not refused")
+    except autokern.MemoryBudgetError:
+        pass
 assert all(vars(p.owner)[p.name] is b for p, b in zip(patches, before)), "a hook was not taken out"
 """,
     "memory reuse": f"""

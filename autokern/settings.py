@@ -28,7 +28,7 @@ VARIABLES = {
     "AUTOKERN_EXCLUDE": "candidates that must not run, by name or op=name, separated by commas",
     "AUTOKERN_THRESHOLD": "op:device=size,...: at or below that many columns run on the CPU, above on the device",
     "AUTOKERN_ACCURACY": "same (default): results agree with stock or are better; approximate: lower precision allowed",
-    "AUTOKERN_MEMORY": "most memory that one call may take, e.g. 8GiB (default: what is free)",
+    "AUTOKERN_MEMORY": "most memory that one call may take, e.g. 8GiB (default, and never more: what is free)",
     "AUTOKERN_CALLS": "calls of one size over which compiling must repay itself (default: as many as were seen so far)",
     "AUTOKERN_ALLOCATOR": "default, or retain: glibc keeps the memory of what is freed for the next large result",
     "AUTOKERN_THREADS": "auto (default: at most what CPU quota and affinity allow), a number (at most that), or off",
