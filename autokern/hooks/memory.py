@@ -96,7 +96,7 @@ _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 
 @functools.wraps(_stock_evaluate_kernel)
 def _evaluate_kernel(self: Any) -> Any:
-    """Go matrix-free where that is called for, else guard; leave the kernel as it was if it raises, in candidates too."""
+    """Go matrix-free where called for, else guard; leave the kernel as it was if it raises, in candidates too."""
     kernel = self.kernel
     if not (stay_out() or _kept(self, "kernel_eval")):
         large = self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK

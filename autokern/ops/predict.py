@@ -29,7 +29,7 @@ from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._models import trained
-from autokern.ops._shared import CG_VECTORS, EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 from autokern.posterior import PosteriorCovariance, by_blocks
 from autokern.problem import Features, Problem
 from autokern.strips import Strips
@@ -226,15 +226,6 @@ def _stock_memory(problem: Problem) -> int:
     """Rows of the cross covariance and what they are multiplied with; prior, what is explained, and what is left."""
     fast = problem.variant.startswith("fast")
     return _memory_of(3, 2 if fast else 3, 2, kept=2)(problem)
-
-
-def _stock_memory(problem: Problem) -> int:
-    """Where it iterates: the matrix that it multiplies, and vectors for every test point."""
-    if not iterates(problem):
-        return _joint_memory(problem)
-    columns = 0 if problem.variant.startswith("fast") else 8 * problem.m
-    elements = problem.batch * problem.m * 3 * (problem.m + problem.n) + problem.n * (problem.n + CG_VECTORS + columns)
-    return elements * problem.itemsize
 
 
 def _presumed(problem: Problem) -> str:
