@@ -79,7 +79,7 @@ def of_kernel(kernel: Kernel, d: int, grad: bool, dispatched: bool = True) -> He
     """
     kind = type(kernel)
     if dispatched and (served := family_name(kernel)) is not None:
-        return (_SERVED_RBF if served == "rbf" and kind is RBFKernel else _SERVED)[grad]
+        return (_SERVED_RBF if served == "rbf" else _SERVED)[grad]
     if kind is ScaleKernel:
         return _scaled(of_kernel(kernel.base_kernel, d, grad, dispatched), grad)
     if kind in (AdditiveKernel, ProductKernel):

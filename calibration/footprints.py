@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gpytorch
 import msgspec
 import torch
 from gpytorch import kernels
@@ -125,7 +126,7 @@ def cases() -> list[Case]:
             found += [Case("evaluate_kernel", name, guard.replace(grad=grad, variant="tiled")) for name in TILED]
         found += [Case("to_dense", name, guard.replace(d=0)) for name in OPERATORS if name != "dense"]
         found += [Case("_cholesky", name, guard.replace(d=0)) for name in ("dense", "added diagonal")]
-        found.append(Case("covar_cache", "rbf", guard.replace(variant="tiled")))
+        found += [Case(name, "rbf", guard.replace(variant="tiled")) for name in ("mean_cache", "covar_cache")]
     return found
 
 
@@ -180,9 +181,14 @@ def subject(case: Case) -> tuple[Any, Callable[[], Any]]:
         kernel = KERNELS[case.candidate]().to(dtype).requires_grad_(bool(problem.grad))
         lazy = kernel(torch.rand(problem.n, problem.d, dtype=dtype, generator=generator))
         return lazy, lazy.evaluate_kernel
-    if case.what == "covar_cache":
+    if case.what in ("mean_cache", "covar_cache"):
         model = trained(problem.replace(op="predict", variant="fast/cholesky"), generator)
-        return model.strategy, lambda: model.strategy.covar_cache
+
+        def cache() -> Any:
+            with gpytorch.settings.max_cholesky_size(problem.n):  # else Lanczos makes it
+                return getattr(model.strategy, case.what)
+
+        return model.strategy, cache
     a = torch.rand(problem.n, problem.n, dtype=dtype, generator=generator)
     a.diagonal().add_(problem.n)  # and definite: only one triangle is read
     operator = OPERATORS[case.candidate](a)

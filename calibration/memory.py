@@ -95,6 +95,12 @@ def read() -> Document:
     return msgspec.json.decode(JSON.read_bytes(), type=Document)
 
 
+def merged(rows: Sequence[Row]) -> list[Row]:
+    """Return the committed rows with those that were measured now in their places."""
+    known = {row.case: row for row in read().rows} | {row.case: row for row in rows}
+    return [known[case] for case in cases() if case in known]
+
+
 def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Return the rows that are large enough, by op or guarded method."""
     found: dict[str, list[Row]] = {}
@@ -139,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; 0 is fine, 1 a prediction that is too far off or a document out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--only", default="", help="words that a case must have, separated by commas; nothing is kept")
+    parser.add_argument("--only", default="", help="words that a case must have, by commas; other figures stay")
     parser.add_argument("--at-once", type=int, default=2, help="processes at once")
     parser.add_argument("--check", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
@@ -152,12 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         words = options.only.split(",")
         rows = measure([case for case in cases() if all(word in str(case) for word in words)], options.at_once)
-        if not options.only:
-            document = Document(host.current().fields, rows)
-            JSON.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+        rows = merged(rows) if options.only else rows
+        document = Document(host.current().fields, rows)
+        JSON.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     show(rows)
     fine = all(abs(row.now - 1) <= WITHIN for mine in groups(rows).values() for row in mine)
-    return 0 if (options.only or refresh(rows, options.check)) and fine else 1
+    current = refresh(rows, options.check)
+    return 0 if fine and (current or not options.check) else 1
 
 
 if __name__ == "__main__":

@@ -108,9 +108,9 @@ def test_caches_of_predictions(enabled):
     prior = gpytorch.distributions.MultivariateNormal(torch.zeros(FEW, dtype=torch.float64), kernel(x))
     with gpytorch.settings.max_cholesky_size(10**6), torch.no_grad():
         strategy = DefaultPredictionStrategy([x], prior, x.sum(-1), likelihood)
-        for read in (lambda: strategy.covar_cache, lambda: strategy.mean_cache):
-            with autokern.using(memory="100MiB"), pytest.raises(MemoryBudgetError, match="covar_cache of"):
-                read()
+        for name in ("covar_cache", "mean_cache"):
+            with autokern.using(memory="100MiB"), pytest.raises(MemoryBudgetError, match=f"{name} of"):
+                getattr(strategy, name)
         assert strategy.mean_cache.isfinite().all()
 
 

@@ -34,10 +34,12 @@ from autokern import budget, footprint
 from autokern.hooks import Patch, matrixfree
 from autokern.hooks.linear_operator import stay_out
 
-__all__ = ["guard_caches", "needed", "patches"]
+__all__ = ["guard_cache", "needed", "patches"]
 
 _WORTH_A_LOOK = 2**17
 """Elements of a matrix below which no count of matrices comes to `budget.LARGE` bytes: 512 times eight bytes each."""
+_CACHES = {"mean_cache": 2.0, "covar_cache": 3.0}
+"""Matrices that caches are made of: the noisy one, its factor, its inverse root; kernels have guards of their own."""
 _NO_ARGUMENTS = pickle.dumps({})
 """How the library's cache files keyword arguments."""
 
@@ -47,16 +49,16 @@ def needed(position: str, subject: Any, dispatched: bool = True) -> int:
 
     Parameters
     ----------
-    position : {"evaluate_kernel", "to_dense", "_cholesky", "covar_cache"}
+    position : {"evaluate_kernel", "to_dense", "_cholesky", "mean_cache", "covar_cache"}
         The method.
     subject : LinearOperator or DefaultPredictionStrategy
         What it is called on.
     dispatched : bool
         Whether kernel matrices are those of the most frugal candidate, or gpytorch's own.
     """
-    operator = subject.lik_train_train_covar if position == "covar_cache" else subject
-    if position == "covar_cache":
-        held = 2.0  # the noisy matrix and its factor; kernels have guards of their own
+    operator = subject.lik_train_train_covar if position in _CACHES else subject
+    if position in _CACHES:
+        held = _CACHES[position]
     elif position == "_cholesky":
         held = footprint.of_factor(operator, dispatched).peak
     else:
@@ -66,12 +68,12 @@ def needed(position: str, subject: Any, dispatched: bool = True) -> int:
 
 
 def _refuse(position: str, subject: Any, need: int) -> None:
-    operator = subject.lik_train_train_covar if position == "covar_cache" else subject
+    operator = subject.lik_train_train_covar if position in _CACHES else subject
     kernel = getattr(operator, "kernel", None)
     of = type(operator).__name__ if kernel is None else type(kernel).__name__
     shape = " x ".join(map(str, operator.shape))
     asked = f"{position} of {of}, {shape}, {operator.dtype}, {operator.device},"
-    ways = budget.ways_out(str(operator.dtype), kernel is not None or position == "covar_cache")
+    ways = budget.ways_out(str(operator.dtype), kernel is not None or position in _CACHES)
     budget.refuse(asked, need, operator.device, ways)
 
 
@@ -81,7 +83,7 @@ def _guard(position: str, subject: Any) -> None:
         need = needed(position, subject)
     except (RuntimeError, AttributeError, TypeError):
         return
-    device = subject.lik_train_train_covar.device if position == "covar_cache" else subject.device
+    device = subject.lik_train_train_covar.device if position in _CACHES else subject.device
     if not budget.fits(need, device):
         _refuse(position, subject, need)
 
@@ -199,10 +201,10 @@ _replacements = {
 }
 
 
-def guard_caches(strategy: DefaultPredictionStrategy) -> None:
-    """Refuse the factor of a training covariance that does not fit: what all caches of predictions are made of."""
+def guard_cache(strategy: DefaultPredictionStrategy, name: str) -> None:
+    """Refuse a cache of predictions, which is made of the factor of the training covariance, if it does not fit."""
     if not stay_out() and strategy.num_train**2 >= _WORTH_A_LOOK:
-        _guard("covar_cache", strategy)
+        _guard(name, strategy)
 
 
 def patches() -> list[Patch]:

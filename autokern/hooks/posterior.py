@@ -24,7 +24,7 @@ from autokern import conditioning
 from autokern.dispatch import route
 from autokern.hooks import Patch, matrixfree
 from autokern.hooks.linear_operator import stay_out
-from autokern.hooks.memory import guard_caches
+from autokern.hooks.memory import guard_cache
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
 from autokern.inverse_factor import Rooted, Structured
 from autokern.op import get
@@ -201,7 +201,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
         return None
     found = regime(strategy.num_train, library.fast_computations.solves)
     if found == EXACT or (found == ITERATIVE and conditioning.is_exact(strategy)):
-        guard_caches(strategy)
+        guard_cache(strategy, "covar_cache" if "covar_cache" in cached else "mean_cache")
         return conditioning.of(strategy)
     return None
 
