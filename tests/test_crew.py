@@ -153,7 +153,7 @@ def test_the_error_of_one_stops_the_others_and_is_raised(count, who, way):
             time.sleep(0.001)
         late.append(member.number)
 
-    with pytest.raises(ValueError, match="^no$"):
+    with pytest.raises(ValueError, match=r"^no$"):
         crew.run(work, count)
     assert not late
     assert torch.is_grad_enabled()
@@ -165,7 +165,7 @@ def test_the_first_of_several_errors_is_raised():
             time.sleep(0.05)
         raise RuntimeError(f"of {member.number}")
 
-    with pytest.raises(RuntimeError, match="^of 2$"):
+    with pytest.raises(RuntimeError, match=r"^of 2$"):
         crew.run(work, 4)
 
 
@@ -188,7 +188,7 @@ def test_members_that_wait_are_released_when_another_ends_with_an_error():
         time.sleep(0.05)
         raise ValueError("no")
 
-    with pytest.raises(ValueError, match="^no$"):
+    with pytest.raises(ValueError, match=r"^no$"):
         crew.run(work, 3)
 
 
