@@ -235,7 +235,7 @@ class _Calibration:
                     return {}
                 self._ban(op, candidate, problem, f"raised {type(error).__name__} on {problem}")
                 continue
-            if errors.get(candidate.name, 0.0) > 1 and candidate.name != "stock":
+            if errors.get(candidate.name, 0.0) > 1 and not candidate.as_stock:
                 self._ban(op, candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
                 continue
             calls[candidate.name] = call

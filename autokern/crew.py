@@ -90,20 +90,25 @@ def run(work: Callable[[Member], None], count: int) -> None:
 
     alone = threads.limited(share, 1)
     others = [threading.Thread(target=alone, args=(number,), daemon=True) for number in range(1, count)]
-    started = []
     try:
         for thread in others:
             thread.start()
-            started.append(thread)
         alone(0)
-        for thread in started:
-            thread.join()
+        _join(others)
     except BaseException:  # an interrupt in this thread, or no more threads could be had
         barrier.abort()
         raise
     finally:
-        for thread in started:
-            thread.join()
-    if errors:
-        raise errors[0]
+        _join(others)
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # else an error would hold its own frame, and the memory that ran out with it
     return None
+
+
+def _join(others: list[threading.Thread]) -> None:
+    for thread in others:
+        if thread.ident is not None:  # an interrupt may have come before it was started
+            thread.join()

@@ -41,10 +41,15 @@ Run = Callable[..., Any]
 
 
 class _Inside(threading.local):
-    """Whether this thread is running a candidate, so that its calls are not dispatched again, and is calibrating."""
+    """What this thread is doing.
+
+    Whether it runs a candidate, so that its calls are not dispatched again; whether it calibrates; and whether kernel
+    matrices are to be multiplied without being formed.
+    """
 
     active = False
     measuring = False
+    formless = False
 
 
 inside = _Inside()
@@ -83,6 +88,9 @@ class Candidate:
         Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
     parts : bool
         Whether it is made of calls that are ops of their own, which then are dispatched inside of it.
+    as_stock : bool
+        Whether it does what stock does with other products: where stock approximates so does it, and it is not banned
+        for that.
     summary : str
         One line for people.
     """
@@ -97,6 +105,7 @@ class Candidate:
     random: bool = False
     threads: int = 0
     parts: bool = False
+    as_stock: bool = False
     summary: str = ""
 
 
@@ -193,6 +202,7 @@ class Op:
         random: bool = False,
         threads: int = 0,
         parts: bool = False,
+        as_stock: bool = False,
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``."""
         if accuracy not in ACCURACIES:
@@ -214,6 +224,7 @@ class Op:
                     random=random,
                     threads=threads,
                     parts=parts or (self.composite and name == "stock"),
+                    as_stock=as_stock or name == "stock",
                     summary=summary,
                 )
             )

@@ -100,7 +100,11 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         return out.squeeze(-1) if rhs.dim() == 1 else out
 
     def _t_matmul(self, rhs: torch.Tensor) -> torch.Tensor:
-        return self._matmul(rhs) if self._same else self._transpose_nonbatch()._matmul(rhs)
+        transposed: torch.Tensor = self._transpose_nonbatch()._matmul(rhs)
+        return transposed
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self if self._same else super()._transpose_nonbatch()
 
     def _bilinear_derivative(
         self, left_vecs: torch.Tensor, right_vecs: torch.Tensor
@@ -119,7 +123,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         plan = Plan(_TILE.get(self.device.type, _TILE_ELSEWHERE))
         first, second = len(tree.points), len(tree.points) + len(others or ())
         third = second + len(tree.shapes)
-        for index, place in enumerate(places):
+        for index, place in enumerate(places if all(self.matrix_shape) else ()):
             parts = [t[place] for t in flat]
             single = trees.Tree(tree.node, parts[:first], parts[second:third], parts[third:])
             columns = None if others is None else parts[first:second]
@@ -154,7 +158,8 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         kernel = _embedded(self.nontensor_params["node"], self.nontensor_params["widths"], tensors)
         tree = forms.read(kernel, x1.unsqueeze(-2))
         found: torch.Tensor = trees.dense(tree, forms.read(kernel, x2.unsqueeze(-2)).points)
-        return found.expand(*x1.shape[:-1], 1, 1)[..., 0, 0]
+        shape = torch.broadcast_shapes(x1.shape[:-1], x2.shape[:-1])  # type: ignore[no-untyped-call]
+        return found.expand(*shape, 1, 1)[..., 0, 0]
 
     def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> torch.Tensor:
         x1, x2 = self.x1[(*batch_indices, row_index)], self.x2[(*batch_indices, col_index)]

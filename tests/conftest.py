@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from autokern import dispatch, hooks, keops
+from autokern.kernels import products
 from autokern.op import Op, inside
 from autokern.problem import Features, Problem
 from autokern.settings import Settings
@@ -93,3 +94,17 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 16 points, so that small matrices have several, and some that are not full."""
+    cut = products._bounds
+    monkeypatch.setattr(products, "_bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
+
+
+@pytest.fixture
+def only_tiles(monkeypatch, small_tiles):
+    """Products of kernel matrices by small tiles, and in no other way."""
+    monkeypatch.setenv("AUTOKERN_FORCE", "kernel_matmul=tiled")
+    dispatch.reset()

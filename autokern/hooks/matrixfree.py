@@ -1,9 +1,9 @@
 """Models go matrix-free by themselves: when a kernel matrix is evaluated, an operator may stand in for it.
 
-That is so where the dense matrix does not fit, where iterations over tiles are measured to be faster than over the
-matrix, where the user forces a candidate that needs no matrix, and for gpytorch's own KeOps kernels, whose users asked
-for it. The whole tree of a kernel becomes one operator: a product of two that are not dense would be taken for
-something else by the library. Floor 4.
+That is so where the dense matrix does not fit, where a candidate that forms none was chosen (because it is measured to
+be faster, say), where the user forces `kernel_matmul` to one that needs no matrix, and for gpytorch's own KeOps
+kernels, whose users asked for it. The whole tree of a kernel becomes one operator: a product of two that are not dense
+would be taken for something else by the library. Floor 4.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
 from linear_operator import settings as library
 
 from autokern import budget, dispatch, footprint
-from autokern.hooks.regime import EXACT, ITERATIVE, is_default, regime
+from autokern.hooks.regime import EXACT, is_default, regime
 from autokern.kernels import tree as trees
-from autokern.op import get
+from autokern.op import get, inside
 from autokern.operators import MatrixFreeKernelOperator, matrix_free
-from autokern.ops._shared import CG_ITERATIONS
-from autokern.problem import Problem
 
 __all__ = ["instead_of_dense", "too_large"]
 
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
-_CLEARLY = 0.9
-"""Iterations over tiles must take less than this part of the time over the matrix."""
 
 
 def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
@@ -43,14 +39,14 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     """
     kernel, x1, x2 = lazy.kernel, lazy.x1, lazy.x2
     keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock", "dense")
-    if not (keops or ordered or large) or lazy.last_dim_is_batch or any(lazy.params.values()):
+    if not (keops or ordered or inside.formless or large) or lazy.last_dim_is_batch or any(lazy.params.values()):
         return None
     if not _known(kernel, x1, x2):
         return None
     if keops:
         wanted = is_default(library.max_cholesky_size.value())
     else:
-        wanted = ordered or (large and _iterates(lazy) and (not _fits(lazy) or _faster(lazy)))
+        wanted = ordered or (_iterates(lazy) and (inside.formless or (large and not _fits(lazy))))
     return matrix_free(kernel, x1, x1 if _same(lazy) else x2) if wanted else None
 
 
@@ -99,31 +95,3 @@ def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
     if node is None or not trees.leaves(node):
         return False
     return get("kernel_matmul").problem_of(kernel, x1, x2, x2[..., :1]) is not None
-
-
-def _faster(lazy: Any) -> bool:
-    """Whether conjugate gradients are predicted to be clearly sooner done with tiles than with the matrix."""
-    x1, square = lazy.x1, lazy.shape[-1] == lazy.shape[-2]
-    if not square or not _same(lazy) or regime(x1.shape[-2]) != ITERATIVE:
-        return False
-    rhs = x1.new_empty(()).expand(*x1.shape[:-1], CG_ITERATIONS)
-    products = get("kernel_matmul").problem_of(lazy.kernel, x1, x1, rhs)
-    if products is None:
-        return False
-    tiles, whole = products.replace(grad=""), products.replace(grad="", d=0, op="matmul", variant="rows")
-    free, each = _seconds(tiles), _seconds(whole)
-    once = _seconds(_evaluation(products))
-    if free is None or each is None:
-        return False
-    return CG_ITERATIONS * free < _CLEARLY * (CG_ITERATIONS * each + (once or 0.0))
-
-
-def _evaluation(products: Problem) -> Problem:
-    family, points = products.variant.split("/")
-    return products.replace(op="kernel_matrix", rhs=0, variant=f"{family}/{points}/ard")
-
-
-def _seconds(problem: Problem) -> float | None:
-    """Return the predicted time of what would run, or None where nothing was measured."""
-    decision = dispatch.explain(problem)
-    return decision.predicted.get(decision.candidate)

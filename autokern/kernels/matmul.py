@@ -20,6 +20,8 @@ from autokern.kernels.tree import Tree
 
 __all__ = ["in_order", "matmul", "matrix"]
 
+_NONE = torch.Size()
+
 
 def matmul(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``K rhs`` without ever holding K.
@@ -40,18 +42,27 @@ def matmul(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pla
     Tensor
         Shape ``(..., n, t)``.
     """
+    if _is_empty(tree, others, rhs.shape[:-2]):
+        return trees.dense(tree, others) @ rhs
     return _over_batches(_Product, tree, others, plan, [rhs])
 
 
 def matrix(tree: Tree, others: list[torch.Tensor] | None, plan: Plan) -> torch.Tensor:
     """Return the matrix itself, shape ``(..., n, m)``, for arguments as `matmul` has them."""
-    return _over_batches(_Matrix, tree, others, plan, [])
+    return trees.dense(tree, others) if _is_empty(tree, others) else _over_batches(_Matrix, tree, others, plan, [])
+
+
+def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size = _NONE) -> bool:
+    """Whether there are no points, or there is no batch, so that nothing can be cut."""
+    matrices = (*tree.points, *(others or ()), *tree.shapes)
+    batches = (batch, *(t.shape[:-2] for t in matrices), *(w.shape for w in tree.weights))
+    return any(not z.shape[-2] for z in matrices) or any(0 in shape for shape in batches)
 
 
 def _over_batches(
     function: Any, tree: Tree, others: list[torch.Tensor] | None, plan: Plan, rhs: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Apply a function of plain tensors to each element of a batch."""
+    """Apply a function of plain tensors to each element of a batch that is not empty."""
     counts = (len(tree.points), len(tree.shapes), len(tree.weights), -1 if others is None else len(others))
     matrices = [*rhs, *tree.points, *(others or ()), *tree.shapes]
     shape = torch.broadcast_shapes(*(t.shape[:-2] for t in matrices), *(w.shape for w in tree.weights))
@@ -65,9 +76,6 @@ def _over_batches(
 
     tensors = [*(flat(t, 2) for t in matrices), *(flat(w, 0) for w in tree.weights)]
     parts = [function.apply(tree.node, counts, plan, *(t[index] for t in tensors)) for index in range(shape.numel())]
-    if not parts:
-        columns = rhs[0].shape[-1] if rhs else (others or tree.points)[0].shape[-2]
-        return tensors[0].new_empty(*shape, tree.points[0].shape[-2], columns)
     whole = torch.stack(parts)
     return whole.view(*shape, *whole.shape[1:])
 

@@ -18,6 +18,9 @@ from autokern.kernels.walk import Leaf, Walk
 
 __all__ = ["Place", "Sides", "Tiles", "sides"]
 
+_FAR = 1e-3
+"""The rounding of u up to which it needs no clamp where the family takes either sign: the slope there is one."""
+
 
 class Place(NamedTuple):
     """First row and column of a tile, and those behind its last."""
@@ -37,11 +40,14 @@ class Side(NamedTuple):
         ``[-2 gamma z, gamma |z|^2, 1]`` and ``[z, 1, gamma |z|^2]``, shapes ``(n, d + 2)`` and ``(m, d + 2)``.
     turned : tuple of Tensor
         ``[z, 1]^T`` of either side, shapes ``(d + 1, n)`` and ``(d + 1, m)``; empty where no gradient is wanted.
+    far : bool
+        Whether norms are so large that rounding may carry a small u well across zero, where an exponential explodes.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
     turned: tuple[torch.Tensor, ...]
+    far: bool
 
 
 class Sides(NamedTuple):
@@ -79,8 +85,7 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool) ->
         n, d = z.shape
         out = z.new_empty(n, d + 2)
         torch.mul(z, by, out=out[:, :d])
-        norms = torch.linalg.vecdot(z, z).mul_(of.gamma)
-        out[:, d + norm_last], out[:, d + 1 - norm_last] = norms, 1.0
+        out[:, d + norm_last], out[:, d + 1 - norm_last] = torch.linalg.vecdot(z, z).mul_(of.gamma), 1.0
         return out
 
     def turned(z: torch.Tensor) -> torch.Tensor:
@@ -90,7 +95,9 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool) ->
     if graph:
         one = turned(first)
         backs = (one, one if second is first else turned(second))
-    return Side(extended(first, -2 * of.gamma, False), extended(second, 1.0, True), backs)
+    rows, columns = extended(first, -2 * of.gamma, False), extended(second, 1.0, True)
+    largest = max(rows[:, -2].abs().max().item(), columns[:, -1].abs().max().item()) if of.slope_is_value else 0.0
+    return Side(rows, columns, backs, largest * torch.finfo(first.dtype).eps > _FAR)
 
 
 class _Leaf:
@@ -110,7 +117,7 @@ class _Leaf:
         if self._same and top < right and left < bottom:
             first = max(top, left)
             out[first - top :, first - left :].fill_diagonal_(0)
-        return out if self.family.slope_is_value else self.family.clamp_(out)
+        return out if self.family.slope_is_value and not self._side.far else self.family.clamp_(out)
 
     def take(self, at: Place, w: torch.Tensor) -> None:
         """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""

@@ -26,7 +26,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern import host, likelihood
 from autokern.arguments import DIAGONAL, in_float64, variances
 from autokern.kernels import tree as trees
-from autokern.op import Op
+from autokern.op import Op, inside
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     CG_ITERATIONS,
@@ -205,16 +205,16 @@ def _kept_by_autograd(family: str, d: int) -> int:
 
 
 def _stock_memory(problem: Problem) -> int:
-    """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives.
-
-    Only vectors where it iterates: a matrix that does not fit is not formed, which is seen to when the kernel is
-    evaluated (`hooks.matrixfree`).
-    """
-    if iterates(problem):
-        return CG_VECTORS * problem.batch * problem.n * problem.itemsize
+    """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives."""
     names = problem.variant.split("/")[0].split("+")
     kept = sum(_kept_by_autograd(name, problem.d) for name in names) - (len(names) - 1)
-    return int((kept + 6.2) * problem.batch * problem.n**2 * problem.itemsize)
+    more = 3.0 if iterates(problem) else 6.2
+    return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
+
+
+def _formless_memory(problem: Problem) -> int:
+    """Vectors of conjugate gradients, and tiles, which do not grow."""
+    return CG_VECTORS * problem.batch * problem.n * problem.itemsize + 2**25
 
 
 def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
@@ -263,6 +263,29 @@ def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
         distribution = distribution.__class__(distribution.loc, covariance)
     with as_asked(exact, distribution.loc.shape[-1]):
         return _stock(distribution, value)
+
+
+def _formless_why_not(problem: Problem) -> str | None:
+    if not iterates(problem):
+        return "the covariance is factorised"
+    return "a batch is multiplied faster than it is taken apart" if problem.batch > 1 else None
+
+
+@EXACT_LOG_PROB.candidate(
+    "matrix-free",
+    why_not=_formless_why_not,
+    features=_stock_features,
+    memory=_formless_memory,
+    parts=True,
+    as_stock=True,
+)
+def formless(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """gpytorch's conjugate gradients on a kernel matrix that is never formed: `kernel_matmul` multiplies it."""
+    before, inside.formless = inside.formless, True
+    try:
+        return stock(distribution, noise, value, exact)
+    finally:
+        inside.formless = before
 
 
 @EXACT_LOG_PROB.candidate("fused", accuracy="better")
