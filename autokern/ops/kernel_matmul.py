@@ -42,7 +42,9 @@ from autokern.problem import Features, Problem
 __all__ = ["KERNEL_MATMUL"]
 
 _PAGED = 2**25
-"""Bytes of a matrix above which fresh memory is mapped for it, and tiles need no measurement to be better."""
+"""Bytes of a matrix above which fresh memory is mapped for it."""
+_PRESUMED = 2**18
+"""Elements from which on tiles need no measurement to be better: stock passes over all of them several times."""
 
 
 def _key(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Any:
@@ -191,8 +193,7 @@ def _dense_memory(matrices: float) -> Callable[[Problem], int]:
 
 
 def _presumed(problem: Problem) -> str:
-    """Beyond the caches tiles are faster than the matrix on any machine that we know, and on none much slower."""
-    if _elements(problem) * problem.itemsize <= _PAGED:
+    if problem.m * problem.n < _PRESUMED or problem.batch > 64:
         return "stock"
     return ("tiled-symmetric" if _same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
 
