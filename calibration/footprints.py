@@ -195,20 +195,25 @@ def subject(case: Case) -> tuple[Any, Callable[[], Any]]:
     return operator, getattr(operator, case.what)
 
 
-def run_guard(case: Case) -> tuple[int, int]:
-    """Run a guarded call; return bytes predicted and measured."""
+def predicted(case: Case, watched: Any) -> int:
+    """Return the bytes that a guard predicts."""
     from autokern.hooks import memory
 
+    return memory.needed(case.what, watched, dispatched=case.problem.variant == "tiled")
+
+
+def run_guard(case: Case) -> tuple[int, int]:
+    """Run a guarded call; return bytes predicted and measured."""
     watched, call = subject(case)
+    before = predicted(case, watched)
     tiled = case.problem.variant == "tiled"
-    predicted = memory.needed(case.what, watched, dispatched=tiled)
     with autokern.using(force={"kernel_matrix": "tiled" if tiled else "stock"}):
         meter = Meter()
         with torch.set_grad_enabled(bool(case.problem.grad)):
             out = call()
         meter.read()
     del out
-    return predicted, meter.peak
+    return before, meter.peak
 
 
 def run(case: Case) -> tuple[int, int]:

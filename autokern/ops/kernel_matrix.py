@@ -244,7 +244,7 @@ def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 @KERNEL_MATRIX.candidate(
     "cdist",
     why_not=_forward_only("torch.cdist has no second derivatives"),
-    memory=memory.by_family(memory.of_each(3, 4, 5, 5), {"": 0}),
+    memory=memory.by_family(memory.of_each(3, 4, 5, 5), memory.of_each(6, 8, 9, 11)),
 )
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.cdist without its matrix product, then the formula."""
@@ -275,7 +275,7 @@ def _script_why_not(problem: Problem) -> str | None:
     "torchscript",
     why_not=_script_why_not,
     features=_features_with(4),
-    memory=memory.by_family(memory.of_each(4, 4, 4, 5), {"": 0}),
+    memory=memory.by_family(memory.of_each(4, 4, 4, 5), memory.of_each(6, 8, 9, 11)),
 )
 def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """TorchScript of the formula on raw tensors."""
