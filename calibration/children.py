@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,12 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2*
 
 
 def in_child(
-    module: str, function: str, *arguments: Any, environment: Mapping[str, str] | None = None, limit: float = 600.0
+    module: str,
+    function: str,
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    hidden: Sequence[str] = (),
+    limit: float = 600.0,
 ) -> dict[str, Any]:
     """Return what a function of a module returns in a fresh process, or why it failed, under `failed`.
 
@@ -32,16 +37,19 @@ def in_child(
         What JSON can hold.
     environment : mapping, optional
         Variables that differ from those of this process.
+    hidden : sequence of str
+        Modules that cannot be imported.
     limit : float
         Seconds after which the process is ended.
     """
     code = (
         "import json, sys\n"
-        "name, function, arguments = json.loads(sys.argv[1])\n"
+        "name, function, arguments, hidden = json.loads(sys.argv[1])\n"
+        "sys.modules.update(dict.fromkeys(hidden))\n"
         "module = __import__(name)\n"
         "print(json.dumps(getattr(module, function)(*arguments)))"
     )
-    command = [sys.executable, "-c", code, json.dumps([module, function, arguments])]
+    command = [sys.executable, "-c", code, json.dumps([module, function, arguments, list(hidden)])]
     surroundings = {**os.environ, **MALLOC, **(environment or {})}
     try:
         done = subprocess.run(
