@@ -15,18 +15,20 @@ from typing import Any
 
 import torch
 
-from autokern import host, timer
+from autokern import host, keops, probes, timer
 from autokern.arguments import in_float64
 from autokern.errors import SettingsError
 from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.plans import Group, between_winners, contenders, expected_seconds, plan
 from autokern.problem import Problem
-from autokern.profile import Ban, Profile, Timing, Trial
+from autokern.profile import Ban, Profile, Timing, Tool, Trial
 from autokern.progress import Progress, silent
 
 __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
 
 DTYPES = ("float64", "float32")
+_TRYING, _TRYING_SHARE = 40.0, 0.25
+"""Seconds after which a tool that is tried has failed, and the part of the budget that they may be."""
 _log = logging.getLogger("autokern")
 
 _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
@@ -102,6 +104,8 @@ def calibrate(
 
     inside.active = inside.measuring = True
     try:
+        if any(candidate.setup for op in ops for candidate in op.candidates):
+            run.try_tools()
         if parts:
             run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
         if wholes:
@@ -125,6 +129,8 @@ class _Calibration:
         self._trials: list[Trial] = []
         self._setup: dict[str, float] = {}
         self._levels: dict[str, str] = {}
+        self._tools: dict[str, Tool] = {}
+        self._tried = known.tools
 
     def found(self) -> Profile:
         """Return what this run measured."""
@@ -135,8 +141,22 @@ class _Calibration:
             banned=list(self._banned.values()),
             setup=self._setup,
             levels=self._levels,
+            tools=self._tools,
             created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
+
+    def try_tools(self) -> None:
+        """Try what candidates that compile rest on, where this is thorough and no good verdict is known."""
+        known = self._tried.get("keops")
+        settled = known is not None and known.works and known.setting == keops.setting()
+        keops.believe(known if settled else None)
+        if self._level != "full" or settled or _TRYING_SHARE * self._left < _TRYING or keops.keops_problem():
+            return
+        self._progress(0.0, "KeOps")
+        verdict = self._tools["keops"] = probes.try_keops(_TRYING)
+        keops.believe(verdict)
+        if not verdict.works:
+            _log.info("KeOps does not work on this host: %s", verdict.found)
 
     @property
     def _left(self) -> float:

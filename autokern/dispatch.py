@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from autokern import budget
+from autokern.entries import Entry
 from autokern.errors import AutokernWarning
 from autokern.op import Op, get, inside
 from autokern.policy import Decision
 from autokern.problem import Problem
-from autokern.session import Entry, Memo, Session, counted
+from autokern.session import Memo, Session, counted
 from autokern.settings import Settings, from_environment, revised
 
 __all__ = ["Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "using"]
@@ -100,6 +101,9 @@ def route(op: Op) -> Callable[..., Any]:
             entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         entry.count += 1
+        if entry.count == entry.review:
+            entry = here.reviewed(op, entry, here.settings if overlay is None else overlay.settings)
+            here.remember(memo, name, key, entry)
         flag.active = not entry.parts
         try:
             return entry.run(*args)
@@ -122,8 +126,10 @@ def _recovered(op: Op, entry: Entry, args: tuple[Any, ...], error: Exception) ->
     failed = entry.candidate.name
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     problem = entry.decision.problem
-    others = [op[name] for name in entry.decision.order if name != failed and (exhausted or name == "stock")]
+    others = [op[name] for name in entry.decision.order if name != failed]
     fitting = [c for c in others if budget.fits(c.memory(problem), problem.device)]
+    if not exhausted:  # stock may have the same to say; only where it does not fit the next one has
+        fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:
         raise error
     successor = fitting[0]
@@ -147,6 +153,7 @@ def using(
     exclude: Iterable[str] | None = None,
     accuracy: str | None = None,
     memory: int | str | None = None,
+    calls: int | None = None,
 ) -> Iterator[None]:
     """Lay orders over the settings, in this thread or task only.
 
@@ -160,6 +167,9 @@ def using(
         Whether lower precision is allowed.
     memory : int or str, optional
         Most bytes that one call may take, e.g. ``"4GiB"``.
+    calls : int, optional
+        Calls of one size that are to come: over so many, compiling must repay itself. Left out, what has been lost by
+        not compiling decides.
 
     Raises
     ------
@@ -174,7 +184,7 @@ def using(
     outer = _overlay.get()
     settings = revised(
         session().settings if outer is None else outer.settings,
-        force=force, exclude=exclude, accuracy=accuracy, memory=memory,
+        force=force, exclude=exclude, accuracy=accuracy, memory=memory, calls=calls,
     )  # fmt: skip
     for name, candidate in settings.force:
         get(name)[candidate]

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from autokern import host, memory_probe, pages, store
+from autokern import host, keops, memory_probe, pages, store
 from autokern.errors import AutokernError, ProfileError
 from autokern.files import Folder
 from autokern.probes import Answer, Probe
@@ -83,7 +83,7 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         found += [_blas(), _reuse(), _gpu(answers.get("GPU")), _tf32()]
         found.append(_probed("hooks", answers["hooks"], "put in and taken out again; a small model agrees with stock"))
         if not quick:
-            found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"))]
+            found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
     progress(1.0, "done")
     return found
 
@@ -292,12 +292,21 @@ def _compiler(answer: Answer) -> Finding:
     return Finding(name, "problem", answer.text, "AUTOKERN_EXCLUDE=compiled leaves it out; all else works")
 
 
-def _keops(answer: Answer | None) -> Finding:
+def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
+    """Judge what came of trying it in an empty build folder, and what keeps this process from it in the usual one."""
     if answer is None:
         return Finding("KeOps", "note", "not installed", "`pip install pykeops`, where large kernel products matter")
-    if answer.works:
-        return Finding("KeOps", "ok", f"{answer.text} ({answer.seconds:.1f} s)")
     if answer.timed_out:
         return Finding("KeOps", "note", answer.text, "its first formula compiles for long; try again when idle")
-    advice = "see https://www.kernel-operations.io; it needs a C++ compiler and a build folder that can be written"
-    return Finding("KeOps", "problem", answer.text, advice)
+    if "compiler" in answer.text and not answer.works:
+        advice = "repair or install it (g++, or any that CXX names); until then candidates by KeOps are left out"
+        return Finding("KeOps", "note", answer.text, advice)
+    if not answer.works:
+        advice = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out, all else works"
+        return Finding("KeOps", "problem", answer.text, advice)
+    if obstacle is not None:
+        return Finding("KeOps", "problem", f"{answer.text}, but {obstacle}", "until then candidates by it are left out")
+    if "not on the GPU" in answer.text:
+        advice = "install the CUDA toolkit (libnvrtc and headers); until then it is left out there"
+        return Finding("KeOps", "note", answer.text, advice)
+    return Finding("KeOps", "ok", answer.text)

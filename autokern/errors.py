@@ -5,7 +5,7 @@ Floor 0: imports nothing of autokern.
 
 from __future__ import annotations
 
-__all__ = ["AutokernError", "AutokernWarning", "MemoryBudgetError", "ProfileError", "SettingsError"]
+__all__ = ["AutokernError", "AutokernWarning", "KeOpsError", "MemoryBudgetError", "ProfileError", "SettingsError"]
 
 
 class AutokernError(Exception):
@@ -17,11 +17,15 @@ class SettingsError(AutokernError, ValueError):
 
 
 class MemoryBudgetError(AutokernError, MemoryError):
-    """No candidate fits the memory that the user allowed."""
+    """A call would take more memory than the user allows or than is there; nothing was allocated."""
 
 
 class ProfileError(AutokernError):
     """A profile that was named explicitly cannot be read, trusted or written."""
+
+
+class KeOpsError(AutokernError, RuntimeError):
+    """KeOps was to compute something and cannot work here, or failed."""
 
 
 class AutokernWarning(UserWarning):

@@ -144,7 +144,7 @@ def _periodic(kernel: Any, d: int, grad: bool) -> Held:
 
 
 def _cosine(kernel: Any, d: int, grad: bool) -> Held:
-    return Held(3, 3) if grad else Held(2, 1)
+    return Held(5, 5) if grad else Held(3, 1)
 
 
 def of_mixture(kernel: Any, d: int, grad: bool) -> Held:
@@ -169,7 +169,11 @@ def of_dense(operator: Any, dispatched: bool = True) -> Held:
     What is known of the library's own `to_dense`: it multiplies by an identity unless it is told otherwise.
     """
     kind = type(operator)
-    if isinstance(operator, (DenseLinearOperator, TriangularLinearOperator)) or _is_kept(operator):
+    if _is_kept(operator):
+        return _NOTHING
+    if isinstance(operator, (DiagLinearOperator, IdentityLinearOperator)):  # a diagonal is triangular, too
+        return Held(1, 1)
+    if isinstance(operator, (DenseLinearOperator, TriangularLinearOperator)):
         return _NOTHING
     if kind is LazyEvaluatedKernelTensor:
         x = operator.x1
@@ -185,15 +189,13 @@ def of_dense(operator: Any, dispatched: bool = True) -> Held:
     if kind is ConstantMulLinearOperator:
         inner = of_dense(operator.base_linear_op, dispatched)
         return Held(max(inner.peak, inner.live + 1), inner.live + 1)
-    if isinstance(operator, (DiagLinearOperator, IdentityLinearOperator)):
-        return Held(1, 1)
     return Held(2, 1) if kind.to_dense is LinearOperator.to_dense else Held(1, 1)
 
 
 def _is_kept(operator: Any) -> bool:
-    """Whether the library keeps the dense form already."""
-    kept = operator.__dict__.get("_memoize_cache")
-    return kept is not None and any(name[0].endswith("to_dense") for name in kept if isinstance(name, tuple))
+    """Whether the library keeps the dense form already, or the evaluated kernel."""
+    kept = [name[0] for name in operator.__dict__.get("_memoize_cache", ()) if isinstance(name, tuple)]
+    return "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept)
 
 
 def of_factor(operator: Any, dispatched: bool = True) -> Held:

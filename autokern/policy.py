@@ -19,7 +19,7 @@ from autokern.op import ACCURACIES, Candidate, Op
 from autokern.problem import Problem
 from autokern.settings import Settings
 
-__all__ = ["HORIZON", "NOISE", "Decision", "decide", "obstacles"]
+__all__ = ["NOISE", "Decision", "decide", "obstacles"]
 
 NOISE = 0.03
 """A predicted gain below this, in log units, is no gain."""
@@ -27,8 +27,6 @@ CONFIDENCE = 1.4
 """Standard deviations that must lie between a prediction and a tie."""
 LEEWAY = 0.13
 """What an exact result may cost where stock only approximates, in log units: a tenth after what NOISE demands."""
-HORIZON = 1000
-"""Calls over which a set-up time must be repaid."""
 FEWER_THREADS = 0.05
 """What fewer threads may cost beyond what is uncertain, in log units: beside another process every parallel region
 waits for a core, and a step takes ten times as long."""
@@ -61,6 +59,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Reasons why other candidates could not serve.
     order : tuple of str
         All feasible candidates, the choice first: what is tried next if memory runs out.
+    review : int
+        Calls after which a candidate that compiles would have repaid it, so that it is decided again; 0 for never.
     """
 
     problem: Problem
@@ -72,6 +72,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     uncertainty: float = 0.0
     excluded: dict[str, str] = {}
     order: tuple[str, ...] = ()
+    review: int = 0
 
     def __str__(self) -> str:
         lines = [str(self.problem), f"  runs {self.candidate}: {self.reason}"]
@@ -127,7 +128,9 @@ def obstacles(
     return found
 
 
-def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None) -> Decision:
+def decide(
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None, seen: int = 0
+) -> Decision:
     """Choose a candidate.
 
     Parameters
@@ -142,6 +145,9 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, there
         What the user ordered.
     there : Room, optional
         The memory that is there; None means that it is no concern.
+    seen : int
+        Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
+        come: nobody then pays more than twice for not having known (the ski rental of online algorithms).
 
     Returns
     -------
@@ -163,7 +169,7 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, there
     ranked = _ranked(op, problem, feasible, estimates)
     predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
 
-    def decision(name: str, reason: str, source: str) -> Decision:
+    def decision(name: str, reason: str, source: str, review: int = 0) -> Decision:
         told = estimates.get(name)
         return Decision(
             problem=problem,
@@ -175,18 +181,21 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, there
             uncertainty=told.sigma if told else 0.0,
             excluded=excluded,
             order=(name, *(n for n in ranked if n != name)),
+            review=review,
         )
 
     ordered = _ordered(problem, op, settings, excluded)
     if ordered is not None and ordered[0] not in excluded:
         return decision(*ordered, "order")
+    horizon = seen if settings.calls is None else settings.calls
     if "stock" in excluded:
         presumed = op.presumed(problem)
         likely = presumed if presumed not in excluded else _frugal(feasible, problem).name
-        name = ranked[0] if estimates else likely
+        known = [n for n in ranked if n in estimates]
+        name, review = _repaid(known, op, estimates, model, horizon) if known else (likely, 0)
         why = f"stock does not fit the memory: it {excluded['stock']}"
         source = _source(estimates[name]) if name in estimates else "unmeasured"
-        return decision(name, f"{ordered[1]}; {why}" if ordered else why, source)
+        return decision(name, f"{ordered[1]}; {why}" if ordered else why, source, review)
     if len(feasible) == 1:
         return decision("stock", "no other candidate can serve this problem", "only choice")
     if not estimates:
@@ -194,16 +203,41 @@ def decide(problem: Problem, op: Op, model: CostModel, settings: Settings, there
         if presumed != "stock" and presumed not in excluded:
             return decision(presumed, "nothing was measured yet, and stock would do far more work", "unmeasured")
         return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
+    ahead = ranked[: ranked.index("stock")]
+    better = [n for n in ahead if _cost(op, problem, n, estimates[n]) <= -NOISE]
+    name, review = _repaid([*better, "stock"], op, estimates, model, horizon)
+    if name == "stock":
+        reason = "no other candidate beats it by more than is uncertain"
+        if review:
+            reason = f"what is faster compiles first, which {review} calls would repay"
+        return decision("stock", reason, _source(estimates["stock"]), review)
+    fewer = op[name].threads and any(told.log_ratio < estimates[name].log_ratio for told in estimates.values())
+    reason = "as fast as any but for what is uncertain, with fewer threads" if fewer else _FASTEST
+    if estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma > -NOISE:
+        reason = "exact where stock approximates, and no slower beyond noise"
+    return decision(name, reason, _source(estimates[name]), review)
+
+
+def _repaid(
+    ranked: list[str], op: Op, estimates: Mapping[str, Estimate], model: CostModel, horizon: int
+) -> tuple[str, int]:
+    """Return the first name whose set-up time so many calls repay, and the calls after which to look again.
+
+    What is saved is counted against the best that needs no set-up; the last name is taken if nothing else is.
+    """
+    ready = next((n for n in ranked if not op[n].setup), ranked[-1])
+    review = 0
     for name in ranked:
-        if name == "stock":
+        if name == ready:
             break
-        if _beats_stock(op, problem, name, estimates, model):
-            fewer = op[name].threads and any(told.log_ratio < estimates[name].log_ratio for told in estimates.values())
-            reason = "as fast as any but for what is uncertain, with fewer threads" if fewer else _FASTEST
-            if estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma > -NOISE:
-                reason = "exact where stock approximates, and no slower beyond noise"
-            return decision(name, reason, _source(estimates[name]))
-    return decision("stock", "no other candidate beats it by more than is uncertain", _source(estimates["stock"]))
+        saving = estimates[ready].seconds - estimates[name].seconds
+        setup = model.profile.setup.get(f"{op.name}.{name}", math.inf)
+        if saving * horizon > setup:
+            return name, 0
+        if saving > 0 and math.isfinite(setup):
+            calls = int(setup / saving) + 1
+            review = min(review or calls, calls)
+    return ready, review
 
 
 def _frugal(candidates: list[Candidate], problem: Problem) -> Candidate:
@@ -250,13 +284,6 @@ def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapp
         ranked.remove(frugal)
         ranked.insert(0, frugal)
     return [c.name for c in ranked]
-
-
-def _beats_stock(op: Op, problem: Problem, name: str, estimates: Mapping[str, Estimate], model: CostModel) -> bool:
-    if _cost(op, problem, name, estimates[name]) > -NOISE:
-        return False
-    setup = model.profile.setup.get(f"{op.name}.{name}", math.inf if op[name].setup else 0.0)
-    return (estimates["stock"].seconds - estimates[name].seconds) * HORIZON > setup or not setup
 
 
 def _source(told: Estimate) -> str:

@@ -1,4 +1,7 @@
-"""Probes: what may hang, crash or print is tried in a process of its own, with a limit to its patience."""
+"""Probes: what may hang, crash or print is tried in a process of its own, with a limit to its patience.
+
+Floor 1: may import what lies below.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from autokern import allocator
+from autokern import allocator, keops
+from autokern.profile import Tool
 
-__all__ = ["PROGRAMS", "Answer", "Probe"]
+__all__ = ["PROGRAMS", "Answer", "Probe", "try_keops"]
 
 PROGRAMS = {
     "torch.compile": """
@@ -25,18 +30,47 @@ x = torch.linspace(0, 1, 100, dtype=torch.float64)
 assert abs(float(f(x)) - float((x * shift).sin().sum())) < 1e-9, "a compiled function gives wrong numbers"
 """,
     "KeOps": """
-import contextlib, io, torch
+import contextlib, io, os, sys, time
+import torch
 said = io.StringIO()
-with contextlib.redirect_stdout(said):
-    from pykeops.torch import LazyTensor
-    x, y = torch.rand(20, 3), torch.rand(30, 3)
-    k = (-((LazyTensor(x[:, None]) - LazyTensor(y[None])) ** 2).sum(-1)).exp()
-    found = k.sum(1)
+def failed(what, error=""):
+    print(" ".join(f"{what}: {error}".split()) if error else what)
+    sys.exit(1)
+try:
+    with contextlib.redirect_stdout(said):
+        import pykeops
+        from pykeops.torch import LazyTensor
+except OSError as error:
+    failed("its build folder cannot be made or written", error)
+except ImportError as error:
+    failed("pykeops cannot be imported", error)
+except Exception as error:
+    failed("its build folder is damaged", repr(error))
+x, y = torch.rand(20, 3), torch.rand(30, 3)
 truth = (-((x[:, None] - y[None]) ** 2).sum(-1)).exp().sum(1, keepdim=True)
-assert torch.allclose(found, truth, atol=1e-4), "a KeOps reduction gives wrong numbers"
-import pykeops
-fresh = "Compiling" in said.getvalue()
-print(f"pykeops {pykeops.__version__}", "compiles and works" if fresh else "works, the formula was compiled before")
+def reduce(device, backend):
+    began = time.perf_counter()
+    try:
+        with contextlib.redirect_stdout(said):
+            a, b = LazyTensor(x.to(device)[:, None]), LazyTensor(y.to(device)[None])
+            found = (-((a - b) ** 2).sum(-1)).exp().sum(1, backend=backend)
+        if not torch.allclose(found.cpu(), truth, atol=1e-4):
+            failed(f"a reduction on the {backend} gives wrong numbers")
+    except Exception as error:
+        compiler = pykeops.config.pykeops_base.get_cxx_compiler()
+        built = [name for name in os.listdir(pykeops.get_build_folder()) if name.startswith("pykeops_")]
+        lines = [line for line in said.getvalue().splitlines() if line.strip() not in ("", "OK")]
+        if compiler is None:
+            failed("no C++ compiler: install g++, or name one in CXX")
+        if isinstance(error, ImportError) and not any(name.endswith((".so", ".dylib")) for name in built):
+            failed(f"the C++ compiler {os.path.basename(compiler)} fails", lines[-1] if lines else error)
+        failed(f"a formula fails on the {backend}", f"{type(error).__name__}: {error}")
+    return f"{backend} ({time.perf_counter() - began:.1f} s to compile)"
+where = reduce("cpu", "CPU")
+if torch.cuda.is_available():
+    toolkit = pykeops.config.gpu_available
+    where += " and the " + reduce("cuda", "GPU") if toolkit else "; not on the GPU: it finds no CUDA toolkit"
+print(f"pykeops {pykeops.__version__} compiles and works on the {where}")
 """,
     "GPU": """
 import torch
@@ -48,8 +82,8 @@ assert torch.allclose((a.to(device) @ a.to(device)).cpu(), a @ a), "the device g
     "hooks": """
 import autokern, gpytorch, linear_operator, torch
 from autokern import hooks
-from autokern.hooks import gpytorch as first, linear_operator as second
-patches = [*first.patches(), *second.patches()]
+from autokern.hooks import gpytorch as first, linear_operator as second, memory as third
+patches = [*first.patches(), *second.patches(), *third.patches()]
 before = [vars(p.owner)[p.name] for p in patches]
 x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
 kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).double()
@@ -61,6 +95,11 @@ with autokern.enabled():
     assert all(vars(p.owner)[p.name] is p.replacement for p in patches), "a hook was not put in"
     assert abs(value() - stock) < 1e-6 * abs(stock), "a small model differs from stock"
     assert autokern.stats(), "no call was served"
+    try:
+        kernel(torch.zeros(10**6, 1, dtype=torch.float64).add_(1)).to_dense()
+        raise SystemExit("a matrix of 7 TiB was not refused")
+    except autokern.MemoryBudgetError:
+        pass
 assert all(vars(p.owner)[p.name] is b for p, b in zip(patches, before)), "a hook was not taken out"
 """,
     "memory reuse": f"""
@@ -123,7 +162,8 @@ class Probe:
             "AUTOKERN_HOME": self._folder.name,
             "AUTOKERN_CALIBRATE": "never",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the folder is another: relative paths still count
+            "KEOPS_CACHE_FOLDER": self._folder.name,  # what was compiled on another day proves no compiler
+            "PYTHONPATH": os.pathsep.join(_path()),
         }
         self._began = time.monotonic()
         self._process = subprocess.Popen(
@@ -168,3 +208,24 @@ class Probe:
         elif self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+
+
+def _path() -> list[str]:
+    """Return the module path for another working directory, without the build folder that pykeops has put there."""
+    built = keops.build_folder()
+    return [place for place in sys.path if place and (built is None or Path(place) != built)]
+
+
+def try_keops(seconds: float) -> Tool:
+    """Compile and run a small reduction by KeOps in a process of its own.
+
+    Parameters
+    ----------
+    seconds : float
+        When to give up.
+    """
+    deadline = time.monotonic() + seconds
+    with Probe("KeOps") as probe:
+        while (answer := probe.poll(give_up=time.monotonic() > deadline)) is None:
+            time.sleep(0.05)
+    return Tool(answer.works, answer.text, round(answer.seconds, 3), keops.setting())

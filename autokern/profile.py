@@ -17,7 +17,7 @@ import msgspec
 from autokern.errors import ProfileError
 from autokern.problem import Problem
 
-__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Trial", "decode", "encode"]
+__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Tool", "Trial", "decode", "encode"]
 
 SCHEMA = 1
 _MOST_TRIALS = 50_000
@@ -64,6 +64,27 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What came of trying a tool on this host (KeOps): a verdict that holds as long as `setting` does.
+
+    Parameters
+    ----------
+    works : bool
+        Whether it did what was asked.
+    found : str
+        What it said, or why it failed.
+    seconds : float
+        How long the trial took, compiling included.
+    setting : str
+        What the verdict rests on (version, compiler).
+    """
+
+    works: bool
+    found: str = ""
+    seconds: float = 0.0
+    setting: str = ""
+
+
 class Crossover(msgspec.Struct, frozen=True):
     """Up to `size` (the larger matrix dimension) `below` is the fastest as measured, from there on `above`."""
 
@@ -89,6 +110,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         Seconds that a candidate needs once per process before its first call, by ``"op.candidate"``.
     levels : dict
         The most thorough level at which each op was calibrated, by ``"op/dtype@device"``.
+    tools : dict
+        What came of trying tools that candidates rest on, by name (``"keops"``).
     created : str
         UTC date of the last measurement, ISO 8601.
     """
@@ -99,6 +122,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     banned: list[Ban] = msgspec.field(default_factory=list)
     setup: dict[str, float] = msgspec.field(default_factory=dict)
     levels: dict[str, str] = msgspec.field(default_factory=dict)
+    tools: dict[str, Tool] = msgspec.field(default_factory=dict)
     created: str = ""
     schema: int = SCHEMA
 
@@ -120,6 +144,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             banned=list(bans.values()),
             setup={**self.setup, **other.setup},
             levels=levels,
+            tools={**self.tools, **other.tools},
             created=max(self.created, other.created),
         )
 
@@ -132,6 +157,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             banned=[b for b in self.banned if b.op != op],
             setup={k: v for k, v in self.setup.items() if k.partition(".")[0] != op},
             levels={k: v for k, v in self.levels.items() if re.split("[/@]", k)[0] != op},
+            tools=self.tools,
             created=self.created,
         )
 
@@ -226,4 +252,6 @@ def decode(data: bytes) -> Profile:
                 raise ProfileError(f"profile holds an impossible timing of {name} on {p}")
     if not all(math.isfinite(v) and v >= 0 for v in profile.setup.values()):
         raise ProfileError("profile holds an impossible set-up time")
+    if not all(math.isfinite(tool.seconds) and tool.seconds >= 0 for tool in profile.tools.values()):
+        raise ProfileError("profile holds an impossible time of trying a tool")
     return profile

@@ -14,20 +14,20 @@ from collections import Counter
 from typing import Any
 
 import msgspec
-import torch
 
-from autokern import budget, host, store
+from autokern import budget, host, keops, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
+from autokern.entries import Entry, LargeEntry, is_large
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
-from autokern.op import Candidate, Op, Run, get, inside
+from autokern.op import Op, get, inside
 from autokern.policy import Decision, decide
 from autokern.problem import Problem
 from autokern.profile import Profile
 from autokern.progress import display
 from autokern.settings import Settings
 
-__all__ = ["Entry", "Memo", "Session", "counted"]
+__all__ = ["Memo", "Session", "counted"]
 
 _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000
@@ -36,103 +36,9 @@ _FIRST_SHARE = 0.35
 """Part of the budget that one op may take at its first use, so that others get their turn."""
 
 
-def _repeatable(run: Run) -> Run:
-    """Return `run` such that, if it fails, the random state is what it was: another candidate repeats the call."""
-
-    def guarded(*args: Any) -> Any:
-        state = torch.random.get_rng_state()
-        device = host.accelerator()
-        module = torch.get_device_module(device) if device is not None and device.type != "cpu" else None
-        elsewhere = module.get_rng_state() if module is not None else None
-        try:
-            return run(*args)
-        except Exception:
-            torch.random.set_rng_state(state)
-            if module is not None:
-                module.set_rng_state(elsewhere)
-            raise
-
-    return guarded
-
-
-class Entry:
-    """A decided key: what runs, and how often it did."""
-
-    __slots__ = ("candidate", "count", "decision", "parts", "run")
-
-    def __init__(self, decision: Decision, candidate: Candidate) -> None:
-        self.decision = decision
-        self.count = 0
-        self.serve(candidate)
-
-    def serve(self, candidate: Candidate) -> None:
-        """Let a candidate run from now on."""
-        self.candidate = candidate
-        self.run = _repeatable(candidate.run) if candidate.random else candidate.run
-        self.parts = candidate.parts
-
-    def demote(self, successor: Candidate) -> None:
-        """Let another candidate run from now on in place of one that failed."""
-        self.serve(successor)
-
-
-class LargeEntry(Entry):
-    """A decided key whose calls take so much memory that each one looks at what is there first.
-
-    It is decided again whenever other candidates fit than before: a call that nothing fits raises, and what was chosen
-    for want of memory does not stay for good.
-    """
-
-    __slots__ = ("_failed", "_fitting", "_needs", "_plan", "_session", "_settings")
-
-    def __init__(self, decision: Decision, op: Op, settings: Settings, session: Session) -> None:
-        problem = decision.problem
-        self._settings = settings
-        self._needs = {c.name: c.memory(problem) for c in op.feasible(problem)}
-        self._fitting = self._fit(budget.room(problem.device, settings.memory))
-        self._session = session
-        self._failed: list[str] = []
-        super().__init__(decision, op[decision.candidate])
-
-    def _fit(self, there: budget.Room) -> frozenset[str]:
-        return frozenset(name for name, need in self._needs.items() if need <= there.bytes)
-
-    def serve(self, candidate: Candidate) -> None:
-        """Let a candidate run from now on, wherever it fits."""
-        super().serve(candidate)
-        self._plan = (candidate, self.run)  # one object: another thread may decide again
-        self.run = self._run_if_it_fits
-
-    def demote(self, successor: Candidate) -> None:
-        """Let another candidate run from now on; the one that failed is not chosen again."""
-        self._failed.append(f"{self.decision.problem.op}={self.candidate.name}")
-        self.serve(successor)
-
-    def _run_if_it_fits(self, *args: Any) -> Any:
-        there = budget.room(self.decision.problem.device, self._settings.memory)
-        fitting = self._fit(there)
-        if fitting != self._fitting or self._plan[0].name not in fitting:
-            settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
-            op = get(self.decision.problem.op)
-            self.decision = self._session.decide(op, self.decision.problem, settings)
-            self._fitting = fitting
-            self.serve(op[self.decision.candidate])
-        candidate, run = self._plan
-        budget.claim(self._needs[candidate.name], there)
-        inside.active = not candidate.parts
-        return run(*args)
-
-
 def _stock_entry(op: Op, reason: str) -> Entry:
     ours = Problem(op=op.name)
     return Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
-
-
-def _is_large(op: Op, decision: Decision) -> bool:
-    """Whether calls of a decided problem take so much that it matters what is there: by the choice, or by stock."""
-    problem = decision.problem
-    names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
-    return max(op[name].memory(problem) for name in names) >= budget.LARGE
 
 
 Memo = dict[str, dict[Any, Entry]]
@@ -176,7 +82,7 @@ class Session:
         if self._model is None:
             with self._lock:
                 if self._model is None:
-                    self._model = CostModel(_load(self.settings))
+                    self._model = _in_force(_load(self.settings))
         return self._model
 
     @property
@@ -187,7 +93,7 @@ class Session:
     def adopt(self, profile: Profile) -> None:
         """Put another profile in force; decisions are taken afresh."""
         with self._lock:
-            self._model = CostModel(profile)
+            self._model = _in_force(profile)
             self._decided.clear()
             self.forget()
 
@@ -225,11 +131,19 @@ class Session:
             warnings.warn(told, AutokernWarning, stacklevel=3)
             return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
-        return (
-            LargeEntry(decision, op, settings, self)
-            if _is_large(op, decision)
-            else Entry(decision, op[decision.candidate])
-        )
+        return self._made(op, decision, settings)
+
+    def _made(self, op: Op, decision: Decision, settings: Settings) -> Entry:
+        if is_large(op, decision):
+            return LargeEntry(decision, op, settings, self.decide)
+        return Entry(decision, op[decision.candidate])
+
+    def reviewed(self, op: Op, entry: Entry, settings: Settings) -> Entry:
+        """Decide a key again that was called as often as its decision says: what compiles may repay itself by now."""
+        decision = self.decide(op, entry.decision.problem, settings, entry.count)
+        made = self._made(op, decision, settings)
+        made.count = entry.count
+        return made
 
     def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
@@ -237,7 +151,7 @@ class Session:
         Where memory or an order by exact size or problem matters, it is decided for itself.
         """
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or max(c.memory(problem) for c in op.candidates) > budget.LARGE:
+        if exact or max(c.memory(problem) for c in op.candidates) >= budget.LARGE:
             return self.decide(op, problem, settings)
         key = (problem.coarse, settings)
         decision = self._decided.get(key)
@@ -249,17 +163,17 @@ class Session:
             return self.decide(op, problem, settings)
         return msgspec.structs.replace(decision, problem=problem)
 
-    def decide(self, op: Op, problem: Problem, settings: Settings) -> Decision:
-        """Decide a problem under settings, with the memory that is free now."""
+    def decide(self, op: Op, problem: Problem, settings: Settings, seen: int = 0) -> Decision:
+        """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
         there = None
         if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
             there = budget.room(problem.device)  # what a recorded host has is only explained here
         try:
-            return decide(problem, op, self.model, settings, there)
+            return decide(problem, op, self.model, settings, there, seen)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
-        return decide(problem, op, self.model, settings, budget.named(there, problem.device))
+        return decide(problem, op, self.model, settings, budget.named(there, problem.device), seen)
 
     def _measure_first_use(self, op: Op, problem: Problem) -> None:
         """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""
@@ -302,6 +216,11 @@ class Session:
                 progress=shown,
                 publish=publish,
             )
+
+
+def _in_force(profile: Profile) -> CostModel:
+    keops.believe(profile.tools.get("keops"))
+    return CostModel(profile)
 
 
 def _load(settings: Settings) -> Profile:

@@ -28,7 +28,8 @@ VARIABLES = {
     "AUTOKERN_EXCLUDE": "candidates that must not run, by name or op=name, separated by commas",
     "AUTOKERN_THRESHOLD": "op:device=size,...: at or below that many columns run on the CPU, above on the device",
     "AUTOKERN_ACCURACY": "same (default): results agree with stock or are better; approximate: lower precision allowed",
-    "AUTOKERN_MEMORY": "most memory that one call may take, e.g. 8GiB (default: what is free)",
+    "AUTOKERN_MEMORY": "most memory that one call may take, e.g. 8GiB (default, and never more: what is free)",
+    "AUTOKERN_CALLS": "calls of one size over which compiling must repay itself (default: as many as were seen so far)",
     "AUTOKERN_ALLOCATOR": "default, or retain: glibc keeps the memory of what is freed for the next large result",
     "AUTOKERN_THREADS": "auto (default: at most what CPU quota and affinity allow), a number (at most that), or off",
     "AUTOKERN_DETERMINISTIC": "1: nothing is measured; choices come from a pinned profile or an order, else stock",
@@ -57,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threshold: tuple[tuple[str, str, int], ...] = ()
     accuracy: str = "same"
     memory: int | None = None
+    calls: int | None = None
     allocator: str = "default"
     threads: int | str = "auto"
     deterministic: bool = False
@@ -106,6 +108,7 @@ def revised(
     exclude: Iterable[str] | None = None,
     accuracy: str | None = None,
     memory: int | str | None = None,
+    calls: int | None = None,
 ) -> Settings:
     """Return `base` with the orders of one `using` block laid over it.
 
@@ -129,6 +132,8 @@ def revised(
             changes.update(_accuracy(accuracy))
         if memory is not None:
             changes["memory"] = parse_bytes(str(memory))
+        if calls is not None:
+            changes.update(_calls(str(calls)))
     except (ValueError, TypeError, AttributeError) as error:
         raise SettingsError(f"autokern.using: {error}") from None
     return msgspec.structs.replace(base, **changes)
@@ -191,6 +196,12 @@ def _path(field: str) -> _Parser:
             raise ValueError(str(error)) from None
 
     return parse
+
+
+def _calls(text: str) -> dict[str, object]:
+    if not text.strip().isdecimal():
+        raise ValueError("expected a number of calls, 0 or more")
+    return {"calls": int(text)}
 
 
 def _budget(text: str) -> dict[str, object]:
@@ -268,6 +279,7 @@ _PARSERS: dict[str, _Parser] = {
     "AUTOKERN_THRESHOLD": _threshold,
     "AUTOKERN_ACCURACY": _accuracy,
     "AUTOKERN_MEMORY": _memory,
+    "AUTOKERN_CALLS": _calls,
     "AUTOKERN_ALLOCATOR": _one_of("allocator", "default", "retain"),
     "AUTOKERN_THREADS": _threads,
     "AUTOKERN_DETERMINISTIC": _flag("deterministic"),

@@ -11,7 +11,7 @@ import linear_operator
 import pytest
 import torch
 
-from autokern import dispatch, hooks
+from autokern import dispatch, hooks, keops
 from autokern.op import Op, inside
 from autokern.problem import Features, Problem
 from autokern.settings import Settings
@@ -39,6 +39,7 @@ def _isolated(tmp_path, _bare_environment):
     with pytest.MonkeyPatch.context() as patch:
         _bare(patch, tmp_path / "autokern")
         dispatch.reset()
+        keops._reset()
         yield
         while hooks._depth:
             hooks.disable()

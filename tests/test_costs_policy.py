@@ -13,7 +13,7 @@ from autokern.budget import Room
 from autokern.costs import CostModel
 from autokern.errors import MemoryBudgetError, SettingsError
 from autokern.op import get, registered
-from autokern.policy import HORIZON, NOISE, Decision, decide, obstacles
+from autokern.policy import NOISE, Decision, decide, obstacles
 from autokern.problem import Features, Problem
 from autokern.profile import Ban, Profile, Timing, Trial
 from autokern.settings import Settings
@@ -339,12 +339,34 @@ def test_bans_hold_for_their_op_dtype_and_device(op):
         assert with_ban(**other) == "fast"
 
 
-def test_a_set_up_must_be_repaid(op):
+def test_a_set_up_must_be_repaid_by_declared_calls(op):
     profile = synthetic_profile({"slow-start": 0.5})
-    saving = 0.5 * seconds_of_stock(512) * HORIZON
+    saving = 0.5 * seconds_of_stock(512) * 1000
     for seconds, winner in ((0.5 * saving, "slow-start"), (2 * saving, "stock"), (None, "stock")):
         profile.setup = {} if seconds is None else {"synthetic.slow-start": seconds}
-        assert decide(square(512), op, CostModel(profile), ORDERS_NOTHING).candidate == winner
+        assert decide(square(512), op, CostModel(profile), Settings(calls=1000)).candidate == winner
+        assert decide(square(512), op, CostModel(profile), Settings(calls=0)).candidate == "stock"
+
+
+def test_a_set_up_must_be_repaid_by_calls_seen(op):
+    """As many calls are expected to come as were seen; the decision says when to look again."""
+    profile = synthetic_profile({"slow-start": 0.5})
+    profile.setup = {"synthetic.slow-start": 0.5 * seconds_of_stock(512) * 100}
+    first = decide(square(512), op, CostModel(profile), ORDERS_NOTHING)
+    assert first.candidate == "stock"
+    assert 80 < first.review < 120
+    assert str(first.review) in first.reason
+    again = decide(square(512), op, CostModel(profile), ORDERS_NOTHING, seen=first.review)
+    assert (again.candidate, again.review) == ("slow-start", 0)
+    assert decide(square(512), op, CostModel(profile), ORDERS_NOTHING, seen=first.review // 2).candidate == "stock"
+
+
+def test_a_set_up_is_weighed_against_the_best_that_needs_none(op):
+    profile = synthetic_profile({"slow-start": 0.5, "fast": 0.52})
+    profile.setup = {"synthetic.slow-start": 0.5 * seconds_of_stock(512) * 100}
+    found = decide(square(512), op, CostModel(profile), Settings(calls=200))
+    assert found.candidate == "fast"
+    assert found.review > 1000
 
 
 def test_random_choice_is_feasible_reproducible_and_various(op):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from autokern import dispatch, doctor, host, probes, store
+from autokern import dispatch, doctor, host, keops, probes, store
 from autokern.commands import app
 from autokern.probes import Answer, Probe
 from autokern.problem import Problem
@@ -156,7 +156,10 @@ def test_little_memory_is_noted(monkeypatch):
         (doctor._keops, None, "note"),
         (doctor._keops, Answer(True, "pykeops 2.3 works", 3.0), "ok"),
         (doctor._keops, Answer(False, "did not finish", 27.0, True), "note"),
-        (doctor._keops, Answer(False, "PermissionError: build folder", 3.0), "problem"),
+        (doctor._keops, Answer(False, "the C++ compiler g++ fails: fatal error", 3.0), "note"),
+        (doctor._keops, Answer(False, "a formula fails on the CPU: ValueError: no", 3.0), "problem"),
+        (doctor._keops, Answer(True, "pykeops 2.3 works on the CPU; not on the GPU: no CUDA toolkit", 3.0), "note"),
+        (lambda answer: doctor._keops(answer, "its folder is damaged"), Answer(True, "works", 3.0), "problem"),
     ],
 )
 def test_compilers_that_work_and_that_do_not(judge, answer, status):
@@ -190,3 +193,46 @@ def test_a_probe_that_hangs_is_ended_with_all_that_it_started(monkeypatch):
         answer = probe.poll(give_up=True)
     assert answer.timed_out
     assert probe._process.poll() is not None
+
+
+needs_keops = pytest.mark.skipif(keops.keops_problem() is not None, reason=f"needs KeOps: {keops.keops_problem()}")
+
+
+@needs_keops
+def test_keops_is_compiled_and_run_for_real():
+    found = probes.try_keops(100)
+    assert found.works, found
+    assert "compiles and works on the CPU" in found.found
+    assert found.setting == keops.setting()
+    assert doctor._keops(Answer(True, found.found, found.seconds)).status in ("ok", "note")
+
+
+@needs_keops
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("compiler", "words"), [("", "no C++ compiler"), ("echo it is broken >&2; exit 1", "g++ fails: it is broken")]
+)
+def test_a_compiler_that_is_missing_or_broken_is_told_apart(monkeypatch, tmp_path, compiler, words):
+    if compiler:
+        (tmp_path / "g++").write_text(f"#!/bin/sh\n{compiler}\n")
+        (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = probes.try_keops(100)
+    assert not found.works
+    assert words in found.found
+
+
+@needs_keops
+def test_a_build_folder_that_cannot_be_made(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    prelude = f"import os; os.environ['KEOPS_CACHE_FOLDER'] = {str(tmp_path / 'file' / 'keops')!r}\n"
+    monkeypatch.setitem(probes.PROGRAMS, "KeOps", prelude + probes.PROGRAMS["KeOps"])
+    assert "build folder cannot be made" in probes.try_keops(100).found
+
+
+def test_keops_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setitem(probes.PROGRAMS, "KeOps", "import time; time.sleep(99)")
+    found = probes.try_keops(0.5)
+    assert not found.works
+    assert "did not finish" in found.found

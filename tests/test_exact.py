@@ -25,6 +25,7 @@ from gpytorch.kernels import (
     RBFKernel,
     RQKernel,
     ScaleKernel,
+    keops,
 )
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -333,6 +334,7 @@ MODELS = {
         likelihood=FixedNoiseGaussianLikelihood(0.05 + torch.rand(60).double(), learn_additional_noise=True)
     ),
     "strided inputs": lambda: strided(regression()),
+    "KeOps": lambda: regression(kernel=ScaleKernel(keops.RBFKernel(ard_num_dims=3)) + keops.MaternKernel(2.5)),
     "priors": lambda: regression(
         kernel=ScaleKernel(
             RBFKernel(lengthscale_prior=gpytorch.priors.GammaPrior(3.0, 6.0)),
@@ -463,6 +465,15 @@ def test_values_with_sample_dimensions(shape):
 
 
 # --- Cholesky or conjugate gradients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "served"), [(keops.RBFKernel, False), (RBFKernel, True)])
+def test_where_no_matrix_is_formed_the_classes_of_keops_are_left_alone(kind, served):
+    model = regression(kernel=ScaleKernel(kind()))
+    problem_of, prior = get("exact_log_prob").problem_of, model(*model.train_inputs)
+    noise = model.likelihood.noise
+    assert problem_of(prior, noise, model.train_targets, True) is not None
+    assert (problem_of(prior, noise, model.train_targets, False) is not None) == served
 
 
 def test_no_jump_above_800_rows():

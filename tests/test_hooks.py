@@ -27,6 +27,7 @@ from autokern import dispatch, hooks, host
 from autokern.errors import SettingsError
 from autokern.hooks import gpytorch as gpytorch_hooks
 from autokern.hooks import linear_operator as linear_operator_hooks
+from autokern.hooks import memory as memory_hooks
 from autokern.op import get
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +39,7 @@ QR = sys.modules["linear_operator.utils.qr"]
 
 
 def patches():
-    return [*linear_operator_hooks.patches(), *gpytorch_hooks.patches()]
+    return [*linear_operator_hooks.patches(), *gpytorch_hooks.patches(), *memory_hooks.patches()]
 
 
 def installed() -> dict[tuple[object, str], object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -10,13 +11,13 @@ import pickle
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel, keops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autokern
 from autokern import dispatch, kernels
-from autokern.kernels import Covariance, analytic, covariance, families, graph, recognise, reference, same_points
+from autokern.kernels import Covariance, analytic, covariance, families, graph, recognise, reference, same_points, tree
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -343,6 +344,50 @@ def test_a_derivative_too_many_is_said_to_be_one(family):
         torch.autograd.grad(value, u)
 
 
+def symbol(of):
+    """A stand-in for what a formula may be given: methods and operators, nothing that torch's functions take."""
+
+    class Symbol:
+        def __init__(self, value):
+            self.value = value
+
+        def __getattr__(self, name):
+            if name not in ("exp", "log", "sqrt", "cos", "sin"):
+                raise AttributeError(name)
+            return lambda: Symbol(getattr(self.value, name)())
+
+    def operator(name):
+        def method(self, other):
+            return Symbol(getattr(self.value, name)(getattr(other, "value", other)))
+
+        return method
+
+    for name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow"):
+        setattr(Symbol, f"__{name}__", operator(f"__{name}__"))
+    Symbol.__neg__ = lambda self: Symbol(-self.value)
+    return Symbol(of)
+
+
+@pytest.mark.parametrize("family", families(shaped=True), ids=lambda f: f.name)
+def test_formulae_are_made_of_methods_and_operators(family):
+    u = torch.linspace(0, 3, 9, dtype=torch.float64) * math.copysign(1, family.gamma)
+    shape = () if family.shape is None else (torch.tensor(1.5, dtype=torch.float64),)
+    found = family.formula(symbol(u), *map(symbol, shape)).value
+    torch.testing.assert_close(found, family.formula(u, *shape), rtol=0, atol=0)
+    torch.testing.assert_close(found, family.epilogue(u.clone(), None, *shape), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_rational_quadratic_keeps_its_digits_at_small_distances(dtype):
+    rq, alpha = kernels.family("rq"), torch.tensor(1e4, dtype=dtype)
+    u = torch.logspace(-12, 0, 60, dtype=dtype)
+    truth = torch.exp(-alpha.double() * torch.log1p(u.double()))
+    torch.testing.assert_close(rq.formula(u, alpha).double(), truth, rtol=3 * EPS[dtype] * 1e4, atol=1e-30)
+    small = u < 1e-3
+    error = (rq.formula(u, alpha).double() - truth).abs()[small].max().item()
+    assert error < 20 * EPS[dtype]
+
+
 @each_family
 def test_families_travel(family):
     assert pickle.loads(pickle.dumps(family)) is family
@@ -364,6 +409,31 @@ def test_kernels_are_recognised_by_exact_type():
     for unknown in (Own(), ScaleKernel(Own()), RQKernel(), ScaleKernel(ScaleKernel(RBFKernel())), PeriodicKernel()):
         assert name(unknown) is None
     assert name(RBFKernel() + RBFKernel()) is None
+
+
+KEOPS = {
+    RBFKernel: keops.RBFKernel,
+    PeriodicKernel: keops.PeriodicKernel,
+    **{functools.partial(MaternKernel, nu): functools.partial(keops.MaternKernel, nu) for nu in (0.5, 1.5, 2.5)},
+}
+
+
+@pytest.mark.parametrize(("plain", "own"), KEOPS.items(), ids=lambda kind: getattr(kind, "__name__", "matern"))
+@pytest.mark.filterwarnings("ignore:KeOps is not installed")
+def test_the_classes_of_keops_have_the_same_formulae(plain, own):
+    """Their parameters are read alike, but whoever took them does not want a matrix: only who asks finds them."""
+    plain, own = (ScaleKernel(kind(ard_num_dims=2)).double() for kind in (plain, own))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in plain.named_parameters():
+        parameter.data = 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+        own.initialize(**{name: parameter.data})
+    x = torch.randn(7, 2, dtype=torch.float64)
+    assert tree.form(own) is None
+    assert tree.form(own + ScaleKernel(own)) is None
+    assert tree.form(own, keops=True) == tree.form(plain) == tree.form(plain, keops=True)
+    assert kernels.family_name(own) is None
+    torch.testing.assert_close(tree.dense(tree.read(own, x)), tree.dense(tree.read(plain, x)))
+    torch.testing.assert_close(tree.dense(tree.read(own, x)), own(x).to_dense(), rtol=1e-9, atol=1e-9)
 
 
 def test_recognise_reads_the_hyperparameters():

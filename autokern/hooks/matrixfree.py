@@ -25,6 +25,8 @@ from autokern.problem import Problem
 
 __all__ = ["instead_of_dense", "too_large"]
 
+_FACTORISED = 4
+"""Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
 _CLEARLY = 0.9
 """Iterations over tiles must take less than this part of the time over the matrix."""
 
@@ -53,10 +55,12 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
 
 
 def too_large(lazy: Any) -> bool:
-    """Whether a kernel matrix that the library only multiplies cannot be formed, and an operator takes its place."""
+    """Whether a covariance that the library only multiplies could not be factorised for want of memory."""
     if lazy.shape.numel() * lazy.dtype.itemsize < budget.LARGE or lazy.last_dim_is_batch or any(lazy.params.values()):
         return False
-    return _known(lazy.kernel, lazy.x1, lazy.x2) and _iterates(lazy) and not _fits(lazy)
+    if not _known(lazy.kernel, lazy.x1, lazy.x2) or not _iterates(lazy):
+        return False
+    return not budget.fits(_FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize, lazy.device)
 
 
 def _has_keops(kernel: Any) -> bool:
@@ -91,7 +95,7 @@ def _one_memory(x1: torch.Tensor, x2: torch.Tensor) -> bool:
 
 def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
     """Whether the op takes this kernel on these points."""
-    node = trees.form(kernel)
+    node = trees.form(kernel, keops=True)
     if node is None or not trees.leaves(node):
         return False
     return get("kernel_matmul").problem_of(kernel, x1, x2, x2[..., :1]) is not None

@@ -55,10 +55,12 @@ def needed(position: str, subject: Any, dispatched: bool = True) -> int:
         Whether kernel matrices are those of the most frugal candidate, or gpytorch's own.
     """
     operator = subject.lik_train_train_covar if position == "covar_cache" else subject
-    if position in ("evaluate_kernel", "to_dense"):
-        held = footprint.of_dense(operator, dispatched).peak
-    else:
+    if position == "covar_cache":
+        held = 2.0  # the noisy matrix and its factor; kernels have guards of their own
+    elif position == "_cholesky":
         held = footprint.of_factor(operator, dispatched).peak
+    else:
+        held = footprint.of_dense(operator, dispatched).peak
     itemsize: int = operator.dtype.itemsize
     return int(held * operator.shape.numel()) * itemsize
 
@@ -94,18 +96,19 @@ _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 
 @functools.wraps(_stock_evaluate_kernel)
 def _evaluate_kernel(self: Any) -> Any:
-    """Go matrix-free where that is called for, else guard; and leave the kernel as it was if it raises."""
-    if stay_out() or _kept(self, "kernel_eval"):
-        return _stock_evaluate_kernel(self)
+    """Go matrix-free where called for, else guard; leave the kernel as it was if it raises, in candidates too."""
     kernel = self.kernel
-    large = self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK
-    with torch.set_grad_enabled(self._is_grad_enabled):
-        free = matrixfree.instead_of_dense(self, large)
-    if free is not None:
-        add_to_cache(self, "kernel_eval", free)
-        return free
-    if large:
-        _guard("evaluate_kernel", self)
+    if not (stay_out() or _kept(self, "kernel_eval")):
+        large = self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK
+        with torch.set_grad_enabled(self._is_grad_enabled):
+            free = matrixfree.instead_of_dense(self, large)
+        if free is not None:
+            add_to_cache(self, "kernel_eval", free)
+            return free
+        if large:
+            _guard("evaluate_kernel", self)
+    if torch.compiler.is_compiling():
+        return _stock_evaluate_kernel(self)
     active = kernel.active_dims
     try:
         return _stock_evaluate_kernel(self)

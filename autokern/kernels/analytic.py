@@ -90,7 +90,7 @@ def _factors(points: _Scaled) -> _Factors:
 def _finish(
     u: torch.Tensor, slope: torch.Tensor | None, family: Family, outputscale: torch.Tensor | None
 ) -> torch.Tensor:
-    k = family.epilogue(family.clamp_(u), slope)
+    k = family.finish(family.clamp_(u), slope, torch.empty_like)
     if outputscale is not None:
         k.mul_(outputscale)
         if slope is not None:

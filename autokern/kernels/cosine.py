@@ -6,11 +6,12 @@ With ``u = (pi r / p)^2`` and ``a = sqrt(u)``: ``cos(a)``, slope ``-sin(a) / (2 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from gpytorch.kernels import CosineKernel, Kernel
 
-from autokern.kernels.family import Family
+from autokern.kernels.family import TINY, Family
 
 __all__ = ["COSINE"]
 
@@ -22,12 +23,12 @@ def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     return x * math.pi / kernel.period_length
 
 
-def _root(u: torch.Tensor) -> torch.Tensor:
-    return u.clamp_min(1e-30).sqrt()
+def _root(u: Any) -> Any:
+    return (u + TINY).sqrt()
 
 
-def _value(u: torch.Tensor) -> torch.Tensor:
-    return torch.cos(u.clamp_min(0).sqrt())
+def _value(u: Any) -> Any:
+    return _root(u).cos()
 
 
 def _first(u: torch.Tensor) -> torch.Tensor:
@@ -41,10 +42,10 @@ def _second(u: torch.Tensor) -> torch.Tensor:
 
 
 def _epilogue(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-    a = u.clamp_min_(1e-30).sqrt_()
+    a = u.add_(TINY).sqrt_()
     if slope is not None:
         torch.sin(a, out=slope).div_(a).mul_(-0.5)
     return a.cos_()
 
 
-COSINE = Family("cosine", 1.0, _epilogue, (_value, _first, _second), passes=4, kernel=CosineKernel, embed=_embed)
+COSINE = Family("cosine", 1.0, _value, _epilogue, (_first, _second), passes=4, kernels=(CosineKernel,), embed=_embed)

@@ -72,7 +72,7 @@ def read(kernel: Kernel | Embedded, x: torch.Tensor) -> Tree:
 
 def node_of(kernel: Kernel | Embedded) -> Node | None:
     """Return the form of a kernel, or None if any part of it is not known."""
-    return kernel.node if isinstance(kernel, Embedded) else trees.form(kernel)
+    return kernel.node if isinstance(kernel, Embedded) else trees.form(kernel, keops=True)
 
 
 def parameters(kernel: Kernel | Embedded) -> list[torch.Tensor]:

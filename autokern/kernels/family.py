@@ -1,7 +1,8 @@
 """Family: one stationary covariance function of the distance, its formula written once.
 
-Every route (one GEMM with in-place epilogue, plain autograd, compiled, second derivatives) takes its formula from
-here; a new family is one file that creates a `Family`. Floor 2: imports nothing of autokern.
+Every route takes it from here: plain autograd, vmap, compilers and KeOps run the formula itself, for it is made of
+methods and operators that tensors and KeOps' LazyTensors share; GEMM tiles take its closed forms, which tests hold
+against it. A new family is one file that creates a `Family`. Floor 2: imports nothing of autokern.
 
 With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` a family is a function of
 ``u = gamma * s``: the factor ``gamma`` is folded into the inputs, so that one GEMM yields ``u``.
@@ -11,13 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
 
-__all__ = ["Family", "Shape", "by_lengthscale", "families", "family", "family_of"]
+__all__ = ["TINY", "Family", "Shape", "Spare", "by_lengthscale", "families", "family", "family_of"]
+
+TINY = 1e-30
+"""Added under roots: quotients by a distance then stay finite where it is zero, and meet a zero difference."""
 
 Epilogue = Callable[..., torch.Tensor]
+Spare = Callable[[torch.Tensor], torch.Tensor]
+"""Gives uninitialised memory for one more matrix like its argument."""
 _FAMILIES: dict[str, Family] = {}
 _OF_KERNEL: dict[type, list[Family]] = {}
 
@@ -53,41 +60,60 @@ class Family:
         Unique name, as it stands in problems.
     gamma : float
         Factor between the scaled squared distance and ``u``; its sign says on which side of zero ``u`` lies.
+    formula : callable
+        ``k`` as a function of ``u``, by methods and operators alone (``(-u).exp()``, never ``torch.exp(-u)``), so that
+        it takes a Tensor or a LazyTensor, which divides by an integer in single precision: multiply by ``1 / 3``
+        instead. ``u`` is never on the wrong side of zero; at zero, the derivative that
+        autograd finds must be finite: it is multiplied by a distance of zero (`TINY` keeps roots off it).
     epilogue : callable
         ``epilogue(u, slope)`` turns ``u`` into ``k`` in place (destroying ``u``) and, if `slope` is a tensor of the
-        same shape, fills it with ``dk/du``. Returns ``k``.
-    derivatives : tuple of callables
-        ``k``, ``dk/du``, ``d2k/du2``, ... as functions of ``u`` without side effects, each finite at ``u = 0`` (where
-        the true derivative is infinite, any finite value will do: it is multiplied by a distance of zero).
+        same shape, fills it with ``dk/du``. Returns ``k``, in the memory of ``u`` if there is no `slope`.
+    slopes : tuple of callables
+        ``dk/du``, ``d2k/du2``, ... as functions of ``u`` without side effects, each finite at ``u = 0`` (where the
+        true derivative is infinite, any finite value will do: it is multiplied by a distance of zero).
     slope_is_value : bool
         Whether ``dk/du = k``, so that nothing but ``k`` need be kept for the backward pass.
+    wants_spare : bool
+        Whether `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix.
     passes : int
         Element-wise passes over the matrix, for the cost model.
-    kernel : type
-        The gpytorch class that it is the formula of.
+    kernels : tuple of types
+        The gpytorch classes that it is the formula of.
     matches : callable
-        Whether a kernel of that exact class has this formula (a Matérn kernel of another smoothness has not).
+        Whether a kernel of one of these exact classes has this formula (a Matérn kernel of another smoothness has not).
     embed : callable
         ``embed(kernel, x)`` maps points ``(..., n, d)`` to points whose squared distance is ``s``: in units of the
         lengthscale, or on circles for a periodic kernel. Differentiable.
     shape : Shape or None
-        A further parameter; `epilogue` and `derivatives` then take it as their last argument.
+        A further parameter; `formula`, `epilogue` and `slopes` then take it as their last argument.
     """
 
     name: str
     gamma: float
+    formula: Callable[..., Any]
     epilogue: Epilogue
-    derivatives: tuple[Callable[..., torch.Tensor], ...]
+    slopes: tuple[Callable[..., torch.Tensor], ...]
     slope_is_value: bool = False
+    wants_spare: bool = False
     passes: int = 2
-    kernel: type = Kernel
+    kernels: tuple[type, ...] = ()
     matches: Callable[[Kernel], bool] = lambda kernel: True
     embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale
     shape: Shape | None = None
 
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self
-        _OF_KERNEL.setdefault(self.kernel, []).append(self)
+        for kernel in self.kernels:
+            _OF_KERNEL.setdefault(kernel, []).append(self)
+
+    @property
+    def derivatives(self) -> tuple[Callable[..., torch.Tensor], ...]:
+        """The formula and its slopes: ``k``, ``dk/du``, ``d2k/du2``, ... as functions of ``u``."""
+        return (self.formula, *self.slopes)
+
+    def finish(self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, *shape: torch.Tensor) -> torch.Tensor:
+        """Return ``k`` by the epilogue, with memory from `spare` where it wants some."""
+        return self.epilogue(u, slope, *shape, **({"spare": spare} if self.wants_spare else {}))
 
     def clamp_(self, u: torch.Tensor) -> torch.Tensor:
         """Push values that rounding carried across zero back to it, in place."""
@@ -95,7 +121,7 @@ class Family:
 
     def __call__(self, u: torch.Tensor, *shape: torch.Tensor) -> torch.Tensor:
         """Return ``k(u)``, differentiable as often as the family has derivatives; ``u`` is left alone."""
-        return self.derivatives[0](u, *shape) if shape else _Chain.apply(u, self, 0)
+        return self.formula(u, *shape) if shape else _Chain.apply(u, self, 0)
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         return family, (self.name,)

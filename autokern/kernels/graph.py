@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from autokern.kernels.covariance import Covariance, same_points
-from autokern.kernels.family import Family, families
+from autokern.kernels.family import TINY, Family, families
 
-__all__ = ["by_cdist", "compiled", "compiler_problem", "script_problem", "scripted", "vmapped"]
+__all__ = ["by_cdist", "compiled", "compiled_epilogue", "compiler_problem", "script_problem", "scripted", "vmapped"]
 
 
 def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch
     family, lengthscale, outputscale = covariance
     shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], lengthscale.shape[:-2])
     x1, x2 = x1.reshape(x1.shape[-2:]), x2.reshape(x2.shape[-2:])
-    scale, value = lengthscale.reshape(-1), family.derivatives[0]
+    scale, value = lengthscale.reshape(-1), family.formula
 
     def of_two_points(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return value(((a - b) / scale).square().sum() * family.gamma)
@@ -47,7 +47,7 @@ def by_cdist(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torc
 
 def _formula(family: Family) -> Callable[..., torch.Tensor]:
     """Return the whole computation on tensors alone, for compilers; `same` clears the diagonal."""
-    gamma, value = family.gamma, family.derivatives[0]
+    gamma, value = family.gamma, family.formula
 
     def formula(
         x1: torch.Tensor, x2: torch.Tensor, lengthscale: torch.Tensor, outputscale: torch.Tensor, off: torch.Tensor
@@ -55,7 +55,9 @@ def _formula(family: Family) -> Callable[..., torch.Tensor]:
         centre = x1.mean(-2, keepdim=True)
         a, b = (x1 - centre) / lengthscale, (x2 - centre) / lengthscale
         square = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
-        return value(square.clamp_min(0) * off * gamma) * outputscale
+        # Clamped above zero, not at it: the huge slopes that some formulae have at zero then meet a zero, never the
+        # rounding of points that coincide.
+        return value(square.clamp_min(TINY) * off * gamma) * outputscale
 
     return formula
 
@@ -89,6 +91,20 @@ def compiled(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torc
     x1, x2, lengthscale, outputscale, off = _arguments(covariance, x1, x2)
     call = _compiled(covariance.family.name, x1.dtype, off.dim() == 2)
     return call(x1, x2, lengthscale.expand(*lengthscale.shape[:-1], x1.shape[-1]), outputscale.expand(1, 1), off)
+
+
+@functools.cache
+def compiled_epilogue(of: Family, dtype: torch.dtype) -> Callable[..., None]:
+    """Return what turns ``u``, one-dimensional, into ``k`` in place in one pass; the first call compiles for a second.
+
+    It uses one thread of its own: tiles are shared out among threads already.
+    """
+
+    def epilogue(u: torch.Tensor, *shape: torch.Tensor) -> None:
+        u.copy_(of.formula(u if of.slope_is_value else u.clamp(*((0, None) if of.gamma > 0 else (None, 0))), *shape))
+
+    epilogue.__code__ = epilogue.__code__.replace(co_name=f"{of.name}_{str(dtype)[6:]}")  # as in `_compiled`
+    return torch.compile(epilogue, dynamic=True, fullgraph=True, options={"cpp.threads": 1})
 
 
 @functools.cache

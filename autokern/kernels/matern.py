@@ -8,28 +8,37 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel
+from gpytorch.kernels import Kernel, MaternKernel, keops
 
-from autokern.kernels.family import Family
+from autokern.kernels.family import TINY, Family, Spare
 
 __all__ = ["MATERN12", "MATERN32", "MATERN52"]
 
 
-_ZERO = 1e-15
+_ZERO = 2e-15
 """Distances up to here are zero: there the slope of the Matérn 1/2 is infinite and meets a zero difference."""
 
 
-def _root(u: torch.Tensor) -> torch.Tensor:
-    """The distance, kept off zero: quotients by it meet a zero difference of inputs at zero distance."""
-    return u.clamp_min(1e-30).sqrt()
+def _root(u: Any) -> Any:
+    return (u + TINY).sqrt()
 
 
-def _decay(u: torch.Tensor) -> torch.Tensor:
-    return torch.exp(-_root(u))
+def _decay(u: Any) -> Any:
+    return (-_root(u)).exp()
+
+
+def _value32(u: Any) -> Any:
+    a = _root(u)
+    return (a + 1) * (-a).exp()
+
+
+def _value52(u: Any) -> Any:
+    a = _root(u)
+    return (a + 1 + u * (1 / 3)) * (-a).exp()
 
 
 def _epilogue12(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-    a = u.clamp_min_(1e-30).sqrt_()
+    a = u.add_(TINY).sqrt_()
     if slope is None:
         return a.neg_().exp_()
     torch.neg(a, out=slope).exp_()
@@ -37,64 +46,63 @@ def _epilogue12(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     return a.neg_().exp_()
 
 
-def _epilogue32(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+def _epilogue32(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torch.empty_like) -> torch.Tensor:
     a = u.sqrt_()
-    e = torch.neg(a) if slope is None else torch.neg(a, out=slope)
-    e.exp_()
-    k = a.add_(1).mul_(e)
+    e = torch.neg(a, out=spare(u) if slope is None else slope).exp_()
+    k = torch.addcmul(e, a, e, out=a)
     if slope is not None:
         slope.mul_(-0.5)
     return k
 
 
-def _epilogue52(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-    a = u.sqrt()
-    e = torch.neg(a) if slope is None else torch.neg(a, out=slope)
-    e.exp_()
-    a.add_(1)
-    k = u.div_(3).add_(a).mul_(e)
-    if slope is not None:
-        slope.mul_(a).mul_(-1 / 6)
+def _epilogue52(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torch.empty_like) -> torch.Tensor:
+    a = u.sqrt_()
+    e = torch.neg(a, out=spare(u) if slope is None else slope).exp_()
+    if slope is None:
+        a.addcmul_(a, a, value=1 / 3)
+        return torch.addcmul(e, a, e, out=a)
+    k = torch.addcmul(a, a, a, value=1 / 3, out=spare(u))
+    torch.addcmul(e, k, e, out=k)
+    slope.addcmul_(a, e).mul_(-1 / 6)
     return k
 
 
 def _second12(u: torch.Tensor) -> torch.Tensor:
     a = _root(u)
-    return torch.where(a > _ZERO, _decay(u) * (1 + a) / (4 * a) / u.clamp_min(1e-30), 0.0)
+    return torch.where(a > _ZERO, _decay(u) * (1 + a) / (4 * a) / u.clamp_min(TINY), 0.0)
 
 
 def _of(nu: float) -> dict[str, Any]:
     def matches(kernel: Kernel) -> bool:
         return bool(kernel.nu == nu)
 
-    return {"kernel": MaternKernel, "matches": matches}
+    return {"kernels": (MaternKernel, keops.MaternKernel), "matches": matches}
 
 
 MATERN12 = Family(
-    "matern12", 1.0, _epilogue12, (_decay, lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4, **_of(0.5)
+    "matern12", 1.0, _decay, _epilogue12, (lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4, **_of(0.5)
 )
 MATERN32 = Family(
     "matern32",
     3.0,
+    _value32,
     _epilogue32,
-    (
-        lambda u: (1 + _root(u)) * _decay(u),
-        lambda u: -0.5 * _decay(u),
-        lambda u: 0.25 * _decay(u) / _root(u),
-    ),
-    passes=6,
+    (lambda u: -0.5 * _decay(u), lambda u: 0.25 * _decay(u) / _root(u)),
+    passes=5,
+    wants_spare=True,
     **_of(1.5),
 )
 MATERN52 = Family(
     "matern52",
     5.0,
+    _value52,
     _epilogue52,
     (
-        lambda u: (1 + _root(u) + u / 3) * _decay(u),
         lambda u: -(1 + _root(u)) * _decay(u) / 6,
         lambda u: _decay(u) / 12,
         lambda u: -_decay(u) / (24 * _root(u)),
     ),
-    passes=8,
+    passes=6,
+    wants_spare=True,
     **_of(2.5),
 )

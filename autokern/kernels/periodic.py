@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 import torch
-from gpytorch.kernels import Kernel, PeriodicKernel
+from gpytorch.kernels import Kernel, PeriodicKernel, keops
 
 from autokern.kernels.family import Family
-from autokern.kernels.rbf import decay
+from autokern.kernels.rbf import decay, exponential
 
 __all__ = ["PERIODIC"]
 
@@ -26,4 +26,13 @@ def _both(scale: torch.Tensor) -> torch.Tensor:
     return torch.cat((scale, scale), -1)
 
 
-PERIODIC = Family("periodic", -0.5, decay, (torch.exp,) * 6, slope_is_value=True, kernel=PeriodicKernel, embed=_embed)
+PERIODIC = Family(
+    "periodic",
+    -0.5,
+    exponential,
+    decay,
+    (torch.exp,) * 5,
+    slope_is_value=True,
+    kernels=(PeriodicKernel, keops.PeriodicKernel),  # the same parameters in both
+    embed=_embed,
+)

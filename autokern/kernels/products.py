@@ -16,7 +16,7 @@ import torch
 
 from autokern import crew
 from autokern.crew import Member
-from autokern.kernels.tiles import Place, Sides, Tiles, sides
+from autokern.kernels.tiles import Place, Sides, Tiles, prepare, sides
 from autokern.kernels.tree import Tree
 
 __all__ = ["Plan", "filled", "product", "pulled", "pulled_from"]
@@ -37,11 +37,14 @@ class Plan(NamedTuple):
         Whether a tile serves both halves of the matrix where both sides are the same points.
     columns : bool
         Whether right-hand sides are laid out as columns, padded to a multiple of 16, and not as rows.
+    compiled : bool
+        Whether a tile's epilogue is one compiled pass over it.
     """
 
     tile: int = 1024
     symmetric: bool = True
     columns: bool = False
+    compiled: bool = False
 
 
 def _bounds(n: int, tile: int, multiple: int) -> _Bounds:
@@ -88,15 +91,15 @@ def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
     return memory[: rows * columns].view(rows, columns)
 
 
-def _from_left(known: Sides, vt: torch.Tensor, tile: int) -> torch.Tensor:
+def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; every member has columns of its own."""
     n, m = (side.shape[0] for side in known.leaves[0][:2])
     members = crew.size(vt.device)
-    rows, columns = _bounds(n, tile, 1), _bounds(m, tile, members)
+    rows, columns = _bounds(n, plan.tile, 1), _bounds(m, plan.tile, members)
     out = vt.new_zeros(vt.shape[0], m)
 
     def work(member: Member) -> None:
-        tiles, memory = Tiles(known), _buffer(vt, tile)
+        tiles, memory = Tiles(known, compiled=plan.compiled), _buffer(vt, plan.tile)
         for left, right in columns[member.number :: member.count]:
             total = out[:, left:right]
             for top, bottom in rows:
@@ -110,18 +113,18 @@ def _from_left(known: Sides, vt: torch.Tensor, tile: int) -> torch.Tensor:
     return out
 
 
-def _by_columns(known: Sides, v: torch.Tensor, tile: int) -> torch.Tensor:
+def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``K v`` for ``v`` of shape ``(m, t)``, laid out in columns and padded: shape ``(n, t)``."""
     n, m = (side.shape[0] for side in known.leaves[0][:2])
     members = crew.size(v.device)
-    rows, columns = _bounds(n, tile, members), _bounds(m, tile, 1)
+    rows, columns = _bounds(n, plan.tile, members), _bounds(m, plan.tile, 1)
     t = v.shape[1]
     wide = v.new_zeros(m, -(-t // _ALIGNED) * _ALIGNED)
     wide[:, :t] = v
     out = v.new_zeros(n, wide.shape[1])
 
     def work(member: Member) -> None:
-        tiles, memory = Tiles(known), _buffer(v, tile)
+        tiles, memory = Tiles(known, compiled=plan.compiled), _buffer(v, plan.tile)
         for top, bottom in rows[member.number :: member.count]:
             total = out[top:bottom]
             for left, right in columns:
@@ -135,13 +138,13 @@ def _by_columns(known: Sides, v: torch.Tensor, tile: int) -> torch.Tensor:
     return out[:, :t]
 
 
-def _symmetric(known: Sides, vt: torch.Tensor, tile: int) -> torch.Tensor:
+def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` of a symmetric matrix, each tile below the diagonal serving both halves."""
     members = crew.size(vt.device)
-    rounds, out = _rounds(known, tile, members), torch.zeros_like(vt)
+    rounds, out = _rounds(known, plan.tile, members), torch.zeros_like(vt)
 
     def work(member: Member) -> None:
-        tiles, memory = Tiles(known), _buffer(vt, tile)
+        tiles, memory = Tiles(known, compiled=plan.compiled), _buffer(vt, plan.tile)
         for pairs in rounds:
             for (top, bottom), (left, right) in pairs[member.number :: member.count]:
                 member.check()
@@ -186,14 +189,16 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
         Shape ``(n, t)``, contiguous.
     """
     inner, scale = _peeled(tree)
+    if plan.compiled:
+        prepare(inner)
     if plan.columns:
-        out = _by_columns(sides(inner, others), rhs, plan.tile)
+        out = _by_columns(sides(inner, others), rhs, plan)
     elif others is None:
         known, vt = sides(inner, None), rhs.mT.contiguous()
-        out = (_symmetric(known, vt, plan.tile) if plan.symmetric else _from_left(known, vt, plan.tile)).mT
+        out = (_symmetric(known, vt, plan) if plan.symmetric else _from_left(known, vt, plan)).mT
     else:  # a tile with the sums along its rows is multiplied faster, so that the sides change places
         swapped = sides(inner._replace(points=others), inner.points)
-        out = _from_left(swapped, rhs.mT.contiguous(), plan.tile).mT
+        out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
     return (out if scale is None else out * scale).contiguous()
 
 

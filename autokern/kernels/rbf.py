@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from gpytorch.kernels import RBFKernel
+from gpytorch.kernels import RBFKernel, keops
 
 from autokern.kernels.family import Family
 
-__all__ = ["RBF", "decay"]
+__all__ = ["RBF", "decay", "exponential"]
+
+
+def exponential(u: Any) -> Any:
+    """Return the exponential of u."""
+    return u.exp()
 
 
 def decay(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
@@ -18,4 +25,6 @@ def decay(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     return k
 
 
-RBF = Family("rbf", -0.5, decay, (torch.exp,) * 6, slope_is_value=True, passes=2, kernel=RBFKernel)
+RBF = Family(
+    "rbf", -0.5, exponential, decay, (torch.exp,) * 5, slope_is_value=True, kernels=(RBFKernel, keops.RBFKernel)
+)

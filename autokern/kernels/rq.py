@@ -5,6 +5,8 @@ The factor ``1 / (2 alpha)`` is folded into the points, so that ``k = (1 + u)^-a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gpytorch.kernels import Kernel, RQKernel
 
@@ -22,8 +24,10 @@ def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     return x / (kernel.lengthscale * (2 * _read(kernel)).sqrt())
 
 
-def _value(u: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-    return torch.exp(-alpha * torch.log1p(u))
+def _value(u: Any, alpha: Any) -> Any:
+    """Raise 1 + u to the power; what rounding takes from the sum comes back as a first-order term, as in log1p."""
+    w = u + 1
+    return (-alpha * (w.log() + (u - (w - 1)) / w)).exp()
 
 
 def _first(u: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
@@ -44,5 +48,13 @@ def _shape_slope(k: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
 
 
 RQ = Family(
-    "rq", 1.0, _epilogue, (_value, _first), passes=6, kernel=RQKernel, embed=_embed, shape=Shape(_read, _shape_slope)
+    "rq",
+    1.0,
+    _value,
+    _epilogue,
+    (_first,),
+    passes=6,
+    kernels=(RQKernel,),
+    embed=_embed,
+    shape=Shape(_read, _shape_slope),
 )

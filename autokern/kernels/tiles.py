@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from autokern.kernels import graph
 from autokern.kernels.family import Family, family
 from autokern.kernels.tree import Tree, leaves
-from autokern.kernels.walk import Walk
+from autokern.kernels.walk import Leaf, Walk
 
 __all__ = ["Place", "Sides", "Tiles", "sides"]
 
@@ -128,6 +129,19 @@ class _Leaf:
         return found
 
 
+def prepare(tree: Tree) -> None:
+    """Compile the epilogues of a tree, in one thread before several need them."""
+    shapes = iter(tree.shapes)
+    for name, points in zip(leaves(tree.node), tree.points, strict=True):
+        of = family(name)
+        with torch.no_grad():
+            _finish_compiled(of, None if of.shape is None else next(shapes), points.new_ones(2, 2))
+
+
+def _finish_compiled(of: Family, shape: torch.Tensor | None, u: torch.Tensor) -> None:
+    graph.compiled_epilogue(of, u.dtype)(u.view(-1), *(() if shape is None else (shape.view(()),)))
+
+
 class Tiles(Walk[Place]):
     """The tiles of one worker.
 
@@ -137,6 +151,8 @@ class Tiles(Walk[Place]):
         Tree and points.
     pulled : list of tuple of Tensor, optional
         For each leaf the sums of `sums`, shared by all workers; only for gradients.
+    compiled : bool
+        Whether epilogues are compiled; `prepare` must have been called.
 
     Attributes
     ----------
@@ -144,7 +160,9 @@ class Tiles(Walk[Place]):
         Whether any tile was pulled back here.
     """
 
-    def __init__(self, sides: Sides, pulled: list[tuple[torch.Tensor, ...]] | None = None) -> None:
+    def __init__(
+        self, sides: Sides, pulled: list[tuple[torch.Tensor, ...]] | None = None, compiled: bool = False
+    ) -> None:
         tree, found = sides.tree, []
         shapes = iter(enumerate(tree.shapes))
         for index, (name, side) in enumerate(zip(leaves(tree.node), sides.leaves, strict=True)):
@@ -152,6 +170,7 @@ class Tiles(Walk[Place]):
             number, shape = next(shapes) if of.shape is not None else (-1, None)
             found.append(_Leaf(of, side, shape, number, sides.same, () if pulled is None else pulled[index]))
         super().__init__(tree.node, found, [w.view(1, 1) for w in tree.weights])
+        self._compiled = compiled
         self._memory: list[torch.Tensor] = []
         self._used = 0
         self.has_pulled = False
@@ -169,6 +188,12 @@ class Tiles(Walk[Place]):
             flat = self._memory[self._used] = like.new_empty(like.shape[0] * like.shape[1])
         self._used += 1
         return flat[: like.numel()].view(like.shape)
+
+    def _finish(self, leaf: Leaf, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+        if not self._compiled or slope is not None or not u.is_contiguous():
+            return super()._finish(leaf, u, slope)
+        _finish_compiled(leaf.family, leaf.shape, u)
+        return u
 
     def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
         """Write a tile into `out`; its memory is used again for the next one."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import family, family_of
 
@@ -63,19 +64,28 @@ class Tree(NamedTuple):
     weights: list[torch.Tensor]
 
 
-def form(kernel: Kernel) -> Node | None:
-    """Return the form of a kernel, or None if any part of it is not known."""
+def form(kernel: Kernel, keops: bool = False) -> Node | None:
+    """Return the form of a kernel, or None if any part of it is not known.
+
+    Parameters
+    ----------
+    kernel : gpytorch.kernels.Kernel
+        The kernel.
+    keops : bool
+        Whether gpytorch's KeOps classes count as known. Who takes one asks not to hold an ``n x n`` matrix where n is
+        large, so only what forms none, or is as small as gpytorch itself would form, may say so.
+    """
     kind = type(kernel)
     found = family_of(kernel)
     if found is not None:
-        return Node("leaf", found.name)
+        return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
     if kind is ConstantKernel:
         return Node("constant")
     if kind is ScaleKernel:
-        inner = form(kernel.base_kernel)
+        inner = form(kernel.base_kernel, keops)
         return None if inner is None else Node("scale", children=(inner,))
     if kind in _BRANCHES:
-        children = tuple(form(child) for child in kernel.kernels)
+        children = tuple(form(child, keops) for child in kernel.kernels)
         return None if None in children else Node(_BRANCHES[kind], children=children)  # type: ignore[arg-type]
     return None
 

@@ -93,11 +93,15 @@ class Walk(Generic[Place]):
         if value.data_ptr() != out.data_ptr() or value.shape != out.shape:
             out.copy_(value)
 
+    def _finish(self, leaf: Leaf, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
+        """Turn u into k in place where the family can, and fill the slope."""
+        return leaf.family.finish(u, slope, self._spare, *(() if leaf.shape is None else (leaf.shape,)))
+
     def _value(self, node: Node, leaf: int, weight: int, at: Place, out: torch.Tensor) -> tuple[torch.Tensor, int, int]:
         """Return the value of a node, in `out` where possible, and the numbers of the next leaf and weight."""
         if node.kind == "leaf":
             here = self._leaves[leaf]
-            return _epilogue(here, here.distances(at, out), None), leaf + 1, weight
+            return self._finish(here, here.distances(at, out), None), leaf + 1, weight
         if node.kind == "constant":
             return self._weights[weight], leaf, weight + 1
         if node.kind == "scale":
@@ -130,7 +134,7 @@ class Walk(Generic[Place]):
             here = self._leaves[leaf]
             u = here.distances(at, self._spare(like))
             slope = None if here.family.slope_is_value else self._spare(like)
-            k = _epilogue(here, u, slope)
+            k = self._finish(here, u, slope)
             if out is not None:
                 out.copy_(k)
             return _Tape(k, k if slope is None else slope), leaf + 1, weight
@@ -214,12 +218,6 @@ class Walk(Generic[Place]):
         pairs = zip(self._leaves, self._leaf_factors, strict=True)
         points = [gradient for leaf, factor in pairs for gradient in leaf.gradients(factor)]
         return Gradients(points, *self.totals())
-
-
-def _epilogue(leaf: Leaf, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-    """Turn u into k in place where the family can, and fill the slope."""
-    k: torch.Tensor = leaf.family.epilogue(u, slope, *(() if leaf.shape is None else (leaf.shape,)))
-    return k
 
 
 def _combined(

@@ -73,7 +73,18 @@ def _features(problem: Problem) -> Features:
 
 
 def _memory(problem: Problem) -> int:
-    return 2 * problem.batch * problem.n**2 * problem.itemsize
+    """The factor; its derivative takes several matrices."""
+    return _elements_and(problem, 0) * problem.itemsize
+
+
+def _elements_and(problem: Problem, more: int) -> int:
+    elements = problem.batch * problem.n**2
+    return int(elements * ((5.2 if problem.grad else 1.05) + more))
+
+
+def _memory_stacked(problem: Problem) -> int:
+    """The factors one by one, and put together."""
+    return _elements_and(problem, 1) * problem.itemsize
 
 
 def _reference(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
@@ -128,19 +139,19 @@ def _factor_looped(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 _copied = with_copies(_features, lambda p: 2 * p.n**2)
 
 
-@CHOLESKY.candidate("cpu", why_not=needs_cpu_detour, features=_copied)
+@CHOLESKY.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_memory_stacked)
 def on_cpu(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """Factorised on the CPU, both copies charged."""
     return _with_ladder(_factor_cpu, a, jitter, max_tries)
 
 
-@CHOLESKY.candidate("accelerator", why_not=needs_accelerator, features=_copied)
+@CHOLESKY.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=_memory_stacked)
 def on_accelerator(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """Factorised on the accelerator, both copies charged."""
     return _with_ladder(_factor_accelerator, a, jitter, max_tries)
 
 
-@CHOLESKY.candidate("looped", why_not=needs_batch)
+@CHOLESKY.candidate("looped", why_not=needs_batch, memory=_memory_stacked)
 def one_by_one(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """One matrix of the batch after the other."""
     return _with_ladder(_factor_looped, a, jitter, max_tries)

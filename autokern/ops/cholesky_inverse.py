@@ -5,6 +5,7 @@ Contract: ``X`` is within ``10 n eps |X| kappa(L)^2`` of ``(L L^T)^-1``, measure
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,8 +68,11 @@ def _features(problem: Problem) -> Features:
     )
 
 
-def _memory(problem: Problem) -> int:
-    return 2 * problem.batch * problem.n**2 * problem.itemsize
+def _memory_of(matrices: float) -> Callable[[Problem], int]:
+    def memory(problem: Problem) -> int:
+        return int(matrices * problem.batch * problem.n**2 * problem.itemsize)
+
+    return memory
 
 
 def _reference(lower: torch.Tensor) -> torch.Tensor:
@@ -86,7 +90,7 @@ CHOLESKY_INVERSE = Op(
     check=_check,
     grid=_grid,
     features=_features,
-    memory=_memory,
+    memory=_memory_of(1.02),
 )
 
 
@@ -100,13 +104,13 @@ def stock(lower: torch.Tensor) -> torch.Tensor:
     return torch.cholesky_inverse(lower)
 
 
-@CHOLESKY_INVERSE.candidate("recursive", why_not=_no_gradients)
+@CHOLESKY_INVERSE.candidate("recursive", why_not=_no_gradients, memory=_memory_of(1.85))
 def recursive(lower: torch.Tensor) -> torch.Tensor:
     """Recursion on halves, nearly all of it products."""
     return inverse_from_cholesky(lower)
 
 
-@CHOLESKY_INVERSE.candidate("triangular", why_not=_no_gradients)
+@CHOLESKY_INVERSE.candidate("triangular", why_not=_no_gradients, memory=_memory_of(2.1))
 def triangular(lower: torch.Tensor) -> torch.Tensor:
     """Inverse of the factor by recursion, then one product."""
     x = inverse_lower(lower)
@@ -116,7 +120,9 @@ def triangular(lower: torch.Tensor) -> torch.Tensor:
 _copied = with_copies(_features, lambda p: 2 * p.n**2)
 on_cpu = moved(stock, lambda: torch.device("cpu"))
 on_cpu.__doc__ = "potri on the CPU, both copies charged."
-CHOLESKY_INVERSE.candidate("cpu", why_not=needs_cpu_detour, features=_copied)(on_cpu)
+CHOLESKY_INVERSE.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_memory_of(2))(on_cpu)
 on_accelerator = moved(stock, host.accelerator)
 on_accelerator.__doc__ = "potri on the accelerator, both copies charged."
-CHOLESKY_INVERSE.candidate("accelerator", why_not=needs_accelerator, features=_copied)(on_accelerator)
+CHOLESKY_INVERSE.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=_memory_of(2))(
+    on_accelerator
+)

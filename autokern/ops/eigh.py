@@ -73,7 +73,8 @@ def _features(problem: Problem) -> Features:
 
 
 def _memory(problem: Problem) -> int:
-    return 4 * problem.batch * problem.n**2 * problem.itemsize
+    """The vectors of all matrices, and LAPACK's workspace of two (divide and conquer) for one of them."""
+    return int((problem.batch + 2.1) * problem.n**2 * problem.itemsize) * (2 if problem.grad else 1)
 
 
 def _native(a: torch.Tensor) -> Pair:

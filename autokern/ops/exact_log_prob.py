@@ -13,6 +13,7 @@ norm of the points; first and second derivatives are those of the formula.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def _problem_of(distribution: Any, noise: torch.Tensor | None, value: torch.Tens
         return None
     lazy, noise = found
     x, mean, kernel = lazy.x1, distribution.loc, lazy.kernel
-    node = trees.form(kernel)
+    node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
     if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
         return None
     tensors = [mean, value, noise, *kernel.parameters()]
@@ -198,22 +199,40 @@ def _fused_features(problem: Problem) -> Features:
     )
 
 
-def _stock_memory(problem: Problem) -> int:
-    """Kernel, factor and what autograd keeps; only vectors where it iterates: a matrix that does not fit is not formed.
+def _kept_by_autograd(family: str, d: int) -> int:
+    """Matrices that autograd keeps of a scaled kernel with several lengthscales, the kernel itself included."""
+    return {"rbf": 3, "matern12": 6, "matern32": 7, "matern52": 7, "rq": 5, "periodic": 5 * d + 2}.get(family, 6)
 
-    Whether it does is looked at when the kernel is evaluated (`hooks.matrixfree`).
+
+def _stock_memory(problem: Problem) -> int:
+    """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives.
+
+    Only vectors where it iterates: a matrix that does not fit is not formed, which is seen to when the kernel is
+    evaluated (`hooks.matrixfree`).
     """
     if iterates(problem):
         return CG_VECTORS * problem.batch * problem.n * problem.itemsize
-    tensors = 8 + 4 * _families(problem)
-    return tensors * problem.batch * problem.n**2 * problem.itemsize
+    names = problem.variant.split("/")[0].split("+")
+    kept = sum(_kept_by_autograd(name, problem.d) for name in names) - (len(names) - 1)
+    return int((kept + 6.2) * problem.batch * problem.n**2 * problem.itemsize)
 
 
-def _fused_memory(problem: Problem) -> int:
-    """One matrix, and strips of rows that do not grow with it; whole matrices where there is a batch."""
-    elements, strips = problem.batch * problem.n**2, 16 * 2**20 * _families(problem)
-    each = 3 + 2 * _families(problem)
-    return int(elements * problem.itemsize * (each if problem.batch > 1 else 1.3)) + strips
+def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
+    """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole.
+
+    What is then formed beside the matrices: their derivative, once for each family; values and slopes of each, of which
+    an RBF's are the same; and a product of two of those, but for a single RBF.
+    """
+
+    def memory(problem: Problem) -> int:
+        elements = problem.batch * problem.n**2 * problem.itemsize
+        if problem.batch == 1:
+            return int(single * elements) + 12 * 2**20 * min(2, _families(problem))
+        names = problem.variant.split("/")[0].split("+")
+        each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
+        return int((batched + each) * elements)
+
+    return memory
 
 
 EXACT_LOG_PROB = Op(
@@ -227,7 +246,7 @@ EXACT_LOG_PROB = Op(
     check=_check,
     grid=_grid,
     features=_fused_features,
-    memory=_fused_memory,
+    memory=_in_place(1.03, 1.0),
     axes=regime_axes,
     raises=(NanError, NotPSDError),
     composite=True,
@@ -252,7 +271,7 @@ def fused(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
     return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder)
 
 
-@EXACT_LOG_PROB.candidate("recursive", accuracy="better")
+@EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
 def recursive(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder, inverse_from_cholesky)

@@ -11,6 +11,7 @@ Contract: both values are those of a matrix within ``2 n eps max |K|`` of K; der
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -213,8 +214,18 @@ def _exact_features(problem: Problem) -> Features:
     )
 
 
-def _memory(problem: Problem) -> int:
-    return (3 if problem.grad else 2) * problem.batch * problem.n**2 * problem.itemsize
+def _memory_of(matrices: float) -> Callable[[Problem], int]:
+    def memory(problem: Problem) -> int:
+        return int(matrices * problem.batch * problem.n**2 * problem.itemsize)
+
+    return memory
+
+
+def _stock_memory(problem: Problem) -> int:
+    """The noisy matrix, its factor and what is made of it; iterating, the matrix in the order that products want."""
+    if iterates(problem):
+        return _memory_of(2.1)(problem)
+    return _memory_of(7.2 if problem.grad else 4.1)(problem)
 
 
 INV_QUAD_LOGDET = Op(
@@ -228,14 +239,14 @@ INV_QUAD_LOGDET = Op(
     check=_check,
     grid=_grid,
     features=_exact_features,
-    memory=_memory,
+    memory=_memory_of(1.1),
     axes=regime_axes,
     raises=(NanError, NotPSDError),
     composite=True,
 )
 
 
-@INV_QUAD_LOGDET.candidate("stock", features=_stock_features)
+@INV_QUAD_LOGDET.candidate("stock", features=_stock_features, memory=_stock_memory)
 def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """linear_operator's own: Cholesky by autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)
@@ -309,7 +320,7 @@ def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     return _exactly(inverted, operator, rhs, reduce)
 
 
-@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", why_not=_no_gradients)
+@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", why_not=_no_gradients, memory=_memory_of(2.9))
 def recursive(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return _exactly(inverse_from_cholesky, operator, rhs, reduce)

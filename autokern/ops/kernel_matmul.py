@@ -19,7 +19,9 @@ from linear_operator import to_linear_operator
 
 from autokern import crew, host
 from autokern.arguments import in_float64
+from autokern.keops import keops_problem
 from autokern.kernels import embedded as forms
+from autokern.kernels import graph, lazy
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
@@ -247,6 +249,15 @@ def _symmetric_why_not(tile: int) -> Callable[[Problem], str | None]:
     return why_not
 
 
+def _compiled_why_not(plan: Plan, cut: Callable[[Problem], str | None]) -> Callable[[Problem], str | None]:
+    def why_not(problem: Problem) -> str | None:
+        if problem.grad:
+            return "the backward pass has epilogues of its own"
+        return cut(problem) or graph.compiler_problem()
+
+    return why_not if plan.compiled else cut
+
+
 def _add(name: str, plan: Plan, summary: str, halves: bool = False) -> None:
     """Register a way to cut the product."""
 
@@ -254,9 +265,10 @@ def _add(name: str, plan: Plan, summary: str, halves: bool = False) -> None:
         return products.matmul(*_both(kernel, x1, x2), rhs, plan)
 
     run.__doc__ = summary
-    why_not = _symmetric_why_not(plan.tile) if halves else _tiled_why_not(plan.tile)
+    why_not = _compiled_why_not(plan, (_symmetric_why_not if halves else _tiled_why_not)(plan.tile))
     memory, features = _tiles_memory(plan.tile), _features_with(2, halves)
-    KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features)(run)
+    register = KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features, setup=plan.compiled)
+    register(run)
 
 
 _add("tiled", Plan(1024, symmetric=False), "Tile by tile, each evaluated, multiplied and forgotten.")
@@ -269,6 +281,8 @@ _add("tiled-symmetric@1536", Plan(1536), "The same in larger tiles.", halves=Tru
 _add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, large enough for an accelerator.")
 _add("tiled@8192", Plan(8192, symmetric=False), "The same in larger tiles.")
 _add("tiled-symmetric@4096", Plan(4096), "Each tile serves both halves, large enough for an accelerator.", halves=True)
+_add("compiled", Plan(768, False, compiled=True), "Tile by tile with the epilogue compiled into one pass.")
+_add("compiled-symmetric", Plan(768, compiled=True), "The same, each tile serving both halves.", halves=True)
 
 
 def _elsewhere(
@@ -278,6 +292,25 @@ def _elsewhere(
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     columns = None if others is None else [z.to(there) for z in others]
     return products.matmul(away, columns, rhs.to(there), Plan(tile)).to(rhs.device)
+
+
+def _keops_why_not(problem: Problem) -> str | None:
+    if problem.batch > 64:
+        return "compiled for single matrices and small batches"
+    return lazy.why_not(problem.d * _leaves(problem), problem.device) or keops_problem(problem.device)
+
+
+def _keops_features(problem: Problem) -> Features:
+    """KeOps forms distances one by one, without GEMM."""
+    plain = _features_with(1)(problem)
+    return Features(plain.calls + 10, 6.0 * plain.flops, float(_outputs(problem)))
+
+
+@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=_outputs, features=_keops_features, setup=True)
+def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
+    first = forms.read(kernel, x1)
+    return lazy.product(first, first if x1 is x2 else forms.read(kernel, x2), rhs)
 
 
 _copied = with_copies(_features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))

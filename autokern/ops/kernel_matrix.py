@@ -12,7 +12,6 @@ are those of the formula.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from autokern import host, kernels
 from autokern.kernels import analytic, graph
 from autokern.op import Op
+from autokern.ops import _kernel_memory as memory
 from autokern.ops._shared import (
     EPS,
     dtype_of,
@@ -158,50 +158,6 @@ def _features_with(passes: float) -> Any:
     return features
 
 
-def _memory_of(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> Callable[[Problem], int]:
-    """Return the memory of a candidate from the matrices that live at once at its peak, counted for each family.
-
-    ``calibration/memory.py`` measures them; a backward pass counts with its forward pass, its cotangent does not.
-    """
-
-    def memory(problem: Problem) -> int:
-        counts = with_gradients if problem.grad else forward
-        family = problem.variant.split("/")[0]
-        return _elements(problem) * problem.itemsize * counts.get(family, max(counts.values()))
-
-    return memory
-
-
-def _of_each(rbf: int, matern12: int, matern32: int, matern52: int) -> dict[str, int]:
-    return {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
-
-
-_IN_ONE_FUNCTION = _memory_of(_of_each(2, 2, 2, 3), _of_each(5, 5, 5, 5))
-_BY_AUTOGRAD = _memory_of(_of_each(2, 3, 4, 5), _of_each(5, 6, 7, 10))
-_EQUAL_BY_AUTOGRAD = _memory_of(_of_each(2, 3, 4, 5), _of_each(5, 8, 9, 11))
-
-
-def _stock_memory(problem: Problem) -> int:
-    """gpytorch has a function of its own for one lengthscale and no gradients by points; else autograd keeps steps."""
-    _, points, ard = (*problem.variant.split("/"), "", "")[:3]
-    if ard != "ard" and "x" not in problem.grad.split("/"):
-        return _IN_ONE_FUNCTION(problem)
-    return (_EQUAL_BY_AUTOGRAD if points == "same" else _BY_AUTOGRAD)(problem)
-
-
-def _strips_memory(problem: Problem) -> int:
-    """A few strips of rows beside the matrix, which themselves do not grow with it."""
-    return _whole(problem) + 2**22
-
-
-_whole = _memory_of(_of_each(1, 1, 1, 1), _of_each(1, 2, 2, 2))
-
-
-def _explicit_memory(problem: Problem) -> int:
-    """All differences at once, and what becomes of them."""
-    return _elements(problem) * problem.itemsize * (2 * problem.d + 1) * (2 if problem.grad else 1)
-
-
 KERNEL_MATRIX = Op(
     "kernel_matrix",
     summary="covariance matrix of two sets of points (RBF, Matérn; ARD; scaled)",
@@ -213,12 +169,12 @@ KERNEL_MATRIX = Op(
     check=_check,
     grid=_grid,
     features=_features_with(2),
-    memory=_memory_of(_of_each(1, 1, 2, 3), _of_each(2, 3, 3, 3)),
+    memory=memory.by_family(memory.of_each(1, 1, 2, 3), memory.of_each(2, 3, 3, 3)),
     axes=_axes,
 )
 
 
-@KERNEL_MATRIX.candidate("stock", features=_features_with(4), memory=_stock_memory)
+@KERNEL_MATRIX.candidate("stock", features=_features_with(4), memory=memory.of_stock)
 def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The kernel's own forward."""
     return kernel.forward(x1, x2)
@@ -236,7 +192,7 @@ def _strips_why_not(problem: Problem) -> str | None:
     return None if problem.m >= 64 else "too few rows for strips"
 
 
-@KERNEL_MATRIX.candidate("tiled", why_not=_strips_why_not, memory=_strips_memory)
+@KERNEL_MATRIX.candidate("tiled", why_not=_strips_why_not, memory=memory.of_strips)
 def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The same in strips of rows that stay in the cache."""
     return analytic.matrix(kernels.recognise(kernel), x1, x2, "tiled")
@@ -248,7 +204,7 @@ def _symmetric_why_not(problem: Problem) -> str | None:
     return _strips_why_not(problem)
 
 
-@KERNEL_MATRIX.candidate("symmetric", why_not=_symmetric_why_not, memory=_strips_memory, features=_features_with(1))
+@KERNEL_MATRIX.candidate("symmetric", why_not=_symmetric_why_not, memory=memory.of_strips, features=_features_with(1))
 def symmetric(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The lower triangle in strips of rows, mirrored."""
     return analytic.matrix(kernels.recognise(kernel), x1, x2, "symmetric")
@@ -258,7 +214,9 @@ def _explicit_why_not(problem: Problem) -> str | None:
     return None if problem.d <= 8 and _elements(problem) <= 10**6 else "would hold n m d elements"
 
 
-@KERNEL_MATRIX.candidate("broadcast", why_not=_explicit_why_not, memory=_explicit_memory, features=_features_with(20))
+@KERNEL_MATRIX.candidate(
+    "broadcast", why_not=_explicit_why_not, memory=memory.of_differences, features=_features_with(20)
+)
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """All differences at once by broadcasting."""
     return kernels.reference(kernels.recognise(kernel), x1, x2)
@@ -277,7 +235,7 @@ def _vmap_why_not(problem: Problem) -> str | None:
     return "vmap goes over single matrices" if problem.batch > 1 else _explicit_why_not(problem)
 
 
-@KERNEL_MATRIX.candidate("vmap", why_not=_vmap_why_not, memory=_explicit_memory, features=_features_with(20))
+@KERNEL_MATRIX.candidate("vmap", why_not=_vmap_why_not, memory=memory.of_differences, features=_features_with(20))
 def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.vmap of the covariance of two points, over both sets."""
     return graph.vmapped(kernels.recognise(kernel), x1, x2)
@@ -286,7 +244,7 @@ def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 @KERNEL_MATRIX.candidate(
     "cdist",
     why_not=_forward_only("torch.cdist has no second derivatives"),
-    memory=_memory_of(_of_each(3, 4, 4, 5), {"": 0}),
+    memory=memory.by_family(memory.of_each(3, 4, 5, 5), {"": 0}),
 )
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.cdist without its matrix product, then the formula."""
@@ -301,13 +259,8 @@ def _compiled_why_not(problem: Problem) -> str | None:
     return graph.compiler_problem()
 
 
-def _compiled_memory(problem: Problem) -> int:
-    """What distances are multiplied by, to clear the diagonal, is a matrix of its own."""
-    return _elements(problem) * problem.itemsize * (2 if "same" in problem.variant.split("/") else 1)
-
-
 @KERNEL_MATRIX.candidate(
-    "compiled", why_not=_compiled_why_not, setup=True, features=_features_with(1), memory=_compiled_memory
+    "compiled", why_not=_compiled_why_not, setup=True, features=_features_with(1), memory=memory.of_compiled
 )
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.compile of the formula on raw tensors."""
@@ -322,7 +275,7 @@ def _script_why_not(problem: Problem) -> str | None:
     "torchscript",
     why_not=_script_why_not,
     features=_features_with(4),
-    memory=_memory_of(_of_each(4, 4, 4, 5), {"": 0}),
+    memory=memory.by_family(memory.of_each(4, 4, 4, 5), {"": 0}),
 )
 def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """TorchScript of the formula on raw tensors."""

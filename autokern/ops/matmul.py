@@ -10,6 +10,7 @@ order stays within ``n eps``; the square root is what random signs leave).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -121,7 +122,13 @@ def _features(problem: Problem) -> Features:
 
 
 def _memory(problem: Problem) -> int:
-    return 2 * problem.batch * problem.itemsize * (problem.m + problem.n) * (problem.rhs + 16)
+    """The product, and the right-hand sides laid out anew."""
+    return _memory_of(problem, problem.rhs)
+
+
+def _memory_of(problem: Problem, rows: int) -> int:
+    """Bytes for so many columns as long as the product, beside the right-hand sides laid out anew."""
+    return problem.batch * problem.itemsize * (problem.m * rows + 2 * problem.n * problem.rhs)
 
 
 MATMUL = Op(
@@ -150,7 +157,11 @@ def stock(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.matmul(matrix, rhs)
 
 
-@MATMUL.candidate("transposed", why_not=_small_batch)
+def _twice(problem: Problem) -> int:
+    return _memory_of(problem, 2 * problem.rhs)
+
+
+@MATMUL.candidate("transposed", why_not=_small_batch, memory=_twice)
 def transposed(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """(V^T K^T)^T with the columns laid out one after the other."""
     return torch.matmul(rhs.mT.contiguous(), matrix.mT).mT.contiguous()
@@ -186,14 +197,27 @@ def _unless_aligned(width: int) -> Any:
     return why_not
 
 
+def _memory_padded(width: int) -> Callable[[Problem], int]:
+    """The wide product, and the columns of it that were asked for."""
+
+    def memory(problem: Problem) -> int:
+        return _memory_of(problem, problem.rhs + _to_multiple(problem.rhs, width))
+
+    return memory
+
+
 for _width in (4, 8, 12, 16):
     _run = _padded(_width, stock)
     _run.__doc__ = f"Columns padded with zeros to a multiple of {_width}."
-    MATMUL.candidate(f"padded-{_width}", why_not=_unless_aligned(_width))(_run)
+    MATMUL.candidate(f"padded-{_width}", why_not=_unless_aligned(_width), memory=_memory_padded(_width))(_run)
 
 _run = _padded(4, transposed)
 _run.__doc__ = "Columns padded with zeros to a multiple of 4, transposed product."
-MATMUL.candidate("transposed-padded-4", why_not=_unless_aligned(4))(_run)
+MATMUL.candidate(
+    "transposed-padded-4",
+    why_not=_unless_aligned(4),
+    memory=lambda problem: _memory_of(problem, 2 * _to_multiple(problem.rhs, 4)),
+)(_run)
 
 
 def _split_why_not(problem: Problem) -> str | None:
@@ -206,7 +230,7 @@ def _strip(dtype: str) -> int:
     return 16 if dtype == "float32" else 12
 
 
-@MATMUL.candidate("split", why_not=_split_why_not)
+@MATMUL.candidate("split", why_not=_split_why_not, memory=_twice)
 def split(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Whole strips of columns by one product, the remainder by another, transposed one."""
     strip = _strip("float32" if rhs.dtype is torch.float32 else "float64")

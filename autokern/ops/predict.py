@@ -13,6 +13,7 @@ with the test points within ``4 (1 + s) eps max|K|``, where s is the largest sca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -28,7 +29,7 @@ from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._models import trained
-from autokern.ops._shared import CG_VECTORS, EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 from autokern.posterior import PosteriorCovariance, by_blocks
 from autokern.problem import Features, Problem
 from autokern.strips import Strips
@@ -203,27 +204,28 @@ def _stock_features(problem: Problem) -> Features:
     return Features(joint.calls + 20.0 * steps, max(flops, 0.0), joint.bytes + steps * square * problem.itemsize)
 
 
-def _factor_memory(problem: Problem) -> int:
-    return (3 if iterates(problem) else 1) * problem.n**2 * problem.itemsize
+def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[[Problem], int]:
+    """Return the memory for so many joint matrices, rows of all test points, and factors of the training covariance.
+
+    Where stock iterates, the factor is not there yet and is made from the matrix; gradients keep `kept` more factors.
+    """
+
+    def memory(problem: Problem) -> int:
+        m, n, b = problem.m, problem.n, problem.batch
+        made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
+        each = rows + (1 if problem.grad else 0)
+        return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
+
+    return memory
 
 
-def _memory(problem: Problem) -> int:
-    kept = 3 if problem.grad else 1
-    return (kept * problem.batch * problem.m * problem.n) * problem.itemsize + _factor_memory(problem) + 2**24
-
-
-def _joint_memory(problem: Problem) -> int:
-    elements = problem.batch * problem.m * (3 * problem.m + 3 * problem.n)
-    return elements * problem.itemsize + _factor_memory(problem)
+_memory = _memory_of(0, 2, 1)
 
 
 def _stock_memory(problem: Problem) -> int:
-    """Where it iterates: the matrix that it multiplies, and vectors for every test point."""
-    if not iterates(problem):
-        return _joint_memory(problem)
-    columns = 0 if problem.variant.startswith("fast") else 8 * problem.m
-    elements = problem.batch * problem.m * 3 * (problem.m + problem.n) + problem.n * (problem.n + CG_VECTORS + columns)
-    return elements * problem.itemsize
+    """Rows of the cross covariance and what they are multiplied with; prior, what is explained, and what is left."""
+    fast = problem.variant.startswith("fast")
+    return _memory_of(3, 2 if fast else 3, 2, kept=2)(problem)
 
 
 def _presumed(problem: Problem) -> str:
@@ -265,7 +267,7 @@ def stock(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact:
         return made
 
 
-@PREDICT.candidate("eager", accuracy="better", features=_joint_features, memory=_joint_memory, parts=True)
+@PREDICT.candidate("eager", accuracy="better", features=_joint_features, memory=_memory_of(3, 1, 1, kept=2), parts=True)
 def eager(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """The joint covariance of all test points at once, from the model's one factor."""
     known, rows = conditioning.for_covariances(strategy, fast), cross.to_dense()
@@ -288,7 +290,7 @@ def _factored(problem: Problem) -> str | None:
     return "the inverse factor is all there is" if problem.variant.endswith("grown") else None
 
 
-@PREDICT.candidate("lazy-product", accuracy="better", why_not=_factored, parts=True)
+@PREDICT.candidate("lazy-product", accuracy="better", why_not=_factored, memory=_memory_of(0, 2, 2, kept=1), parts=True)
 def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """The same with products by the inverse factor, which is formed once, in place of substitution."""
     return _kept(strategy, test_mean, prior, cross, fast, multiply=True)
@@ -296,7 +298,7 @@ def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any,
 
 def _register_rows(size: int) -> None:
     def memory(problem: Problem) -> int:
-        return 8 * min(problem.m, size) * problem.n * problem.batch * problem.itemsize + _factor_memory(problem) + 2**24
+        return _memory_of(0, 3.5, 1)(problem.replace(m=min(problem.m, size)))
 
     def why_not(problem: Problem) -> str | None:
         if problem.grad:

@@ -93,8 +93,19 @@ def _features(problem: Problem) -> Features:
 
 
 def _memory(problem: Problem) -> int:
+    """Both factors, and the workspace of LAPACK, a quarter of the matrix."""
+    return _memory_of(problem, 1.25)
+
+
+def _memory_of(problem: Problem, matrices: float) -> int:
     k = min(problem.m, problem.n)
-    return problem.batch * problem.itemsize * (problem.m * problem.n + k * (problem.m + problem.n))
+    elements = matrices * problem.m * problem.n + k * problem.n
+    return int(problem.batch * problem.itemsize * elements) * (2 if problem.grad else 1)
+
+
+def _memory_of_rounds(problem: Problem) -> int:
+    """The factors Q of both rounds, and what the triangular solve copies."""
+    return _memory_of(problem, 2.35)
 
 
 QR = Op(
@@ -154,7 +165,7 @@ def _cholesky_why_not(problem: Problem) -> str | None:
     return None if problem.m >= 2 * problem.n else "the matrix is not tall (at least twice as many rows as columns)"
 
 
-@QR.candidate("choleskyqr2", why_not=_cholesky_why_not)
+@QR.candidate("choleskyqr2", why_not=_cholesky_why_not, memory=_memory_of_rounds)
 def cholesky_qr2(a: torch.Tensor) -> Pair:
     """CholeskyQR2 for tall, well-conditioned matrices; Householder where its guard trips.
 

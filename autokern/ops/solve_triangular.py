@@ -5,6 +5,7 @@ Contract: ``|L X - B|`` within ``10 n eps |L| |X|`` (backward stability of subst
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,8 +79,14 @@ def _features(problem: Problem) -> Features:
     )
 
 
-def _memory(problem: Problem) -> int:
-    return 2 * problem.batch * problem.n * problem.rhs * problem.itemsize
+def _memory_of(copies: float) -> Callable[[Problem], int]:
+    """Return the memory for so many matrices of the size of the solution; gradients take a solution and a product."""
+
+    def memory(problem: Problem) -> int:
+        backward = problem.n**2 + problem.n * problem.rhs if problem.grad else 0
+        return int(problem.batch * problem.itemsize * (copies * problem.n * problem.rhs + backward))
+
+    return memory
 
 
 SOLVE_TRIANGULAR = Op(
@@ -93,7 +100,7 @@ SOLVE_TRIANGULAR = Op(
     check=_check,
     grid=_grid,
     features=_features,
-    memory=_memory,
+    memory=_memory_of(1.15),
 )
 
 
@@ -109,7 +116,7 @@ def from_right(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.linalg.solve_triangular(lower.mT, rhs.mT, upper=True, left=False).mT
 
 
-@SOLVE_TRIANGULAR.candidate("column-major")
+@SOLVE_TRIANGULAR.candidate("column-major", memory=_memory_of(2.15))
 def column_major(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Right-hand sides turned to column-major order first."""
     return torch.linalg.solve_triangular(lower, rhs.mT.contiguous().mT, upper=False)

@@ -1,0 +1,118 @@
+"""Entries of a memo: what runs for a decided key, and whether each call looks at the memory first.
+
+Floor 3: may import `policy` and the floors below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from autokern import budget, host
+from autokern.op import Candidate, Op, Run, get, inside
+from autokern.policy import Decision
+from autokern.problem import Problem
+from autokern.settings import Settings
+
+__all__ = ["Entry", "LargeEntry", "is_large"]
+
+Decide = Callable[[Op, Problem, Settings], Decision]
+
+
+def _repeatable(run: Run) -> Run:
+    """Return `run` such that, if it fails, the random state is what it was: another candidate repeats the call."""
+
+    def guarded(*args: Any) -> Any:
+        state = torch.random.get_rng_state()
+        device = host.accelerator()
+        module = torch.get_device_module(device) if device is not None and device.type != "cpu" else None
+        elsewhere = module.get_rng_state() if module is not None else None
+        try:
+            return run(*args)
+        except Exception:
+            torch.random.set_rng_state(state)
+            if module is not None:
+                module.set_rng_state(elsewhere)
+            raise
+
+    return guarded
+
+
+class Entry:
+    """A decided key: what runs, how often it did, and after how many calls it is to be decided again."""
+
+    __slots__ = ("candidate", "count", "decision", "parts", "review", "run")
+
+    def __init__(self, decision: Decision, candidate: Candidate) -> None:
+        self.decision = decision
+        self.count = 0
+        self.review = decision.review
+        self.serve(candidate)
+
+    def serve(self, candidate: Candidate) -> None:
+        """Let a candidate run from now on."""
+        self.candidate = candidate
+        self.run = _repeatable(candidate.run) if candidate.random else candidate.run
+        self.parts = candidate.parts
+
+    def demote(self, successor: Candidate) -> None:
+        """Let another candidate run from now on in place of one that failed."""
+        self.review = 0
+        self.serve(successor)
+
+
+class LargeEntry(Entry):
+    """A decided key whose calls take so much memory that each one looks at what is there first.
+
+    It is decided again whenever other candidates fit than before: a call that nothing fits raises, and what was chosen
+    for want of memory does not stay for good.
+    """
+
+    __slots__ = ("_decide", "_failed", "_fitting", "_needs", "_plan", "_settings")
+
+    def __init__(self, decision: Decision, op: Op, settings: Settings, decide: Decide) -> None:
+        problem = decision.problem
+        self._settings = settings
+        self._needs = {c.name: c.memory(problem) for c in op.feasible(problem)}
+        self._fitting = self._fit(budget.room(problem.device, settings.memory))
+        self._decide = decide
+        self._failed: list[str] = []
+        super().__init__(decision, op[decision.candidate])
+
+    def _fit(self, there: budget.Room) -> frozenset[str]:
+        return frozenset(name for name, need in self._needs.items() if need <= there.bytes)
+
+    def serve(self, candidate: Candidate) -> None:
+        """Let a candidate run from now on, wherever it fits."""
+        super().serve(candidate)
+        self._plan = (candidate, self.run)  # one object: another thread may decide again
+        self.run = self._run_if_it_fits
+
+    def demote(self, successor: Candidate) -> None:
+        """Let another candidate run from now on; the one that failed is not chosen again."""
+        self._failed.append(f"{self.decision.problem.op}={self.candidate.name}")
+        super().demote(successor)
+
+    def _run_if_it_fits(self, *args: Any) -> Any:
+        there = budget.room(self.decision.problem.device, self._settings.memory)
+        fitting = self._fit(there)
+        if fitting != self._fitting or self._plan[0].name not in fitting:
+            settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
+            op = get(self.decision.problem.op)
+            self.decision = self._decide(op, self.decision.problem, settings)
+            self._fitting = fitting
+            self.serve(op[self.decision.candidate])
+        candidate, run = self._plan
+        budget.claim(self._needs[candidate.name], there)
+        inside.active = not candidate.parts
+        return run(*args)
+
+
+def is_large(op: Op, decision: Decision) -> bool:
+    """Whether calls of a decided problem take so much that it matters what is there: by the choice, or by stock."""
+    problem = decision.problem
+    names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
+    return max(op[name].memory(problem) for name in names) >= budget.LARGE

@@ -1,0 +1,221 @@
+"""The cases of `memory.py`: candidates of ops, guarded calls of gpytorch and linear_operator, and how one is run.
+
+What runs here runs in a process of its own. May import no other file of this folder.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from gpytorch import kernels
+from linear_operator import operators
+
+import autokern
+from autokern.arguments import tensors_in
+from autokern.op import get, inside
+from autokern.ops._models import trained
+from autokern.problem import Problem
+
+SIZES = {"float64": 5200, "float32": 7400}
+"""A matrix of so many rows and columns takes 206 and 209 MiB."""
+SMALL = 130
+FAMILIES = ("rbf", "matern12", "matern32", "matern52")
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A candidate of an op on a problem; or a method that is guarded, of what the candidate names."""
+
+    what: str
+    candidate: str
+    problem: Problem
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.candidate} {self.problem}"
+
+
+def op_problems(dtype: str) -> Iterator[tuple[Problem, tuple[str, ...]]]:
+    """Yield problems of all ops with the candidates that are measured on them; none named: all that can serve."""
+    n = SIZES[dtype]
+    base = Problem(op="kernel_matrix", m=n, n=n, d=4, dtype=dtype)
+    batched = base.replace(m=n // 6, n=n // 6, batch=36)
+    exact = base.replace(op="exact_log_prob", grad="theta")
+    predict = base.replace(op="predict", n=n // 2, m=n * 8 // 10)
+    if dtype == "float32":
+        for grad in ("", "theta"):
+            yield base.replace(variant="matern52/same/ard", grad=grad), ("stock", "gemm", "tiled")
+        yield base.replace(op="cholesky", d=0), ("stock",)
+        yield base.replace(op="inv_quad_logdet", rhs=1, d=0, grad="a", variant="cholesky"), ("stock", "potri")
+        yield exact.replace(variant="matern52/cholesky"), ("stock", "fused", "recursive")
+        yield predict.replace(variant="fast/cholesky"), ("stock", "eager", "lazy")
+        return
+    for grad in ("", "theta"):
+        for family in FAMILIES:
+            yield base.replace(variant=f"{family}/same/ard", grad=grad), ()
+            yield base.replace(variant=f"{family}/same/iso", grad=grad), ("stock",)
+            yield base.replace(variant=f"{family}/cross/ard", grad=grad), ("stock",)
+        yield batched.replace(variant="matern52/same/ard", grad=grad), ("stock", "gemm")
+        yield base.replace(op="inv_quad_logdet", rhs=1, d=0, grad=grad and "a", variant="cholesky"), ()
+    yield base.replace(variant="matern52/cross/ard", grad="theta/x"), ("stock", "gemm")
+    yield base.replace(op="matmul", m=200 * n, n=8, d=0, rhs=30, variant="rows"), ()
+    yield base.replace(op="cholesky", d=0), ()
+    yield batched.replace(op="cholesky", d=0), ()
+    yield base.replace(op="cholesky", d=0, grad="a"), ("stock",)
+    yield base.replace(op="cholesky_inverse", d=0), ()
+    yield base.replace(op="eigh", m=n * 6 // 10, n=n * 6 // 10, d=0), ()
+    yield base.replace(op="qr", m=5 * n, n=n // 5, d=0), ()
+    yield base.replace(op="solve_triangular", rhs=n, d=0), ()
+    yield base.replace(op="inv_quad_logdet", rhs=1, d=0, grad="a", variant="cg"), ("stock",)
+    for words in ("rbf/cholesky", "matern52/cholesky", "matern32+rbf/cholesky", "rbf/cg", "matern52/cg"):
+        yield exact.replace(variant=words), ("stock",) if words.endswith("cg") else ()
+    for words in ("rbf", "matern52", "matern32+rbf"):
+        yield exact.replace(m=n // 6, n=n // 6, batch=36, variant=f"{words}/cholesky"), ("stock", "fused", "recursive")
+    for how in ("solve", "fast"):
+        yield predict.replace(variant=f"{how}/cholesky"), ()
+    yield predict.replace(m=20 * n, n=n // 8, variant="fast/cholesky"), ("lazy", "rows@4096")
+    yield predict.replace(m=n // 4, n=n, grad="theta", variant="fast/cholesky"), ()
+    yield base.replace(op="fantasy", m=2, rhs=1, variant="cholesky"), ()
+
+
+KERNELS: dict[str, Callable[[], Any]] = {
+    "rbf": kernels.RBFKernel,
+    "scaled rbf": lambda: kernels.ScaleKernel(kernels.RBFKernel(ard_num_dims=4)),
+    "matern12": lambda: kernels.MaternKernel(0.5),
+    "matern32": lambda: kernels.MaternKernel(1.5),
+    "matern52": lambda: kernels.MaternKernel(2.5),
+    "scaled matern52": lambda: kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=4)),
+    "rq": kernels.RQKernel,
+    "periodic": kernels.PeriodicKernel,
+    "cosine": kernels.CosineKernel,
+    "spectral mixture": lambda: kernels.SpectralMixtureKernel(num_mixtures=3, ard_num_dims=4),
+    "sum": lambda: kernels.ScaleKernel(kernels.RBFKernel()) + kernels.ScaleKernel(kernels.MaternKernel(2.5)),
+    "product": lambda: kernels.RBFKernel() * kernels.PeriodicKernel(),
+    "scaled sum": lambda: kernels.ScaleKernel(kernels.RQKernel() + kernels.RBFKernel()),
+}
+MANIFOLD = {"spectral mixture": 4, "periodic": 2, "product": 2}
+"""Kernels that hold so many matrices at once that fewer points will do."""
+TILED = ("rbf", "scaled matern52", "sum")
+OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "dense": operators.DenseLinearOperator,
+    "added diagonal": lambda a: operators.AddedDiagLinearOperator(
+        operators.DenseLinearOperator(a), operators.ConstantDiagLinearOperator(a.new_ones(1), len(a))
+    ),
+    "scaled": lambda a: operators.DenseLinearOperator(a) * 2.0,
+    "root": lambda a: operators.RootLinearOperator(a[:, :50].clone()),
+    "diagonal": lambda a: operators.DiagLinearOperator(a[0].clone()),
+}
+
+
+def cases() -> list[Case]:
+    """Return all cases."""
+    found = []
+    for dtype, n in SIZES.items():
+        for problem, names in op_problems(dtype):
+            serving = [c.name for c in get(problem.op).feasible(problem) if c.threads <= 1]
+            found += [Case(problem.op, name, problem) for name in serving if not names or name in names]
+        guard = Problem(op="guard", m=n, n=n, d=4, dtype=dtype)
+        for grad in ("", "theta"):
+            for name in KERNELS if dtype == "float64" else TILED:
+                size = n // MANIFOLD.get(name, 1)
+                found.append(Case("evaluate_kernel", name, guard.replace(m=size, n=size, grad=grad, variant="stock")))
+            found += [Case("evaluate_kernel", name, guard.replace(grad=grad, variant="tiled")) for name in TILED]
+        found += [Case("to_dense", name, guard.replace(d=0)) for name in OPERATORS if name != "dense"]
+        found += [Case("_cholesky", name, guard.replace(d=0)) for name in ("dense", "added diagonal")]
+        found.append(Case("covar_cache", "rbf", guard.replace(variant="tiled")))
+    return found
+
+
+def status(field: str) -> int:
+    """Return a figure of this process's memory in bytes."""
+    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0])
+
+
+class Meter:
+    """The peak of resident memory above what there was at the start."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._before, self.peak = status("VmRSS"), 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Let the kernel take the peak of from now on."""
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def read(self, given: int = 0) -> None:
+        """Take in the peak since the last reset, less what was `given` since the start."""
+        self.peak = max(self.peak, status("VmHWM") - self._before - given)
+
+
+def run_op(case: Case) -> tuple[int, int]:
+    """Run a candidate as a dispatched call does, with its backward pass; return bytes predicted and measured."""
+    op, problem = get(case.what), case.problem
+    candidate = op[case.candidate]
+    args = op.sample(problem, torch.Generator().manual_seed(0))
+    leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
+    meter = Meter()
+    inside.active = not candidate.parts
+    with torch.set_grad_enabled(bool(problem.grad)):
+        out = op.read(candidate.run(*args))
+    meter.read()
+    if problem.grad:
+        outputs = tuple(t for t in tensors_in(op.canonical(out)) if t.requires_grad)
+        cotangents = [torch.rand(o.shape, dtype=o.dtype) for o in outputs]
+        meter.reset()
+        torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        meter.read(sum(c.numel() * c.element_size() for c in cotangents))
+    inside.active = False
+    return candidate.memory(problem), meter.peak
+
+
+def subject(case: Case) -> tuple[Any, Callable[[], Any]]:
+    """Return what a guard looks at, and the call that it guards."""
+    problem, generator = case.problem, torch.Generator().manual_seed(0)
+    dtype = torch.float64 if problem.dtype == "float64" else torch.float32
+    if case.what == "evaluate_kernel":
+        kernel = KERNELS[case.candidate]().to(dtype).requires_grad_(bool(problem.grad))
+        lazy = kernel(torch.rand(problem.n, problem.d, dtype=dtype, generator=generator))
+        return lazy, lazy.evaluate_kernel
+    if case.what == "covar_cache":
+        model = trained(problem.replace(op="predict", variant="fast/cholesky"), generator)
+        return model.strategy, lambda: model.strategy.covar_cache
+    a = torch.rand(problem.n, problem.n, dtype=dtype, generator=generator)
+    a.diagonal().add_(problem.n)  # and definite: only one triangle is read
+    operator = OPERATORS[case.candidate](a)
+    return operator, getattr(operator, case.what)
+
+
+def run_guard(case: Case) -> tuple[int, int]:
+    """Run a guarded call; return bytes predicted and measured."""
+    from autokern.hooks import memory
+
+    watched, call = subject(case)
+    tiled = case.problem.variant == "tiled"
+    predicted = memory.needed(case.what, watched, dispatched=tiled)
+    with autokern.using(force={"kernel_matrix": "tiled" if tiled else "stock"}):
+        meter = Meter()
+        with torch.set_grad_enabled(bool(case.problem.grad)):
+            out = call()
+        meter.read()
+    del out
+    return predicted, meter.peak
+
+
+def run(case: Case) -> tuple[int, int]:
+    """Return bytes predicted and measured of one case in this process, after a small one that loads what it needs."""
+    problem = case.problem
+    small = problem.replace(m=SMALL, n=SMALL if problem.m == problem.n else 30, batch=min(problem.batch, 2))
+    if problem.op == "matmul":
+        small = small.replace(rhs=problem.rhs)
+    if problem.op == "predict":
+        small = small.replace(m=3 * SMALL if problem.m > problem.n else 30, n=SMALL)
+    if problem.op == "fantasy":
+        small = small.replace(m=problem.m, n=SMALL)
+    autokern.enable()
+    measure = run_guard if problem.op == "guard" else run_op
+    measure(Case(case.what, case.candidate, small.replace(rhs=min(small.rhs, 30))))
+    return measure(case)
