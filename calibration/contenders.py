@@ -22,6 +22,8 @@ from autokern.crew import Member
 
 Call = Callable[[], object]
 ROOT5 = math.sqrt(5.0)
+TILES = {"cpu": ((512, 1024), 16), "accelerator": ((4096, 8192), 4)}
+"""Sizes of the tiles that the floor is measured on, and how many each thread takes in a row."""
 
 
 class Case(NamedTuple):
@@ -136,7 +138,7 @@ def floor_pieces(d: int, columns: int, dtype: torch.dtype, device: str) -> dict[
     on tiles of its own, as torch uses for one operation.
     """
     members = crew.size(torch.device(device))
-    sizes, turns = ((512, 1024), 16) if device == "cpu" else ((4096, 8192), 4)
+    sizes, turns = TILES["cpu" if device == "cpu" else "accelerator"]
     found: dict[str, tuple[Call, int]] = {}
     for size in sizes:
         count = members * turns * size**2

@@ -3,9 +3,10 @@
 Here are `diabetes` (exact training), `co2` (online learning, one fantasy update per week) and `cg` (conjugate
 gradients on a dense kernel matrix), and the command line of all workloads: `training` and `jump` live in
 `training.py`, `botorch`, `acquisition` and `memory` in `fits.py`, `processes` in `processes.py`, predictions and
-online learning in `posteriors.py`, what has no matrix in `matrixfree.py`, `roads.py` and `elevation.py`. Each workload steps independent copies in turn, under stock and under autokern, and
-compares them pair by pair (`measuring.py`). The models live in `workloads.py`; tables, the plot and the README's block
-in `figures.py` and `rows.py`. This is a script: it may import all of these, and the public names of `autokern`.
+online learning in `posteriors.py`, what has no matrix in `matrixfree.py`, `roads.py` and `elevation.py`.
+Each workload steps independent copies in turn, under stock and under autokern, and compares them pair by pair
+(`measuring.py`). The models live in `workloads.py`; tables, plots and the README's block in `figures.py` and `rows.py`.
+This is a script: it may import all of these, and the public names of `autokern`.
 
 A run of some workloads keeps the figures of the others only if host, versions and scale are the same; each workload
 says when and where it was run.
