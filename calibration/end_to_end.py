@@ -1,11 +1,12 @@
-"""Real models with autokern off and on, interleaved in one run; writes `end_to_end.json` and `co2.png`.
+"""Real models with autokern off and on, interleaved in one run; writes `end_to_end.json`, `co2.png`, `elevation.png`.
 
 Here are `diabetes` (exact training), `co2` (online learning, one fantasy update per week) and `cg` (conjugate
 gradients on a dense kernel matrix), and the command line of all workloads: `training` and `jump` live in
 `training.py`, `botorch`, `acquisition` and `memory` in `fits.py`, `processes` in `processes.py`, predictions and
-online learning in `posteriors.py`. Each workload steps independent copies in turn, under stock and under autokern, and
-compares them pair by pair (`measuring.py`). The models live in `workloads.py`; tables, the plot and the README's block
-in `figures.py` and `rows.py`. This is a script: it may import all of these, and the public names of `autokern`.
+online learning in `posteriors.py`, what has no matrix in `matrixfree.py`, `roads.py` and `elevation.py`.
+Each workload steps independent copies in turn, under stock and under autokern, and compares them pair by pair
+(`measuring.py`). The models live in `workloads.py`; tables, plots and the README's block in `figures.py` and `rows.py`.
+This is a script: it may import all of these, and the public names of `autokern`.
 
 A run of some workloads keeps the figures of the others only if host, versions and scale are the same; each workload
 says when and where it was run.
@@ -27,11 +28,14 @@ import gpytorch
 import linear_operator
 import psutil
 import torch
+from elevation import run_elevation
 from fits import run_acquisition, run_botorch, run_memory
 from linear_operator.utils.warnings import NumericalWarning
+from matrixfree import run_matrixfree, run_refusal
 from measuring import DTYPES, FULL, QUICK, SIDES, Report, Scale, Toggles, compare, geomean, interleave, largest, word
 from posteriors import run_fantasies, run_points, run_posterior, run_stream
 from processes import run_processes
+from roads import run_keops
 from rows import sentence
 from torch import Tensor
 from training import run_jump, run_training
@@ -169,6 +173,10 @@ WORKLOADS: dict[str, Callable[[Scale, Toggles, Report], dict[str, Any]]] = {
     "stream": run_stream,
     "co2": run_co2,
     "cg": run_cg,
+    "matrixfree": run_matrixfree,
+    "keops": run_keops,
+    "refusal": run_refusal,
+    "elevation": run_elevation,
     "acquisition": run_acquisition,
     "botorch": run_botorch,
 }
@@ -239,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare real models with autokern off and on.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"any of {', '.join(WORKLOADS)}; default all")
     parser.add_argument("--quick", action="store_true", help="small sizes, two minutes in all")
-    parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent, help="where JSON and plot are")
+    parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent, help="where JSON and plots are")
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the block of figures in FILE")
     task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if that block is out of date")

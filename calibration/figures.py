@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rows import COUNTS, KERNELS, Results, duration, factor, per_second, rows, slashed, small
 
-JSON_NAME, PLOT_NAME = "end_to_end.json", "co2.png"
+JSON_NAME, PLOT_NAME, TERRAIN_NAME = "end_to_end.json", "co2.png", "elevation.png"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 OLD_THRESHOLD = 2048
 
@@ -222,13 +222,15 @@ def brief(value: Any) -> Any:
 
 
 def write(results: Results, folder: Path) -> None:
-    """Write the JSON, with each list of numbers on one line, and the plot if there is a stream to plot."""
+    """Write the JSON, with each list of numbers on one line, and the plots of what there is to plot."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(brief(plain(results)), indent=1, ensure_ascii=False, allow_nan=False)
     text = re.sub(r"\[[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
     (folder / JSON_NAME).write_text(text + "\n", encoding="utf-8")
     if "co2" in results:
         plot(results["co2"], folder / PLOT_NAME)
+    if "heights" in results.get("elevation", {}).get("run", {}):
+        plot_terrain(results["elevation"], folder / TERRAIN_NAME)
 
 
 def smooth(values: NDArray[np.float64], width: int = 25) -> NDArray[np.float64]:
@@ -254,4 +256,27 @@ def plot(figures: Results, path: Path) -> None:
     axes.set_title("Mauna Loa CO₂, one get_fantasy_model per week, float64")
     axes.grid(which="both", alpha=0.2)
     axes.legend()
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def plot_terrain(figures: Results, path: Path) -> None:
+    """Draw the heights that were held out, their prediction, and the difference."""
+    from matplotlib.figure import Figure
+
+    run = figures["run"]
+    heights, predicted = (np.array(run[name], dtype=float).reshape(run["shape"]) for name in ("heights", "predicted"))
+    gap = predicted - heights
+    most = float(np.quantile(np.abs(gap), 0.99))
+    figure = Figure(figsize=(11, 3), layout="constrained")
+    colours = {"cmap": "terrain", "vmin": heights.min(), "vmax": heights.max()}
+    panels = (
+        (heights, f"{heights.size:,} heights held out", colours),
+        (predicted, f"predicted from {figures['n']:,} others", colours),
+        (gap, f"error, RMSE {run['rmse']['all']:.1f} m", {"cmap": "RdBu_r", "vmin": -most, "vmax": most}),
+    )
+    for axes, (values, title, options) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        drawn = axes.imshow(values, **options)
+        axes.set_title(title, fontsize=10)
+        axes.set(xticks=[], yticks=[])
+        figure.colorbar(drawn, ax=axes, label="m", shrink=0.9)
     figure.savefig(path, dpi=150, metadata={"Software": None})

@@ -74,6 +74,21 @@ class Scale:
     acquired: int = 200
     restarts: tuple[int, ...] = (1, 5, 20)
     evaluations: int = 15
+    # matrixfree: training points, points with a mean and with a variance, steps, what autokern may take; size compared
+    free: tuple[int, int, int] = (60_000, 1000, 50)
+    free_steps: int = 2
+    free_memory: str = "2GiB"
+    free_compared: int = 5000
+    # keops: road points, and as many as stock can take without pykeops
+    roads: int = 20_000
+    roads_stock: int = 6000
+    # refusal: points
+    refused: int = 400_000
+    # elevation: training points, steps, what autokern may take; points and steps of the exact model on a part
+    terrain: int = 20_000
+    terrain_steps: int = 10
+    terrain_memory: str = "1GiB"
+    terrain_part: tuple[int, int] = (2000, 60)
     # memory: models fitted and dropped, and how many of them before memory is looked at
     dropped: int = 1000
     settling: int = 100
@@ -107,6 +122,15 @@ QUICK = Scale(
     dropped_updates=200,
     restarts=(1,),
     evaluations=5,
+    free=(8000, 200, 10),
+    free_memory="256MiB",
+    free_compared=2500,
+    roads=5000,
+    roads_stock=2000,
+    terrain=6000,
+    terrain_steps=3,
+    terrain_memory="128MiB",
+    terrain_part=(600, 40),
     dropped=100,
     settling=20,
 )

@@ -87,8 +87,7 @@ def diabetes_rows(figures: Results) -> Iterator[Row]:
     for case in figures["cases"]:
         what = f"training step, diabetes, {KERNELS[case['kernel']]}, {case['dtype']}"
         agreement = f"loss {small(case['loss_difference'])}"
-        headline = (case["kernel"], case["dtype"]) == ("matern52", "float64")
-        yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, headline)
+        yield Row(what, duration(case["off"]), duration(case["on"]), factor(case), agreement, False)
 
 
 def botorch_rows(figures: Results) -> Iterator[Row]:
@@ -117,7 +116,7 @@ def co2_rows(figures: Results) -> Iterator[Row]:
         n = case["n"]
         agreement = forecast_agreement([checks[n]]) if n in checks else ""
         times = duration(case["off"]), duration(case["on"])
-        yield Row(f"CO₂ stream, update at n = {n:,}", *times, factor(case), agreement, n == 800)
+        yield Row(f"CO₂ stream, update at n = {n:,}", *times, factor(case), agreement, False)
     total = figures["total"]
     what = f"CO₂ stream, n from {figures['start']:,} to {figures['last']:,}"
     times = duration(total["off"]), duration(total["on"])
@@ -148,6 +147,68 @@ def cg_rows(figures: Results) -> Iterator[Row]:
             agreement,
             (case["n"], case["dtype"]) == (largest, "float64"),
         )
+
+
+def mebibytes(count: float) -> str:
+    """Return a number of bytes in MiB."""
+    return f"{count / 2**20:,.0f} MiB"
+
+
+def needs(figures: Results) -> str:
+    """Return what stock would take."""
+    return f"needs {figures['stock_needs_bytes'] / 2**30:,.0f} GiB"
+
+
+def matrixfree_rows(figures: Results) -> Iterator[Row]:
+    """Yield rows for training and predictions without a matrix, and for each comparison with conjugate gradients."""
+    run, what = figures["run"], f"no matrix, n = {figures['n']:,}, float32"
+    if "failed" in run:
+        yield Row(f"{what}: training", needs(figures), "failed", "", run["failed"], False)
+    else:
+        agreement = f"{mebibytes(run['bytes'])}; {run['products']:.0f} products a step"
+        step = duration(statistics.mean(run["seconds"]))
+        yield Row(f"training step, {what}", needs(figures), step, "", agreement, True)
+        yield Row(f"{figures['points']:,} means, {what}", "", duration(run["mean_seconds"]), "", "", False)
+        yield Row(f"{figures['variances']:,} variances, {what}", "", duration(run["variance_seconds"]), "", "", False)
+    for case in figures["cases"]:
+        what = f"no matrix against CG on it, n = {case['n']:,}, {case['dtype']}, {case['tolerance']} tolerance"
+        agreement = f"loss / gradient {slashed({name: case[name] for name in ('loss', 'gradient')})}"
+        yield Row(what, "", f"{case['products']} products", "", agreement, False)
+
+
+def keops_rows(figures: Results) -> Iterator[Row]:
+    """Yield a row for each state of pykeops, with or without autokern."""
+    for case in figures["cases"]:
+        what = f"KeOps example, pykeops {case['state']}, n = {case['n']:,}"
+        time = "failed" if "failed" in case else duration(case["seconds"])
+        agreement = case.get("failed") or case.get("refused")
+        if not agreement:
+            served = "".join(f", {name} {count}" for name, count in case.get("candidates", {}).items())
+            agreement = f"loss {case['loss']:.4f}, RMSE {case['rmse']:.3f}, {mebibytes(case['bytes'])}{served}"
+        yield Row(what, *(("", time) if case["on"] else (time, "")), "", agreement, False)
+
+
+def refusal_rows(figures: Results) -> Iterator[Row]:
+    """Yield a row for what was said to a matrix that cannot be had."""
+    run = figures["run"]
+    time = "failed" if "failed" in run else duration(run["seconds"])
+    agreement = run.get("failed") or f"{run['error']}: {run['message']}"
+    yield Row(f"to_dense, n = {figures['n']:,}", needs(figures), time, "", agreement, False)
+
+
+def elevation_rows(figures: Results) -> Iterator[Row]:
+    """Yield a row for the terrain: training and prediction together."""
+    run, what = figures["run"], f"elevation model, n = {figures['n']:,}, {figures['steps']} steps and predictions"
+    if "failed" in run:
+        yield Row(what, needs(figures), "failed", "", run["failed"], False)
+        return
+    part, error = run["part"], run["rmse"]
+    agreement = (
+        f"{mebibytes(run['bytes'])}; RMSE {error['all']:.0f} m (exact on {part['n']:,}: {part['rmse']:.0f} m, "
+        f"mean: {error['trivial']:.0f} m)"
+    )
+    seconds = run["training_seconds"] + run["prediction_seconds"]
+    yield Row(what, needs(figures), duration(seconds), "", agreement, True)
 
 
 def posterior_rows(figures: Results) -> Iterator[Row]:
@@ -205,6 +266,10 @@ ROWS: Mapping[str, Callable[[Results], Iterator[Row]]] = {
     "acquisition": acquisition_rows,
     "co2": co2_rows,
     "cg": cg_rows,
+    "matrixfree": matrixfree_rows,
+    "keops": keops_rows,
+    "refusal": refusal_rows,
+    "elevation": elevation_rows,
 }
 
 

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[1] / "calibration"
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
 WORKLOADS = (
     "training", "jump", "diabetes", "processes", "memory", "posterior", "points", "fantasies", "stream", "co2", "cg",
-    "acquisition", "botorch",
+    "matrixfree", "keops", "refusal", "elevation", "acquisition", "botorch",
 )  # fmt: skip
 
 
@@ -43,7 +43,10 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    names = ("rows", "figures", "measuring", "workloads", "training", "fits", "posteriors", "processes", "end_to_end")
+    names = (
+        "children", "rows", "figures", "measuring", "workloads", "training", "fits", "posteriors", "processes",
+        "matrixfree", "roads", "elevation", "end_to_end",
+    )  # fmt: skip
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # linear_operator scripts functions when it is imported
@@ -89,7 +92,26 @@ def tiny(script: ModuleType) -> Any:
         acquired=20,
         restarts=(1,),
         evaluations=2,
+        free=(40, 8, 3),
+        free_compared=50,
+        roads=50,
+        roads_stock=40,
+        terrain=60,
+        terrain_steps=1,
+        terrain_part=(30, 2),
     )
+
+
+def here(module: str, function: str, *arguments: Any, **options: Any) -> Any:
+    """Do in this process what is meant for a fresh one."""
+    import autokern
+
+    depth = autokern.hooks._depth
+    try:
+        return getattr(sys.modules[module], function)(*arguments)
+    finally:
+        while autokern.hooks._depth > depth:
+            autokern.disable()
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +120,16 @@ def results(script: ModuleType) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at these sizes threads only wait for each other, and long where tests share cores
     try:
-        with gpytorch.settings.fast_computations(), gpytorch.settings.max_cholesky_size(800):  # BoTorch changes both
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(gpytorch.settings.fast_computations())  # BoTorch changes both
+            stack.enter_context(gpytorch.settings.max_cholesky_size(800))
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            for name in ("matrixfree", "roads", "elevation"):
+                patch.setattr(sys.modules[name], "in_child", here)
             figures = {name: run(tiny(script), NULL, said.append) for name, run in script.WORKLOADS.items()}
     finally:
         torch.set_num_threads(threads)
-    assert len(said) == 4 + 4 + 4 + (1 + 1) + 1 + (4 + 1 + 2 + 1) + 1 + 4 + 2 + 1
+    assert len(said) == 4 + 4 + 4 + (1 + 1) + 1 + (4 + 1 + 2 + 1) + 1 + 4 + (1 + 4) + 5 + 1 + 1 + 2 + 1
     described = script.describe({}, quick=True)
     return {**described, **{name: {"run": script.stamp(described), **figure} for name, figure in figures.items()}}
 
@@ -373,6 +400,88 @@ def test_conjugate_gradients_of_both_sides_agree(results: dict[str, Any]) -> Non
     assert figures["geomean"] > 0
 
 
+def test_without_a_matrix_a_model_trains_and_predicts(results: dict[str, Any]) -> None:
+    figures = results["matrixfree"]
+    run = figures["run"]
+    assert (len(run["seconds"]), figures["points"], figures["variances"]) == (2, 8, 3)
+    assert figures["stock_needs_bytes"] >= 40**2 * 4
+    assert 0 < run["variance"][0] <= run["variance"][1]
+    assert {(case["dtype"], case["tolerance"]) for case in figures["cases"]} == {
+        (dtype, tolerance) for dtype in ("float32", "float64") for tolerance in ("default", "tight")
+    }
+    assert max(case["gradient"] for case in figures["cases"]) < 1e-3
+
+
+def test_conjugate_gradients_without_a_matrix_see_the_same_probes(script: ModuleType) -> None:
+    import autokern
+
+    with gpytorch.settings.max_cholesky_size(10):
+        toggles = {"off": contextlib.nullcontext, "on": autokern.enabled}
+        case = sys.modules["matrixfree"].agreement(60, torch.float64, None, toggles)
+    assert case["products"] > 1
+    assert max(case["loss"], case["gradient"]) < 1e-6
+
+
+def test_the_example_of_keops_runs_in_every_state(results: dict[str, Any]) -> None:
+    cases = results["keops"]["cases"]
+    assert [(case["state"], case["n"], case["on"]) for case in cases[-2:]] == [
+        ("hidden", 40, False),
+        ("hidden", 40, True),
+    ]
+    assert all("failed" in case or "refused" in case or case["loss"] > 0 for case in cases)
+
+
+def test_what_became_of_keops_is_told(script: ModuleType) -> None:
+    outcome = sys.modules["roads"].outcome
+    assert outcome({"failed": "not done after 1 s"}) == "not done after 1 s"
+    assert outcome({"refused": "Error: no", "seconds": 1.0, "bytes": 2**20}) == "Error: no (1.00 s, 1 MiB)"
+    told = outcome({"loss": 1.0, "rmse": 0.5, "seconds": 1.0, "bytes": 0, "candidates": {"tiled": 3}})
+    assert told == "loss 1.0000, RMSE 0.500, 1.00 s, 0 MiB, tiled 3"
+
+
+def test_what_cannot_be_had_is_told_soon(results: dict[str, Any]) -> None:
+    run = results["refusal"]["run"]
+    assert run["message"]
+    assert run["seconds"] < 5
+
+
+def test_the_terrain_is_split_and_learned(script: ModuleType, results: dict[str, Any]) -> None:
+    of = sys.modules["elevation"].terrain()
+    assert of.shape == (57, 67)
+    assert len(of.held_x) == len(of.held_y) == 57 * 67
+    assert len(of.x) == len(of.y) == 344 * 403 - 57 * 67
+    assert not {tuple(place) for place in of.held_x.tolist()} & {tuple(place) for place in of.x[:2000].tolist()}
+    run = results["elevation"]["run"]
+    assert len(run["heights"]) == len(run["predicted"]) == 57 * 67
+    assert run["rmse"]["all"] < run["rmse"]["trivial"]
+
+
+def test_failed_children_have_rows_too(script: ModuleType, results: dict[str, Any]) -> None:
+    failed = {"run": {"failed": "not done after 1 s"}}
+    for name in ("matrixfree", "refusal", "elevation"):
+        first = next(script.figures.rows({name: {**results[name], **failed}}))
+        assert first.agreement == "not done after 1 s"
+        assert not first.headline
+
+
+# fresh processes
+
+
+def test_a_function_runs_in_a_fresh_process_or_the_reason_is_told(script: ModuleType) -> None:
+    in_child = sys.modules["children"].in_child
+    assert in_child("json", "loads", '{"a": 1}') == {"a": 1}
+    assert "JSONDecodeError" in in_child("json", "loads", "{")["failed"]
+    assert in_child("time", "sleep", 9, limit=0.2) == {"failed": "not done after 0.2 s"}
+    assert "colorsys" in in_child("colorsys", "rgb_to_hls", hidden=["colorsys"])["failed"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of memory")
+def test_a_peak_is_what_came_on_top(script: ModuleType) -> None:
+    peak = sys.modules["children"].Peak()
+    torch.ones(2**23)
+    assert 2**25 <= peak.bytes() < 2**27
+
+
 # tables and files
 
 
@@ -382,7 +491,8 @@ def test_json_round_trips_with_short_lists_on_one_line(written: Path, results: d
     assert read.keys() == results.keys()
     assert read["co2"]["seconds"]["on"] == pytest.approx(results["co2"]["seconds"]["on"], rel=1e-5)
     assert any(line.count(",") >= 11 for line in text.splitlines())
-    assert (written / "co2.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("co2.png", "elevation.png"):
+        assert (written / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_of_one_workload_keeps_the_others_of_the_same_host(script: ModuleType, results: dict[str, Any]) -> None:
@@ -494,7 +604,7 @@ def test_unknown_workload_is_bad_usage(script: ModuleType, capsys: pytest.Captur
 def test_markdown_holds_headlines_and_has_even_rows(script: ModuleType, results: dict[str, Any]) -> None:
     table = script.figures.markdown_table(results).split("\n\n")[0].splitlines()
     assert len({line.count("|") for line in table}) == 1
-    assert len(table) == 2 + 6  # training, diabetes, BoTorch, test points, the CO₂ stream, CG
+    assert len(table) == 2 + 7  # training, BoTorch, test points, the CO₂ stream, CG, no matrix, the terrain
     assert sum("n = 100," in line for line in table) == 2
     assert all("n = 40," not in line for line in table)
 

@@ -1,0 +1,80 @@
+"""One function of this folder in a fresh process, so that its memory is seen, with a time limit.
+
+Nothing here knows a model. May import no other file of this folder.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)}
+"""What is freed goes back to the system at once, so that nothing freed before hides what is taken later."""
+
+
+def in_child(
+    module: str,
+    function: str,
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    hidden: Sequence[str] = (),
+    limit: float = 600.0,
+) -> dict[str, Any]:
+    """Return what a function of a module returns in a fresh process, or why it failed, under `failed`.
+
+    Parameters
+    ----------
+    module, function : str
+        A module of this folder, and one of its functions, which returns a dictionary that JSON can hold.
+    *arguments
+        What JSON can hold.
+    environment : mapping, optional
+        Variables that differ from those of this process.
+    hidden : sequence of str
+        Modules that cannot be imported.
+    limit : float
+        Seconds after which the process is ended.
+    """
+    code = (
+        "import json, sys\n"
+        "name, function, arguments, hidden = json.loads(sys.argv[1])\n"
+        "sys.modules.update(dict.fromkeys(hidden))\n"
+        "module = __import__(name)\n"
+        "print(json.dumps(getattr(module, function)(*arguments)))"
+    )
+    command = [sys.executable, "-c", code, json.dumps([module, function, arguments, list(hidden)])]
+    surroundings = {**os.environ, **MALLOC, **(environment or {})}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=FOLDER, env=surroundings, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {limit:g} s"}
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return {"failed": lines[-1][:600]}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+class Peak:
+    """The most resident memory of this process from now on, above what there is now. Linux only."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self._before = _status("VmRSS")
+
+    def bytes(self) -> int:
+        """Return the peak so far."""
+        return max(0, _status("VmHWM") - self._before)
+
+
+def _status(field: str) -> int:
+    return 1024 * int(Path("/proc/self/status").read_text(encoding="ascii").partition(f"{field}:")[2].split()[0])
