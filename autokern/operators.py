@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
-from linear_operator.operators import KernelLinearOperator, LinearOperator
+from linear_operator.operators import DenseLinearOperator, KernelLinearOperator, LinearOperator
 from linear_operator.utils.memoize import cached
 
 from autokern.dispatch import route
@@ -20,6 +20,7 @@ from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.products import Plan, pulled
+from autokern.kernels.tree import Node
 from autokern.op import get
 
 __all__ = ["MatrixFreeKernelOperator", "matrix_free"]
@@ -53,7 +54,10 @@ def matrix_free(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> MatrixFre
         Shapes ``(..., n, d)`` and ``(..., m, d)``; the same points only where they are the same tensor.
     """
     same = x1 is x2
-    embedded, first, second = forms.embed(kernel, x1, None if same else x2)
+    return _operator(*forms.embed(kernel, x1, None if same else x2), same)
+
+
+def _operator(embedded: Embedded, first: torch.Tensor, second: torch.Tensor, same: bool) -> MatrixFreeKernelOperator:
     shapes = {f"shape_{i}": t for i, t in enumerate(embedded.shapes)}
     weights = {f"weight_{i}": t for i, t in enumerate(embedded.weights)}
     return MatrixFreeKernelOperator(
@@ -112,13 +116,13 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         """Return the gradients of ``sum(left * (K right))`` by what this operator is made of, tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
         lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], self.batch_shape)  # type: ignore[no-untyped-call]
-        left, right = (t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (left, right))
+        left, right = (t.expand(*lead, *t.shape[-2:]).reshape(lead.numel(), *t.shape[-2:]) for t in (left, right))
         kernel, batch = self._kernel, self.batch_shape
         places = torch.arange(batch.numel()).view(batch).expand(lead).reshape(-1).tolist()
         tree, others = forms.read(kernel, self.x1), self._others()
         tensors = [*tree.points, *(others or ()), *tree.shapes, *tree.weights]
         own = [2] * (len(tensors) - len(tree.weights)) + [0] * len(tree.weights)
-        flat = [t.detach().reshape(-1, *t.shape[t.dim() - k :]) for t, k in zip(tensors, own, strict=True)]
+        flat = [t.detach().reshape(batch.numel(), *t.shape[t.dim() - k :]) for t, k in zip(tensors, own, strict=True)]
         totals = [torch.zeros_like(t) for t in flat]
         plan = Plan(_TILE.get(self.device.type, _TILE_ELSEWHERE))
         first, second = len(tree.points), len(tree.points) + len(others or ())
@@ -141,6 +145,24 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         """Put gradients into the order in which linear_operator takes this operator apart."""
         named = {f"shape_{i}": t for i, t in enumerate(shapes)} | {f"weight_{i}": t for i, t in enumerate(weights)}
         return (x1, x2, *(named[name] for name in self._differentiable_kwargs))
+
+    def _mul_matrix(self, other: Any) -> LinearOperator:
+        """Multiply element by element: with another such operator into a third, with anything else as matrices.
+
+        The library would multiply roots, which are approximations of rank 100 where matrices are large.
+        """
+        other = other.evaluate_kernel()
+        if not isinstance(other, MatrixFreeKernelOperator):
+            return DenseLinearOperator(self.to_dense() * other.to_dense())
+        one, two = self._kernel, other._kernel
+        lead = torch.broadcast_shapes(self.batch_shape, other.batch_shape)  # type: ignore[no-untyped-call]
+        first, second = (
+            torch.cat([z.expand(*lead, *z.shape[-2:]) for z in pair], -1)
+            for pair in ((self.x1, other.x1), (self.x2, other.x2))
+        )
+        node = Node("product", children=(one.node, two.node))
+        both = Embedded(node, (*one.widths, *two.widths), (*one.shapes, *two.shapes), (*one.weights, *two.weights))
+        return _operator(both, first, second, self._same and other._same)
 
     @cached  # type: ignore[untyped-decorator]
     def to_dense(self) -> torch.Tensor:

@@ -95,10 +95,11 @@ def is_enabled() -> bool:
 
 
 def _install(settings: Settings) -> None:
-    from autokern.hooks import gpytorch, linear_operator, memory, posterior
+    from autokern.hooks import gpytorch, linear_operator, matrixfree, memory, posterior
 
-    for patch in (*linear_operator.patches(), *gpytorch.patches(), *posterior.patches(), *memory.patches()):
-        _put(patch)
+    for module in (linear_operator, gpytorch, posterior, memory, matrixfree):
+        for patch in module.patches():
+            _put(patch)
     workspace.set_limit(settings.memory)
     if settings.allocator == "retain" and (reason := allocator.retain()) is not None:
         _log.warning("AUTOKERN_ALLOCATOR=retain has no effect: %s", reason)

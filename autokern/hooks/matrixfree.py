@@ -8,20 +8,24 @@ would be taken for something else by the library. Floor 4.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
 from linear_operator import settings as library
+from linear_operator.operators import LinearOperator
 
 from autokern import budget, dispatch, footprint
+from autokern.hooks import Patch
+from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.regime import EXACT, is_default, regime
 from autokern.kernels import tree as trees
 from autokern.op import get, inside
 from autokern.operators import MatrixFreeKernelOperator, matrix_free
 
-__all__ = ["instead_of_dense", "too_large"]
+__all__ = ["instead_of_dense", "patches", "too_large"]
 
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
@@ -95,3 +99,24 @@ def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
     if node is None or not trees.leaves(node):
         return False
     return get("kernel_matmul").problem_of(kernel, x1, x2, x2[..., :1]) is not None
+
+
+_stock_mul_matrix = LinearOperator._mul_matrix
+
+
+@functools.wraps(_stock_mul_matrix)
+def _mul_matrix(self: Any, other: Any) -> Any:
+    """Multiply element by element what stands in for a dense matrix as the library does dense ones: exactly."""
+    if stay_out():
+        return _stock_mul_matrix(self, other)
+    one, two = self.evaluate_kernel(), other.evaluate_kernel()
+    if isinstance(one, MatrixFreeKernelOperator):
+        return one._mul_matrix(two)
+    if isinstance(two, MatrixFreeKernelOperator):
+        return two._mul_matrix(one)
+    return _stock_mul_matrix(one, two)
+
+
+def patches() -> list[Patch]:
+    """Return the patch of products of operators."""
+    return [Patch(LinearOperator, "_mul_matrix", _mul_matrix)]

@@ -33,6 +33,7 @@ from linear_operator.utils.memoize import add_to_cache
 from autokern import budget, footprint
 from autokern.hooks import Patch, matrixfree
 from autokern.hooks.linear_operator import stay_out
+from autokern.operators import MatrixFreeKernelOperator
 
 __all__ = ["guard_cache", "needed", "patches"]
 
@@ -188,6 +189,7 @@ _DENSE = (
     DiagLinearOperator,
     MaskedLinearOperator,
     MatmulLinearOperator,
+    MatrixFreeKernelOperator,
     MulLinearOperator,
     RootLinearOperator,
     SumLinearOperator,

@@ -1,0 +1,357 @@
+"""The operator that is multiplied tile by tile, in every way in which operators are used, against dense."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+
+import linear_operator
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from linear_operator import settings
+from linear_operator.operators import DenseLinearOperator
+from tiling import KERNELS, NONE, assert_near, dense_of, operator, prepared, random
+
+import autokern
+from autokern import dispatch
+from autokern.errors import MemoryBudgetError
+from autokern.kernels import matmul as products
+from autokern.operators import MatrixFreeKernelOperator, matrix_free
+
+pytestmark = [
+    pytest.mark.usefixtures("only_tiles"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
+    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
+]
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+each_size = pytest.mark.parametrize("m", [None, 19], ids=["same", "cross"])
+BATCH = torch.Size([2])
+BATCHES = [(NONE, NONE), (BATCH, BATCH), (BATCH, NONE), (NONE, BATCH), (torch.Size([3, 1]), BATCH)]
+each_batch = pytest.mark.parametrize(("batch", "own"), BATCHES, ids=str)
+SOME = KERNELS["sum of products"]
+
+
+def used():
+    """Which candidates multiplied."""
+    return set(dispatch.stats().get("kernel_matmul", {}))
+
+
+def assert_as_dense(read, *, make=SOME, n=23, m=None, batch=NONE, own=NONE, factor=1.0):
+    """What is read of an operator, and its gradients by all that it is made of, are those of the dense matrix."""
+    op, leaves, dense = operator(make, n, m, batch, own)
+    assert isinstance(op, MatrixFreeKernelOperator)
+    torch.manual_seed(5)
+    found = linear_operator.to_dense(read(op))
+    torch.manual_seed(5)
+    expected = linear_operator.to_dense(read(DenseLinearOperator(dense.to_dense())))
+    assert_near(found.detach(), expected.detach(), torch.float64, 1e4 * factor)  # gpytorch clamps distances at 1e-15
+    weights = random(*found.shape, seed=9)
+    ours = torch.autograd.grad(found, leaves, weights)
+    theirs = torch.autograd.grad(expected, leaves, weights)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(one, other, torch.float64, 1e5 * factor)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@each_kernel
+@each_size
+def test_products_and_their_gradients(make, m):
+    assert_as_dense(lambda op: op @ random(op.shape[-1], 3, seed=4), make=make, m=m)
+    assert used() == {"tiled"}
+
+
+@each_batch
+@each_size
+def test_products_of_batches(batch, own, m):
+    assert_as_dense(lambda op: op @ random(op.shape[-1], 3, seed=4), batch=batch, own=own, m=m)
+    assert_as_dense(lambda op: op @ random(2, op.shape[-1], 3, seed=4), batch=batch, own=own, m=m)
+    assert_as_dense(lambda op: op.mT @ random(op.shape[-2], 3, seed=4), batch=batch, own=own, m=m)
+
+
+READS = {
+    "vector": lambda op: op @ random(op.shape[-1], seed=4),
+    "from the left": lambda op: random(3, op.shape[-2], seed=4) @ op,
+    "vector from the left": lambda op: random(op.shape[-2], seed=4) @ op,
+    "transposed": lambda op: op.mT,
+    "transposed product": lambda op: op._transpose_nonbatch() @ random(op.shape[-2], 2, seed=4),
+    "dense": lambda op: op,
+    "scaled": lambda op: (op * 1.5) @ random(op.shape[-1], 2, seed=4),
+    "sum of two": lambda op: (op + op) @ random(op.shape[-1], 2, seed=4),
+    "sum of rows": lambda op: op.sum(-2),
+    "sum of columns": lambda op: op.sum(-1),
+    "rows": lambda op: op[3:9],
+    "columns": lambda op: op[:, 2:11],
+    "block": lambda op: op[2:7, 1:9],
+    "block on the diagonal": lambda op: op[2:9, 2:9],
+    "every second": lambda op: op[::2, 1::3],
+    "product of a block": lambda op: op[2:9, 4:] @ random(op.shape[-1] - 4, 2, seed=4),
+    "one row": lambda op: op[4],
+    "one column": lambda op: op[:, 3],
+    "one entry": lambda op: op[3, 5].unsqueeze(0),
+    "chosen rows": lambda op: op[torch.tensor([3, 1, 1])],
+    "chosen entries": lambda op: op[torch.tensor([3, 1, 1]), torch.tensor([0, 1, 7])],
+    "chosen block": lambda op: op[torch.tensor([3, 1, 1]).unsqueeze(-1), torch.tensor([0, 1])],
+    "rows of a slice": lambda op: op[1:8][2:4, :5],
+    "unsqueezed": lambda op: op.unsqueeze(0),
+    "expanded": lambda op: op.expand(2, *op.shape),
+    "product of an expanded one": lambda op: op.expand(2, *op.shape) @ random(2, op.shape[-1], 2, seed=4),
+    "repeated": lambda op: op.repeat(2, 1, 1),
+}
+SQUARE = {
+    "diagonal": lambda op: op.diagonal(dim1=-1, dim2=-2),
+    "with a diagonal": lambda op: op.add_diagonal(torch.arange(1.0, op.shape[-1] + 1).double()),
+    "with jitter": lambda op: op.add_jitter(0.1),
+    "product with jitter": lambda op: op.add_jitter(0.1) @ random(op.shape[-1], 2, seed=4),
+    "factor": lambda op: op.add_jitter(0.1).cholesky(),
+    "with more rows": lambda op: op.add_jitter(1.0).cat_rows(
+        1e-2 * torch.ones(1, op.shape[-1]).double(),
+        torch.ones(1, 1).double(),
+        generate_roots=False,
+        generate_inv_roots=False,
+    ),
+    "root": lambda op: op.add_jitter(0.1).root_decomposition(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@each_size
+def test_reads_are_those_of_the_dense_matrix(read, m):
+    assert_as_dense(read, m=m)
+
+
+@pytest.mark.parametrize("read", SQUARE.values(), ids=SQUARE)
+def test_reads_of_square_ones(read):
+    assert_as_dense(read)
+
+
+OF_BATCHES = {
+    "one": lambda op: op[1],
+    "last": lambda op: op[-1],
+    "slice": lambda op: op[1:],
+    "rows of one": lambda op: op[0, 3:5],
+    "block of all": lambda op: op[:, 3:5, 2:9],
+    "block on the diagonal": lambda op: op[..., 3:9, 3:9],
+    "chosen": lambda op: op[torch.tensor([1, 0, 1])],
+    "chosen of each": lambda op: op[torch.tensor([1, 0]), torch.tensor([3, 4]), torch.tensor([5, 6])],
+    "chosen rows": lambda op: op[:, torch.tensor([1, 2]), :],
+    "one row of each": lambda op: op[:, 3],
+    "entry of each": lambda op: op[:, 3, 4],
+    "sum": lambda op: op.sum(-3),
+    "unsqueezed": lambda op: op.unsqueeze(-3),
+    "expanded": lambda op: op.expand(3, *op.shape),
+    "repeated": lambda op: op.repeat(2, 1, 1),
+    "permuted": lambda op: op.unsqueeze(0).permute(1, 0, 2, 3),
+    "transposed": lambda op: op.mT,
+    "diagonal": lambda op: op.diagonal(dim1=-1, dim2=-2),
+    "with jitter": lambda op: op.add_jitter(0.1),
+}
+
+
+@pytest.mark.parametrize("read", OF_BATCHES.values(), ids=OF_BATCHES)
+@pytest.mark.parametrize("own", [NONE, BATCH], ids=["shared", "own"])
+def test_reads_of_batches(read, own):
+    assert_as_dense(read, batch=BATCH, own=own)
+
+
+def test_only_a_part_with_rows_and_columns_the_same_stays_symmetric():
+    op, *_ = operator(SOME)
+    chosen = torch.tensor([5, 1, 2])
+    assert all(part._same for part in (op, op[2:9, 2:9], op.mT, op.unsqueeze(0), op.clone(), op.detach()))
+    assert not any(part._same for part in (op[2:9], op[:, 1:], op[1:5, 2:6], op[2:9, 2:9][:, 1:]))
+    assert op._getitem(chosen, chosen.clone())._same
+    assert not op._getitem(chosen, chosen.flip(0))._same
+
+
+# --- solves -----------------------------------------------------------------------------------------------------------
+
+WAYS = {
+    "by a factor": [settings.max_cholesky_size(1000)],
+    "by iterations": [settings.max_cholesky_size(1), settings.min_preconditioning_size(1000)],
+    "with a preconditioner": [settings.max_cholesky_size(1), settings.min_preconditioning_size(5)],
+}
+
+
+def tightly(way, read):
+    """Read with tolerances so tight that iterations are exact, and the same probes on both sides."""
+
+    def run(op):
+        contexts = [settings.cg_tolerance(1e-5), settings.max_cg_iterations(500)]
+        contexts += [settings.num_trace_samples(5), settings.max_lanczos_quadrature_iterations(40), *WAYS[way]]
+        with contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(copy.copy(context))
+            return read(op.add_jitter(0.5))
+
+    return run
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("batch", [NONE, BATCH], ids=str)
+@pytest.mark.parametrize("name", ["matern 1/2", "sum of products", "two shapes"])
+def test_solves(way, batch, name):
+    read = tightly(way, lambda op: op.solve(random(*op.batch_shape, op.shape[-1], 2, seed=4)))
+    assert_as_dense(read, make=KERNELS[name], batch=batch, own=batch, factor=1e4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("batch", [NONE, BATCH], ids=str)
+@pytest.mark.parametrize("name", ["matern 1/2", "sum of products", "two shapes"])
+def test_quadratic_forms_and_determinants_with_the_same_probes(way, batch, name):
+    def both(op):
+        return torch.stack(op.inv_quad_logdet(random(*op.batch_shape, op.shape[-1], 1, seed=4), logdet=True))
+
+    assert_as_dense(tightly(way, both), make=KERNELS[name], batch=batch, own=batch, factor=100)
+
+
+def test_the_inverse_root_times_vectors():
+    read = tightly("by iterations", lambda op: op.sqrt_inv_matmul(random(op.shape[-1], 2, seed=4)))
+    assert_as_dense(read, make=KERNELS["matern 1/2"], factor=1e5)
+
+
+def test_roots_by_lanczos():
+    op, _, dense = operator(KERNELS["matern 3/2"], 40)
+    with settings.max_cholesky_size(1), settings.max_root_decomposition_size(40):
+        root = op.add_jitter(1.0).root_decomposition().to_dense()
+    torch.testing.assert_close(root, dense.add_jitter(1.0).to_dense(), rtol=1e-4, atol=1e-4)
+    assert used() == {"tiled"}
+
+
+# --- products of operators --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 1000], ids=["large", "small"])
+@pytest.mark.parametrize("batch", [NONE, BATCH], ids=str)
+def test_elementwise_products_are_exact_and_differentiable(size, batch):
+    """The library would multiply roots, of rank 100 where it takes matrices for large."""
+    n = 150
+
+    def made():
+        parts = [operator(KERNELS[name], n, None, batch, seed=k) for k, name in enumerate(("matern 1/2", "two shapes"))]
+        return [part[0] for part in parts], [leaf for part in parts for leaf in part[1]]
+
+    (first, second), leaves = made()
+    root = linear_operator.operators.RootLinearOperator(random(n, 2, seed=8))
+    diagonal = linear_operator.operators.DiagLinearOperator(random(n, seed=8))
+    with autokern.enabled(), settings.max_cholesky_size(size):
+        both = first * second
+        assert type(both) is MatrixFreeKernelOperator
+        assert both._same
+        found = [both @ random(n, 2, seed=4), *(p.to_dense() for p in (first * root, root * first, first * diagonal))]
+    a, b = dense_of(first), dense_of(second)
+    expected = [(a * b) @ random(n, 2, seed=4)]  # the matrices of `found` are kept in the operators
+    expected += [a * root.to_dense(), a * root.to_dense(), a * diagonal.to_dense()]
+    for one, other in zip(found, expected, strict=True):
+        assert_near(one.detach(), other.detach(), torch.float64, 10)
+    ours = torch.autograd.grad(sum(t.sum() for t in found), leaves, retain_graph=True)
+    theirs = torch.autograd.grad(sum(t.sum() for t in expected), leaves)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(one, other, torch.float64, 1e3)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+COPIES = {
+    "pickled": lambda op: pickle.loads(pickle.dumps(op)),
+    "deep-copied": copy.deepcopy,
+    "cloned": lambda op: op.clone(),
+    "detached": lambda op: op.detach(),
+    "rebuilt": lambda op: op.representation_tree()(*op.representation()),
+    "evaluated": lambda op: op.evaluate_kernel(),
+    "moved": lambda op: op.to(torch.device("cpu")),
+    "to double": lambda op: op.double(),
+}
+
+
+@pytest.mark.parametrize("how", COPIES.values(), ids=COPIES)
+@each_batch
+@each_size
+def test_copies_are_the_same(how, batch, own, m):
+    op = operator(SOME, 23, m, batch, own)[0].detach()
+    rhs = random(op.shape[-1], 2, seed=4)
+    before = op @ rhs
+    made = how(op)
+    assert type(made) is MatrixFreeKernelOperator
+    assert (made.shape, made.dtype, made._same) == (op.shape, op.dtype, op._same)
+    assert (made @ rhs).equal(before)
+    assert not made.requires_grad
+
+
+@each_size
+def test_other_dtypes(m):
+    op = operator(SOME, 23, m)[0].detach()
+    single = op.float()
+    assert single.dtype == torch.float32
+    found = single @ random(op.shape[-1], 2, seed=4, dtype=torch.float32)
+    assert found.dtype == torch.float32
+    assert_near(found, op @ random(op.shape[-1], 2, seed=4), torch.float32)
+    assert single.double().dtype == torch.float64
+
+
+def test_gradients_switched_on_later_go_to_the_tensors_of_the_operator():
+    op = operator(SOME)[0].detach().requires_grad_(True)
+    (op @ random(23, 2, seed=4)).sum().backward()
+    other = op.detach().requires_grad_(True)
+    dense_of(other).matmul(random(23, 2, seed=4)).sum().backward()
+    for one, two in zip(op.representation(), other.representation(), strict=True):
+        assert (one.grad is None) == (two.grad is None)
+        if one.grad is not None:
+            assert_near(one.grad, two.grad, torch.float64, 10)
+
+
+def test_parts_that_want_no_gradient_get_none():
+    kernel = prepared(KERNELS["scaled rbf"]).requires_grad_(False)
+    x = random(23, 3)
+    assert not (matrix_free(kernel, x, x) @ random(23, 2, seed=4)).requires_grad
+    out = matrix_free(kernel, x.requires_grad_(), x) @ random(23, 2, seed=4)
+    assert torch.autograd.grad(out.sum(), x)[0].any()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, None)])
+def test_no_points(shape):
+    op, leaves, dense = operator(SOME, *shape)
+    out = op @ random(op.shape[-1], 2, seed=4)
+    assert out.equal(dense.to_dense() @ random(op.shape[-1], 2, seed=4))
+    assert op.to_dense().shape == dense.shape
+    assert not any(g.any() for g in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_sizes_that_do_not_fit_are_the_librarys_error():
+    op, *_ = operator(SOME, 23, 19)
+    with pytest.raises(RuntimeError, match=r"[Ss]ize"):
+        op @ random(23, 2)
+
+
+# --- what is formed ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_formed_by_products_rows_diagonals_and_solves(monkeypatch):
+    kernel, x = ScaleKernel(MaternKernel(1.5)).double(), random(900, 2)
+
+    form = products.matrix
+
+    def refuse(tree, *args):
+        assert tree.points[0].shape[-2] < 900, "the matrix was formed"
+        return form(tree, *args)
+
+    monkeypatch.setattr(products, "matrix", refuse)
+    op = matrix_free(kernel, x, x).add_jitter(1e-1)
+    with settings.max_cholesky_size(10), settings.cg_tolerance(1e-3), settings.min_preconditioning_size(100):
+        quadratic, determinant = op.inv_quad_logdet(random(900, 1), logdet=True)
+        (quadratic + determinant).backward()
+    assert kernel.outputscale.isfinite()
+    assert op.diagonal(dim1=-1, dim2=-2).shape == (900,)
+    assert op[5].shape == (900,)
+    assert used() == {"tiled"}
+
+
+def test_a_matrix_that_does_not_fit_is_refused_by_name():
+    kernel, x = RBFKernel(), torch.rand(8000, 2)
+    with autokern.enabled(), autokern.using(memory="100MiB"):
+        with pytest.raises(MemoryBudgetError, match=r"8000 x 8000.*0\.238 GiB.*AUTOKERN_MEMORY"):
+            matrix_free(kernel, x, x).to_dense()
+        assert matrix_free(kernel, x, x).matmul(torch.ones(8000, 1)).shape == (8000, 1)
