@@ -126,4 +126,4 @@ def run_elevation(scale: Scale, toggles: Toggles, report: Report) -> dict[str, A
         )
     needs = stock_bytes(scale.terrain, family="matern52")
     return {"n": scale.terrain, "steps": scale.terrain_steps, "memory": scale.terrain_memory,
-            "stock_needs_bytes": needs, "run": found}  # fmt: skip
+            "stock_needs_bytes": needs, "child": found}  # fmt: skip

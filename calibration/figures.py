@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rows import COUNTS, KERNELS, Results, duration, factor, per_second, rows, slashed, small
 
@@ -109,7 +110,7 @@ def show(results: Results) -> None:
     for name in ("", "stock", "autokern", "faster", "agreement"):
         every.add_column(name, justify="right" if name in ("stock", "autokern", "faster") else "left")
     for row in rows(results):
-        every.add_row(*row[:5])
+        every.add_row(*map(escape, row[:5]))
     console.print(every)
     console.print(caption(results), style="dim")
     if "cg" in results:
@@ -229,7 +230,7 @@ def write(results: Results, folder: Path) -> None:
     (folder / JSON_NAME).write_text(text + "\n", encoding="utf-8")
     if "co2" in results:
         plot(results["co2"], folder / PLOT_NAME)
-    if "heights" in results.get("elevation", {}).get("run", {}):
+    if "heights" in results.get("elevation", {}).get("child", {}):
         plot_terrain(results["elevation"], folder / TERRAIN_NAME)
 
 
@@ -263,8 +264,10 @@ def plot_terrain(figures: Results, path: Path) -> None:
     """Draw the heights that were held out, their prediction, and the difference."""
     from matplotlib.figure import Figure
 
-    run = figures["run"]
-    heights, predicted = (np.array(run[name], dtype=float).reshape(run["shape"]) for name in ("heights", "predicted"))
+    child = figures["child"]
+    heights, predicted = (
+        np.array(child[name], dtype=float).reshape(child["shape"]) for name in ("heights", "predicted")
+    )
     gap = predicted - heights
     most = float(np.quantile(np.abs(gap), 0.99))
     figure = Figure(figsize=(11, 3), layout="constrained")
@@ -272,7 +275,7 @@ def plot_terrain(figures: Results, path: Path) -> None:
     panels = (
         (heights, f"{heights.size:,} heights held out", colours),
         (predicted, f"predicted from {figures['n']:,} others", colours),
-        (gap, f"error, RMSE {run['rmse']['all']:.1f} m", {"cmap": "RdBu_r", "vmin": -most, "vmax": most}),
+        (gap, f"error, RMSE {child['rmse']['all']:.1f} m", {"cmap": "RdBu_r", "vmin": -most, "vmax": most}),
     )
     for axes, (values, title, options) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         drawn = axes.imshow(values, **options)

@@ -128,7 +128,7 @@ def run_matrixfree(scale: Scale, toggles: Toggles, report: Report) -> dict[str, 
             report(f"matrixfree, n={case['n']}, {case['dtype']}, {name} tolerance: loss / gradient {errors}")
     return {
         "n": n, "d": DIMENSIONS, "points": points, "variances": variances, "memory": scale.free_memory,
-        "stock_needs_bytes": stock_bytes(n), "run": found, "cases": cases,
+        "stock_needs_bytes": stock_bytes(n), "child": found, "cases": cases,
     }  # fmt: skip
 
 
@@ -153,4 +153,4 @@ def run_refusal(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any
     found = in_child("matrixfree", "refused", scale.refused, limit=300.0)
     told = found.get("failed") or f"{duration(found['seconds'])}, {found['error']}: {found['message']}"
     report(f"refusal, n={scale.refused}: {told}")
-    return {"n": scale.refused, "stock_needs_bytes": stock_bytes(scale.refused), "run": found}
+    return {"n": scale.refused, "stock_needs_bytes": stock_bytes(scale.refused), "child": found}

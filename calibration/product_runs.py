@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Scale:
-    """How much one run does."""
+    """How much one run does, whether ways take part that are compiled first, and seconds that a short one is called."""
 
+    compiled: bool = True
+    least: float = 0.02
     # main: size, dimensions, and rounds: as many as fit into so many seconds for each case
     n: int = 20_000
     d: tuple[int, ...] = (10,)
@@ -55,6 +57,7 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
+    compiled=False,
     n=600, rounds=2, seconds=1.0, sizes=(200, 400), dimensions=(1, 3), columns=(1, 11), deadline=30.0,
     grown=(300, 600, 1200), turns=2, held=(2000,),
 )  # fmt: skip
@@ -74,9 +77,25 @@ def calls_of(op: Op, problem: Problem, args: tuple[Any, ...], names: Sequence[st
     return {name: op.trial(op[name].run, problem, args) for name in names}
 
 
+def working(
+    calls: Mapping[str, Callable[[], object]],
+) -> tuple[dict[str, Callable[[], object]], dict[str, str]]:
+    """Return the functions that run, compiled by that where they are, and why the others do not."""
+    found, failed = {}, {}
+    for name, call in calls.items():
+        try:
+            with torch.no_grad():
+                call()
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}"[:200]
+            continue
+        found[name] = call
+    return found, failed
+
+
 def run_main(scale: Scale, device: str, report: Report) -> dict[str, Any]:
     """Time every way at one size in turn, with the pieces of the floor in the same rounds."""
-    reason, cases = contenders.without_keops(), []
+    reason, cases = contenders.without_keops() if scale.compiled else "nothing is compiled in a quick run", []
     if reason:
         report(f"KeOps takes no part: {reason}")
     for d in scale.d:
@@ -102,23 +121,24 @@ def main_case(
         calls["KeOps"] = contenders.by_keops(of)
     if budget.fits(2 * matrix, device):
         calls["the matrix"] = contenders.whole(of)
-    names = [c.name for c in op.feasible(problem)]
+    names = [c.name for c in op.feasible(problem) if scale.compiled or not c.setup]
     fitting = [one for one in names if budget.fits(op[one].memory(problem), device)]
     calls |= calls_of(op, problem, args, fitting)
     pieces = floor_pieces(d, COLUMNS, dtype, device)
     inside.active = True  # what a candidate calls itself is not dispatched
     try:
+        calls, failed = working(calls)
         every = {**calls, **{piece: call for piece, (call, _) in pieces.items()}}
-        taken = interleaved(every, scale.rounds, scale.seconds, 0.02, synchronize(device))
+        taken = interleaved(every, scale.rounds, scale.seconds, scale.least, synchronize(device))
     finally:
         inside.active = False
     middle = {one: statistics.median(seconds) for one, seconds in taken.items()}
     floor = floor_of(middle, pieces)
     elements = scale.n**2
-    chosen = explain(problem).candidate
     return {
-        "family": family, "d": d, "dtype": name, "same": same, "rounds": len(taken[chosen]), "chosen": chosen,
-        "seconds": {one: middle[one] for one in calls}, "too large": sorted(set(names) - set(fitting)),
+        "family": family, "d": d, "dtype": name, "same": same, "rounds": min(map(len, taken.values())),
+        "chosen": explain(problem).candidate, "seconds": {one: middle[one] for one in calls},
+        "too large": sorted(set(names) - set(fitting)), "failed": failed,
         "floor": {**floor._asdict(), "seconds": floor.seconds(elements, same), "half": floor.half(elements)},
     }  # fmt: skip
 
@@ -161,7 +181,7 @@ def run_regret(scale: Scale, device: str, report: Report) -> dict[str, Any]:
 def regret_row(problem: Problem, chosen: str, predicted: dict[str, float], scale: Scale) -> dict[str, Any]:
     """Compare all candidates, then the choice with the apparent best once more: only that second time counts."""
     op = get("kernel_matmul")
-    names = [chosen, *(c.name for c in candidates_for(problem, True) if c.name != chosen)]
+    names = [chosen, *(c.name for c in candidates_for(problem, scale.compiled) if c.name != chosen)]
     hopeless = {one for one in predicted if predicted[one] > 1.6 * min(predicted.values()) and one != chosen}
     calls = calls_of(
         op,
@@ -175,6 +195,9 @@ def regret_row(problem: Problem, chosen: str, predicted: dict[str, float], scale
         options |= {"warm": dict.fromkeys(calls, math.inf), "rounds": (1, 3)}
     inside.active = True
     try:
+        calls, failed = (calls, {}) if long else working(calls)
+        chosen = chosen if chosen in calls else "stock"  # as dispatch would fall back
+        calls = {chosen: calls.pop(chosen), **calls}
         first = compare(calls, **options)
         apparent = min(first, key=lambda one: first[one].ratio)
         last = {one: calls[one] for one in dict.fromkeys((chosen, apparent))}
@@ -184,7 +207,7 @@ def regret_row(problem: Problem, chosen: str, predicted: dict[str, float], scale
     best = apparent if fresh[apparent].ratio < 1.0 else chosen
     return {
         "n": problem.n, "d": problem.d, "columns": problem.rhs, "dtype": problem.dtype,
-        "chosen": chosen, "best": best, "regret": 1.0 / fresh[best].ratio,
+        "chosen": chosen, "best": best, "failed": failed, "regret": 1.0 / fresh[best].ratio,
         "seconds": {one: timing.seconds for one, timing in {**first, **fresh}.items()},
     }  # fmt: skip
 
@@ -197,7 +220,7 @@ def run_scaling(scale: Scale, device: str, report: Report) -> dict[str, Any]:
         of = case("rbf", n, 3, COLUMNS, True, torch.float32, device)
         calls[str(n)] = lambda of=of: autokern.covariance.matmul(of.kernel, of.x1, None, of.rhs)
         chosen[n] = explain(get("kernel_matmul").problem_of(of.kernel, of.x1, of.x1, of.rhs)).candidate
-    taken = interleaved(calls, scale.turns, math.inf, 0.2, synchronize(device))
+    taken = interleaved(calls, scale.turns, math.inf, 10 * scale.least, synchronize(device))
     seconds = {n: statistics.median(taken[str(n)]) for n in scale.grown}
     each = {n: seconds[n] / n**2 for n in scale.grown}
     middle = statistics.median(each.values())

@@ -161,15 +161,15 @@ def needs(figures: Results) -> str:
 
 def matrixfree_rows(figures: Results) -> Iterator[Row]:
     """Yield rows for training and predictions without a matrix, and for each comparison with conjugate gradients."""
-    run, what = figures["run"], f"no matrix, n = {figures['n']:,}, float32"
-    if "failed" in run:
-        yield Row(f"{what}: training", needs(figures), "failed", "", run["failed"], False)
+    child, what = figures["child"], f"no matrix, n = {figures['n']:,}, float32"
+    if "failed" in child:
+        yield Row(f"{what}: training", needs(figures), "failed", "", child["failed"], False)
     else:
-        agreement = f"{mebibytes(run['bytes'])}; {run['products']:.0f} products a step"
-        step = duration(statistics.mean(run["seconds"]))
+        agreement = f"{mebibytes(child['bytes'])}; {child['products']:.0f} products a step"
+        step = duration(statistics.mean(child["seconds"]))
         yield Row(f"training step, {what}", needs(figures), step, "", agreement, True)
-        yield Row(f"{figures['points']:,} means, {what}", "", duration(run["mean_seconds"]), "", "", False)
-        yield Row(f"{figures['variances']:,} variances, {what}", "", duration(run["variance_seconds"]), "", "", False)
+        yield Row(f"{figures['points']:,} means, {what}", "", duration(child["mean_seconds"]), "", "", False)
+        yield Row(f"{figures['variances']:,} variances, {what}", "", duration(child["variance_seconds"]), "", "", False)
     for case in figures["cases"]:
         what = f"no matrix against CG on it, n = {case['n']:,}, {case['dtype']}, {case['tolerance']} tolerance"
         agreement = f"loss / gradient {slashed({name: case[name] for name in ('loss', 'gradient')})}"
@@ -190,24 +190,24 @@ def keops_rows(figures: Results) -> Iterator[Row]:
 
 def refusal_rows(figures: Results) -> Iterator[Row]:
     """Yield a row for what was said to a matrix that cannot be had."""
-    run = figures["run"]
-    time = "failed" if "failed" in run else duration(run["seconds"])
-    agreement = run.get("failed") or f"{run['error']}: {run['message']}"
+    child = figures["child"]
+    time = "failed" if "failed" in child else duration(child["seconds"])
+    agreement = child.get("failed") or f"{child['error']}: {child['message']}"
     yield Row(f"to_dense, n = {figures['n']:,}", needs(figures), time, "", agreement, False)
 
 
 def elevation_rows(figures: Results) -> Iterator[Row]:
     """Yield a row for the terrain: training and prediction together."""
-    run, what = figures["run"], f"elevation model, n = {figures['n']:,}, {figures['steps']} steps and predictions"
-    if "failed" in run:
-        yield Row(what, needs(figures), "failed", "", run["failed"], False)
+    child, what = figures["child"], f"elevation model, n = {figures['n']:,}, {figures['steps']} steps and predictions"
+    if "failed" in child:
+        yield Row(what, needs(figures), "failed", "", child["failed"], False)
         return
-    part, error = run["part"], run["rmse"]
+    part, error = child["part"], child["rmse"]
     agreement = (
-        f"{mebibytes(run['bytes'])}; RMSE {error['all']:.0f} m (exact on {part['n']:,}: {part['rmse']:.0f} m, "
+        f"{mebibytes(child['bytes'])}; RMSE {error['all']:.0f} m (exact on {part['n']:,}: {part['rmse']:.0f} m, "
         f"mean: {error['trivial']:.0f} m)"
     )
-    seconds = run["training_seconds"] + run["prediction_seconds"]
+    seconds = child["training_seconds"] + child["prediction_seconds"]
     yield Row(what, needs(figures), duration(seconds), "", agreement, True)
 
 

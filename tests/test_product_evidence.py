@@ -35,10 +35,9 @@ def tiny(modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> dic
     runs = modules["product_runs"]
     scale = dataclasses.replace(
         runs.QUICK, n=60, d=(2,), rounds=2, seconds=0.0, sizes=(40, 80), dimensions=(1, 3), columns=(1, 11),
-        grown=(20, 40), turns=1, held=(100,),
+        grown=(20, 40), turns=1, held=(100,), least=0.0,
     )  # fmt: skip
     monkeypatch.setattr(modules["products"], "QUICK", scale)
-    monkeypatch.setattr(modules["contenders"], "without_keops", lambda: "left out by a test")
     monkeypatch.setattr(modules["contenders"], "TILES", {"cpu": ((16, 32), 1)})
     monkeypatch.setattr(runs, "in_child", lambda module, function, *args, **_: getattr(runs, function)(*args))
     return modules
@@ -56,7 +55,7 @@ def test_every_section_is_written_and_has_a_table(tiny: dict[str, ModuleType], w
     assert {"schema", "date", "host", "versions", "device", *tiny["products"].SECTIONS} <= set(found)
     assert [shown.row_count for shown in tiny["products"].tables(found)][1:] == [len(found["regret"]["rows"]), 2, 4]
     main = found["main"]
-    assert main["keops"] == "left out by a test"
+    assert main["keops"] == "nothing is compiled in a quick run"
     assert {(c["family"], c["dtype"], c["same"]) for c in main["cases"]} == {
         (family, dtype, same)
         for family in ("rbf", "matern52")
@@ -123,6 +122,12 @@ def test_the_floor_takes_the_best_of_each_piece(modules: dict[str, ModuleType]) 
     floor = contenders.floor_of(dict(zip(pieces, (10.0, 20.0, 30.0, 50.0, 40.0), strict=True)), pieces)
     assert floor == (1.0, 3.0, 4.0)
     assert (floor.seconds(1, False), floor.seconds(1, True), floor.half(1)) == (8.0, 6.0, 4.0)
+
+
+def test_what_does_not_run_is_left_out_and_told(modules: dict[str, ModuleType]) -> None:
+    found, failed = modules["product_runs"].working({"zero": lambda: 1 / 0, "one": lambda: 1})
+    assert list(found) == ["one"]
+    assert failed == {"zero": "ZeroDivisionError: division by zero"}
 
 
 def test_rounds_begin_with_each_in_turn(modules: dict[str, ModuleType]) -> None:
