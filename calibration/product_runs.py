@@ -67,7 +67,8 @@ QUICK = Scale(
     grown=(300, 600, 1200), turns=2, held=(2000,),
 )  # fmt: skip
 ACCELERATOR = Scale(
-    n=100_000, d=(3, 10, 50, 110, 112, 300), families=("rbf",), dtypes=("float32",), enough=210.0, rounds=5, seconds=5.0,
+    n=100_000, d=(3, 10, 50, 110, 112, 300), families=("rbf",), dtypes=("float32",), enough=210.0,
+    rounds=5, seconds=5.0,
     sizes=(10_000, 30_000, 100_000, 300_000, 1_000_000), bound=10.0, deadline=180.0,
     grown=(10_000, 30_000, 100_000, 300_000, 1_000_000), turns=3, held=(),
 )  # fmt: skip
