@@ -20,6 +20,7 @@ section doctor 60 python -m autokern doctor
 section tests 120 python -m pytest -m gpu -p no:cacheprovider tests
 section calibrate 200 python -m autokern calibrate --full --budget 170 --output "$OUT/host.json"
 section study 100 python calibration/study.py --problems 180 --seconds 80 --devices all --output "$OUT/study.json"
-section products 200 python calibration/products.py --device cuda --sections main,regret,scaling --regret-seconds 60 --output "$OUT/products.json"
+section products 150 python calibration/products.py --device cuda --sections scaling,regret --regret-seconds 60 --output "$OUT/products.json"
+section products_main 300 python calibration/products.py --device cuda --sections main --output "$OUT/products.json"
 section end_to_end 150 python calibration/end_to_end.py --quick --output-dir "$OUT" training diabetes co2 cg posterior fantasies acquisition
 exit $status

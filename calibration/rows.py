@@ -171,7 +171,7 @@ def matrixfree_rows(figures: Results) -> Iterator[Row]:
         yield Row(f"{figures['points']:,} means, {what}", "", duration(child["mean_seconds"]), "", "", False)
         yield Row(f"{figures['variances']:,} variances, {what}", "", duration(child["variance_seconds"]), "", "", False)
     for case in figures["cases"]:
-        what = f"no matrix against CG on it, n = {case['n']:,}, {case['dtype']}, {case['tolerance']} tolerance"
+        what = f"no matrix against CG on it, n = {case['n']:,}, {case['dtype']}, {case['way']}"
         agreement = f"loss / gradient {slashed({name: case[name] for name in ('loss', 'gradient')})}"
         yield Row(what, "", f"{case['products']} products", "", agreement, False)
 
