@@ -70,6 +70,12 @@ def op_problems(dtype: str) -> Iterator[tuple[Problem, tuple[str, ...]]]:
     yield base.replace(op="eigh", m=n * 6 // 10, n=n * 6 // 10, d=0), ()
     yield base.replace(op="qr", m=5 * n, n=n // 5, d=0), ()
     yield base.replace(op="solve_triangular", rhs=n, d=0), ()
+    products = base.replace(op="kernel_matmul", rhs=11, variant="matern52/same")
+    wide = products.replace(m=100_000, n=100_000, d=60)  # points and sums are what tiles leave to count
+    for grad in ("", "theta", "theta/x/rhs"):
+        yield products.replace(grad=grad), ("dense",)
+        yield wide.replace(grad=grad), ("tiled", "tiled-symmetric")
+        yield wide.replace(grad=grad, variant="matern52/cross"), ("tiled",)
     yield base.replace(op="inv_quad_logdet", rhs=1, d=0, grad="a", variant="cg"), ("stock",)
     for words in ("rbf/cholesky", "matern52/cholesky", "matern32+rbf/cholesky", "rbf/cg", "matern52/cg"):
         yield exact.replace(variant=words), ("stock",) if words.endswith("cg") else ()

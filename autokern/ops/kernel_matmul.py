@@ -169,8 +169,12 @@ def _features_with(passes: float, halves: bool = False) -> Callable[[Problem], F
 
 
 def _outputs(problem: Problem) -> int:
-    """Bytes of results and of what is laid out anew: points with their norms on both sides, columns, sums."""
-    sides = (problem.m + problem.n) * ((problem.d + 2) * _leaves(problem) * (3 if problem.grad else 1))
+    """Bytes of results and of what is laid out anew.
+
+    That is points embedded, centred and twice with their norms; for gradients also turned, and sums of the same size.
+    """
+    sets = (3 if problem.grad else 2) if _same(problem) else (5 if problem.grad else 3)
+    sides = sets * (problem.m + problem.n) * (problem.d + 2) * _leaves(problem)
     return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))
 
 
