@@ -51,7 +51,7 @@ NAMES = [
 def test_the_public_names_are_these():
     assert sorted(autokern.__all__) == NAMES
     assert all(hasattr(autokern, name) for name in NAMES)
-    assert autokern.covariance.__all__ == ["matrix"]
+    assert autokern.covariance.__all__ == ["matmul", "matrix"]
     assert autokern.linalg.__all__ == [
         "cholesky", "cholesky_inverse", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr", "solve_triangular",
     ]  # fmt: skip
@@ -255,7 +255,7 @@ def spd(request):
     return x @ x.mT / 20 + torch.eye(20, dtype=torch.float64)
 
 
-ON_MODELS = {"kernel_matrix", "exact_log_prob", "predict", "fantasy"}
+ON_MODELS = {"kernel_matmul", "kernel_matrix", "exact_log_prob", "predict", "fantasy"}
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])

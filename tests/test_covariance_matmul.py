@@ -14,13 +14,12 @@ from autokern.errors import MemoryBudgetError, SettingsError
 from autokern.op import get
 
 CANDIDATES = [c.name for c in get("kernel_matmul").candidates if "4096" not in c.name and "8192" not in c.name]
-each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 
 
-@each_kernel
+@pytest.mark.parametrize("name", ["scaled rbf", "matern 1/2", "sum of products"])
 @pytest.mark.parametrize("candidate", CANDIDATES)
-def test_every_candidate_gives_what_gpytorch_gives(make, candidate, small_tiles):
-    kernel, x, z, rhs = prepared(make), random(40, 3), random(30, 3, seed=2), random(40, 2, seed=3)
+def test_every_candidate_gives_what_gpytorch_gives(name, candidate, small_tiles):
+    kernel, x, z, rhs = prepared(KERNELS[name]), random(40, 3), random(30, 3, seed=2), random(40, 2, seed=3)
     with autokern.using(force={"kernel_matmul": candidate}):
         assert_near(covariance.matmul(kernel, x, None, rhs), kernel(x) @ rhs, torch.float64, 1e4)
         assert_near(covariance.matmul(kernel, z, x, rhs), kernel(z, x) @ rhs, torch.float64, 1e4)
