@@ -155,10 +155,10 @@ def refusal(asked: str, need: int, found: Room, ways: Sequence[str] = ()) -> Mem
     return MemoryBudgetError(f"{asked} needs {sized(need)} at its peak, and {there}. What would work: {instead}")
 
 
-def ways_out(dtype: str, of_kernel: bool) -> list[str]:
-    """Return what would work in place of a matrix that does not fit."""
+def ways_out(dtype: str, of_kernel: bool, tiles: bool = True) -> list[str]:
+    """Return what would work in place of a matrix that does not fit; not `tiles` where they do not either."""
     ways = []
-    if of_kernel:
+    if of_kernel and tiles:
         ways.append("products with tiles of the kernel matrix that is never formed (kernel_matmul)")
     if dtype.removeprefix("torch.") == "float64":
         ways.append("float32, which takes half of it")

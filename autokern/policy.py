@@ -254,7 +254,8 @@ def _nothing_fits(
     others = obstacles(problem, op, model, unlimited)
     frugal = _frugal([c for c in op.candidates if c.name not in others], problem)
     asked = f"{problem} by its most frugal candidate ({frugal.name})"
-    return refusal(asked, frugal.memory(problem), limit, ways_out(problem.dtype, bool(problem.d)))
+    ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")
+    return refusal(asked, frugal.memory(problem), limit, ways)
 
 
 def _cost(op: Op, problem: Problem, name: str, told: Estimate) -> float:

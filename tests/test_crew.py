@@ -223,18 +223,27 @@ def test_nothing_holds_the_memory_of_a_crew_that_failed(count):
 # --- interrupts -------------------------------------------------------------------------------------------------------
 
 
-def interrupt_soon(seconds=0.1):
+def interrupt_after(begun, count):
+    """Interrupt the main thread a little after so many have begun."""
     main = threading.main_thread().ident
-    timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    return timer
+
+    def wait():
+        while len(begun) < count:
+            time.sleep(0.005)
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
 
 
 @pytest.mark.parametrize("where", ["working", "meeting", "joining"])
 def test_an_interrupt_stops_all_wherever_it_comes(where):
-    stopped = []
+    begun, stopped = [], []
 
     def work(member):
+        begun.append(member.number)
         if member.number == 0:
             if where == "joining":
                 return
@@ -248,7 +257,7 @@ def test_an_interrupt_stops_all_wherever_it_comes(where):
         finally:
             stopped.append(member.number)
 
-    timer, start = interrupt_soon(), time.monotonic()
+    timer, start = interrupt_after(begun, 3), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         crew.run(work, 3)
     timer.join()

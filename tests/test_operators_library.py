@@ -34,14 +34,6 @@ class TestSquare(_Own, LinearOperatorTestCase, unittest.TestCase):
     pass
 
 
-class TestMatern(TestSquare):
-    form = "matern 3/2"
-
-
-class TestSumOfProducts(TestSquare):
-    form = "sum of products"
-
-
 class TestTwoShapes(TestSquare):
     form = "two shapes"
 
@@ -54,11 +46,6 @@ class TestBatch(TestSquare):
 class TestBatchOfHyperparameters(TestSquare):
     own = torch.Size([3])
     form = "matern 5/2"
-
-
-class TestBatches(TestSquare):
-    batch, own = torch.Size([3, 2]), torch.Size([2])
-    form = "rq"
 
 
 class TestRectangular(_Own, RectangularLinearOperatorTestCase, unittest.TestCase):

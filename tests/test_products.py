@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import (
-    AdditiveKernel,
-    ConstantKernel,
-    CosineKernel,
-    MaternKernel,
-    PeriodicKernel,
-    ProductKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-)
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tiling import KERNELS, NONE, PLANS, assert_near, distinct, prepared, product, random, read, truth
+from tiling import KERNELS, NONE, PLANS, assert_near, assert_right, distinct, prepared, product, random, read, truth
 
-from autokern import crew, kernels
-from autokern.kernels import matmul, products
+from autokern import crew
+from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.products import Plan
 
@@ -30,11 +17,10 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
 
 
-@pytest.fixture(autouse=True, params=[1, 2], ids=["alone", "two"])
-def members(request, monkeypatch):
-    """How many share the work: whatever this machine has, one and two."""
-    monkeypatch.setattr(crew, "size", lambda device: request.param)
-    return request.param
+@pytest.fixture(autouse=True)
+def _two(monkeypatch):
+    """Two share the work, whatever this machine has."""
+    monkeypatch.setattr(crew, "size", lambda device: 2)
 
 
 def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE, d=3):
@@ -42,24 +28,6 @@ def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE,
     x1 = random(n, d, dtype=dtype).requires_grad_()
     x2 = x1 if same else random(m, d, seed=2, dtype=dtype).requires_grad_()
     return kernel, x1, x2, random(x2.shape[-2], t, seed=3, dtype=dtype).requires_grad_()
-
-
-def assert_right(kernel, x1, x2, rhs, plan, factor=1.0):
-    """Values and all gradients are those of the formula."""
-    dtype = rhs.dtype
-    found = product(kernel, x1, x2, rhs, plan)
-    expected, (exact, *exact_tensors) = truth(kernel, x1, x2, rhs)
-    assert found.dtype is dtype
-    assert_near(found.detach(), expected.detach(), dtype, factor)
-    leaves = distinct(x1, x2, rhs, *kernel.parameters())
-    if not leaves:
-        return
-    weights = random(*found.shape, seed=7, dtype=dtype)
-    ours = torch.autograd.grad(found, leaves, weights)
-    theirs = torch.autograd.grad(expected, distinct(*exact_tensors, *exact.parameters()), weights.double())
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.dtype is dtype
-        assert_near(one, other, dtype, 10 * factor)
 
 
 # --- values and gradients ---------------------------------------------------------------------------------------------
@@ -94,8 +62,8 @@ def test_the_matrix_itself_and_its_gradients(make, same, dtype):
 
 @each_plan
 @either_side
-@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 31, 33, 64, 65])
-@pytest.mark.parametrize("m", [1, 16, 47])
+@pytest.mark.parametrize("n", [1, 16, 17, 33, 64])
+@pytest.mark.parametrize("m", [1, 47])
 def test_sizes_around_those_of_a_tile(plan, same, n, m):
     if not same or m == 1:
         assert_right(*arguments(KERNELS["sum of products"], n, m, same=same), plan)
@@ -196,7 +164,7 @@ def test_each_gradient_alone_is_what_it_is_among_all(make, same, wanted):
 
 
 @each_plan
-def test_modes_without_gradients_give_the_same(plan, members):
+def test_modes_without_gradients_give_the_same(plan):
     kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=False)
     expected = product(kernel, x1, x2, rhs, plan).detach()
     with torch.no_grad():
@@ -254,15 +222,14 @@ def test_two_runs_are_equal_to_the_bit(plan, same):
 
 @each_plan
 @either_side
-@pytest.mark.parametrize("count", [2, 3, 8])
-def test_the_number_of_members_changes_rounding_only(plan, same, count, monkeypatch):
+def test_the_number_of_members_changes_rounding_only(plan, same, monkeypatch):
     def run(size):
         monkeypatch.setattr(crew, "size", lambda device: size)
-        kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n=150, m=130, same=same)
+        kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n=70, m=50, same=same)
         out = product(kernel, x1, x2, rhs, plan)
         return [out, *torch.autograd.grad(out.sum(), distinct(x1, x2, rhs, *kernel.parameters()))]
 
-    for one, other in zip(run(count), run(1), strict=True):
+    for one, other in zip(run(3), run(1), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
@@ -271,9 +238,8 @@ def test_the_number_of_members_changes_rounding_only(plan, same, count, monkeypa
 
 @each_kernel
 @either_side
-def test_first_and_second_derivatives_by_finite_differences(make, same, members):
-    if members > 1:
-        pytest.skip("the same code: one is enough")
+def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypatch):
+    monkeypatch.setattr(crew, "size", lambda device: 1)  # thousands of products that last no time
     kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
     tree = trees.read(kernel, x1.detach())
     others = None if same else trees.read(kernel, x2.detach()).points
@@ -292,82 +258,3 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, members)
     assert torch.autograd.gradcheck(matrix, tensors[1:], **options)
     assert torch.autograd.gradgradcheck(run, tensors, atol=1e-4, **options)
     assert torch.autograd.gradgradcheck(matrix, tensors[1:], atol=1e-4, **options)
-
-
-# --- any tree, any shape ----------------------------------------------------------------------------------------------
-
-LEAVES = [
-    RBFKernel,
-    lambda: MaternKernel(0.5),
-    lambda: MaternKernel(1.5),
-    lambda: MaternKernel(2.5),
-    RQKernel,
-    PeriodicKernel,
-    CosineKernel,
-    lambda: RBFKernel(active_dims=(1,)),
-    lambda: MaternKernel(2.5, ard_num_dims=2, active_dims=(0, 1)),
-    ConstantKernel,
-]
-forms = st.recursive(
-    st.sampled_from(LEAVES),
-    lambda inner: st.one_of(
-        inner.map(lambda one: lambda: ScaleKernel(one())),
-        st.lists(inner, min_size=2, max_size=3).map(lambda parts: lambda: AdditiveKernel(*(p() for p in parts))),
-        st.lists(inner, min_size=2, max_size=3).map(lambda parts: lambda: ProductKernel(*(p() for p in parts))),
-    ),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    make=forms.filter(lambda make: trees.leaves(trees.form(make()))),
-    plan=st.sampled_from([*PLANS.values(), Plan(32), Plan(1), Plan(48, False, True)]),
-    n=st.integers(1, 70),
-    m=st.integers(0, 70),
-    t=st.integers(1, 20),
-    dtype=st.sampled_from([torch.float64, torch.float32]),
-    seed=st.integers(0, 99),
-)
-def test_any_tree_of_any_size(make, plan, n, m, t, dtype, seed):
-    kernel = prepared(lambda batch: make(), dtype=dtype, seed=seed)
-    x1 = random(n, 2, seed=seed, dtype=dtype).requires_grad_()
-    x2 = random(m, 2, seed=seed + 1, dtype=dtype).requires_grad_() if m else x1
-    assert_right(kernel, x1, x2, random(x2.shape[0], t, seed=3, dtype=dtype).requires_grad_(), plan, 5)
-
-
-def test_every_family_is_in_some_tree_here():
-    swept = {name for make in KERNELS.values() for name in trees.leaves(trees.form(make(NONE)))}
-    assert swept == {family.name for family in kernels.families(shaped=True)}
-
-
-# --- how it is cut ----------------------------------------------------------------------------------------------------
-
-
-@given(n=st.integers(1, 3000), tile=st.sampled_from([1, 16, 48, 512]), multiple=st.integers(1, 9))
-def test_blocks_cover_all_points_once_and_are_no_larger_than_a_buffer(n, tile, multiple):
-    bounds = products._bounds(n, tile, multiple)
-    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
-    assert bounds[-1][1] == n
-    assert all(0 < stop - start <= tile + products._ALIGNED for start, stop in bounds)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
-def test_every_pair_of_blocks_meets_once_and_no_block_twice_in_a_round(count):
-    blocks = [(16 * k, 16 * k + 16) for k in range(count)]
-    rounds = list(products._tournament(blocks))
-    assert sorted(pair for pairs in rounds for pair in pairs) == sorted(
-        (a, b) for a in blocks for b in blocks if a >= b
-    )
-    for pairs in rounds[1:]:
-        met = [block for pair in pairs for block in pair]
-        assert len(set(met)) == len(met)
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (5, 1), (3, 3), (4, 6), (7, 2)])
-def test_every_row_meets_every_column_once(rows, columns):
-    first, second = [(k, k + 1) for k in range(rows)], [(k, k + 1) for k in range(columns)]
-    rounds = list(products._latin(first, second))
-    assert sorted(pair for pairs in rounds for pair in pairs) == sorted((a, b) for a in first for b in second)
-    for pairs in rounds:
-        assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == len(pairs)

@@ -126,3 +126,21 @@ def dense_of(op):
     kernel, same = op._kernel, op.nontensor_params["same"]
     others = embedded.read(kernel, op.x1 if same else op.x2).points
     return trees.dense(embedded.read(kernel, op.x1), others)
+
+
+def assert_right(kernel, x1, x2, rhs, plan, factor=1.0):
+    """Values and all gradients are those of the formula."""
+    dtype = rhs.dtype
+    found = product(kernel, x1, x2, rhs, plan)
+    expected, (exact, *exact_tensors) = truth(kernel, x1, x2, rhs)
+    assert found.dtype is dtype
+    assert_near(found.detach(), expected.detach(), dtype, factor)
+    leaves = distinct(x1, x2, rhs, *kernel.parameters())
+    if not leaves:
+        return
+    weights = random(*found.shape, seed=7, dtype=dtype)
+    ours = torch.autograd.grad(found, leaves, weights)
+    theirs = torch.autograd.grad(expected, distinct(*exact_tensors, *exact.parameters()), weights.double())
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype is dtype
+        assert_near(one, other, dtype, 10 * factor)
