@@ -46,7 +46,7 @@ class Scale:
     dtypes: tuple[str, ...] = ("float32", "float64")
     enough: float = math.inf
     rounds: int = 9
-    seconds: float = 90.0
+    seconds: float = 40.0
     # regret: sizes, dimensions, columns; longest call, and when to stop
     sizes: tuple[int, ...] = (3000, 10_000, 30_000, 100_000)
     dimensions: tuple[int, ...] = (1, 3, 10, 50, 200)

@@ -142,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sections", default=",".join(SECTIONS), help=f"any of {', '.join(SECTIONS)}; default all")
     parser.add_argument("--device", default="cpu", help="where; an accelerator gets larger sizes")
     parser.add_argument("--regret-seconds", type=float, help="after which no further problem of `regret` is begun")
+    parser.add_argument("--families", help="those of `main`, by commas (default rbf,matern52)")
+    parser.add_argument("--seconds", type=float, help="after which a case of `main` begins no further round")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / JSON_NAME)
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.sections.split(",")) - set(SECTIONS)):
@@ -150,6 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = QUICK if options.quick else FULL if options.device == "cpu" else ACCELERATOR
     if options.regret_seconds is not None:
         scale = dataclasses.replace(scale, deadline=options.regret_seconds)
+    if options.families is not None:
+        scale = dataclasses.replace(scale, families=tuple(options.families.split(",")))
+    if options.seconds is not None:
+        scale = dataclasses.replace(scale, seconds=options.seconds)
     if not options.quick and not any(trial.problem.op == "kernel_matmul" for trial in autokern.profile().trials):
         autokern.calibrate(["kernel_matmul"], level="full", budget=120.0)
     results = describe(options.quick, options.device)
