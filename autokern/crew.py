@@ -89,17 +89,25 @@ def run(work: Callable[[Member], None], count: int) -> None:
             barrier.abort()
 
     alone = threads.limited(share, 1)
-    others = [threading.Thread(target=alone, args=(number,), daemon=True) for number in range(1, count)]
+    done = [threading.Event() for _ in range(1, count)]
+
+    def in_thread(number: int) -> None:
+        try:
+            alone(number)
+        finally:
+            done[number - 1].set()
+
+    others = [threading.Thread(target=in_thread, args=(number,), daemon=True) for number in range(1, count)]
     try:
         for thread in others:
             thread.start()
         alone(0)
-        _join(others)
+        _join(others, done)
     except BaseException:  # an interrupt in this thread, or no more threads could be had
         barrier.abort()
         raise
     finally:
-        _join(others)
+        _join(others, done)
     try:
         if errors:
             raise errors[0]
@@ -108,7 +116,9 @@ def run(work: Callable[[Member], None], count: int) -> None:
     return None
 
 
-def _join(others: list[threading.Thread]) -> None:
-    for thread in others:
+def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
+    """Wait for those that were started; an interrupted `Thread.join` may take a thread for ended that is not (3.11)."""
+    for thread, ended in zip(others, done, strict=True):
         if thread.ident is not None:  # an interrupt may have come before it was started
+            ended.wait()
             thread.join()

@@ -238,6 +238,14 @@ def interrupt_after(begun, count):
     return thread
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """A run in the background of a shell ignores interrupts, and so would Python in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("where", ["working", "meeting", "joining"])
 def test_an_interrupt_stops_all_wherever_it_comes(where):
     begun, stopped = [], []
