@@ -8,6 +8,7 @@ what is there only where it predicts `budget.LARGE` bytes or more, and refuses o
 from __future__ import annotations
 
 import functools
+import math
 import pickle
 import sys
 from typing import Any
@@ -102,7 +103,8 @@ def _evaluate_kernel(self: Any) -> Any:
     """Go matrix-free where called for, else guard; leave the kernel as it was if it raises, in candidates too."""
     kernel = self.kernel
     if not (stay_out() or _kept(self, "kernel_eval")):
-        large = self.x1.shape[:-1].numel() * self.x2.shape[-2] * kernel._batch_shape.numel() >= _WORTH_A_LOOK
+        pairs = self.x1.shape[:-1].numel() * self.x2.shape[-2]
+        large = pairs * math.prod(kernel._batch_shape) >= _WORTH_A_LOOK  # which may be a plain tuple
         with torch.set_grad_enabled(self._is_grad_enabled):
             free = matrixfree.instead_of_dense(self, large)
         if free is not None:

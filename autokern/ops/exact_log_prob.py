@@ -213,8 +213,8 @@ def _stock_memory(problem: Problem) -> int:
 
 
 def _formless_memory(problem: Problem) -> int:
-    """Vectors of conjugate gradients, and tiles, which do not grow."""
-    return CG_VECTORS * problem.batch * problem.n * problem.itemsize + 2**25
+    """Vectors of conjugate gradients; what the tiles take, products look at themselves."""
+    return CG_VECTORS * problem.batch * problem.n * problem.itemsize
 
 
 def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
@@ -268,7 +268,7 @@ def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
 def _formless_why_not(problem: Problem) -> str | None:
     if not iterates(problem):
         return "the covariance is factorised"
-    return "a batch is multiplied faster than it is taken apart" if problem.batch > 1 else None
+    return "a batch is taken apart, and this one is too large for that" if problem.batch > 64 else None
 
 
 @EXACT_LOG_PROB.candidate(
