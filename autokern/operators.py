@@ -18,23 +18,21 @@ from autokern.dispatch import route
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
+from autokern.kernels.cuts import usual
 from autokern.kernels.embedded import Embedded
-from autokern.kernels.products import Plan, pulled
 from autokern.kernels.tree import Node
 from autokern.op import get
 
 __all__ = ["MatrixFreeKernelOperator", "matrix_free"]
 
 _dispatch = route(get("kernel_matmul"))
-_TILE = {"cpu": 768}
-_TILE_ELSEWHERE = 4096
 
 
 def _covariance(x1: torch.Tensor, x2: torch.Tensor, node: Any, widths: Any, same: bool, **more: torch.Tensor) -> Any:
     """Return the dense matrix of embedded points."""
     kernel = _embedded(node, widths, more)
     others = None if same else forms.read(kernel, x2).points
-    return products.matrix(forms.read(kernel, x1), others, Plan(512 if x1.device.type == "cpu" else _TILE_ELSEWHERE))
+    return products.matrix(forms.read(kernel, x1), others, usual(x1.device))
 
 
 def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded:
@@ -115,29 +113,11 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``sum(left * (K right))`` by what this operator is made of, tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
-        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], self.batch_shape)  # type: ignore[no-untyped-call]
-        left, right = (t.expand(*lead, *t.shape[-2:]).reshape(lead.numel(), *t.shape[-2:]) for t in (left, right))
-        kernel, batch = self._kernel, self.batch_shape
-        places = torch.arange(batch.numel()).view(batch).expand(lead).reshape(-1).tolist()
-        tree, others = forms.read(kernel, self.x1), self._others()
-        tensors = [*tree.points, *(others or ()), *tree.shapes, *tree.weights]
-        own = [2] * (len(tensors) - len(tree.weights)) + [0] * len(tree.weights)
-        flat = [t.detach().reshape(batch.numel(), *t.shape[t.dim() - k :]) for t, k in zip(tensors, own, strict=True)]
-        totals = [torch.zeros_like(t) for t in flat]
-        plan = Plan(_TILE.get(self.device.type, _TILE_ELSEWHERE))
-        first, second = len(tree.points), len(tree.points) + len(others or ())
-        third = second + len(tree.shapes)
-        for index, place in enumerate(places if all(self.matrix_shape) else ()):
-            parts = [t[place] for t in flat]
-            single = trees.Tree(tree.node, parts[:first], parts[second:third], parts[third:])
-            columns = None if others is None else parts[first:second]
-            found, _ = pulled(single, columns, left[index], right[index], plan)
-            for total, one in zip(totals, products.in_order(found, first, columns is not None), strict=True):
-                total[place] += one
-        shaped = [total.view(t.shape) for total, t in zip(totals, tensors, strict=True)]
-        x1 = torch.cat(shaped[:first], -1)
-        x2 = None if others is None else torch.cat(shaped[first:second], -1)
-        return self._in_representation(x1, x2, shaped[second:third], shaped[third:])
+        by, by_others = products.pulled(
+            forms.read(self._kernel, self.x1), self._others(), left, right, usual(self.device)
+        )
+        x2 = None if by_others is None else torch.cat(by_others, -1)
+        return self._in_representation(torch.cat(by.points, -1), x2, by.shapes, by.weights)
 
     def _in_representation(
         self, x1: torch.Tensor, x2: torch.Tensor | None, shapes: list[torch.Tensor], weights: list[torch.Tensor]
@@ -195,15 +175,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
 
     def _as_cross(self) -> MatrixFreeKernelOperator:
         """Return the same operator, whose rows and columns are not the same points."""
-        fixed = {**self.nontensor_params, "same": False}
-        return MatrixFreeKernelOperator(
-            self.x1,
-            self.x2,
-            covar_func=self.covar_func,
-            num_nonbatch_dimensions=self.num_nonbatch_dimensions,
-            **self.tensor_params,
-            **fixed,
-        )
+        return _operator(self._kernel, self.x1, self.x2, False)
 
 
 def _equal_indices(one: Any, other: Any) -> bool:

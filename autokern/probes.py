@@ -82,8 +82,7 @@ assert torch.allclose((a.to(device) @ a.to(device)).cpu(), a @ a), "the device g
     "hooks": """
 import autokern, gpytorch, linear_operator, torch
 from autokern import hooks
-from autokern.hooks import gpytorch as first, linear_operator as second, memory as third
-patches = [*first.patches(), *second.patches(), *third.patches()]
+patches = hooks.patches()
 before = [vars(p.owner)[p.name] for p in patches]
 x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
 kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).double()

@@ -111,7 +111,7 @@ class Features(msgspec.Struct, frozen=True):
     bytes : float
         Bytes moved through memory by element-wise passes.
     copied : float
-        Bytes moved between devices, both ways.
+        Bytes moved between devices, both ways, or fetched from the system as fresh pages.
     """
 
     calls: float = 1.0

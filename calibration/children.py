@@ -68,13 +68,19 @@ class Peak:
 
     def __init__(self) -> None:
         gc.collect()
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self._before = _status("VmRSS")
+        forget_peak()
+        self._before = status("VmRSS")
 
     def bytes(self) -> int:
         """Return the peak so far."""
-        return max(0, _status("VmHWM") - self._before)
+        return max(0, status("VmHWM") - self._before)
 
 
-def _status(field: str) -> int:
+def forget_peak() -> None:
+    """Let the kernel take ``VmHWM`` of from now on. Linux only."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def status(field: str) -> int:
+    """Return a figure of this process's memory in bytes, ``VmRSS`` or ``VmHWM``. Linux only."""
     return 1024 * int(Path("/proc/self/status").read_text(encoding="ascii").partition(f"{field}:")[2].split()[0])

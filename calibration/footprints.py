@@ -1,18 +1,18 @@
 """The cases of `memory.py`: candidates of ops, guarded calls of gpytorch and linear_operator, and how one is run.
 
-What runs here runs in a process of its own. May import no other file of this folder.
+What runs here runs in a process of its own. May import `children`.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gpytorch
 import msgspec
 import torch
+from children import forget_peak, status
 from gpytorch import kernels
 from linear_operator import operators
 
@@ -136,22 +136,13 @@ def cases() -> list[Case]:
     return found
 
 
-def status(field: str) -> int:
-    """Return a figure of this process's memory in bytes."""
-    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0])
-
-
 class Meter:
     """The peak of resident memory above what there was at the start."""
 
     def __init__(self) -> None:
         gc.collect()
         self._before, self.peak = status("VmRSS"), 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Let the kernel take the peak of from now on."""
-        Path("/proc/self/clear_refs").write_text("5")
+        forget_peak()
 
     def read(self, given: int = 0) -> None:
         """Take in the peak since the last reset, less what was `given` since the start."""
@@ -172,7 +163,7 @@ def run_op(case: Case) -> tuple[int, int]:
     if problem.grad:
         outputs = tuple(t for t in tensors_in(op.canonical(out)) if t.requires_grad)
         cotangents = [torch.rand(o.shape, dtype=o.dtype) for o in outputs]
-        meter.reset()
+        forget_peak()
         torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
         meter.read(sum(c.numel() * c.element_size() for c in cotangents))
     inside.active = False

@@ -2,8 +2,8 @@
 
 `posterior` times a model's first prediction and a later one; `points` asks for very many test points, in processes of
 their own so that their memory is seen; `fantasies` times one update at several sizes, and looks at what 500 of them
-leave of the accuracy; `stream` takes 4,900 points one by one. May import `measuring`, `training`, `workloads` and
-`rows`.
+leave of the accuracy; `stream` takes 4,900 points one by one. May import `children`, `measuring`, `training`,
+`workloads` and `rows`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unittest import mock
 import gpytorch
 import psutil
 import torch
+from children import status
 from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest, nothing
 from rows import sentence
 from torch import Tensor
@@ -139,9 +140,8 @@ def peak_bytes() -> int:
     """
     import resource
 
-    status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
+    if sys.platform == "linux":
+        return status("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

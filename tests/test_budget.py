@@ -142,6 +142,7 @@ def test_a_kernel_matrix_takes_the_way_that_fits():
     assert "gemm was forced" in forced.reason
 
 
+@pytest.mark.slow
 def test_training_goes_on_where_only_the_frugal_way_fits():
     x = torch.rand(2400, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -186,6 +187,7 @@ def test_the_committed_figures_are_within_a_fifth_and_the_docs_show_them():
     assert memory.refresh(rows, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the peak of resident memory that Linux keeps")
 @pytest.mark.parametrize(
     "words",

@@ -23,6 +23,7 @@ import torch
 pytest.importorskip("sklearn", reason="needs scikit-learn for the diabetes data")
 pytest.importorskip("statsmodels", reason="needs statsmodels for the CO2 series")
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[1] / "calibration"
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
 WORKLOADS = (

@@ -668,6 +668,7 @@ def test_the_backward_pass_keeps_to_the_threads_of_the_forward_pass(monkeypatch)
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_a_thousand_fits():
     process, resident = psutil.Process(), []
     with autokern.enabled(), autokern.using(force=FUSED):

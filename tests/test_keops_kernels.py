@@ -16,15 +16,9 @@ from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 
 import autokern
 from autokern import dispatch
-from autokern.kernels import tree as trees
 from autokern.operators import MatrixFreeKernelOperator
 
-pytestmark = [
-    pytest.mark.skipif(
-        trees.form(keops.RBFKernel()) is None, reason="the KeOps kernels are not known to the trees yet"
-    ),
-    pytest.mark.usefixtures("only_tiles"),
-]
+pytestmark = pytest.mark.usefixtures("only_tiles")
 KINDS = {
     "rbf": (keops.RBFKernel, gpytorch.kernels.RBFKernel),
     "matern 1/2": (lambda **k: keops.MaternKernel(nu=0.5, **k), lambda **k: gpytorch.kernels.MaternKernel(nu=0.5, **k)),
@@ -101,6 +95,7 @@ def test_an_order_of_the_user_leaves_the_kernel_to_the_library(kinds):
         assert type(kernel(torch.rand(50, 2)).evaluate_kernel()) is not MatrixFreeKernelOperator
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_without_pykeops_no_differences_of_all_points_are_formed():
     code = """

@@ -259,6 +259,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix" or keops.keops_problem() is not None, reason="needs KeOps and a POSIX shell")
 @pytest.mark.parametrize(("compiler", "words"), [(None, "C++ compiler"), ("exit 1", "could not build")])
 def test_a_compiler_that_is_missing_or_broken_ends_in_an_exception(tmp_path, compiler, words):

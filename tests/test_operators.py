@@ -5,49 +5,29 @@ from __future__ import annotations
 import copy
 import pickle
 
-import linear_operator
 import pytest
 import torch
-from linear_operator.operators import DenseLinearOperator
-from tiling import KERNELS, NONE, assert_near, dense_of, operator, prepared, random
+from tiling import (
+    BATCH,
+    FOR_OPERATORS,
+    KERNELS,
+    NONE,
+    SOME,
+    assert_as_dense,
+    assert_near,
+    dense_of,
+    each_batch,
+    each_kernel,
+    each_size,
+    operator,
+    prepared,
+    random,
+    used,
+)
 
-from autokern import dispatch
 from autokern.operators import MatrixFreeKernelOperator, matrix_free
 
-pytestmark = [
-    pytest.mark.usefixtures("only_tiles"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
-    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
-]
-each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-each_size = pytest.mark.parametrize("m", [None, 19], ids=["same", "cross"])
-BATCH = torch.Size([2])
-BATCHES = [(NONE, NONE), (BATCH, BATCH), (BATCH, NONE), (NONE, BATCH), (torch.Size([3, 1]), BATCH)]
-each_batch = pytest.mark.parametrize(("batch", "own"), BATCHES, ids=str)
-SOME = KERNELS["sum of products"]
-
-
-def used():
-    """Which candidates multiplied."""
-    return set(dispatch.stats().get("kernel_matmul", {}))
-
-
-def assert_as_dense(read, *, make=SOME, n=23, m=None, batch=NONE, own=NONE, factor=1.0):
-    """What is read of an operator, and its gradients by all that it is made of, are those of the dense matrix."""
-    op, leaves, dense = operator(make, n, m, batch, own)
-    assert isinstance(op, MatrixFreeKernelOperator)
-    torch.manual_seed(5)
-    found = linear_operator.to_dense(read(op))
-    torch.manual_seed(5)
-    expected = linear_operator.to_dense(read(DenseLinearOperator(dense.to_dense())))
-    assert_near(found.detach(), expected.detach(), torch.float64, 1e4 * factor)  # gpytorch clamps distances at 1e-15
-    weights = random(*found.shape, seed=9)
-    ours = torch.autograd.grad(found, leaves, weights)
-    theirs = torch.autograd.grad(expected, leaves, weights)
-    for one, other in zip(ours, theirs, strict=True):
-        assert_near(one, other, torch.float64, 1e5 * factor)
-
+pytestmark = FOR_OPERATORS
 
 # --- products ---------------------------------------------------------------------------------------------------------
 

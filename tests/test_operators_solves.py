@@ -10,49 +10,25 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings
-from linear_operator.operators import DenseLinearOperator
-from tiling import KERNELS, NONE, assert_near, dense_of, operator, random
+from tiling import (
+    BATCH,
+    FOR_OPERATORS,
+    KERNELS,
+    NONE,
+    assert_as_dense,
+    assert_near,
+    dense_of,
+    operator,
+    random,
+    used,
+)
 
 import autokern
-from autokern import dispatch
 from autokern.errors import MemoryBudgetError
 from autokern.kernels import matmul as products
 from autokern.operators import MatrixFreeKernelOperator, matrix_free
 
-pytestmark = [
-    pytest.mark.usefixtures("only_tiles"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
-    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
-]
-each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-each_size = pytest.mark.parametrize("m", [None, 19], ids=["same", "cross"])
-BATCH = torch.Size([2])
-BATCHES = [(NONE, NONE), (BATCH, BATCH), (BATCH, NONE), (NONE, BATCH), (torch.Size([3, 1]), BATCH)]
-each_batch = pytest.mark.parametrize(("batch", "own"), BATCHES, ids=str)
-SOME = KERNELS["sum of products"]
-
-
-def used():
-    """Which candidates multiplied."""
-    return set(dispatch.stats().get("kernel_matmul", {}))
-
-
-def assert_as_dense(read, *, make=SOME, n=23, m=None, batch=NONE, own=NONE, factor=1.0):
-    """What is read of an operator, and its gradients by all that it is made of, are those of the dense matrix."""
-    op, leaves, dense = operator(make, n, m, batch, own)
-    assert isinstance(op, MatrixFreeKernelOperator)
-    torch.manual_seed(5)
-    found = linear_operator.to_dense(read(op))
-    torch.manual_seed(5)
-    expected = linear_operator.to_dense(read(DenseLinearOperator(dense.to_dense())))
-    assert_near(found.detach(), expected.detach(), torch.float64, 1e4 * factor)  # gpytorch clamps distances at 1e-15
-    weights = random(*found.shape, seed=9)
-    ours = torch.autograd.grad(found, leaves, weights)
-    theirs = torch.autograd.grad(expected, leaves, weights)
-    for one, other in zip(ours, theirs, strict=True):
-        assert_near(one, other, torch.float64, 1e5 * factor)
-
+pytestmark = FOR_OPERATORS
 
 # --- solves -----------------------------------------------------------------------------------------------------------
 
@@ -143,6 +119,7 @@ def test_elementwise_products_are_exact_and_differentiable(size, batch):
 # --- what is formed ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_is_formed_by_products_rows_diagonals_and_solves(monkeypatch):
     kernel, x = ScaleKernel(MaternKernel(1.5)).double(), random(900, 2)
 
@@ -163,6 +140,7 @@ def test_nothing_is_formed_by_products_rows_diagonals_and_solves(monkeypatch):
     assert used() == {"tiled"}
 
 
+@pytest.mark.slow
 def test_a_matrix_that_does_not_fit_is_refused_by_name():
     kernel, x = RBFKernel(), torch.rand(8000, 2)
     with autokern.enabled(), autokern.using(memory="100MiB"):

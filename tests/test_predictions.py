@@ -514,6 +514,7 @@ def test_structured_solves_keep_the_settings_of_the_call():
         close(everything(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_updates_that_are_dropped():
     process, resident = psutil.Process(), []
     with autokern.enabled(), torch.no_grad():

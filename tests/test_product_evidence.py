@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[1] / "calibration"
 NAMES = ("children", "measuring", "rows", "figures", "contenders", "product_runs", "products")
 

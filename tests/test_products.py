@@ -9,7 +9,7 @@ from tiling import KERNELS, NONE, PLANS, assert_near, assert_right, distinct, pr
 from autokern import crew
 from autokern.kernels import matmul
 from autokern.kernels import tree as trees
-from autokern.kernels.products import Plan
+from autokern.kernels.cuts import Plan
 
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -243,9 +243,8 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
     kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
     tree = trees.read(kernel, x1.detach())
     others = None if same else trees.read(kernel, x2.detach()).points
-    counts = (len(tree.points), len(tree.shapes), len(tree.weights), -1 if same else len(others))
-    tensors = [rhs, *tree.points, *(others or ()), *tree.shapes, *tree.weights]
-    tensors = [t.detach().clone().requires_grad_() for t in tensors]
+    counts, parts = matmul._taken_apart(tree, others)
+    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *parts)]
 
     def run(rhs, *rest):
         return matmul.matmul(*matmul._regrouped(tree.node, counts, rest), rhs, Plan(16))

@@ -15,7 +15,7 @@ from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel
 from tiling import KERNELS, PLANS, prepared, product, random, read, truth
 
 from autokern.kernels import matmul
-from autokern.kernels.products import Plan
+from autokern.kernels.cuts import Plan
 
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
 each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -131,7 +131,7 @@ def test_what_is_not_finite_is_not_hidden(bad, make, plan, same):
 def child(code):
     """A process that runs some code, and is gone afterwards."""
     start = "import torch, gpytorch\nfrom autokern import covariance\nfrom autokern.kernels import matmul, products\n"
-    start += "from autokern.kernels import tree as trees\nfrom autokern.kernels.products import Plan\n"
+    start += "from autokern.kernels import tree as trees\nfrom autokern.kernels.cuts import Plan\n"
     command = [sys.executable, "-W", "ignore", "-c", start + textwrap.dedent(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -146,6 +146,7 @@ def high():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_matrix():
     code = """
@@ -164,6 +165,7 @@ print(high() - before)
     assert float(out.split()[-1]) < 150, "MiB; the matrix has 3433"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["forward", "backward"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_interrupt_ends_a_long_product_at_once(threads, what):

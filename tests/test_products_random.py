@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from tiling import KERNELS, NONE, PLANS, assert_right, prepared, random
 
 from autokern import crew, kernels
-from autokern.kernels import products
+from autokern.kernels import cuts
 from autokern.kernels import tree as trees
-from autokern.kernels.products import Plan
+from autokern.kernels.cuts import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -83,16 +83,16 @@ def test_every_family_is_in_some_tree_here():
 
 @given(n=st.integers(1, 3000), tile=st.sampled_from([1, 16, 48, 512]), multiple=st.integers(1, 9))
 def test_blocks_cover_all_points_once_and_are_no_larger_than_a_buffer(n, tile, multiple):
-    bounds = products._bounds(n, tile, multiple)
+    bounds = cuts.bounds(n, tile, multiple)
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == n
-    assert all(0 < stop - start <= tile + products._ALIGNED for start, stop in bounds)
+    assert all(0 < stop - start <= tile + cuts.ALIGNED for start, stop in bounds)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
 def test_every_pair_of_blocks_meets_once_and_no_block_twice_in_a_round(count):
     blocks = [(16 * k, 16 * k + 16) for k in range(count)]
-    rounds = list(products._tournament(blocks))
+    rounds = list(cuts.tournament(blocks))
     assert sorted(pair for pairs in rounds for pair in pairs) == sorted(
         (a, b) for a in blocks for b in blocks if a >= b
     )
@@ -104,7 +104,43 @@ def test_every_pair_of_blocks_meets_once_and_no_block_twice_in_a_round(count):
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 5), (5, 1), (3, 3), (4, 6), (7, 2)])
 def test_every_row_meets_every_column_once(rows, columns):
     first, second = [(k, k + 1) for k in range(rows)], [(k, k + 1) for k in range(columns)]
-    rounds = list(products._latin(first, second))
+    rounds = list(cuts.latin(first, second))
     assert sorted(pair for pairs in rounds for pair in pairs) == sorted((a, b) for a in first for b in second)
     for pairs in rounds:
         assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == len(pairs)
+
+
+class Alone:
+    """A member who waits for nobody."""
+
+    def __init__(self, number, count):
+        self.number, self.count = number, count
+
+    def check(self):
+        pass
+
+    meet = check
+
+
+@given(
+    n=st.integers(1, 400),
+    m=st.integers(1, 400),
+    same=st.booleans(),
+    tile=st.sampled_from([16, 40, 100, 1000]),
+    members=st.integers(1, 5),
+)
+def test_tiles_cover_the_matrix_once_and_members_add_to_different_sums(n, m, same, tile, members):
+    m = n if same else m
+    covered = torch.zeros(n, m, dtype=torch.int64)
+    for turn in cuts.rounds(n, m, same, tile, members):
+        writers = torch.full((2, max(n, m)), -1)  # who adds to the sums of a row, and of a column
+        for number in range(members):
+            for at in cuts.dealt([turn], tile, same, Alone(number, members)):
+                mirrored = same and at.top != at.left
+                covered[at.top : at.bottom, at.left : at.right] += 1
+                covered[at.left : at.right, at.top : at.bottom] += int(mirrored)
+                for index, (start, stop) in enumerate(((at.top, at.bottom), (at.left, at.right))):
+                    before = writers[0 if same else index, start:stop]
+                    assert set(before.tolist()) <= {-1, number}
+                    before.fill_(number)
+    assert torch.equal(covered, torch.ones_like(covered))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import linear_operator
+import pytest
 import torch
 from gpytorch.kernels import (
     ConstantKernel,
@@ -14,11 +16,13 @@ from gpytorch.kernels import (
     RQKernel,
     ScaleKernel,
 )
+from linear_operator.operators import DenseLinearOperator
 
+from autokern import dispatch
 from autokern.kernels import embedded, matmul
 from autokern.kernels import tree as trees
-from autokern.kernels.products import Plan
-from autokern.operators import matrix_free
+from autokern.kernels.cuts import Plan
+from autokern.operators import MatrixFreeKernelOperator, matrix_free
 
 NONE = torch.Size()
 KERNELS = {
@@ -60,6 +64,18 @@ PLANS = {
     "columns": Plan(16, symmetric=False, columns=True),
     "one tile": Plan(512),
 }
+FOR_OPERATORS = [
+    pytest.mark.usefixtures("only_tiles"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
+    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
+]
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+each_size = pytest.mark.parametrize("m", [None, 19], ids=["same", "cross"])
+BATCH = torch.Size([2])
+BATCHES = [(NONE, NONE), (BATCH, BATCH), (BATCH, NONE), (NONE, BATCH), (torch.Size([3, 1]), BATCH)]
+each_batch = pytest.mark.parametrize(("batch", "own"), BATCHES, ids=str)
+SOME = KERNELS["sum of products"]
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 
 
@@ -144,3 +160,24 @@ def assert_right(kernel, x1, x2, rhs, plan, factor=1.0):
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype is dtype
         assert_near(one, other, dtype, 10 * factor)
+
+
+def used():
+    """Which candidates multiplied."""
+    return set(dispatch.stats().get("kernel_matmul", {}))
+
+
+def assert_as_dense(read, *, make=SOME, n=23, m=None, batch=NONE, own=NONE, factor=1.0):
+    """What is read of an operator, and its gradients by all that it is made of, are those of the dense matrix."""
+    op, leaves, dense = operator(make, n, m, batch, own)
+    assert isinstance(op, MatrixFreeKernelOperator)
+    torch.manual_seed(5)
+    found = linear_operator.to_dense(read(op))
+    torch.manual_seed(5)
+    expected = linear_operator.to_dense(read(DenseLinearOperator(dense.to_dense())))
+    assert_near(found.detach(), expected.detach(), torch.float64, 1e4 * factor)  # gpytorch clamps distances at 1e-15
+    weights = random(*found.shape, seed=9)
+    ours = torch.autograd.grad(found, leaves, weights)
+    theirs = torch.autograd.grad(expected, leaves, weights)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(one, other, torch.float64, 1e5 * factor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import torch
 from autokern import allocator, dispatch, host, threads, workspace
 from autokern.settings import Settings, from_environment
 
-__all__ = ["Patch", "disable", "enable", "enabled", "is_enabled"]
+__all__ = ["Patch", "disable", "enable", "enabled", "everywhere", "is_enabled", "patches"]
 
 
 class Patch(NamedTuple):
@@ -27,6 +28,21 @@ class Patch(NamedTuple):
     owner: Any
     name: str
     replacement: Any
+
+
+def patches() -> list[Patch]:
+    """Return all patches of gpytorch and linear_operator, in the order in which they go in."""
+    from autokern.hooks import gpytorch, linear_operator, matrixfree, memory, posterior
+
+    return [
+        patch for module in (linear_operator, gpytorch, posterior, memory, matrixfree) for patch in module.patches()
+    ]
+
+
+def everywhere(package: str, name: str, original: Any, replacement: Any) -> list[Patch]:
+    """Return patches of all modules of a package, itself included, that hold a function by value under its name."""
+    holders = [m for n, m in sorted(sys.modules.items()) if m is not None and f"{n}.".startswith(f"{package}.")]
+    return [Patch(module, name, replacement) for module in holders if vars(module).get(name) is original]
 
 
 _log = logging.getLogger("autokern")
@@ -95,11 +111,8 @@ def is_enabled() -> bool:
 
 
 def _install(settings: Settings) -> None:
-    from autokern.hooks import gpytorch, linear_operator, matrixfree, memory, posterior
-
-    for module in (linear_operator, gpytorch, posterior, memory, matrixfree):
-        for patch in module.patches():
-            _put(patch)
+    for patch in patches():
+        _put(patch)
     workspace.set_limit(settings.memory)
     if settings.allocator == "retain" and (reason := allocator.retain()) is not None:
         _log.warning("AUTOKERN_ALLOCATOR=retain has no effect: %s", reason)

@@ -20,7 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern import kernels
 from autokern.dispatch import route
-from autokern.hooks import Patch, is_enabled
+from autokern.hooks import Patch, everywhere, is_enabled
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.regime import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.op import get
@@ -128,8 +128,7 @@ def _keops_patches() -> list[Patch]:
     if _stock_use_keops is None:
         return []
     _use_keops.__wrapped__ = _stock_use_keops  # type: ignore[attr-defined]
-    holders = [m for n, m in sorted(sys.modules.items()) if n.startswith("gpytorch.kernels.keops") and m]
-    return [Patch(m, "_use_keops", _use_keops) for m in holders if vars(m).get("_use_keops") is _stock_use_keops]
+    return everywhere("gpytorch.kernels.keops", "_use_keops", _stock_use_keops, _use_keops)
 
 
 _replacements = {RBFKernel: _hooked(RBFKernel), MaternKernel: _hooked(MaternKernel), ScaleKernel: _hooked_scale()}

@@ -11,14 +11,13 @@ import sys
 import threading
 from typing import Any
 
-import linear_operator
 import torch
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator, _linear_operator
 from linear_operator.utils import qr as qr_module
 
 from autokern.dispatch import bypassed, route
-from autokern.hooks import Patch, is_enabled
+from autokern.hooks import Patch, everywhere, is_enabled
 from autokern.hooks.regime import EXACT, ORDERED, regime
 from autokern.op import get
 
@@ -211,15 +210,8 @@ def patches() -> list[Patch]:
         "stable_pinverse": (_stock_pinverse, _stable_pinverse),
         "lanczos_tridiag_to_diag": (_stock_tridiagonal, _lanczos_tridiag_to_diag),
     }
-    holders = [m for n, m in sorted(sys.modules.items()) if n.partition(".")[0] == linear_operator.__name__ and m]
-    found = [
-        Patch(module, name, replacement)
-        for module in holders
-        for name, (original, replacement) in by_value.items()
-        if vars(module).get(name) is original
-    ]
     return [
-        *found,
+        *(patch for name, both in by_value.items() for patch in everywhere("linear_operator", name, *both)),
         Patch(_cholesky_module, "_psd_safe_cholesky", _psd_safe_cholesky),
         Patch(_solve_module, "_solve", _solve),
         Patch(_solve_module.Solve, "backward", _solve_backward),

@@ -51,7 +51,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
         wanted = is_default(library.max_cholesky_size.value())
     else:
         wanted = ordered or (_iterates(lazy) and (inside.formless or (large and not _fits(lazy))))
-    return matrix_free(kernel, x1, x1 if _same(lazy) else x2) if wanted else None
+    return matrix_free(kernel, x1, x1 if _same(x1, x2) else x2) if wanted else None
 
 
 def too_large(lazy: Any) -> bool:
@@ -83,12 +83,10 @@ def _fits(lazy: Any) -> bool:
     return budget.fits(int(need * lazy.shape.numel()) * lazy.dtype.itemsize, lazy.device)
 
 
-def _same(lazy: Any) -> bool:
-    return lazy.x1 is lazy.x2 or _one_memory(lazy.x1, lazy.x2)
-
-
-def _one_memory(x1: torch.Tensor, x2: torch.Tensor) -> bool:
+def _same(x1: torch.Tensor, x2: torch.Tensor) -> bool:
     """Whether two tensors are one and the same to values and to autograd."""
+    if x1 is x2:
+        return True
     plain = not (x1.requires_grad or x2.requires_grad)
     return plain and x1.shape == x2.shape and x1.data_ptr() == x2.data_ptr() and x1.stride() == x2.stride()
 

@@ -32,7 +32,7 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import add_to_cache
 
 from autokern import budget, footprint
-from autokern.hooks import Patch, matrixfree
+from autokern.hooks import Patch, everywhere, matrixfree
 from autokern.hooks.linear_operator import stay_out
 from autokern.operators import MatrixFreeKernelOperator
 
@@ -213,15 +213,10 @@ def guard_cache(strategy: DefaultPredictionStrategy, name: str) -> None:
 
 def patches() -> list[Patch]:
     """Return the guards."""
-    holders = [m for n, m in sorted(sys.modules.items()) if n.startswith("gpytorch.kernels.keops") and m]
     return [
         Patch(LazyEvaluatedKernelTensor, "evaluate_kernel", _evaluate_kernel),
         Patch(Kernel, "covar_dist", _covar_dist),
         Patch(SpectralMixtureKernel, "forward", _mixture),
-        *(
-            Patch(module, "_lazify_and_expand_inputs", _lazify_and_expand_inputs)
-            for module in holders
-            if vars(module).get("_lazify_and_expand_inputs") is _stock_lazify
-        ),
+        *everywhere("gpytorch.kernels.keops", "_lazify_and_expand_inputs", _stock_lazify, _lazify_and_expand_inputs),
         *(Patch(kind, name, replacement) for (kind, name), replacement in _replacements.items()),
     ]

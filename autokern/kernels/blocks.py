@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from autokern.kernels.family import Family, family
-from autokern.kernels.tree import Tree, leaves
+from autokern.kernels.family import Family
+from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
 __all__ = ["Blocks", "strips"]
@@ -29,10 +29,10 @@ def strips(rows: int, row_bytes: int, most: int) -> list[_Rows]:
 class _Leaf:
     """The points of one leaf, centred, their squared norms, and what is pulled back to them."""
 
-    __slots__ = ("column", "family", "product", "row", "rows", "shape", "shape_index", "z")
+    __slots__ = ("column", "family", "product", "row", "rows", "shape", "z")
 
-    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, shape_index: int) -> None:
-        self.family, self.shape, self.shape_index = of, shape, shape_index
+    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None) -> None:
+        self.family, self.shape = of, shape
         self.z = points - points.mean(-2, keepdim=True)
         self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1)
         self.column = self.row.mT
@@ -90,12 +90,7 @@ class Blocks(Walk[_Rows]):
     """
 
     def __init__(self, tree: Tree) -> None:
-        found: list[_Leaf] = []
-        points, shapes = iter(tree.points), iter(enumerate(tree.shapes))
-        for name in leaves(tree.node):
-            of = family(name)
-            index, shape = next(shapes) if of.shape is not None else (-1, None)
-            found.append(_Leaf(of, next(points), shape, index))
+        found = [_Leaf(*leaf) for leaf in by_leaf(tree)]
         super().__init__(tree.node, found, [w if not w.dim() else w[:, None, None] for w in tree.weights])
 
     def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: _Rows) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from autokern.keops import at_work
 from autokern.kernels.family import family
-from autokern.kernels.tree import Node, Tree, leaves
+from autokern.kernels.tree import Node, Tree, by_leaf, peeled
 
 __all__ = ["product", "why_not"]
 
@@ -67,16 +67,11 @@ def product(first: Tree, second: Tree, rhs: torch.Tensor) -> torch.Tensor:
     KeOpsError
         If KeOps cannot work here, or fails.
     """
-    node, weights, scale = first.node, list(first.weights), None
-    while node.kind == "scale":
-        weight = weights.pop(0)
-        scale = weight if scale is None else scale * weight
-        node = node.children[0]
-    names = leaves(node)
-    factors = [math.sqrt(abs(family(name).gamma)) for name in names]
+    inner, scale = peeled(first)
+    factors = [math.sqrt(abs(of.gamma)) for of, _, _ in by_leaf(inner)]
     points = [[z * c for z, c in zip(tree.points, factors, strict=True)] for tree in (first, second)]
-    form = _Form(node, tuple(z.shape[-1] for z in first.points), len(first.shapes), len(weights))
-    tensors = (*points[0], *points[1], *(s[..., 0] for s in first.shapes), *(w[..., None] for w in weights))
+    form = _Form(inner.node, tuple(z.shape[-1] for z in inner.points), len(inner.shapes), len(inner.weights))
+    tensors = (*points[0], *points[1], *(s[..., 0] for s in inner.shapes), *(w[..., None] for w in inner.weights))
     parts = [_columns(form, part, tensors) for part in rhs.split(_WIDTHS[-1], dim=-1)]
     total = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
     return total if scale is None else total * scale[..., None, None]

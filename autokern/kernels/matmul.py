@@ -6,8 +6,9 @@ import `products`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,10 +16,10 @@ from autokern import pages
 from autokern.factors import plain_gradients
 from autokern.kernels import products
 from autokern.kernels import tree as trees
-from autokern.kernels.products import Plan
-from autokern.kernels.tree import Tree
+from autokern.kernels.cuts import Plan
+from autokern.kernels.tree import Node, Tree
 
-__all__ = ["in_order", "matmul", "matrix"]
+__all__ = ["matmul", "matrix", "pulled"]
 
 _NONE = torch.Size()
 
@@ -59,39 +60,85 @@ def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size =
     return any(not z.shape[-2] for z in matrices) or any(0 in shape for shape in batches)
 
 
+def pulled(
+    tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan
+) -> tuple[Tree, list[torch.Tensor] | None]:
+    """Return the gradients of ``sum(left * (K right))``, each in the place of what it is the gradient of.
+
+    Parameters
+    ----------
+    tree, others, plan
+        As `matmul` has them.
+    left, right : Tensor
+        Shapes ``(..., n, t)`` and ``(..., m, t)``; batch shapes broadcast.
+
+    Returns
+    -------
+    tuple
+        A tree of gradients with those of the points of the rows, and those of the columns, or None.
+    """
+    counts, tensors = _taken_apart(tree, others)
+    tensors = [t.detach() for t in tensors]
+    if _is_empty(tree, others, left.shape[:-2]):
+        return _regrouped(tree.node, counts, [torch.zeros_like(t) for t in tensors])
+    shape, (lefts, rights, *flat) = _flattened([left.detach(), right.detach(), *tensors], counts.dims(2))
+    parts = []
+    for index in range(shape.numel()):
+        single, columns = _regrouped(tree.node, counts, [t[index] for t in flat])
+        parts.append(products.pulled(single, columns, lefts[index], rights[index], plan)[0])
+    sums = [
+        torch.stack(found).view((*shape, *found[0].shape)).sum_to_size(t.shape)
+        for found, t in zip(zip(*parts, strict=True), tensors, strict=True)
+    ]
+    return _regrouped(tree.node, counts, sums)
+
+
 def _over_batches(
     function: Any, tree: Tree, others: list[torch.Tensor] | None, plan: Plan, rhs: list[torch.Tensor]
 ) -> torch.Tensor:
     """Apply a function of plain tensors to each element of a batch that is not empty."""
-    counts = (len(tree.points), len(tree.shapes), len(tree.weights), -1 if others is None else len(others))
-    matrices = [*rhs, *tree.points, *(others or ()), *tree.shapes]
-    shape = torch.broadcast_shapes(*(t.shape[:-2] for t in matrices), *(w.shape for w in tree.weights))
-    if not shape and all(t.dim() == 2 for t in matrices):
-        single: torch.Tensor = function.apply(tree.node, counts, plan, *matrices, *tree.weights)
+    counts, own = _taken_apart(tree, others)
+    tensors = [*rhs, *own]
+    dims = counts.dims(len(rhs))
+    if all(t.dim() == dim for t, dim in zip(tensors, dims, strict=True)):
+        single: torch.Tensor = function.apply(tree.node, counts, plan, *tensors)
         return single
-
-    def flat(t: torch.Tensor, own: int) -> torch.Tensor:
-        rest = t.shape[t.dim() - own :]
-        return t.expand(*shape, *rest).reshape(-1, *rest)
-
-    tensors = [*(flat(t, 2) for t in matrices), *(flat(w, 0) for w in tree.weights)]
-    parts = [function.apply(tree.node, counts, plan, *(t[index] for t in tensors)) for index in range(shape.numel())]
+    shape, flat = _flattened(tensors, dims)
+    parts = [function.apply(tree.node, counts, plan, *(t[index] for t in flat)) for index in range(shape.numel())]
     whole = torch.stack(parts)
     return whole.view(*shape, *whole.shape[1:])
 
 
-def _regrouped(node: Any, counts: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Tree, list[Any] | None]:
+def _flattened(tensors: list[torch.Tensor], dims: list[int]) -> tuple[torch.Size, list[torch.Tensor]]:
+    """Return the common batch shape of tensors with so many dimensions of their own, and all with that batch in one."""
+    shape = torch.broadcast_shapes(*(t.shape[: t.dim() - dim] for t, dim in zip(tensors, dims, strict=True)))
+    own = [t.shape[t.dim() - dim :] for t, dim in zip(tensors, dims, strict=True)]
+    return shape, [t.expand((*shape, *rest)).reshape(-1, *rest) for t, rest in zip(tensors, own, strict=True)]
+
+
+class _Counts(NamedTuple):
+    """Numbers of tensors in a tree; `columns` is None where both sides are the same points."""
+
+    points: int
+    columns: int | None
+    shapes: int
+    weights: int
+
+    def dims(self, more: int) -> list[int]:
+        """Return how many dimensions of their own tensors have behind so many matrices more: weights have none."""
+        return [2] * (more + self.points + (self.columns or 0) + self.shapes) + [0] * self.weights
+
+
+def _taken_apart(tree: Tree, others: list[torch.Tensor] | None) -> tuple[_Counts, list[torch.Tensor]]:
+    counts = _Counts(len(tree.points), None if others is None else len(others), len(tree.shapes), len(tree.weights))
+    return counts, [*tree.points, *(others or ()), *tree.shapes, *tree.weights]
+
+
+def _regrouped(node: Node, counts: _Counts, tensors: Sequence[Any]) -> tuple[Tree, list[Any] | None]:
     """Put tensors back into a tree and the points of the columns."""
-    points, shapes, _, columns = counts
-    cuts = [points, points + max(0, columns), points + max(0, columns) + shapes]
-    tree = Tree(node, list(tensors[: cuts[0]]), list(tensors[cuts[1] : cuts[2]]), list(tensors[cuts[2] :]))
-    return tree, None if columns < 0 else list(tensors[cuts[0] : cuts[1]])
-
-
-def in_order(found: list[torch.Tensor], leaves: int, columns: bool) -> list[torch.Tensor]:
-    """Turn gradients whose points stand as rows and columns of each leaf in turn into all rows, then all columns."""
-    cut = 2 * leaves
-    return [*found[0:cut:2], *found[1:cut:2], *found[cut:]] if columns else found
+    left = iter(tensors)
+    points, columns, shapes, weights = (list(itertools.islice(left, count or 0)) for count in counts)
+    return Tree(node, points, shapes, weights), None if counts.columns is None else columns
 
 
 class _Product(torch.autograd.Function):
@@ -115,7 +162,6 @@ class _Product(torch.autograd.Function):
         by_rhs = None
         if any(wanted[1:]):
             found, by_rhs = products.pulled(tree, others, grad, rhs, plan, want_rhs=wanted[0])
-            found = in_order(found, counts[0], counts[3] >= 0)
         elif wanted[0]:
             turned = tree if others is None else tree._replace(points=others)
             by_rhs = products.product(turned, None if others is None else tree.points, grad, plan)
@@ -141,7 +187,6 @@ class _Matrix(torch.autograd.Function):
             value = trees.dense(*_regrouped(node, counts, tensors))
             return None, None, None, *plain_gradients(value, tensors, wanted, grad)
         found = products.pulled_from(*_regrouped(node, counts, tensors), grad, plan)
-        found = in_order(found, counts[0], counts[3] >= 0)
         return None, None, None, *_only(found, wanted)
 
 

@@ -2,88 +2,33 @@
 
 A tile is evaluated, multiplied and forgotten, so that memory grows with the points and not with their square. The
 backward pass evaluates the tiles again. Where rows and columns are the same points, a tile serves both halves of the
-matrix. Tiles are shared out so that no two threads ever add to the same numbers and every sum is taken in one order: in
-the rounds of a tournament each block of points plays once (the circle method, E. Lucas 1883). Floor 2: may import
-`tiles` and `crew`.
+matrix. No two threads ever add to the same numbers, and every sum is taken in one order (`cuts`). Floor 2: may import
+`tiles`, `cuts` and `crew`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 
 from autokern import crew
 from autokern.crew import Member
-from autokern.kernels.tiles import Place, Sides, Tiles, prepare, sides
-from autokern.kernels.tree import Tree
+from autokern.kernels import cuts
+from autokern.kernels.cuts import Place, Plan
+from autokern.kernels.tiles import Sides, Tiles, prepare, sides
+from autokern.kernels.tree import Tree, peeled
 
-__all__ = ["Plan", "filled", "product", "pulled", "pulled_from"]
-
-_Bounds = list[tuple[int, int]]
-_Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
-_ALIGNED = 16
-
-
-class Plan(NamedTuple):
-    """How a product is cut.
-
-    Parameters
-    ----------
-    tile : int
-        Rows and columns of a tile, about.
-    symmetric : bool
-        Whether a tile serves both halves of the matrix where both sides are the same points.
-    columns : bool
-        Whether right-hand sides are laid out as columns, padded to a multiple of 16, and not as rows.
-    compiled : bool
-        Whether a tile's epilogue is one compiled pass over it.
-    """
-
-    tile: int = 1024
-    symmetric: bool = True
-    columns: bool = False
-    compiled: bool = False
-
-
-def _bounds(n: int, tile: int, multiple: int) -> _Bounds:
-    """Cut n points into blocks of about `tile`, as many as a multiple says unless they get too small."""
-    blocks = -(-n // tile)
-    if blocks > 1:
-        blocks = -(-blocks // multiple) * multiple
-    each = -(-n // blocks // _ALIGNED) * _ALIGNED
-    return [(start, min(n, start + each)) for start in range(0, n, each)]
-
-
-def _tournament(blocks: _Bounds) -> Iterator[_Pairs]:
-    """Yield rounds of pairs, every pair of blocks and every block with itself once, each block once in a round."""
-    yield [(block, block) for block in blocks]
-    players: list[tuple[int, int] | None] = [*blocks, *([None] if len(blocks) % 2 else [])]
-    ring = len(players) - 1
-    for turn in range(ring):
-        order = [players[-1], *(players[(turn + step) % ring] for step in range(ring))]
-        meetings = [(order[0], order[1]), *((order[1 + k], order[-k]) for k in range(1, (ring + 1) // 2))]
-        yield [(max(a, b), min(a, b)) for a, b in meetings if a is not None and b is not None]
-
-
-def _latin(rows: _Bounds, columns: _Bounds) -> Iterator[_Pairs]:
-    """Yield rounds of pairs of a row block with a column block, each block once in a round at most."""
-    most = max(len(rows), len(columns))
-    for turn in range(most):
-        chosen = [(i, (i + turn) % most) for i in range(len(rows))]
-        yield [(rows[i], columns[j]) for i, j in chosen if j < len(columns)]
-
-
-def _rounds(known: Sides, tile: int, members: int) -> list[_Pairs]:
-    n, m = (side.shape[0] for side in known.leaves[0][:2])
-    if known.same:
-        return list(_tournament(_bounds(n, tile, 2 * members)))
-    return list(_latin(_bounds(n, tile, members), _bounds(m, tile, members)))
+__all__ = ["filled", "product", "pulled", "pulled_from"]
 
 
 def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
-    return like.new_empty((tile + _ALIGNED) ** 2)
+    return like.new_empty((tile + cuts.ALIGNED) ** 2)
+
+
+def _benches(known: Sides, like: torch.Tensor, plan: Plan, members: int) -> list[tuple[Tiles, torch.Tensor]]:
+    """Return what each member works on, made beforehand: threads that begin wait long for the interpreter."""
+    return [(Tiles(known, compiled=plan.compiled), _buffer(like, plan.tile)) for _ in range(members)]
 
 
 def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
@@ -93,13 +38,14 @@ def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
 
 def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; every member has columns of its own."""
-    n, m = (side.shape[0] for side in known.leaves[0][:2])
+    n, m = known.shape
     members = crew.size(vt.device)
-    rows, columns = _bounds(n, plan.tile, 1), _bounds(m, plan.tile, members)
-    out = vt.new_zeros(vt.shape[0], m)
+    rows, columns = cuts.bounds(n, plan.tile, 1), cuts.bounds(m, plan.tile, members)
+    members = min(members, len(columns))
+    out, benches = vt.new_zeros(vt.shape[0], m), _benches(known, vt, plan, members)
 
     def work(member: Member) -> None:
-        tiles, memory = Tiles(known, compiled=plan.compiled), _buffer(vt, plan.tile)
+        tiles, memory = benches[member.number]
         for left, right in columns[member.number :: member.count]:
             total = out[:, left:right]
             for top, bottom in rows:
@@ -109,22 +55,23 @@ def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
                 tiles.fill(at, k)
                 total.addmm_(vt[:, top:bottom], k)
 
-    crew.run(work, min(members, len(columns)))
+    crew.run(work, members)
     return out
 
 
 def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``K v`` for ``v`` of shape ``(m, t)``, laid out in columns and padded: shape ``(n, t)``."""
-    n, m = (side.shape[0] for side in known.leaves[0][:2])
+    n, m = known.shape
     members = crew.size(v.device)
-    rows, columns = _bounds(n, plan.tile, members), _bounds(m, plan.tile, 1)
+    rows, columns = cuts.bounds(n, plan.tile, members), cuts.bounds(m, plan.tile, 1)
     t = v.shape[1]
-    wide = v.new_zeros(m, -(-t // _ALIGNED) * _ALIGNED)
+    wide = v.new_zeros(m, -(-t // cuts.ALIGNED) * cuts.ALIGNED)
     wide[:, :t] = v
-    out = v.new_zeros(n, wide.shape[1])
+    members = min(members, len(rows))
+    out, benches = v.new_zeros(n, wide.shape[1]), _benches(known, v, plan, members)
 
     def work(member: Member) -> None:
-        tiles, memory = Tiles(known, compiled=plan.compiled), _buffer(v, plan.tile)
+        tiles, memory = benches[member.number]
         for top, bottom in rows[member.number :: member.count]:
             total = out[top:bottom]
             for left, right in columns:
@@ -134,39 +81,33 @@ def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
                 tiles.fill(at, k)
                 total.addmm_(k, wide[left:right])
 
-    crew.run(work, min(members, len(rows)))
+    crew.run(work, members)
     return out[:, :t]
+
+
+def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
+    """Add to ``vt K`` what a tile gives, and where it stands for two, what the other gives."""
+    top, bottom, left, right = at
+    out[:, left:right].addmm_(vt[:, top:bottom], k)
+    if known.mirrored(at):
+        out[:, top:bottom].addmm_(vt[:, left:right], k.mT)
 
 
 def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` of a symmetric matrix, each tile below the diagonal serving both halves."""
     members = crew.size(vt.device)
-    rounds, out = _rounds(known, plan.tile, members), torch.zeros_like(vt)
+    rounds, out = cuts.rounds(*known.shape, known.same, plan.tile, members), torch.zeros_like(vt)
+    benches = _benches(known, vt, plan, members)
 
     def work(member: Member) -> None:
-        tiles, memory = Tiles(known, compiled=plan.compiled), _buffer(vt, plan.tile)
-        for pairs in rounds:
-            for (top, bottom), (left, right) in pairs[member.number :: member.count]:
-                member.check()
-                at = Place(top, bottom, left, right)
-                k = _tile(memory, at)
-                tiles.fill(at, k)
-                out[:, left:right].addmm_(vt[:, top:bottom], k)
-                if top != left:
-                    out[:, top:bottom].addmm_(vt[:, left:right], k.mT)
-            member.meet()
+        tiles, memory = benches[member.number]
+        for at in cuts.dealt(rounds, plan.tile, known.same, member):
+            k = _tile(memory, at)
+            tiles.fill(at, k)
+            _multiply(known, at, vt, k, out)
 
     crew.run(work, members)
     return out
-
-
-def _peeled(tree: Tree) -> tuple[Tree, torch.Tensor | None]:
-    """Take the scales off the root of a tree: they may as well be applied to the product."""
-    node, weights, scale = tree.node, list(tree.weights), None
-    while node.kind == "scale":
-        first = weights.pop(0)
-        scale, node = first if scale is None else scale * first, node.children[0]
-    return Tree(node, tree.points, tree.shapes, weights), scale
 
 
 def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -188,7 +129,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     Tensor
         Shape ``(n, t)``, contiguous.
     """
-    inner, scale = _peeled(tree)
+    inner, scale = peeled(tree)
     if plan.compiled:
         prepare(inner)
     if plan.columns:
@@ -206,31 +147,27 @@ _OnTile = Callable[[Place, torch.Tensor], None]
 
 
 def _pull(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> list[torch.Tensor]:
-    """Return the gradients of everything in a tree, tile by tile.
+    """Return the gradients of everything in a tree, tile by tile: of all rows, all columns if others, and the rest.
 
     `cotangent` writes ``dL/dK`` on a tile; where both sides are the same points, that of the mirrored tile is added to
     it. `seen` gets each tile's value before.
     """
     like = known.leaves[0].rows
     members = crew.size(like.device)
-    rounds, sums = _rounds(known, tile, members), Tiles.sums(known)
+    rounds, sums = cuts.rounds(*known.shape, known.same, tile, members), Tiles.sums(known)
     crew_tiles = [Tiles(known, sums) for _ in range(members)]
 
     def work(member: Member) -> None:
         tiles, memory = crew_tiles[member.number], _buffer(like, tile)
         values = memory if seen is None else _buffer(like, tile)
-        for pairs in rounds:
-            for (top, bottom), (left, right) in pairs[member.number :: member.count]:
-                member.check()
-                at = Place(top, bottom, left, right)
-                if seen is not None:
-                    k = _tile(values, at)
-                    tiles.fill(at, k, keep=True)
-                    seen(at, k)
-                g = _tile(memory, at)
-                cotangent(at, g)
-                tiles.pull(at, g)
-            member.meet()
+        for at in cuts.dealt(rounds, tile, known.same, member):
+            if seen is not None:
+                k = _tile(values, at)
+                tiles.fill(at, k, keep=True)
+                seen(at, k)
+            g = _tile(memory, at)
+            cotangent(at, g)
+            tiles.pull(at, g)
 
     crew.run(work, members)
     first, *rest = [tiles for tiles in crew_tiles if tiles.has_pulled]
@@ -239,14 +176,15 @@ def _pull(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> 
     for tiles in rest:
         more = tiles.totals()
         totals = [a + b for a, b in zip(totals, [*more[0], *more[1]], strict=True)]
-    return [*points, *totals]
+    sets = 1 if known.same else 2
+    return [*(p for number in range(sets) for p in points[number::sets]), *totals]
 
 
 def _outer(known: Sides, left_t: torch.Tensor, right_t: torch.Tensor) -> _OnTile:
     def write(at: Place, out: torch.Tensor) -> None:
         top, bottom, left, right = at
         torch.mm(left_t[:, top:bottom].mT, right_t[:, left:right], out=out)
-        if known.same and top != left:
+        if known.mirrored(at):
             out.addmm_(right_t[:, top:bottom].mT, left_t[:, left:right])
 
     return write
@@ -274,7 +212,7 @@ def pulled(
     Returns
     -------
     tuple
-        Gradients in the order points (for each leaf rows, then columns), shapes, weights; and ``(m, t)`` or None.
+        Gradients in the order points of the rows, of the columns if others, shapes, weights; and ``(m, t)`` or None.
     """
     known = sides(tree, others, graph=True)
     left_t, right_t = left.mT.contiguous(), right.mT.contiguous()
@@ -282,32 +220,29 @@ def pulled(
 
     def multiply(at: Place, k: torch.Tensor) -> None:
         assert out is not None
-        top, bottom, start, stop = at
-        out[:, start:stop].addmm_(left_t[:, top:bottom], k)
-        if known.same and top != start:
-            out[:, top:bottom].addmm_(left_t[:, start:stop], k.mT)
+        _multiply(known, at, left_t, k, out)
 
     found = _pull(known, plan.tile, _outer(known, left_t, right_t), multiply if want_rhs else None)
     return found, None if out is None else out.mT
 
 
 def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Write the kernel matrix into `out`, shape ``(n, m)``, and return it."""
+    """Write the kernel matrix into `out`, shape ``(n, m)``, and return it.
+
+    Strips of whole rows, as many elements each as a tile has, go through memory once and in order. Even where both
+    sides are the same points that is faster than writing half of the tiles twice, with the stride of the matrix.
+    """
     known = sides(tree, others)
-    members = crew.size(out.device)
-    rounds = _rounds(known, plan.tile, members)
+    n, m = known.shape
+    strips = cuts.bounds(n, max(1, plan.tile**2 // m), crew.size(out.device))
 
     def work(member: Member) -> None:
         tiles = Tiles(known)
-        for pairs in rounds:
-            for (top, bottom), (left, right) in pairs[member.number :: member.count]:
-                member.check()
-                k = out[top:bottom, left:right]
-                tiles.fill(Place(top, bottom, left, right), k)
-                if known.same and top != left:
-                    out[left:right, top:bottom].copy_(k.mT)
+        for top, bottom in strips[member.number :: member.count]:
+            member.check()
+            tiles.fill(Place(top, bottom, 0, m), out[top:bottom])
 
-    crew.run(work, members)
+    crew.run(work, min(crew.size(out.device), len(strips)))
     return out
 
 
@@ -318,7 +253,7 @@ def pulled_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Tenso
     def write(at: Place, out: torch.Tensor) -> None:
         top, bottom, left, right = at
         out.copy_(grad[top:bottom, left:right])
-        if known.same and top != left:
+        if known.mirrored(at):
             out.add_(grad[left:right, top:bottom].mT)
 
     return _pull(known, plan.tile, write, None)

@@ -12,23 +12,15 @@ from typing import NamedTuple
 import torch
 
 from autokern.kernels import graph
-from autokern.kernels.family import Family, family
-from autokern.kernels.tree import Tree, leaves
+from autokern.kernels.cuts import Place
+from autokern.kernels.family import Family
+from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Leaf, Walk
 
-__all__ = ["Place", "Sides", "Tiles", "sides"]
+__all__ = ["Sides", "Tiles", "sides"]
 
 _FAR = 1e-3
 """The rounding of u up to which it needs no clamp where the family takes either sign: the slope there is one."""
-
-
-class Place(NamedTuple):
-    """First row and column of a tile, and those behind its last."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
 
 
 class Side(NamedTuple):
@@ -67,16 +59,25 @@ class Sides(NamedTuple):
     leaves: list[Side]
     same: bool
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        rows, columns, *_ = self.leaves[0]
+        return rows.shape[0], columns.shape[0]
+
+    def mirrored(self, at: Place) -> bool:
+        """Whether a tile stands for that on the other side of the diagonal, too."""
+        return self.same and at.top != at.left
+
 
 def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False) -> Sides:
     """Prepare the points of a tree (no batch) for tiles; `others` are those of the columns, None for the same."""
     found = []
-    for index, name in enumerate(leaves(tree.node)):
-        z = tree.points[index]
+    for index, (of, z, _) in enumerate(by_leaf(tree)):
         centre = z.mean(-2, keepdim=True) if z.shape[-2] else 0.0
         first = z - centre
         second = first if others is None else others[index] - centre
-        found.append(_side(family(name), first, second, graph))
+        found.append(_side(of, first, second, graph))
     return Sides(tree, found, others is None)
 
 
@@ -104,10 +105,9 @@ class _Leaf:
     """One leaf on the tiles of one worker; what it pulls back goes to sums that workers share."""
 
     def __init__(
-        self, of: Family, side: Side, shape: torch.Tensor | None, shape_index: int, same: bool,
-        pulled: tuple[torch.Tensor, ...],
-    ) -> None:  # fmt: skip
-        self.family, self.shape, self.shape_index = of, shape, shape_index
+        self, of: Family, side: Side, shape: torch.Tensor | None, same: bool, pulled: tuple[torch.Tensor, ...]
+    ) -> None:
+        self.family, self.shape = of, shape
         self._side, self._same, self._pulled = side, same, pulled
 
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
@@ -138,11 +138,9 @@ class _Leaf:
 
 def prepare(tree: Tree) -> None:
     """Compile the epilogues of a tree, in one thread before several need them."""
-    shapes = iter(tree.shapes)
-    for name, points in zip(leaves(tree.node), tree.points, strict=True):
-        of = family(name)
-        with torch.no_grad():
-            _finish_compiled(of, None if of.shape is None else next(shapes), points.new_ones(2, 2))
+    with torch.no_grad():
+        for of, points, shape in by_leaf(tree):
+            _finish_compiled(of, shape, points.new_ones(2, 2))
 
 
 def _finish_compiled(of: Family, shape: torch.Tensor | None, u: torch.Tensor) -> None:
@@ -170,12 +168,11 @@ class Tiles(Walk[Place]):
     def __init__(
         self, sides: Sides, pulled: list[tuple[torch.Tensor, ...]] | None = None, compiled: bool = False
     ) -> None:
-        tree, found = sides.tree, []
-        shapes = iter(enumerate(tree.shapes))
-        for index, (name, side) in enumerate(zip(leaves(tree.node), sides.leaves, strict=True)):
-            of = family(name)
-            number, shape = next(shapes) if of.shape is not None else (-1, None)
-            found.append(_Leaf(of, side, shape, number, sides.same, () if pulled is None else pulled[index]))
+        tree, sums = sides.tree, [()] * len(sides.leaves) if pulled is None else pulled
+        found = [
+            _Leaf(of, side, shape, sides.same, own)
+            for (of, _, shape), side, own in zip(by_leaf(tree), sides.leaves, sums, strict=True)
+        ]
         super().__init__(tree.node, found, [w.view(1, 1) for w in tree.weights])
         self._compiled = compiled
         self._memory: list[torch.Tensor] = []

@@ -10,15 +10,16 @@ families.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
 from gpytorch.kernels.keops import KeOpsKernel
 
-from autokern.kernels.family import family, family_of
+from autokern.kernels.family import Family, family, family_of
 
-__all__ = ["Node", "Tree", "dense", "diagonal", "form", "key", "leaves", "read"]
+__all__ = ["Node", "Tree", "by_leaf", "dense", "diagonal", "form", "key", "leaves", "peeled", "read"]
 
 _MOST_DIFFERENCES = 2**24
 """Elements above which differences of all points are not formed."""
@@ -93,6 +94,23 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
 def leaves(node: Node) -> list[str]:
     """Return the names of the families in a form, from left to right."""
     return [node.family] if node.kind == "leaf" else [name for child in node.children for name in leaves(child)]
+
+
+def by_leaf(tree: Tree) -> Iterator[tuple[Family, torch.Tensor, torch.Tensor | None]]:
+    """Yield of each leaf the family, the points, and the shape parameter if it has one."""
+    shapes = iter(tree.shapes)
+    for name, points in zip(leaves(tree.node), tree.points, strict=True):
+        of = family(name)
+        yield of, points, None if of.shape is None else next(shapes)
+
+
+def peeled(tree: Tree) -> tuple[Tree, torch.Tensor | None]:
+    """Take the scales off the root of a tree, whose product may as well be applied to what comes out of it."""
+    node, weights, scale = tree.node, list(tree.weights), None
+    while node.kind == "scale":
+        weight = weights.pop(0)
+        scale, node = weight if scale is None else scale * weight, node.children[0]
+    return Tree(node, tree.points, tree.shapes, weights), scale
 
 
 def key(kernel: Kernel) -> Any:

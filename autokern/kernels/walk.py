@@ -25,7 +25,6 @@ class Leaf(Protocol):
 
     family: Family
     shape: torch.Tensor | None
-    shape_index: int
 
     def distances(self, at: Any, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with u on a block."""
@@ -70,7 +69,9 @@ class Walk(Generic[Place]):
         self._node, self._leaves, self._weights = node, leaves, weights
         self._kept: _Tape | None = None
         self._weight_totals: list[torch.Tensor | None] = [None] * len(weights)
-        self._shape_totals: list[torch.Tensor | None] = [None] * sum(leaf.shape is not None for leaf in leaves)
+        shaped = [index for index, leaf in enumerate(leaves) if leaf.shape is not None]
+        self._shape_numbers = {index: number for number, index in enumerate(shaped)}
+        self._shape_totals: list[torch.Tensor | None] = [None] * len(shaped)
         self._leaf_factors: list[torch.Tensor | float] = [1.0] * len(leaves)
 
     def _spare(self, like: torch.Tensor) -> torch.Tensor:
@@ -202,7 +203,7 @@ class Walk(Generic[Place]):
         assert tape.slope is not None
         if leaf.shape is not None and leaf.family.shape is not None:
             by_shape = leaf.family.shape.slope(tape.value, leaf.shape)
-            _add(self._shape_totals, leaf.shape_index, self._total(g, by_shape, at) * factor)
+            _add(self._shape_totals, self._shape_numbers[index], self._total(g, by_shape, at) * factor)
         w = g.mul_(tape.slope)
         if scale >= 0:
             _add(self._weight_totals, scale, self._total(w, None, at) * outer)

@@ -19,10 +19,12 @@ __all__ = [
     "CG_ITERATIONS",
     "CG_VECTORS",
     "EPS",
+    "PAGED",
     "as_asked",
     "device_of",
     "dtype_of",
     "is_ours",
+    "is_paged",
     "iterates",
     "looped",
     "matrix_key",
@@ -31,6 +33,7 @@ __all__ = [
     "needs_accelerator",
     "needs_batch",
     "needs_cpu_detour",
+    "needs_few",
     "positive_definite",
     "random_matrix",
     "regime_axes",
@@ -45,6 +48,8 @@ CG_ITERATIONS = 11
 """Iterations of conjugate gradients that the library never undercuts (and seldom exceeds at its training tolerance)."""
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: eight or so of eleven columns, and a preconditioner of rank 15."""
+PAGED = 2**25
+"""Bytes above which the C library maps fresh memory for every matrix, and page faults decide."""
 _THREADS = (1, 2, 4, 8, 16)
 """Numbers of threads that are tried where the machine has more."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -124,6 +129,11 @@ def relative_error(problem: Problem, found: torch.Tensor, truth: torch.Tensor, g
 def needs_batch(problem: Problem) -> str | None:
     """Reason against taking a batch apart."""
     return None if 1 < problem.batch <= 1024 else "there is no batch to take apart, or too large a one"
+
+
+def needs_few(problem: Problem) -> str | None:
+    """Reason against taking any batch apart in which each element is work for all threads."""
+    return "a batch is taken apart, and this one is too large for that" if problem.batch > 64 else None
 
 
 def needs_cpu_detour(problem: Problem) -> str | None:
@@ -223,10 +233,11 @@ def iterates(problem: Problem) -> bool:
     return problem.variant.split("/")[-1] == "cg"
 
 
-def regime_axes(problem: Problem) -> tuple[float, ...]:
-    """Place of a problem by what stock does: conjugate gradients say nothing of Cholesky, nor small of paged memory.
+def is_paged(problem: Problem) -> bool:
+    """Whether a matrix of the problem's size comes from the system page by page each time."""
+    return problem.batch * problem.m * problem.n * problem.itemsize > PAGED
 
-    Above 32 MiB the C library maps fresh memory for every matrix, and page faults decide.
-    """
-    paged = problem.batch * problem.m * problem.n * problem.itemsize > 2**25
-    return (6.0 if iterates(problem) else 0.0, 1.5 if paged else 0.0)
+
+def regime_axes(problem: Problem) -> tuple[float, ...]:
+    """Place of a problem by what stock does: conjugate gradients say nothing of Cholesky, nor small of paged memory."""
+    return (6.0 if iterates(problem) else 0.0, 1.5 * is_paged(problem))

@@ -104,15 +104,22 @@ def stock(lower: torch.Tensor) -> torch.Tensor:
     return torch.cholesky_inverse(lower)
 
 
+def _is_singular(lower: torch.Tensor) -> bool:
+    """Whether LAPACK would refuse a factor."""
+    return not bool(lower.diagonal(dim1=-2, dim2=-1).all())
+
+
 @CHOLESKY_INVERSE.candidate("recursive", why_not=_no_gradients, memory=_memory_of(1.85))
 def recursive(lower: torch.Tensor) -> torch.Tensor:
     """Recursion on halves, nearly all of it products."""
-    return inverse_from_cholesky(lower)
+    return stock(lower) if _is_singular(lower) else inverse_from_cholesky(lower)
 
 
 @CHOLESKY_INVERSE.candidate("triangular", why_not=_no_gradients, memory=_memory_of(2.1))
 def triangular(lower: torch.Tensor) -> torch.Tensor:
     """Inverse of the factor by recursion, then one product."""
+    if _is_singular(lower):
+        return stock(lower)
     x = inverse_lower(lower)
     return x.mT @ x
 

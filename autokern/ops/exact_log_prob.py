@@ -38,6 +38,7 @@ from autokern.ops._shared import (
     matrix_problem,
     needs_accelerator,
     needs_cpu_detour,
+    needs_few,
     random_matrix,
     regime_axes,
     with_copies,
@@ -268,7 +269,7 @@ def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
 def _formless_why_not(problem: Problem) -> str | None:
     if not iterates(problem):
         return "the covariance is factorised"
-    return "a batch is taken apart, and this one is too large for that" if problem.batch > 64 else None
+    return needs_few(problem)
 
 
 @EXACT_LOG_PROB.candidate(

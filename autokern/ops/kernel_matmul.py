@@ -24,16 +24,18 @@ from autokern.kernels import embedded as forms
 from autokern.kernels import graph, lazy
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
+from autokern.kernels.cuts import Plan, usual
 from autokern.kernels.embedded import Embedded
-from autokern.kernels.products import Plan
 from autokern.op import Op
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     EPS,
     is_ours,
+    is_paged,
     matrix_problem,
     needs_accelerator,
     needs_cpu_detour,
+    needs_few,
     random_matrix,
     with_copies,
 )
@@ -41,8 +43,6 @@ from autokern.problem import Features, Problem
 
 __all__ = ["KERNEL_MATMUL"]
 
-_PAGED = 2**25
-"""Bytes of a matrix above which fresh memory is mapped for it."""
 _PRESUMED = 2**18
 """Elements from which on tiles need no measurement to be better: stock passes over all of them several times."""
 
@@ -152,8 +152,11 @@ def _leaves(problem: Problem) -> int:
     return 1 + problem.variant.split("/")[0].count("+")
 
 
-def _features_with(passes: float, halves: bool = False) -> Callable[[Problem], Features]:
-    """Features of a product whose elements are passed over so often, or half of them where a tile serves both."""
+def _features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Callable[[Problem], Features]:
+    """Features of a product whose elements are passed over so often, or half of them where a tile serves both.
+
+    `whole` matrices are fetched from the system, page by page, once they are too large for the C library to keep.
+    """
 
     def features(problem: Problem) -> Features:
         half = 0.5 if halves else 1.0
@@ -163,9 +166,20 @@ def _features_with(passes: float, halves: bool = False) -> Callable[[Problem], F
             calls=10.0 * leaves * backward * problem.batch,
             flops=2.0 * elements * (half * leaves * (problem.d + 2) + problem.rhs),
             bytes=elements * problem.itemsize * (half * passes * leaves),
+            copied=elements * problem.itemsize * (whole * is_paged(problem)),
         )
 
     return features
+
+
+_STOCK_PASSES = {"rbf": 6, "matern12": 8, "matern32": 13, "matern52": 20, "rq": 11, "cosine": 8}
+"""Passes of gpytorch's own formulae over the matrix, about; the periodic one passes over all differences of points."""
+
+
+def _stock_features(problem: Problem) -> Features:
+    names = problem.variant.split("/")[0].split("+")
+    passes = sum(_STOCK_PASSES.get(name, 60 * problem.d) for name in names)
+    return _features_with(passes / len(names), whole=3 * len(names))(problem)
 
 
 def _outputs(problem: Problem) -> int:
@@ -197,7 +211,7 @@ def _dense_memory(matrices: float) -> Callable[[Problem], int]:
 
 
 def _presumed(problem: Problem) -> str:
-    if problem.m * problem.n < _PRESUMED or problem.batch > 64:
+    if problem.m * problem.n < _PRESUMED or needs_few(problem) is not None:
         return "stock"
     return ("tiled-symmetric" if _same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
 
@@ -214,12 +228,12 @@ KERNEL_MATMUL = Op(
     grid=_grid,
     features=_features_with(4),
     memory=_dense_memory(2),
-    axes=lambda problem: (1.5 if _elements(problem) * problem.itemsize > _PAGED else 0.0,),
+    axes=lambda problem: (1.5 * is_paged(problem),),
     presumed=_presumed,
 )
 
 
-@KERNEL_MATMUL.candidate("stock", memory=_dense_memory(4), features=_features_with(12))
+@KERNEL_MATMUL.candidate("stock", memory=_dense_memory(4), features=_stock_features)
 def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The kernel's own covariance matrix, then torch.matmul."""
     if isinstance(kernel, Embedded):
@@ -227,10 +241,10 @@ def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
     return to_linear_operator(kernel.forward(x1, x2)).to_dense() @ rhs
 
 
-@KERNEL_MATMUL.candidate("dense", parts=True)
+@KERNEL_MATMUL.candidate("dense", parts=True, features=_features_with(4, whole=1))
 def dense(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """The whole matrix, tile by tile, then one product."""
-    k = products.matrix(*_both(kernel, x1, x2), Plan(512))
+    """The whole matrix, strip by strip, then one product."""
+    k = products.matrix(*_both(kernel, x1, x2), usual(x1.device))
     return to_linear_operator(k).matmul(rhs)
 
 
@@ -238,9 +252,7 @@ def _tiled_why_not(tile: int) -> Callable[[Problem], str | None]:
     def why_not(problem: Problem) -> str | None:
         if (problem.device == "cpu") != (tile <= 2048):
             return f"tiles of {tile} are for {'an accelerator' if tile > 2048 else 'a CPU'}"
-        if problem.batch > 64:
-            return "a batch is taken apart, and this one is too large for that"
-        return None
+        return needs_few(problem)
 
     return why_not
 
@@ -263,15 +275,15 @@ def _compiled_why_not(plan: Plan, cut: Callable[[Problem], str | None]) -> Calla
     return why_not if plan.compiled else cut
 
 
-def _add(name: str, plan: Plan, summary: str, halves: bool = False) -> None:
+def _add(name: str, plan: Plan, summary: str) -> None:
     """Register a way to cut the product."""
 
     def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         return products.matmul(*_both(kernel, x1, x2), rhs, plan)
 
     run.__doc__ = summary
-    why_not = _compiled_why_not(plan, (_symmetric_why_not if halves else _tiled_why_not)(plan.tile))
-    memory, features = _tiles_memory(plan.tile), _features_with(2, halves)
+    why_not = _compiled_why_not(plan, (_symmetric_why_not if plan.symmetric else _tiled_why_not)(plan.tile))
+    memory, features = _tiles_memory(plan.tile), _features_with(2, plan.symmetric)
     register = KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features, setup=plan.compiled)
     register(run)
 
@@ -280,28 +292,28 @@ _add("tiled", Plan(1024, symmetric=False), "Tile by tile, each evaluated, multip
 _add("tiled@512", Plan(512, symmetric=False), "The same in smaller tiles.")
 _add("tiled@2048", Plan(2048, symmetric=False), "The same in larger tiles.")
 _add("tiled-columns", Plan(1024, symmetric=False, columns=True), "The right-hand sides as columns, padded to 16.")
-_add("tiled-symmetric", Plan(768), "Each tile serves both halves of the matrix.", halves=True)
-_add("tiled-symmetric@512", Plan(512), "The same in smaller tiles.", halves=True)
-_add("tiled-symmetric@1536", Plan(1536), "The same in larger tiles.", halves=True)
+_add("tiled-symmetric", Plan(768), "Each tile serves both halves of the matrix.")
+_add("tiled-symmetric@512", Plan(512), "The same in smaller tiles.")
+_add("tiled-symmetric@1536", Plan(1536), "The same in larger tiles.")
 _add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, large enough for an accelerator.")
 _add("tiled@8192", Plan(8192, symmetric=False), "The same in larger tiles.")
-_add("tiled-symmetric@4096", Plan(4096), "Each tile serves both halves, large enough for an accelerator.", halves=True)
+_add("tiled-symmetric@4096", Plan(4096), "Each tile serves both halves, large enough for an accelerator.")
 _add("compiled", Plan(768, False, compiled=True), "Tile by tile with the epilogue compiled into one pass.")
-_add("compiled-symmetric", Plan(768, compiled=True), "The same, each tile serving both halves.", halves=True)
+_add("compiled-symmetric", Plan(768, compiled=True), "The same, each tile serving both halves.")
 
 
 def _elsewhere(
-    kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, there: torch.device | None, tile: int
+    kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, there: torch.device | None
 ) -> torch.Tensor:
     tree, others = _both(kernel, x1, x2)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     columns = None if others is None else [z.to(there) for z in others]
-    return products.matmul(away, columns, rhs.to(there), Plan(tile)).to(rhs.device)
+    return products.matmul(away, columns, rhs.to(there), usual(away.points[0].device)).to(rhs.device)
 
 
 def _keops_why_not(problem: Problem) -> str | None:
-    if problem.batch > 64:
-        return "compiled for single matrices and small batches"
+    if (many := needs_few(problem)) is not None:
+        return many
     return lazy.why_not(problem.d * _leaves(problem), problem.device) or keops_problem(problem.device)
 
 
@@ -324,10 +336,10 @@ _copied = with_copies(_features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) *
 @KERNEL_MATMUL.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_outputs)
 def on_cpu(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tiles on the CPU: points and columns are copied, the matrix never."""
-    return _elsewhere(kernel, x1, x2, rhs, torch.device("cpu"), 768)
+    return _elsewhere(kernel, x1, x2, rhs, torch.device("cpu"))
 
 
 @KERNEL_MATMUL.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=_outputs)
 def on_accelerator(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tiles on the accelerator: points and columns are copied, the matrix never."""
-    return _elsewhere(kernel, x1, x2, rhs, host.accelerator(), 4096)
+    return _elsewhere(kernel, x1, x2, rhs, host.accelerator())

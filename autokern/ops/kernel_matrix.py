@@ -25,6 +25,7 @@ from autokern.ops._shared import (
     EPS,
     dtype_of,
     is_ours,
+    is_paged,
     matrix_problem,
     needs_accelerator,
     needs_cpu_detour,
@@ -137,7 +138,7 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
 
 def _axes(problem: Problem) -> tuple[float, ...]:
     """Above 32 MiB the C library maps fresh memory for every result, and page faults decide."""
-    return (2.0 if _elements(problem) * problem.itemsize > 2**25 else 0.0,)
+    return (2.0 * is_paged(problem),)
 
 
 def _elements(problem: Problem) -> int:

@@ -29,7 +29,7 @@ from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 from autokern.op import Op
 from autokern.ops._models import trained
-from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
 from autokern.posterior import PosteriorCovariance, by_blocks
 from autokern.problem import Features, Problem
 from autokern.strips import Strips
@@ -175,7 +175,7 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
 
 def _axes(problem: Problem) -> tuple[float, ...]:
     """What stock does when it iterates says nothing of solving; large joint matrices are paged memory."""
-    joint = problem.batch * problem.m**2 * problem.itemsize > 2**25
+    joint = problem.batch * problem.m**2 * problem.itemsize > PAGED
     return (6.0 if iterates(problem) else 0.0, 1.0 if problem.variant[:4] == "fast" else 0.0, 1.5 if joint else 0.0)
 
 
