@@ -49,10 +49,15 @@ class _Overlay:
 _overlay: ContextVar[_Overlay | None] = ContextVar("autokern_using", default=None)
 
 
+def _settings() -> Settings:
+    """Return the settings that hold in this thread or task."""
+    overlay = _overlay.get()
+    return session().settings if overlay is None else overlay.settings
+
+
 def _ordered_memory() -> int | None:
     """Return the bytes that a call in this thread may take by the user's order."""
-    overlay = _overlay.get()
-    return (session().settings if overlay is None else overlay.settings).memory
+    return _settings().memory
 
 
 budget.orders_from(_ordered_memory)
@@ -101,8 +106,8 @@ def route(op: Op) -> Callable[..., Any]:
             entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         entry.count += 1
-        if entry.count == entry.review:
-            entry = here.reviewed(op, entry, here.settings if overlay is None else overlay.settings)
+        if entry.count == entry.due:
+            entry = here.looked_at(op, entry, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         flag.active = not entry.parts
         try:
@@ -181,14 +186,10 @@ def using(
     >>> with autokern.using(force={"kernel_matrix": "stock"}):  # doctest: +SKIP
     ...     model(x)
     """
-    outer = _overlay.get()
-    settings = revised(
-        session().settings if outer is None else outer.settings,
-        force=force, exclude=exclude, accuracy=accuracy, memory=memory, calls=calls,
-    )  # fmt: skip
+    settings = revised(_settings(), force=force, exclude=exclude, accuracy=accuracy, memory=memory, calls=calls)
     for name, candidate in settings.force:
         get(name)[candidate]
-    overlay = _Overlay(settings, outer)
+    overlay = _Overlay(settings, _overlay.get())
     token = _overlay.set(overlay)
     try:
         yield
@@ -199,14 +200,12 @@ def using(
 
 def forced(op: str) -> str | None:
     """Return the candidate that the user forces for an op in this thread, or None."""
-    overlay = _overlay.get()
-    return (overlay.settings if overlay else session().settings).forced(op)
+    return _settings().forced(op)
 
 
 def explain(problem: Problem) -> Decision:
     """Return the decision that a problem would get now."""
-    here, overlay = session(), _overlay.get()
-    return here.decide(get(problem.op), problem, overlay.settings if overlay else here.settings)
+    return session().decide(get(problem.op), problem, _settings())
 
 
 def decisions() -> list[tuple[Decision, int]]:

@@ -42,14 +42,23 @@ def _repeatable(run: Run) -> Run:
 
 
 class Entry:
-    """A decided key: what runs, how often it did, and after how many calls it is to be decided again."""
+    """A decided key: what runs, and how often it did.
 
-    __slots__ = ("candidate", "count", "decision", "parts", "review", "run")
+    Attributes
+    ----------
+    due : int
+        The call at which it is looked at again, as `drift` schedules it; 0 for none.
+    strikes : int
+        Checks running in which stock was faster.
+    """
+
+    __slots__ = ("candidate", "count", "decision", "due", "parts", "run", "strikes")
 
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
         self.count = 0
-        self.review = decision.review
+        self.due = 0
+        self.strikes = 0
         self.serve(candidate)
 
     def serve(self, candidate: Candidate) -> None:
@@ -60,7 +69,7 @@ class Entry:
 
     def demote(self, successor: Candidate) -> None:
         """Let another candidate run from now on in place of one that failed."""
-        self.review = 0
+        self.due = 0
         self.serve(successor)
 
 

@@ -28,6 +28,8 @@ Version = tuple[int, int, int, int]  # what distinguishes one file under a name 
 LARGEST = 64 * 2**20  # bytes of a file that is read at all
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _FLAGS
+_MOST_LINKS = 40  # on the way to one folder
 _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descriptors, and files no owners to check
 
 _HEADER = re.compile(rb'\{"autokern":"profile","schema":([1-9]\d{0,5}),"sha256":"([0-9a-f]{64})"\}\n')
@@ -39,7 +41,16 @@ class NewerError(ProfileError):
 
 
 class Folder:
-    """An open folder; with `private`, one that only its owner, who is this user, can write to.
+    """An open folder.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is, absolute.
+    private : bool
+        Whether only its owner, who must be this user, may write to it, and no other user's link may lead to it.
+    create : bool
+        Whether to make it, for its owner alone, with all that is missing on the way.
 
     Raises
     ------
@@ -49,14 +60,14 @@ class Folder:
         If it had to be private and is not.
     """
 
-    def __init__(self, path: Path, *, private: bool) -> None:
+    def __init__(self, path: Path, *, private: bool, create: bool = False) -> None:
         self.path = path
         self.fd: int | None = None
         if _BY_NAME:
+            if create:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
             return
-        if private and path.is_symlink() and path.lstat().st_uid not in (0, os.geteuid()):
-            raise ProfileError(f"{path} is a link that another user made")
-        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
+        self.fd = _reached(path, create) if private else os.open(path, _FOLDER)
         try:
             if private:
                 _check_private(os.fstat(self.fd), path)
@@ -156,6 +167,62 @@ class Folder:
 
     def _at(self, name: str) -> str:
         return str(self.path / name) if self.fd is None else name
+
+
+def _reached(path: Path, create: bool) -> int:
+    """Open a folder name by name, so that nobody can exchange a part of its path for a link once it was looked at."""
+    fd = os.open(path.anchor, _FOLDER)
+    rest, links = list(reversed(path.parts[1:])), 0
+    try:
+        while rest:
+            name = rest.pop()
+            step = _step(fd, name, create)
+            if step is None:
+                links += 1
+                target = Path(_link(fd, name, path))
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+                step = os.open(target.anchor, _FOLDER) if target.is_absolute() else os.dup(fd)
+            os.close(fd)
+            fd = step
+        return os.open(".", _FOLDER, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def _step(fd: int, name: str, create: bool) -> int | None:
+    """Return the folder of a name in a folder, made if it is missing; None if the name is that of a link."""
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NOFOLLOW | _FLAGS
+    try:
+        return os.open(name, flags, dir_fd=fd)
+    except FileNotFoundError:
+        if not create:
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=fd)
+        return _step(fd, name, False)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+        if is_link and stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            return None
+        raise
+
+
+def _link(fd: int, name: str, path: Path) -> str:
+    """Return where a link leads that this user or root has made; one that changes meanwhile leads nowhere."""
+
+    def looked_at() -> tuple[int, int, int, int]:
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        return info.st_uid, info.st_dev, info.st_ino, info.st_ctime_ns
+
+    before = looked_at()
+    if before[0] not in (0, os.geteuid()):
+        raise ProfileError(f"{path} leads through {name}, a link that another user made")
+    target = os.readlink(name, dir_fd=fd)
+    if looked_at() != before:
+        raise ProfileError(f"{path} leads through {name}, a link that somebody is changing")
+    return target
 
 
 @contextlib.contextmanager

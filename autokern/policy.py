@@ -23,16 +23,13 @@ __all__ = ["NOISE", "Decision", "decide", "obstacles"]
 
 NOISE = 0.03
 """A predicted gain below this, in log units, is no gain."""
-CONFIDENCE = 1.4
+CONFIDENCE = 1.7
 """Standard deviations that must lie between a prediction and a tie."""
 LEEWAY = 0.13
 """What an exact result may cost where stock only approximates, in log units: a tenth after what NOISE demands."""
 FEWER_THREADS = 0.05
 """What fewer threads may cost beyond what is uncertain, in log units: beside another process every parallel region
 waits for a core, and a step takes ten times as long."""
-
-
-_FASTEST = "the fastest as measured, by more than is uncertain"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,34 +185,41 @@ def decide(
     if ordered is not None and ordered[0] not in excluded:
         return decision(*ordered, "order")
     horizon = seen if settings.calls is None else settings.calls
+    known, presumed = [n for n in ranked if n in estimates], op.presumed(problem)
     if "stock" in excluded:
-        presumed = op.presumed(problem)
         likely = presumed if presumed not in excluded else _frugal(feasible, problem).name
-        known = [n for n in ranked if n in estimates]
         name, review = _repaid(known, op, estimates, model, horizon) if known else (likely, 0)
         why = f"stock does not fit the memory: it {excluded['stock']}"
         source = _source(estimates[name]) if name in estimates else "unmeasured"
         return decision(name, f"{ordered[1]}; {why}" if ordered else why, source, review)
     if len(feasible) == 1:
         return decision("stock", "no other candidate can serve this problem", "only choice")
+    another = presumed not in ("stock", *excluded)
     if not estimates:
-        presumed = op.presumed(problem)
-        if presumed != "stock" and presumed not in excluded:
+        if another:
             return decision(presumed, "nothing was measured yet, and stock would do far more work", "unmeasured")
         return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
-    ahead = ranked[: ranked.index("stock")]
-    better = [n for n in ahead if _cost(op, problem, n, estimates[n]) <= -NOISE]
+    known.remove("stock")
+    better = [n for n in known if _cost(op, problem, n, estimates[n]) <= -NOISE]
+    doubtful = another and not better  # then it is for stock to be proven faster
+    if doubtful:
+        better = [n for n in known if estimates[n].log_ratio <= -NOISE]
     name, review = _repaid([*better, "stock"], op, estimates, model, horizon)
     if name == "stock":
         reason = "no other candidate beats it by more than is uncertain"
         if review:
             reason = f"what is faster compiles first, which {review} calls would repay"
         return decision("stock", reason, _source(estimates["stock"]), review)
-    fewer = op[name].threads and any(told.log_ratio < estimates[name].log_ratio for told in estimates.values())
-    reason = "as fast as any but for what is uncertain, with fewer threads" if fewer else _FASTEST
-    if estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma > -NOISE:
+    told = estimates[name]
+    if doubtful:
+        reason = "likely the fastest, and stock, which does far more work, is not known to be faster"
+    elif told.log_ratio + CONFIDENCE * told.sigma > -NOISE:
         reason = "exact where stock approximates, and no slower beyond noise"
-    return decision(name, reason, _source(estimates[name]), review)
+    elif op[name].threads and any(other.log_ratio < told.log_ratio for other in estimates.values()):
+        reason = "as fast as any but for what is uncertain, with fewer threads"
+    else:
+        reason = "the fastest as measured, by more than is uncertain"
+    return decision(name, reason, _source(told), review)
 
 
 def _repaid(

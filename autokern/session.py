@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autokern import budget, host, keops, store
+from autokern import budget, drift, host, keops, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.entries import Entry, LargeEntry, is_large
@@ -100,7 +100,7 @@ class Session:
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
         """Put a decided key into a memo, which is emptied first if it has grown too large."""
         table = memo.setdefault(name, {})
-        if len(table) >= _MOST_KEYS:
+        if len(table) >= _MOST_KEYS and key not in table:
             self.forget(memo)
         table[key] = entry
 
@@ -133,17 +133,25 @@ class Session:
         _log.debug("%s", decision)
         return self._made(op, decision, settings)
 
-    def _made(self, op: Op, decision: Decision, settings: Settings) -> Entry:
+    def _made(self, op: Op, decision: Decision, settings: Settings, count: int = 0) -> Entry:
         if is_large(op, decision):
-            return LargeEntry(decision, op, settings, self.decide)
-        return Entry(decision, op[decision.candidate])
+            entry: Entry = LargeEntry(decision, op, settings, self.decide)
+        else:
+            entry = Entry(decision, op[decision.candidate])
+        entry.count = count
+        drift.schedule(entry, op, settings)
+        return entry
 
-    def reviewed(self, op: Op, entry: Entry, settings: Settings) -> Entry:
-        """Decide a key again that was called as often as its decision says: what compiles may repay itself by now."""
+    def looked_at(self, op: Op, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
+        """Look at a key that was called as often as it said.
+
+        Its decision may be due again, for what compiles may repay itself by now; else the machine may have drifted.
+        """
+        if entry.count != entry.decision.review:
+            drift.check(entry, op, args)
+            return entry
         decision = self.decide(op, entry.decision.problem, settings, entry.count)
-        made = self._made(op, decision, settings)
-        made.count = entry.count
-        return made
+        return self._made(op, decision, settings, entry.count)
 
     def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
@@ -190,7 +198,7 @@ class Session:
         self._tried.add(problem.group)
         try:
             with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
-                if ours:
+                if ours and not self._learnt(problem):
                     self._calibrate(op, problem, left)
         except (AutokernError, RuntimeError, OSError) as error:
             if settings.strict:
@@ -199,6 +207,14 @@ class Session:
         finally:
             self._spent += time.perf_counter() - started
             self._measuring.release()
+
+    def _learnt(self, problem: Problem) -> bool:
+        """Whether another process has measured this since the profile was read; what it found is then in force."""
+        kept = _load(self.settings)
+        if not CostModel(kept).knows(problem):
+            return False
+        self.adopt(self.profile.merge(kept))
+        return True
 
     def _calibrate(self, op: Op, problem: Problem, budget: float) -> None:
         def publish(profile: Profile) -> None:

@@ -77,9 +77,7 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
         message += "It is not used; measuring again replaces it, unless a newer autokern wrote it."
         if settings.strict:
             raise ProfileError(message) from error
-        if _first(
-            f"load {fingerprint}: {error}"
-        ):  # trouble of the folder will be a warning when something is to be saved
+        if _first(f"load {fingerprint}: {error}"):  # a warning of the folder comes when something is to be saved
             _log.log(logging.WARNING if isinstance(error, ProfileError) else logging.INFO, "%s", message)
         return None
 
@@ -204,9 +202,7 @@ def _folder(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
     path = home(settings)
     if path is None:
         raise FileNotFoundError(errno.ENOENT, "this user has no cache folder")
-    if create:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.closing(Folder(path, private=True)) as folder:
+    with contextlib.closing(Folder(path, private=True, create=create)) as folder:
         yield folder
 
 

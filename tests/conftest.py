@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import gpytorch
@@ -12,10 +13,19 @@ import pytest
 import torch
 
 from autokern import dispatch, hooks, keops
-from autokern.kernels import products
+from autokern.kernels import cuts
 from autokern.op import Op, inside
 from autokern.problem import Features, Problem
 from autokern.settings import Settings
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "also run the tortures of tests/torture, in minutes (ci) or in earnest (full)"
+    parser.addoption("--torture", choices=("ci", "full"), help=told)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if collection_path.name == "torture" and config.getoption("--torture") is None else None
 
 
 def _bare(patch: pytest.MonkeyPatch, home: object) -> None:
@@ -99,8 +109,8 @@ def one_thread():
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 16 points, so that small matrices have several, and some that are not full."""
-    cut = products._bounds
-    monkeypatch.setattr(products, "_bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
+    cut = cuts.bounds
+    monkeypatch.setattr(cuts, "bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
 
 
 @pytest.fixture

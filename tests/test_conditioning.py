@@ -521,6 +521,7 @@ def test_nothing_is_kept_of_a_strategy_that_is_dropped(detached):
     assert len(conditioning._kept) == before
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_fifty_dropped_models():
     process, resident = psutil.Process(), []
     with autokern.enabled():

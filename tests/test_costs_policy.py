@@ -172,6 +172,17 @@ def test_stock_wins_where_little_is_known(op):
     assert chosen(op, ratios, square(64), sizes=(64,), noise=0.5).candidate == "stock"
 
 
+@pytest.mark.parametrize(("ratio", "winner"), [(0.7, "fast"), (0.999, "stock"), (1.5, "stock")])
+def test_where_little_is_known_the_presumed_winner_need_only_be_likely(make_op, ratio, winner):
+    made = make_op("synthetic", presumed=lambda problem: "fast")
+    for name in ("stock", "fast"):
+        made.candidate(name)(lambda a: a)
+    found = chosen(made, {"fast": ratio}, square(2**14), sizes=(16, 32), noise=0.6)
+    assert found.candidate == winner
+    if winner == "fast":
+        assert found.reason == "likely the fastest, and stock, which does far more work, is not known to be faster"
+
+
 def test_nothing_measured_means_stock(op):
     found = decide(square(64), op, CostModel(Profile()), ORDERS_NOTHING)
     assert (found.candidate, found.source, found.predicted) == ("stock", "unmeasured", {})

@@ -198,6 +198,7 @@ def test_a_probe_that_hangs_is_ended_with_all_that_it_started(monkeypatch):
 needs_keops = pytest.mark.skipif(keops.keops_problem() is not None, reason=f"needs KeOps: {keops.keops_problem()}")
 
 
+@pytest.mark.slow
 @needs_keops
 def test_keops_is_compiled_and_run_for_real():
     found = probes.try_keops(100)

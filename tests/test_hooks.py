@@ -276,6 +276,7 @@ print("as it should be")
 """
 
 
+@pytest.mark.slow
 def test_any_order_of_imports():
     orders = {
         "first": "import autokern.auto\nimport gpytorch",
@@ -297,6 +298,7 @@ def test_any_order_of_imports():
         assert "as it should be" in told[name]
 
 
+@pytest.mark.slow
 def test_importing_reads_no_settings_and_enabling_does():
     script = (
         "import warnings; warnings.simplefilter('ignore'); import autokern; print('imported'); import autokern.auto"

@@ -112,6 +112,7 @@ def test_current_describes_this_host():
     assert here.fields["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_the_same_host_has_the_same_fingerprint_in_every_process():
     code = BARE + "from autokern import host; print(host.current().fingerprint)"
     answers = set()

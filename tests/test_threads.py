@@ -518,6 +518,7 @@ print(taken > 0, none, again == taken, torch.allclose(after, stock), after.equal
 """
 
 
+@pytest.mark.slow
 def test_botorch_imported_after_and_before():
     """In a process of its own, where nobody has imported SciPy's optimisers."""
     command = [sys.executable, "-W", "ignore", "-c", FITS]

@@ -250,7 +250,7 @@ def test_a_sample_that_was_disturbed_is_taken_again(clock):
 
 def test_standard_error():
     assert standard_error([1.0]) >= 0.1
-    assert standard_error([0.5] * 3) == pytest.approx(standard_error([1.0]) / 3)
+    assert standard_error([0.5] * 3) == pytest.approx(standard_error([1.0]) / 3**1.5)
     assert standard_error([0.5] * 300) < 1e-3
     generator = random.Random(1)
     for count in (9, 25, 100):

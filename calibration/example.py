@@ -1,0 +1,63 @@
+"""The worked example of `docs/how-it-decides.md`: one decision on a recorded host, written out from its profile.
+
+May import no other file of this folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autokern.costs import CostModel
+from autokern.op import get
+from autokern.policy import CONFIDENCE, NOISE, decide
+from autokern.problem import Problem
+from autokern.settings import Settings
+from autokern.store import read_file
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parent / "docs" / "how-it-decides.md"
+BLOCK = re.compile(r"(<!-- example: [^>]*-->\n).*?(<!-- /example -->)", re.DOTALL)
+HOST = "intel-xeon-processor"
+ASKED = Problem(op="kernel_matmul", m=6000, n=6000, d=10, rhs=11, dtype="float64", variant="rbf/same")
+NEARLY = Problem(op="cholesky", m=1500, n=1500, dtype="float64")
+
+
+def markdown() -> str:
+    """Return the example."""
+    model = CostModel(read_file(HERE / "hosts" / f"{HOST}.json"))
+    parts = []
+    for problem in (ASKED, NEARLY):
+        op = get(problem.op)
+        decision = decide(problem, op, model, Settings())
+        estimates = model.estimate(op, problem, op.candidates)
+        others = [name for name in estimates if name != "stock" and name not in decision.excluded]
+        runner = min(others, key=lambda name: estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma)
+        told = estimates[runner]
+        reach = told.log_ratio + CONFIDENCE * told.sigma
+        told_of = f"{reach:.2f}, below" if reach <= -NOISE else f"{reach:.2f}, not below"
+        parts.append(
+            f"```\n{decision}\n```\n\nThe logarithm of the time of `{runner}` over stock's is predicted as "
+            f"{told.log_ratio:.2f} ± {told.sigma:.2f}.\n"
+            f"{CONFIDENCE} standard deviations up it is {told_of} the {-NOISE} that counts as a gain.\n"
+        )
+    return "\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the example into the docs, or with ``--check`` tell by the exit status whether it is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if the example is out of date")
+    options = parser.parse_args(arguments)
+    text = DOCUMENT.read_text(encoding="utf-8")
+    fresh = BLOCK.sub(lambda match: match[1] + markdown() + match[2], text)
+    if not options.check:
+        DOCUMENT.write_text(fresh, encoding="utf-8")
+    return int(options.check and fresh != text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""T8: calibrations of two names for one function find no winner, and those of a true gap find it, idle or disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from harness import Findings, Mutation, main
+from toy import GRID, believed, op_of, powers
+
+from autokern import dispatch
+from autokern.calibrate import calibrate
+from autokern.costs import CostModel
+from autokern.op import Op, registered
+from autokern.policy import decide
+from autokern.problem import Problem
+from autokern.profile import Profile
+from autokern.settings import Settings
+
+BURST = """
+import random, time
+draw = random.Random()
+while True:
+    ends = time.perf_counter() + draw.uniform(0.002, 0.06)
+    while time.perf_counter() < ends:
+        pass
+    time.sleep(draw.uniform(0.002, 0.06))
+"""
+
+
+class Size(NamedTuple):
+    """How much is done: calibrations of each kind."""
+
+    runs: int
+
+
+SIZES = {"ci": Size(120), "full": Size(1500)}
+
+
+def _op(name: str, work: tuple[int, int]) -> Op:
+    """An op whose stock multiplies matrices so often, and whose other candidate as often as the second number says."""
+    return op_of(name, powers(lambda: work[0]), powers(lambda: work[1]))
+
+
+def _decisions(op: Op) -> list[str]:
+    """Calibrate once, and decide each measured problem."""
+    profile = calibrate([op], "quick", 20.0, ["cpu"], Profile(), dtypes=("float64",))
+    model = CostModel(profile)
+    return [decide(trial.problem, op, model, Settings()).candidate for trial in profile.trials]
+
+
+@contextlib.contextmanager
+def _neighbours() -> Iterator[None]:
+    """As many processes as there are processors, at work about half of the time."""
+    others = [subprocess.Popen([sys.executable, "-S", "-c", BURST]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+SURROUNDINGS: dict[str, Callable[[], Any]] = {"idle": contextlib.nullcontext, "bursty": _neighbours}
+
+
+def no_gap(found: Findings, size: Size) -> None:
+    """Count wins of a candidate that is stock under another name: at most one in a hundred."""
+    op = _op("torture.same", (10, 10))
+    for name, surroundings in SURROUNDINGS.items():
+        with surroundings():
+            decisions = [choice for _ in range(size.runs) for choice in _decisions(op)]
+        wins = sum(choice != "stock" for choice in decisions)
+        share = wins / len(decisions)
+        found.expect(share <= 0.01, f"{name}: {wins} false wins in {len(decisions)} decisions")
+        found.figures[f"no gap, {name}"] = f"{wins} false wins in {len(decisions)} decisions ({share:.2%})"
+
+
+def gap(found: Findings, size: Size) -> None:
+    """Count how often a candidate that does 10 of stock's 13 products wins: at least 99 times in a hundred."""
+    op = _op("torture.gap", (13, 10))
+    with SURROUNDINGS["idle"]():
+        decisions = [choice for _ in range(size.runs) for choice in _decisions(op)]
+    hits = sum(choice == "other" for choice in decisions)
+    share = hits / len(decisions)
+    found.expect(share >= 0.99, f"the gap was found {hits} times in {len(decisions)} decisions")
+    found.figures["a gap of 1.3"] = f"found {hits} times in {len(decisions)} decisions ({share:.2%})"
+
+
+def nothing_known(found: Findings, size: Size) -> None:
+    """Far from every measurement, a candidate that was a tenth faster is not believed."""
+    op = _op("torture.far", (11, 10))
+    model = CostModel(calibrate([op], "quick", 20.0, ["cpu"], Profile(), dtypes=("float64",)))
+    far = decide(Problem(op=op.name, m=2**15, n=2**15), op, model, Settings())
+    found.expect(far.candidate == "stock", f"extrapolated over {math.log2(2**15 / GRID[-1]):.0f} octaves: {far}")
+    found.figures["far away"] = far.reason
+
+
+def drift(found: Findings, size: Size) -> None:
+    """A candidate that slows down in the middle of its life is noticed and gives way; one that stays ahead goes on."""
+    noticed: list[int] = []
+    turns = max(3, size.runs // 40)
+    for _ in range(turns):
+        noticed.append(_calls_until_demoted(found, slower=3.0))
+        found.expect(_calls_until_demoted(found, slower=0.9) == 0, "a candidate that is faster was demoted")
+    found.expect(0 not in noticed, f"{noticed.count(0)} of {turns} candidates that slowed down went on")
+    found.figures["drift"] = f"{turns} of {turns} noticed, after {min(noticed)} to {max(noticed)} calls"
+
+
+_LIFE = 9000
+
+
+def _calls_until_demoted(found: Findings, slower: float) -> int:
+    """Return how many calls after its slowing down a candidate gave way to stock; 0 for never."""
+    speed = {"times": 6}
+    call = believed(op_of(f"torture.drift{len(registered())}", powers(lambda: 10), powers(lambda: speed["times"])))
+    a = torch.rand(48, 48, dtype=torch.float64)
+    for number in range(_LIFE):
+        if number == 1500:
+            speed["times"] = int(10 * slower)
+        call(a)
+        ((decision, _),) = dispatch.decisions()
+        if decision.candidate == "stock":
+            found.expect(number >= 1500, "a candidate was demoted before it slowed down")
+            return number - 1499
+    return 0
+
+
+MUTATIONS = [
+    Mutation("nobody looks again", "dispatch.py", "if entry.count == entry.due:", "if False:", "drift"),
+    Mutation(
+        "whatever is measured to be faster wins",
+        "policy.py",
+        "    return told.log_ratio + CONFIDENCE * told.sigma - (LEEWAY if favoured else 0.0)",
+        "    return told.log_ratio - 0.05",
+        "no_gap",
+    ),
+    Mutation(
+        "candidates are timed one after the other, and once",
+        "timer.py",
+        "        for turn in range(rounds[1]):",
+        "        for turn in range(1):",
+        "gap",
+    ),
+]
+
+if __name__ == "__main__":
+    main({"no_gap": no_gap, "gap": gap, "nothing_known": nothing_known, "drift": drift}, SIZES)

@@ -1,0 +1,367 @@
+"""T10: life beside everything else. Compilers, tracers, transforms, pickles, forks, workers, threads, other libraries.
+
+Every case is a program of its own in a fresh interpreter in which any warning is an error; what it asserts must hold.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from typing import NamedTuple
+
+from harness import Findings, Mutation, main
+
+COMMON = """
+import warnings
+warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+import sys, os, copy, pickle, io, threading
+import torch, gpytorch, linear_operator
+import autokern
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, n=40):
+        x = torch.linspace(0, 1, n, dtype=torch.float64).unsqueeze(-1)
+        super().__init__(x, (5 * x[:, 0]).sin(), gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = ScaleKernel(MaternKernel(2.5))
+        self.double()
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+def loss(model):
+    model.train()
+    return -gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(
+        model(*model.train_inputs), model.train_targets)
+
+def step(model):
+    model.zero_grad()
+    value = loss(model)
+    value.backward()
+    return torch.stack([value.detach(), *(p.grad.sum() for p in model.parameters())])
+
+def predict(model, points=7):
+    model.eval()
+    with torch.no_grad():
+        found = model(torch.linspace(-0.1, 1.2, points, dtype=torch.float64).unsqueeze(-1))
+        return torch.cat([found.mean, found.variance])
+
+def near(one, other, bound=1e-8):
+    torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+
+def same(call):
+    # with autokern and without: the same result, or the same exception
+    outcomes = []
+    for context in (warnings.catch_warnings(), autokern.enabled()):
+        with context:
+            try:
+                outcomes.append(call())
+            except Exception as error:
+                outcomes.append(error)
+    one, other = outcomes
+    assert isinstance(one, Exception) == isinstance(other, Exception), outcomes
+    assert type(one) is type(other), outcomes
+    if not isinstance(one, Exception):
+        near(one, other)
+
+def spd(n, b=()):
+    a = torch.randn(*b, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return a @ a.mT + n * torch.eye(n, dtype=torch.float64)
+
+STOCK = step(Model()), predict(Model())
+"""
+
+CASES = {
+    "torch.compile of a factorisation": """
+        from linear_operator.utils.cholesky import psd_safe_cholesky
+        def f(a):
+            return torch.linalg.cholesky(a @ a.mT + torch.eye(a.shape[-1], dtype=a.dtype)).sum()
+        with autokern.enabled():
+            compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+            a = spd(9).requires_grad_()
+            near(compiled(a), f(a))
+            near(torch.autograd.grad(compiled(a), a)[0], torch.autograd.grad(f(a), a)[0])
+        """,
+    "torch.compile of operators and kernels": """
+        from linear_operator.operators import DenseLinearOperator
+        x = torch.rand(12, 2, dtype=torch.float64)
+        kernel = RBFKernel(ard_num_dims=2).double()
+        whole = {"fullgraph": True, "backend": "eager"}
+        same(lambda: torch.compile(lambda a: DenseLinearOperator(a)._matmul(a).sum(), **whole)(spd(5)))
+        same(lambda: torch.compile(lambda z: kernel.forward(z, z).sum(), **whole)(x))
+        same(lambda: torch.compile(lambda z: kernel(z).to_dense().sum(), backend="eager")(x))
+        """,
+    "torch.jit.trace": """
+        kernel = ScaleKernel(RBFKernel()).double().requires_grad_(False)
+        def f(x):
+            with gpytorch.settings.trace_mode():
+                return kernel(x).to_dense()
+        x = torch.rand(12, 2, dtype=torch.float64)
+        expected = f(x)
+        with autokern.enabled(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(f, x, check_trace=False)
+            near(traced(x), expected)
+            near(traced(torch.rand(5, 2, dtype=torch.float64)).diagonal(), kernel.outputscale.expand(5).detach())
+        """,
+    "vmap": """
+        from linear_operator.operators import DenseLinearOperator
+        from linear_operator.utils.cholesky import psd_safe_cholesky
+        kernel = RBFKernel(ard_num_dims=2).double()
+        a = spd(6, (3,))
+        same(lambda: torch.vmap(lambda m: DenseLinearOperator(m)._matmul(m))(a))
+        same(lambda: torch.vmap(lambda x: kernel.forward(x, x))(torch.rand(4, 9, 2, dtype=torch.float64)))
+        same(lambda: torch.vmap(psd_safe_cholesky)(a))
+        same(lambda: torch.vmap(torch.linalg.cholesky)(a))
+        """,
+    "functorch gradients and Hessians": """
+        kernel = RBFKernel(ard_num_dims=2).double()
+        f = lambda x: kernel.forward(x, x).square().sum()
+        x = torch.rand(6, 2, dtype=torch.float64)
+        expected = torch.func.grad(f)(x), torch.func.hessian(f)(x), torch.func.jvp(f, (x,), (x,))[1]
+        with autokern.enabled():
+            found = torch.func.grad(f)(x), torch.func.hessian(f)(x), torch.func.jvp(f, (x,), (x,))[1]
+            for one, other in zip(found, expected):
+                near(one, other)
+        """,
+    "functional_call": """
+        model = Model()
+        values = {name: p.detach() + 0.1 for name, p in model.named_parameters()}
+        class Loss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+            def forward(self):
+                return loss(self.model)
+        module = Loss()
+        values = {f"model.{name}": value for name, value in values.items()}
+        expected = torch.func.functional_call(module, values, ())
+        with autokern.enabled():
+            near(torch.func.functional_call(module, values, ()), expected)
+        """,
+    "pickles made while enabled are read while disabled and without autokern": """
+        import subprocess, tempfile, textwrap
+        with autokern.enabled():
+            model = Model()
+            step(model)
+            first = predict(model)
+            state = model.state_dict()
+            likelihood = model.likelihood(model(torch.zeros(3, 1, dtype=torch.float64)))
+            lazy = model.covar_module(torch.zeros(3, 1, dtype=torch.float64))
+            parts = pickle.dumps((model.covar_module, state, likelihood.mean.detach(), lazy.to_dense().detach()))
+            twin = copy.deepcopy(model)
+            near(predict(twin), first)
+        near(predict(copy.deepcopy(model)), first)
+        kernel, state, mean, dense = pickle.loads(parts)
+        folder = tempfile.mkdtemp()
+        path = os.path.join(folder, "parts")
+        open(path, "wb").write(parts)
+        code = textwrap.dedent('''
+            import sys, pickle, warnings
+            warnings.simplefilter("ignore", DeprecationWarning)
+            class Hidden:
+                def find_spec(self, name, path=None, target=None):
+                    if name.partition(".")[0] == "autokern":
+                        raise ImportError(name)
+            sys.meta_path.insert(0, Hidden())
+            import torch, gpytorch
+            kernel, state, mean, dense = pickle.load(open(sys.argv[1], "rb"))
+            found = kernel(torch.zeros(3, 1, dtype=torch.float64)).to_dense()
+            torch.testing.assert_close(found.detach(), dense)
+        ''')
+        subprocess.run([sys.executable, "-c", code, path], check=True)
+        """,
+    "whole models are pickled": """
+        with autokern.enabled():
+            model = Model()
+            step(model)
+            first = predict(model)
+            data = pickle.dumps(model)
+        near(predict(pickle.loads(data)), first)
+        with autokern.enabled():
+            near(predict(pickle.loads(data)), first)
+        """,
+    "a fork after enabling": """
+        torch.set_num_threads(1)
+        with autokern.enabled():
+            near(step(Model()), STOCK[0])
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    near(step(Model()), STOCK[0])
+                    near(predict(Model()), STOCK[1])
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            near(step(Model()), STOCK[0])
+        """,
+    "workers of a DataLoader": """
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 6
+            def __getitem__(self, index):
+                return step(Model(20 + index))
+        torch.set_num_threads(1)
+        expected = torch.stack([Data()[i] for i in range(6)])
+        with autokern.enabled():
+            found = torch.cat(list(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)))
+        near(found, expected)
+        """,
+    "spawned processes": """
+        # the child imports this file's text as a module: nothing of it may run twice
+        import multiprocessing, importlib.util
+        with autokern.enabled():
+            context = multiprocessing.get_context("spawn")
+            with context.Pool(1) as pool:
+                assert pool.apply(abs, (-3,)) == 3
+            near(step(Model()), STOCK[0])
+        """,
+    "64 threads enabling and disabling": """
+        errors = []
+        def run(number):
+            try:
+                for _ in range(4):
+                    with autokern.enabled():
+                        near(step(Model()), STOCK[0])
+                    if number % 4 == 0:
+                        with autokern.enabled(), autokern.using(force={"kernel_matrix": "stock"}):
+                            near(predict(Model()), STOCK[1])
+            except BaseException as error:
+                errors.append(error)
+        torch.set_num_threads(1)
+        before = gpytorch.kernels.RBFKernel.forward, linear_operator.utils.cholesky._psd_safe_cholesky
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(64)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert not errors, errors[0]
+        assert not autokern.hooks.is_enabled()
+        assert (gpytorch.kernels.RBFKernel.forward, linear_operator.utils.cholesky._psd_safe_cholesky) == before
+        near(step(Model()), STOCK[0])
+        """,
+    "sklearn, BoTorch and pyro": """
+        warnings.simplefilter("ignore")
+        with autokern.enabled():
+            for name in ("sklearn.gaussian_process", "botorch", "pyro"):
+                try:
+                    __import__(name)
+                except ImportError:
+                    print("absent:", name)
+            near(step(Model()), STOCK[0])
+        near(step(Model()), STOCK[0])
+        """,
+    "random states are stock's": """
+        x = torch.rand(30, 2, dtype=torch.float64)
+        def draw():
+            torch.manual_seed(3)
+            kernel = ScaleKernel(RBFKernel()).double()
+            mean = torch.zeros(30, dtype=torch.float64)
+            distribution = gpytorch.distributions.MultivariateNormal(mean, kernel(x).add_jitter(0.1))
+            drawn = distribution.rsample(torch.Size([3])).flatten().detach()
+            return torch.cat([drawn, torch.rand(2, dtype=torch.float64)])
+        expected = draw()
+        with autokern.enabled():
+            near(draw(), expected)
+        """,
+    "exceptions are stock's": """
+        from linear_operator.utils.errors import NanError, NotPSDError
+        from linear_operator.utils.cholesky import psd_safe_cholesky
+        bad = [(spd(5) * float("nan"), NanError), (-spd(5), NotPSDError)]
+        for enabled in (False, True):
+            context = autokern.enabled() if enabled else open(os.devnull)
+            with context, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for matrix, kind in bad:
+                    try:
+                        psd_safe_cholesky(matrix)
+                    except kind:
+                        continue
+                    raise AssertionError(kind)
+        """,
+}
+
+ORDERS = (
+    ("autokern", "torch", "gpytorch"), ("gpytorch", "autokern"), ("autokern.auto", "gpytorch", "linear_operator"),
+    ("linear_operator", "autokern.auto", "gpytorch"), ("scipy", "autokern.auto", "numpy"), ("autokern", "scipy.linalg"),
+)  # fmt: skip
+
+
+class Size(NamedTuple):
+    """How much is done: times that each program is run."""
+
+    times: int
+
+
+SIZES = {"ci": Size(1), "full": Size(5)}
+
+
+def _run(code: str) -> str:
+    """Run a program; return what went wrong."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "AUTOKERN_HOME": home, "AUTOKERN_BUDGET": "2", "PYTHONWARNINGS": "error"}
+        command = [sys.executable, "-c", code]
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=400, check=False, cwd=home
+            )
+        except subprocess.TimeoutExpired:
+            return "hangs"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:300]
+
+
+def programs(found: Findings, size: Size) -> None:
+    """Run each program."""
+    names = [name for name in CASES for _ in range(size.times)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(lambda name: _run(COMMON + textwrap.dedent(CASES[name])), names))
+    for name, wrong in zip(names, told, strict=True):
+        found.expect(not wrong, f"{name}: {wrong}")
+    found.figures["programs"] = f"{len(names)} runs of {len(CASES)} programs"
+
+
+def imports(found: Findings, size: Size) -> None:
+    """Import in various orders: the same numbers, and no warning."""
+    use = """
+import warnings
+warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+{imports}
+import torch, gpytorch, autokern
+autokern.enable()
+x = torch.linspace(0, 1, 25, dtype=torch.float64).unsqueeze(-1)
+kernel = gpytorch.kernels.MaternKernel(nu=1.5).double()
+print(repr(kernel(x).add_jitter(0.1).inv_quad_logdet(x, logdet=True)[1].item()))
+assert autokern.stats(), "no call was served"
+"""
+    for order in ORDERS:
+        wrong = _run(use.format(imports="\n".join(f"import {name}" for name in order)))
+        found.expect(not wrong, f"{', '.join(order)}: {wrong}")
+    found.figures["imports"] = f"{len(ORDERS)} orders"
+
+
+MUTATIONS = [
+    Mutation(
+        "transformed calls are dispatched",
+        "dispatch.py",
+        "_transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack",
+        "_transforming: Callable[[], Any] = lambda: None",
+        "programs",
+    ),
+    Mutation(
+        "disabling puts nothing back",
+        "hooks/__init__.py",
+        "            setattr(patch.owner, patch.name, original)",
+        "            pass",
+        "programs",
+    ),
+]
+
+if __name__ == "__main__":
+    main({"programs": programs, "imports": imports}, SIZES)

@@ -1,0 +1,52 @@
+"""Every torture leaves every promise whole, and finds the faults that are put into a copy of the package on purpose."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import harness  # noqa: E402
+
+
+def mutations() -> list[tuple[str, harness.Mutation]]:
+    """The deliberate faults of each script, read off it without running it."""
+    found = []
+    for name in harness.tortures():
+        spec = importlib.util.spec_from_file_location(f"torture_{name}", HERE / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found += [(name, mutation) for mutation in module.MUTATIONS]
+    return found
+
+
+FAULTS = mutations()
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", harness.tortures())
+def test_no_promise_is_broken(name, torture_size, torture_report):
+    found = harness.run(name, torture_size)
+    torture_report(name, found["figures"])
+    assert found["broken"] == [], f"{found['count']} promises are broken"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "mutation"), FAULTS, ids=[f"{name}: {m.name}" for name, m in FAULTS])
+def test_a_deliberate_fault_is_found(name, mutation, tmp_path, torture_report):
+    found = harness.run(name, "ci", mutation.part, package=harness.mutated(mutation, tmp_path))
+    told = json.dumps(found["broken"][:1])
+    torture_report(f"{name}, with a fault ({mutation.name})", {"caught": f"{found['count']} times, first {told}"})
+    assert found["broken"], f"{mutation.part} did not find that {mutation.name}; it told {found['figures']}"
+
+
+def test_every_torture_has_a_fault_that_it_must_find():
+    assert {name for name, _ in FAULTS} == set(harness.tortures())
