@@ -175,11 +175,17 @@ def with_copies(
 
 
 def looped(run: Run) -> Run:
-    """Return `run` applied matrix by matrix to the batch of its one tensor argument."""
+    """Return `run` applied matrix by matrix to the batch of its one tensor argument.
+
+    Where one of them fails, the batch is run as a whole: the exception says which element it was.
+    """
 
     @functools.wraps(run)
     def one_by_one(a: torch.Tensor) -> Any:
-        parts = [run(matrix) for matrix in a.flatten(0, -3).unbind(0)]
+        try:
+            parts = [run(matrix) for matrix in a.flatten(0, -3).unbind(0)]
+        except torch.linalg.LinAlgError:
+            return run(a)
         if isinstance(parts[0], tuple):
             stacked = [torch.stack(column) for column in zip(*parts, strict=True)]
             return tuple(s.view(*a.shape[:-2], *s.shape[1:]) for s in stacked)

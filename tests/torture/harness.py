@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -113,8 +114,10 @@ def main(parts: Mapping[str, Torture], sizes: Mapping[str, Any]) -> None:
     size, *chosen = sys.argv[1:]
     logging.getLogger("autokern").disabled = True  # it has much to tell
     found = Findings()
-    for name in chosen or parts:
-        parts[name](found, sizes[size])
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["AUTOKERN_HOME"] = home  # never the tester's own
+        for name in chosen or parts:
+            parts[name](found, sizes[size])
     print(json.dumps({"figures": found.figures, "broken": found.broken[:20], "count": len(found.broken)}))
 
 
@@ -136,7 +139,7 @@ def mutated(mutation: Mutation, folder: Path) -> Path:
     return folder
 
 
-def run(name: str, size: str, *parts: str, package: Path = PACKAGE.parent, limit: float = 1800.0) -> dict[str, Any]:
+def run(name: str, size: str, *parts: str, package: Path = PACKAGE.parent) -> dict[str, Any]:
     """Run a torture in a process of its own.
 
     Parameters
@@ -149,9 +152,10 @@ def run(name: str, size: str, *parts: str, package: Path = PACKAGE.parent, limit
         Some of its parts; all if none is given.
     package : Path
         The folder that holds the package.
-    limit : float
-        Seconds after which it has hung, which is a fault as well.
+
+    One that is not done after half an hour, or two hours in full size, has hung, which is a fault as well.
     """
+    limit = 7200.0 if size == "full" else 1800.0
     bare = {key: value for key, value in os.environ.items() if not key.startswith("AUTOKERN")}
     bare["PYTHONPATH"] = os.pathsep.join([str(package), str(HERE)])
     command = [sys.executable, str(HERE / f"{name}.py"), size, *parts]

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import harness  # noqa: E402
+import tolerances  # noqa: E402
 
 
 def mutations() -> list[tuple[str, harness.Mutation]]:
@@ -31,7 +32,7 @@ def mutations() -> list[tuple[str, harness.Mutation]]:
 FAULTS = mutations()
 
 
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(7300)
 @pytest.mark.parametrize("name", harness.tortures())
 def test_no_promise_is_broken(name, torture_size, torture_report):
     found = harness.run(name, torture_size)
@@ -39,13 +40,18 @@ def test_no_promise_is_broken(name, torture_size, torture_report):
     assert found["broken"] == [], f"{found['count']} promises are broken"
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1900)
 @pytest.mark.parametrize(("name", "mutation"), FAULTS, ids=[f"{name}: {m.name}" for name, m in FAULTS])
 def test_a_deliberate_fault_is_found(name, mutation, tmp_path, torture_report):
     found = harness.run(name, "ci", mutation.part, package=harness.mutated(mutation, tmp_path))
     told = json.dumps(found["broken"][:1])
     torture_report(f"{name}, with a fault ({mutation.name})", {"caught": f"{found['count']} times, first {told}"})
     assert found["broken"], f"{mutation.part} did not find that {mutation.name}; it told {found['figures']}"
+
+
+def test_tolerances_are_written_down():
+    promises = HERE.parent.parent / "docs" / "promises.md"
+    assert tolerances.table() in promises.read_text(encoding="utf-8")
 
 
 def test_every_torture_has_a_fault_that_it_must_find():
