@@ -1,7 +1,7 @@
-"""Private folders and whole, sealed files: what `store` needs of a file system, and nothing about profiles.
+"""Private folders and whole files: what `store` needs of a file system, and nothing about profiles.
 
 Names are looked up in an open folder, so that nobody can put another in its place; files are checked after they were
-opened, never before; a file appears whole under its name or not at all, and carries a checksum over every byte.
+opened, never before; a file appears whole under its name or not at all.
 Floor 0: may import only `errors`.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import random
-import re
 import secrets
 import stat
 import time
@@ -21,7 +19,7 @@ from pathlib import Path
 
 from autokern.errors import ProfileError
 
-__all__ = ["LARGEST", "Folder", "NewerError", "Version", "contents", "opened", "sealed", "unsealed"]
+__all__ = ["LARGEST", "Folder", "Version", "contents", "opened"]
 
 Version = tuple[int, int, int, int]  # what distinguishes one file under a name from the next: device, inode, time, size
 
@@ -31,13 +29,6 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _FLAGS
 _MOST_LINKS = 40  # on the way to one folder
 _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descriptors, and files no owners to check
-
-_HEADER = re.compile(rb'\{"autokern":"profile","schema":([1-9]\d{0,5}),"sha256":"([0-9a-f]{64})"\}\n')
-_SCHEMA = re.compile(rb'\s*\{\s*(?:"autokern":\s*"profile",\s*)?"schema":\s*(\d{1,6})\b')
-
-
-class NewerError(ProfileError):
-    """A newer autokern wrote the file: it is not for this one to touch."""
 
 
 class Folder:
@@ -256,44 +247,6 @@ def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
         if len(data) <= LARGEST:
             return data
     raise ProfileError(f"{name} is larger than {LARGEST} bytes")
-
-
-def sealed(schema: int, body: bytes) -> bytes:
-    """Return the body behind one header line that holds its schema and a checksum over everything, header included."""
-    return _header(schema, _digest(schema, body)) + body
-
-
-def unsealed(schema: int, data: bytes) -> bytes:
-    """Return the body of a sealed file of a schema.
-
-    The header keeps its form in every schema, so that an older autokern knows a newer file.
-
-    Raises
-    ------
-    NewerError
-        If the file has a newer schema.
-    ProfileError
-        If any byte is not as it was written.
-    """
-    claim, header = _SCHEMA.match(data), _HEADER.match(data)
-    body = data[header.end() :] if header else b""
-    whole = header is not None and header[2].decode() == _digest(int(header[1]), body)
-    found = int(claim[1]) if claim else schema
-    # A newer schema is believed on its word, for its checksum may be another; only not where one flipped bit says it.
-    flipped = found < 10 and (found ^ schema).bit_count() == 1
-    if found > schema and (whole or not flipped):
-        raise NewerError(f"a newer autokern wrote it (schema {found}, this one reads {schema}); upgrade autokern")
-    if not whole:
-        raise ProfileError("it is damaged: the checksum does not match")
-    return body
-
-
-def _header(schema: int, digest: str) -> bytes:
-    return f'{{"autokern":"profile","schema":{schema},"sha256":"{digest}"}}\n'.encode()
-
-
-def _digest(schema: int, body: bytes) -> str:
-    return hashlib.sha256(_header(schema, "0" * 64) + body).hexdigest()
 
 
 def _check_private(info: os.stat_result, name: Path | str) -> None:

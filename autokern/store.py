@@ -1,7 +1,8 @@
 """Profiles in files: private, checked, atomic; whatever is wrong with them costs speed and never a call.
 
 One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and take none
-away; correctness rests on rename, locks only save work. Floor 0: may import `errors`, `settings`, `profile`, `files`.
+away; correctness rests on rename, locks only save work. Floor 0: may import `errors`, `settings`, `profile`, `files`,
+`seals`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pathlib import Path
 import msgspec
 
 from autokern.errors import AutokernWarning, ProfileError
-from autokern.files import LARGEST, Folder, NewerError, Version, contents, opened, sealed, unsealed
+from autokern.files import LARGEST, Folder, Version, contents, opened
 from autokern.profile import SCHEMA, Profile, decode, encode
+from autokern.seals import NewerError, sealed, unsealed
 from autokern.settings import Settings
 
 __all__ = ["calibrating", "clear", "home", "load", "read_file", "save", "write_file"]

@@ -1,4 +1,4 @@
-"""store.py and files.py: whatever lies on disk, and whoever writes it, a profile is whole and ours or there is none."""
+"""store.py, files.py, seals.py: whatever lies on disk, whoever writes it, a profile is whole and ours or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from autokern import files, store
+from autokern import files, seals, store
 from autokern.errors import AutokernWarning, ProfileError
 from autokern.problem import Problem
 from autokern.profile import Ban, Profile, Timing, Trial
@@ -155,12 +155,12 @@ def test_every_flipped_bit_is_a_miss_and_repaired(settings):
         b"\xff\xfe",
         b'{"schema":1}',
         b'{"trials":[{"problem":{"op":"qr"},"timings":{"stock":{"seconds":NaN}}}]}',
-        files.sealed(1, b"[" * 10**5),
-        files.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'","setup":{"qr.cpu":-1}}'),
-        files.sealed(
+        seals.sealed(1, b"[" * 10**5),
+        seals.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'","setup":{"qr.cpu":-1}}'),
+        seals.sealed(
             1, b'{"fingerprint":"' + HOST.encode() + b'","trials":[{"problem":{"op":"qr","m":-1},"timings":{}}]}'
         ),
-        files.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'"} '),
+        seals.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'"} '),
     ],
 )
 def test_any_bytes_are_a_profile_or_none(settings, data):
@@ -280,8 +280,8 @@ def test_repaired_meanwhile_is_not_put_aside(settings, monkeypatch):
 @pytest.mark.parametrize(
     "data",
     [
-        files.sealed(2, b'{"anything":"else"}'),
-        files.sealed(3, b'{"anything":"else"}'),
+        seals.sealed(2, b'{"anything":"else"}'),
+        seals.sealed(3, b'{"anything":"else"}'),
         b'{"autokern":"profile","schema":17,"blake3":"00"}\nbinary\xff',
         b'{\n  "schema": 2,\n  "trials": []\n}\n',
     ],
@@ -652,7 +652,7 @@ def test_written_and_kept_files_are_read(settings, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"schema":2}', files.sealed(2, b"{}"), files.sealed(1, b"{}")[:-1]]
+    "data", [b"", b"{", b"[]", b'{"schema":2}', seals.sealed(2, b"{}"), seals.sealed(1, b"{}")[:-1]]
 )
 def test_a_named_file_that_is_no_profile_raises(tmp_path, data):
     path = tmp_path / "file"

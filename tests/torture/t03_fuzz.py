@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from bare import HOST, at, leftovers, profile, saved, sizes, store
 from harness import Findings, Mutation, main
 
-from autokern.files import sealed
 from autokern.profile import SCHEMA, Profile
+from autokern.seals import sealed
 
 
 class Size(NamedTuple):
@@ -205,7 +205,7 @@ def _empty(home: Path) -> None:
 MUTATIONS = [
     Mutation(
         "the checksum is not compared",
-        "files.py",
+        "seals.py",
         "whole = header is not None and header[2].decode() == _digest(int(header[1]), body)",
         "whole = header is not None",
         "damaged",
@@ -219,7 +219,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a newer schema is overwritten",
-        "files.py",
+        "seals.py",
         "if found > schema and (whole or not flipped):",
         "if False:",
         "monsters",
