@@ -7,10 +7,12 @@ made of embedded points, shapes and weights, and of plain values; nothing is clo
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import DenseLinearOperator, KernelLinearOperator, LinearOperator
 from linear_operator.utils.memoize import cached
 
@@ -176,6 +178,16 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     def _as_cross(self) -> MatrixFreeKernelOperator:
         """Return the same operator, whose rows and columns are not the same points."""
         return _operator(self._kernel, self.x1, self.x2, False)
+
+    def __reduce__(self) -> Any:
+        """Pickle what is read without autokern too: gpytorch's lazily evaluated covariance of the embedded points."""
+        x1 = self.x1.detach()
+        x2 = x1 if self._same else self.x2.detach()
+        return LazyEvaluatedKernelTensor, (x1, x2, forms.plain(self._kernel, x1.dtype))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LinearOperator:
+        copied: LinearOperator = self.representation_tree()(*copy.deepcopy(self.representation(), memo))
+        return copied
 
 
 def _equal_indices(one: Any, other: Any) -> bool:

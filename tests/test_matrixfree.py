@@ -29,6 +29,7 @@ from linear_operator.operators import DenseLinearOperator
 import autokern
 from autokern import budget, dispatch
 from autokern.errors import MemoryBudgetError
+from autokern.hooks import matrixfree
 from autokern.operators import MatrixFreeKernelOperator
 
 pytestmark = [
@@ -174,6 +175,14 @@ def test_fast_variances_without_room():
             found = predicted(MODELS["matern and scale"]())
             assert used()
     assert_close(found, expected, 1e-2)
+
+
+def test_a_matrix_may_fit_where_its_factor_does_not(monkeypatch):
+    monkeypatch.setattr(budget, "LARGE", 2**26)
+    lazy = MaternKernel(2.5).double()(torch.rand(2000, 1, dtype=torch.float64))  # 31 MiB
+    for order, too_large in (("80MiB", True), ("200MiB", False)):
+        with without_room(order):
+            assert matrixfree.too_large(lazy) is too_large
 
 
 def test_means_alone():

@@ -56,11 +56,12 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
 
 def too_large(lazy: Any) -> bool:
     """Whether a covariance that the library only multiplies could not be factorised for want of memory."""
-    if lazy.shape.numel() * lazy.dtype.itemsize < budget.LARGE or lazy.last_dim_is_batch or any(lazy.params.values()):
+    need = _FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize
+    if need < budget.LARGE or lazy.last_dim_is_batch or any(lazy.params.values()):
         return False
     if not _known(lazy.kernel, lazy.x1, lazy.x2) or not _iterates(lazy):
         return False
-    return not budget.fits(_FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize, lazy.device)
+    return not budget.fits(need, lazy.device)
 
 
 def _has_keops(kernel: Any) -> bool:

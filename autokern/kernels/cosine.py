@@ -48,4 +48,12 @@ def _epilogue(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     return a.cos_()
 
 
-COSINE = Family("cosine", 1.0, _value, _epilogue, (_first, _second), passes=4, kernels=(CosineKernel,), embed=_embed)
+def _plain(dtype: torch.dtype) -> Kernel:
+    kernel = CosineKernel().to(dtype)
+    kernel.period_length = torch.tensor(math.pi, dtype=dtype)  # a float would be rounded to float32
+    return kernel
+
+
+COSINE = Family(
+    "cosine", 1.0, _value, _epilogue, (_first, _second), _plain, passes=4, kernels=(CosineKernel,), embed=_embed
+)

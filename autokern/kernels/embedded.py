@@ -7,15 +7,17 @@ import `tree`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
 
 from autokern.kernels import tree as trees
+from autokern.kernels.family import family
 from autokern.kernels.tree import Node, Tree
 
-__all__ = ["Embedded", "embed", "key", "node_of", "parameters", "read"]
+__all__ = ["Embedded", "embed", "key", "node_of", "parameters", "plain", "read"]
 
 
 class Embedded(NamedTuple):
@@ -86,3 +88,40 @@ def key(kernel: Kernel | Embedded) -> Any:
         return trees.key(kernel)
     node, widths, shapes, weights = kernel
     return node, widths, *((t.shape, t.dtype, t.requires_grad) for t in (*shapes, *weights))
+
+
+def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
+    """Return the gpytorch kernel that is the same function of the embedded points, cut off from any graph.
+
+    Whoever has gpytorch can read it from a pickle.
+    """
+    dims = torch.arange(sum(kernel.widths)).split(kernel.widths)
+    with torch.no_grad():
+        found = _plain(kernel.node, dtype, iter(dims), iter(kernel.shapes), iter(kernel.weights))
+        if len(kernel.widths) == 1:  # all of them
+            for part in found.modules():
+                part.active_dims = None
+    return found.requires_grad_(False)
+
+
+def _plain(
+    node: Node, dtype: torch.dtype, dims: Iterator[torch.Tensor], shapes: Iterator[torch.Tensor],
+    weights: Iterator[torch.Tensor],
+) -> Kernel:  # fmt: skip
+    if node.kind == "leaf":
+        of = family(node.family)
+        leaf = of.plain(dtype, *(() if of.shape is None else (next(shapes),)))
+        leaf.active_dims = next(dims)
+        return leaf
+    if node.kind == "constant":
+        weight = next(weights)
+        constant = ConstantKernel(batch_shape=weight.shape).to(dtype)
+        constant.constant = weight.unsqueeze(-1)
+        return constant
+    if node.kind == "scale":
+        weight = next(weights)
+        scaled = ScaleKernel(_plain(node.children[0], dtype, dims, shapes, weights), batch_shape=weight.shape).to(dtype)
+        scaled.outputscale = weight
+        return scaled
+    children = [_plain(child, dtype, dims, shapes, weights) for child in node.children]
+    return {"sum": AdditiveKernel, "product": ProductKernel}[node.kind](*children)

@@ -17,7 +17,17 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
-__all__ = ["TINY", "Family", "Shape", "Spare", "by_lengthscale", "families", "family", "family_of"]
+__all__ = [
+    "TINY",
+    "Family",
+    "Shape",
+    "Spare",
+    "by_lengthscale",
+    "families",
+    "family",
+    "family_of",
+    "of_unit_lengthscale",
+]
 
 TINY = 1e-30
 """Added under roots: quotients by a distance then stay finite where it is zero, and meet a zero difference."""
@@ -32,6 +42,13 @@ _OF_KERNEL: dict[type, list[Family]] = {}
 def by_lengthscale(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     """Return the points of a kernel in units of its lengthscale."""
     return x / kernel.lengthscale
+
+
+def of_unit_lengthscale(kernel: Kernel, dtype: torch.dtype) -> Kernel:
+    """Return a gpytorch kernel in a dtype, with a lengthscale of 1."""
+    kernel = kernel.to(dtype)
+    kernel.lengthscale = 1.0
+    return kernel
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,8 @@ class Family:
     embed : callable
         ``embed(kernel, x)`` maps points ``(..., n, d)`` to points whose squared distance is ``s``: in units of the
         lengthscale, or on circles for a periodic kernel. Differentiable.
+    plain : callable
+        ``plain(dtype, *shape)``: the gpytorch kernel that this is of points embedded already.
     shape : Shape or None
         A further parameter; `formula`, `epilogue` and `slopes` then take it as their last argument.
     """
@@ -93,6 +112,7 @@ class Family:
     formula: Callable[..., Any]
     epilogue: Epilogue
     slopes: tuple[Callable[..., torch.Tensor], ...]
+    plain: Callable[..., Kernel]
     slope_is_value: bool = False
     wants_spare: bool = False
     passes: int = 2

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, keops
 
-from autokern.kernels.family import TINY, Family, Spare
+from autokern.kernels.family import TINY, Family, Spare, of_unit_lengthscale
 
 __all__ = ["MATERN12", "MATERN32", "MATERN52"]
 
@@ -76,7 +76,10 @@ def _of(nu: float) -> dict[str, Any]:
     def matches(kernel: Kernel) -> bool:
         return bool(kernel.nu == nu)
 
-    return {"kernels": (MaternKernel, keops.MaternKernel), "matches": matches}
+    def plain(dtype: torch.dtype) -> Kernel:
+        return of_unit_lengthscale(MaternKernel(nu), dtype)
+
+    return {"kernels": (MaternKernel, keops.MaternKernel), "matches": matches, "plain": plain}
 
 
 MATERN12 = Family(

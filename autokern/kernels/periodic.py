@@ -12,7 +12,7 @@ import torch
 from gpytorch.kernels import Kernel, PeriodicKernel, keops
 
 from autokern.kernels.family import Family
-from autokern.kernels.rbf import decay, exponential
+from autokern.kernels.rbf import decay, exponential, plain
 
 __all__ = ["PERIODIC"]
 
@@ -32,6 +32,7 @@ PERIODIC = Family(
     exponential,
     decay,
     (torch.exp,) * 5,
+    plain,
     slope_is_value=True,
     kernels=(PeriodicKernel, keops.PeriodicKernel),  # the same parameters in both
     embed=_embed,

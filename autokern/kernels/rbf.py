@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gpytorch.kernels import RBFKernel, keops
+from gpytorch.kernels import Kernel, RBFKernel, keops
 
-from autokern.kernels.family import Family
+from autokern.kernels.family import Family, of_unit_lengthscale
 
-__all__ = ["RBF", "decay", "exponential"]
+__all__ = ["RBF", "decay", "exponential", "plain"]
 
 
 def exponential(u: Any) -> Any:
@@ -25,6 +25,11 @@ def decay(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     return k
 
 
+def plain(dtype: torch.dtype) -> Kernel:
+    """Return gpytorch's kernel for points embedded already."""
+    return of_unit_lengthscale(RBFKernel(), dtype)
+
+
 RBF = Family(
-    "rbf", -0.5, exponential, decay, (torch.exp,) * 5, slope_is_value=True, kernels=(RBFKernel, keops.RBFKernel)
+    "rbf", -0.5, exponential, decay, (torch.exp,) * 5, plain, slope_is_value=True, kernels=(RBFKernel, keops.RBFKernel)
 )

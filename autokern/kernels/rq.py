@@ -47,12 +47,20 @@ def _shape_slope(k: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
     return torch.xlogy(k, k) / alpha
 
 
+def _plain(dtype: torch.dtype, alpha: torch.Tensor) -> Kernel:
+    kernel = RQKernel(batch_shape=alpha.shape[:-2]).to(dtype)
+    kernel.alpha = alpha.squeeze(-1)
+    kernel.lengthscale = (2 * alpha).rsqrt()
+    return kernel
+
+
 RQ = Family(
     "rq",
     1.0,
     _value,
     _epilogue,
     (_first,),
+    _plain,
     passes=6,
     kernels=(RQKernel,),
     embed=_embed,

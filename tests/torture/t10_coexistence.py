@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 from harness import Findings, Mutation, main
 
-COMMON = """
+SOURCE = """
 import warnings
 warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-import sys, os, copy, pickle, io, threading
+import sys, os, copy, pathlib, pickle, io, textwrap, threading
 import torch, gpytorch, linear_operator
-import autokern
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 class Model(gpytorch.models.ExactGP):
@@ -54,6 +53,29 @@ def predict(model, points=7):
 def near(one, other, bound=1e-8):
     torch.testing.assert_close(one, other, rtol=bound, atol=bound)
 
+COPIED = ("model", "lazy", "prior")
+
+def values(things):
+    # numbers that tell what each thing is
+    found = {}
+    for name, thing in things.items():
+        if isinstance(thing, gpytorch.distributions.MultivariateNormal):
+            found[name] = torch.cat([thing.mean, thing.covariance_matrix.flatten()]).detach()
+        elif isinstance(thing, torch.nn.Module):
+            found[name] = torch.cat([predict(thing), step(thing) if name == "model" else predict(thing)]).detach()
+        else:
+            found[name] = thing.to_dense().detach()
+    return found
+
+def spd(n, b=()):
+    a = torch.randn(*b, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return a @ a.mT + n * torch.eye(n, dtype=torch.float64)
+"""
+"""What programs share, and write to a file where other processes must import it."""
+
+COMMON = """
+import autokern
+
 def same(call):
     # with autokern and without: the same result, or the same exception
     outcomes = []
@@ -68,10 +90,6 @@ def same(call):
     assert type(one) is type(other), outcomes
     if not isinstance(one, Exception):
         near(one, other)
-
-def spd(n, b=()):
-    a = torch.randn(*b, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    return a @ a.mT + n * torch.eye(n, dtype=torch.float64)
 
 STOCK = step(Model()), predict(Model())
 """
@@ -176,6 +194,69 @@ CASES = {
         ''')
         subprocess.run([sys.executable, "-c", code, path], check=True)
         """,
+    "models and distributions pickled while enabled are read in a process without autokern": """
+        import subprocess
+        pathlib.Path("common.py").write_text(SOURCE)
+        import common
+        points = torch.linspace(-0.1, 1.2, 7, dtype=torch.float64).unsqueeze(-1)
+        def made():
+            model = common.Model()
+            common.step(model)
+            common.predict(model)
+            kernel, (x,) = model.covar_module, model.train_inputs
+            with torch.no_grad():
+                model.train()
+                prior = model(x)
+                model.eval()
+                return {
+                    "model": model, "posterior": model(points), "predictive": model.likelihood(model(points)),
+                    "prior": prior, "lazy": kernel(points), "jittered": kernel(points).add_jitter(0.1),
+                    "fantasy": model.get_fantasy_model(points[:2], torch.ones(2, dtype=torch.float64)),
+                }
+        with autokern.enabled():
+            things = made()
+            told = common.values(things)
+            pickles = {name: pickle.dumps(thing) for name, thing in things.items()}
+            copies = {name: copy.deepcopy(thing) for name, thing in made().items() if name in common.COPIED}
+            limited = RBFKernel().double()
+            with autokern.using(memory="90MiB"):  # too little for the matrix: it stays a product with it
+                free = limited(torch.rand(3500, 2, dtype=torch.float64)).evaluate_kernel()
+                pickles["matrix-free"] = pickle.dumps(free.detach())
+                large = common.Model(3500)
+                common.step(large)
+                mean = common.predict(large)[:7]
+                pickles["large"] = pickle.dumps((large, mean))
+        for name, thing in copies.items():
+            near(common.values({name: thing})[name], told[name])
+        loaded = {name: pickle.loads(data) for name, data in pickles.items() if name in told}
+        for name, value in common.values(loaded).items():
+            near(value, told[name])
+        pathlib.Path("pickles").write_bytes(pickle.dumps((pickles, told)))
+        code = textwrap.dedent('''
+            import sys
+            class Hidden:
+                def find_spec(self, name, path=None, target=None):
+                    if name.partition(".")[0] == "autokern":
+                        raise ImportError(name)
+            sys.meta_path.insert(0, Hidden())
+            sys.path.insert(0, "")
+            import common, pickle
+            pickles, told = pickle.loads(common.pathlib.Path("pickles").read_bytes())
+            found = {}
+            for name, data in pickles.items():
+                try:
+                    found[name] = pickle.loads(data)
+                except Exception as error:
+                    raise AssertionError(f"{name}: {error!r}") from error
+            free = found.pop("matrix-free")
+            assert free.shape == (3500, 3500) and bool(free.to_dense().diagonal().allclose(free.diagonal()))
+            large, mean = found.pop("large")
+            common.near(common.predict(large)[:7], mean, 1e-3)
+            for name, value in common.values(found).items():
+                common.near(value, told[name])
+        ''')
+        subprocess.run([sys.executable, "-c", code], check=True)
+        """,
     "whole models are pickled": """
         with autokern.enabled():
             model = Model()
@@ -222,6 +303,31 @@ CASES = {
             with context.Pool(1) as pool:
                 assert pool.apply(abs, (-3,)) == 3
             near(step(Model()), STOCK[0])
+        """,
+    "spawned workers of a DataLoader": """
+        pathlib.Path("common.py").write_text(SOURCE)
+        pathlib.Path("data.py").write_text(textwrap.dedent('''
+            import common  # with its filter of warnings
+            import autokern, torch
+            class Data(torch.utils.data.Dataset):
+                def __init__(self, models):
+                    self.models = models
+                def __len__(self):
+                    return len(self.models)
+                def __getitem__(self, index):
+                    with autokern.enabled():
+                        return common.step(self.models[index])
+        '''))
+        sys.path.insert(0, "")
+        import common, data
+        torch.set_num_threads(1)
+        with autokern.enabled():
+            models = [common.Model(20 + index) for index in range(4)]
+            expected = torch.stack([common.step(model) for model in models])
+            loader = torch.utils.data.DataLoader(
+                data.Data(models), batch_size=2, num_workers=2, multiprocessing_context="spawn")
+            found = torch.cat(list(loader))
+        near(found, expected)
         """,
     "64 threads enabling and disabling": """
         errors = []
@@ -320,8 +426,9 @@ def _run(code: str) -> str:
 def programs(found: Findings, size: Size) -> None:
     """Run each program."""
     names = [name for name in CASES for _ in range(size.times)]
+    start = f"SOURCE = {SOURCE!r}\n{SOURCE}{COMMON}"
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(lambda name: _run(COMMON + textwrap.dedent(CASES[name])), names))
+        told = list(pool.map(lambda name: _run(start + textwrap.dedent(CASES[name])), names))
     for name, wrong in zip(names, told, strict=True):
         found.expect(not wrong, f"{name}: {wrong}")
     found.figures["programs"] = f"{len(names)} runs of {len(CASES)} programs"
