@@ -7,7 +7,6 @@ was measured until then is a valid profile. Floor 3: may import the floors below
 
 from __future__ import annotations
 
-import datetime
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ from autokern.errors import SettingsError
 from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.plans import Group, between_winners, contenders, expected_seconds, plan
 from autokern.problem import Problem
-from autokern.profile import Ban, Profile, Timing, Tool, Trial
+from autokern.profile import Ban, Profile, Timing, Tool, Trial, dated
 from autokern.progress import Progress, silent
 
 __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
@@ -129,6 +128,7 @@ class _Calibration:
         self._trials: list[Trial] = []
         self._setup: dict[str, float] = {}
         self._levels: dict[str, str] = {}
+        self._fruitless: dict[str, str] = {}
         self._tools: dict[str, Tool] = {}
         self._tried = known.tools
 
@@ -142,7 +142,8 @@ class _Calibration:
             setup=self._setup,
             levels=self._levels,
             tools=self._tools,
-            created=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            fruitless=self._fruitless,
+            created=dated(),
         )
 
     def try_tools(self) -> None:
@@ -177,6 +178,8 @@ class _Calibration:
         for group in groups:
             if group.trials and not group.skipped and not group.queue:
                 self._levels[group.key] = self._level
+            if not group.trials:
+                self._fruitless[group.key] = dated()
         refinable = [g for g in groups if g.trials]
         while refinable and self._left > 0.05 * self._budget:
             refinable = [g for g in refinable if self._refine(g)]

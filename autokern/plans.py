@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from autokern.op import Candidate, Op
 from autokern.problem import SIZES, Problem
-from autokern.profile import Profile, Trial
+from autokern.profile import Profile, Trial, group_key
 
 __all__ = ["Group", "between_winners", "contenders", "expected_seconds", "plan"]
 
@@ -33,7 +33,7 @@ class Group:
     @property
     def key(self) -> str:
         """Name of the group in a profile."""
-        return f"{self.op.name}/{self.dtype}@{self.device}"
+        return group_key(self.op.name, self.dtype, self.device)
 
     def hopeless(self, candidate: Candidate, enough: int) -> bool:
         """Whether a candidate has lost so often and so clearly that its place in the model is known well enough."""

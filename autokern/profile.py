@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ import msgspec
 from autokern.errors import ProfileError
 from autokern.problem import Problem
 
-__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Tool", "Trial", "decode", "encode"]
+__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Tool", "Trial", "dated", "decode", "encode", "group_key"]
 
 SCHEMA = 1
 _MOST_TRIALS = 50_000
@@ -93,6 +95,16 @@ class Crossover(msgspec.Struct, frozen=True):
     above: str
 
 
+def group_key(op: str, dtype: str, device: str) -> str:
+    """Return the name that problems of an op, a dtype and a kind of device have in a profile: ``"op/dtype@device"``."""
+    return f"{op}/{dtype}@{device}"
+
+
+def dated(ago: float = 0.0) -> str:
+    """Return the UTC date so many seconds ago as profiles hold it, ISO 8601: later dates sort behind earlier ones."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
+
+
 class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The measurements of one host.
 
@@ -112,6 +124,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         The most thorough level at which each op was calibrated, by ``"op/dtype@device"``.
     tools : dict
         What came of trying tools that candidates rest on, by name (``"keops"``).
+    fruitless : dict
+        When a calibration had time for no problem of an op, by ``"op/dtype@device"``, as a UTC date in ISO 8601.
     created : str
         UTC date of the last measurement, ISO 8601.
     """
@@ -123,6 +137,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     setup: dict[str, float] = msgspec.field(default_factory=dict)
     levels: dict[str, str] = msgspec.field(default_factory=dict)
     tools: dict[str, Tool] = msgspec.field(default_factory=dict)
+    fruitless: dict[str, str] = msgspec.field(default_factory=dict)
     created: str = ""
     schema: int = SCHEMA
 
@@ -145,6 +160,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             setup={**self.setup, **other.setup},
             levels=levels,
             tools={**self.tools, **other.tools},
+            fruitless=_without_fruit(self.fruitless, other.fruitless, trials.values()),
             created=max(self.created, other.created),
         )
 
@@ -158,6 +174,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             setup={k: v for k, v in self.setup.items() if k.partition(".")[0] != op},
             levels={k: v for k, v in self.levels.items() if re.split("[/@]", k)[0] != op},
             tools=self.tools,
+            fruitless={k: v for k, v in self.fruitless.items() if re.split("[/@]", k)[0] != op},
             created=self.created,
         )
 
@@ -222,6 +239,12 @@ def _crossing(
 def encode(profile: Profile) -> bytes:
     """Return the profile as JSON text."""
     return msgspec.json.encode(profile)
+
+
+def _without_fruit(one: dict[str, str], other: dict[str, str], trials: Iterable[Trial]) -> dict[str, str]:
+    """Return the later date of each group of which nothing is known after all."""
+    known = {group_key(*trial.problem.group) for trial in trials}
+    return {k: max(one.get(k, ""), other.get(k, "")) for k in {**one, **other} if k not in known}
 
 
 def decode(data: bytes) -> Profile:

@@ -23,7 +23,7 @@ from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
 from autokern.op import Op, get, inside
 from autokern.policy import Decision, decide
 from autokern.problem import Problem
-from autokern.profile import Profile
+from autokern.profile import Profile, dated, group_key
 from autokern.progress import display
 from autokern.settings import Settings
 
@@ -32,6 +32,8 @@ __all__ = ["Memo", "Session", "counted"]
 _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000
 """A memo of this size is emptied: random shapes must not leak memory."""
+_PATIENCE = 24 * 3600.0
+"""Seconds for which an op is left alone of which a calibration at first use could measure nothing in its time."""
 _FIRST_SHARE = 0.35
 """Part of the budget that one op may take at its first use, so that others get their turn."""
 
@@ -189,6 +191,8 @@ class Session:
         pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
         if pinned or inside.measuring or problem.group in self._tried or self.model.knows(problem):
             return
+        if _tried_lately(self.profile, problem):
+            return
         left = min(settings.budget - self._spent, _FIRST_SHARE * settings.budget)
         if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
             return
@@ -209,9 +213,9 @@ class Session:
             self._measuring.release()
 
     def _learnt(self, problem: Problem) -> bool:
-        """Whether another process has measured this since the profile was read; what it found is then in force."""
+        """Whether another process has measured this, or tried to, since the profile was read; that is then in force."""
         kept = _load(self.settings)
-        if not CostModel(kept).knows(problem):
+        if not _tried_lately(kept, problem) and not CostModel(kept).knows(problem):
             return False
         self.adopt(self.profile.merge(kept))
         return True
@@ -232,6 +236,10 @@ class Session:
                 progress=shown,
                 publish=publish,
             )
+
+
+def _tried_lately(profile: Profile, problem: Problem) -> bool:
+    return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
 
 
 def _in_force(profile: Profile) -> CostModel:

@@ -283,7 +283,7 @@ def _kept_or_none(folder: Folder, fingerprint: str) -> tuple[Profile | None, Ver
 def _keys(profile: Profile) -> set[object]:
     timings = {(trial.problem, name) for trial in profile.trials for name in trial.timings}
     bans = {(ban.op, ban.candidate, ban.dtype, ban.device) for ban in profile.banned}
-    return {*timings, *bans, *profile.levels, *profile.setup}
+    return {*timings, *bans, *profile.levels, *profile.setup, *profile.fruitless.items()}
 
 
 def _encoded(profile: Profile) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -617,6 +618,29 @@ def test_other_threads_do_not_wait_for_a_calibration(make_op, measured):
     proceed.set()
     thread.join()
     assert measured == ["double"]
+
+
+def test_an_op_of_which_nothing_can_be_measured_in_time_is_left_alone_for_a_day(make_op, measured, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_BUDGET", "1e-6")
+    dispatch.reset()
+    toy = Toy(make_op)
+    toy.call(matrix())
+    assert measured == ["double"]
+    assert set(dispatch.session().profile.fruitless) == {"double/float64@cpu"}
+    monkeypatch.setenv("AUTOKERN_BUDGET", "60")
+    for _ in range(2):
+        dispatch.reset()
+        toy.call(matrix())
+    assert measured == ["double"]
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 25 * 3600)
+    dispatch.reset()
+    toy.call(matrix())
+    assert measured == ["double", "double"]
+    found = dispatch.session().profile
+    assert found.trials
+    assert found.fruitless == {}
+    assert store.load(dispatch.session().settings, found.fingerprint).fruitless == {}
 
 
 def test_an_interrupted_calibration_keeps_what_was_measured(make_op, measured):
