@@ -64,41 +64,44 @@ def outcomes(report: Path) -> tuple[int, set[str]]:
     return total - len(failed), failed
 
 
+def judged(package: str, workdir: Path, seed: int | None) -> tuple[int, int]:
+    """Run a suite, deciding or drawing at random; print, and return, how many passed and how many fail by autokern."""
+    root, report = unpacked(package, workdir), workdir / f"{package}.xml"
+    report.unlink(missing_ok=True)
+    drawn = {} if seed is None else {"AUTOKERN_FORCE": f"random:{seed}"}
+    run_suite(root, ["test"], report, {"AUTOKERN_CALIBRATE": "never", **drawn})
+    passed, failed = outcomes(report)
+    also_stock: set[str] = set()
+    if failed:
+        stock = workdir / f"{package}-stock.xml"
+        stock.unlink(missing_ok=True)
+        run_suite(root, sorted(failed), stock, {"AUTOKERN": "0"})
+        also_stock = outcomes(stock)[1]
+    excused = (failed - also_stock) & BORDERLINE if drawn else set()
+    ours = failed - also_stock - excused
+    version = importlib.metadata.version(package)
+    print(f"{package} {version}{f', seed {seed}' if drawn else ''}: {passed} passed, {len(failed)} failed, ", end="")
+    print(f"{len(also_stock)} of them fail stock too")
+    for name in sorted(excused):
+        print(f"  borderline, excused with random candidates: {name}")
+    for name in sorted(ours):
+        print(f"  fails with autokern only: {name}")
+    return passed, len(ours)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workdir", type=Path, default=Path(".cache/peers"), help="where suites are unpacked")
-    parser.add_argument("--random", type=int, metavar="SEED", help="draw candidates at random instead of deciding")
-    parser.add_argument("packages", nargs="*", default=PACKAGES)
+    parser.add_argument("--random", type=int, nargs="+", metavar="SEED", help="draw candidates at random, by each seed")
+    parser.add_argument("--packages", nargs="+", default=PACKAGES, choices=PACKAGES)
     arguments = parser.parse_args()
     workdir = arguments.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
-    chosen = {"AUTOKERN_CALIBRATE": "never"}
-    if arguments.random is not None:
-        chosen["AUTOKERN_FORCE"] = f"random:{arguments.random}"
-    all_passed, all_ours = 0, 0
-    for package in arguments.packages:
-        root = unpacked(package, workdir)
-        report = workdir / f"{package}.xml"
-        report.unlink(missing_ok=True)
-        run_suite(root, ["test"], report, chosen)
-        passed, failed = outcomes(report)
-        stock = workdir / f"{package}-stock.xml"
-        also_stock: set[str] = set()
-        if failed:
-            stock.unlink(missing_ok=True)
-            run_suite(root, sorted(failed), stock, {"AUTOKERN": "0"})
-            also_stock = outcomes(stock)[1]
-        excused = (failed - also_stock) & BORDERLINE if arguments.random is not None else set()
-        ours = failed - also_stock - excused
-        print(f"{package} {importlib.metadata.version(package)}: {passed} passed, {len(failed)} failed, ", end="")
-        print(f"{len(also_stock)} of them fail stock too")
-        for name in sorted(excused):
-            print(f"  borderline, excused with random candidates: {name}")
-        for name in sorted(ours):
-            print(f"  fails with autokern only: {name}")
-        all_passed, all_ours = all_passed + passed, all_ours + len(ours)
-    print(f"{all_passed} passed, {all_ours} failed")
-    return 1 if all_ours else 0
+    seeds = arguments.random or [None]
+    found = [judged(package, workdir, seed) for seed in seeds for package in arguments.packages]
+    passed, ours = (sum(column) for column in zip(*found, strict=True))
+    print(f"{passed} passed, {ours} failed")
+    return 1 if ours else 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
-from autokern import crew, host
+from autokern import host
 from autokern.arguments import in_float64
 from autokern.keops import keops_problem
 from autokern.kernels import embedded as forms
@@ -28,6 +28,7 @@ from autokern.kernels.cuts import Plan, usual
 from autokern.kernels.embedded import Embedded
 from autokern.op import Op
 from autokern.ops._models import kernel_of
+from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, leaves, of_outputs, of_stock
 from autokern.ops._shared import (
     EPS,
     is_ours,
@@ -86,12 +87,8 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     wanted = problem.grad.split("/")
     kernel = kernel_of(problem, generator).requires_grad_("theta" in wanted)
     x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in wanted)
-    x2 = x1 if _same(problem) else random_matrix(problem, generator, problem.n, problem.d)
+    x2 = x1 if is_same(problem) else random_matrix(problem, generator, problem.n, problem.d)
     return kernel, x1, x2, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_("rhs" in wanted)
-
-
-def _same(problem: Problem) -> bool:
-    return problem.variant.split("/")[-1] == "same"
 
 
 def _both(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> tuple[trees.Tree, list[torch.Tensor] | None]:
@@ -144,76 +141,10 @@ def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-def _elements(problem: Problem) -> int:
-    return problem.batch * problem.m * problem.n
-
-
-def _leaves(problem: Problem) -> int:
-    return 1 + problem.variant.split("/")[0].count("+")
-
-
-def _features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Callable[[Problem], Features]:
-    """Features of a product whose elements are passed over so often, or half of them where a tile serves both.
-
-    `whole` matrices are fetched from the system, page by page, once they are too large for the C library to keep.
-    """
-
-    def features(problem: Problem) -> Features:
-        half = 0.5 if halves else 1.0
-        backward = 1 + 2 * bool(problem.grad)
-        elements, leaves = _elements(problem) * backward, _leaves(problem)
-        return Features(
-            calls=10.0 * leaves * backward * problem.batch,
-            flops=2.0 * elements * (half * leaves * (problem.d + 2) + problem.rhs),
-            bytes=elements * problem.itemsize * (half * passes * leaves),
-            copied=elements * problem.itemsize * (whole * is_paged(problem)),
-        )
-
-    return features
-
-
-_STOCK_PASSES = {"rbf": 6, "matern12": 8, "matern32": 13, "matern52": 20, "rq": 11, "cosine": 8}
-"""Passes of gpytorch's own formulae over the matrix, about; the periodic one passes over all differences of points."""
-
-
-def _stock_features(problem: Problem) -> Features:
-    names = problem.variant.split("/")[0].split("+")
-    passes = sum(_STOCK_PASSES.get(name, 60 * problem.d) for name in names)
-    return _features_with(passes / len(names), whole=3 * len(names))(problem)
-
-
-def _outputs(problem: Problem) -> int:
-    """Bytes of results and of what is laid out anew.
-
-    That is points embedded, centred and twice with their norms; for gradients also turned, and sums of the same size.
-    """
-    sets = (3 if problem.grad else 2) if _same(problem) else (5 if problem.grad else 3)
-    sides = sets * (problem.m + problem.n) * (problem.d + 2) * _leaves(problem)
-    return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))
-
-
-def _tiles_memory(tile: int) -> Callable[[Problem], int]:
-    def memory(problem: Problem) -> int:
-        held = _leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
-        workers = crew.size(torch.device(problem.device))
-        one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
-        return _outputs(problem) + workers * held * one
-
-    return memory
-
-
-def _dense_memory(matrices: float) -> Callable[[Problem], int]:
-    def memory(problem: Problem) -> int:
-        each = matrices if problem.grad else 1.0
-        return int(each * _elements(problem) * problem.itemsize) + _outputs(problem)
-
-    return memory
-
-
 def _presumed(problem: Problem) -> str:
     if problem.m * problem.n < _PRESUMED or needs_few(problem) is not None:
         return "stock"
-    return ("tiled-symmetric" if _same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
+    return ("tiled-symmetric" if is_same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
 
 
 KERNEL_MATMUL = Op(
@@ -226,14 +157,14 @@ KERNEL_MATMUL = Op(
     sample=_sample,
     check=_check,
     grid=_grid,
-    features=_features_with(4),
-    memory=_dense_memory(2),
+    features=features_with(4),
+    memory=in_matrices(2),
     axes=lambda problem: (1.5 * is_paged(problem),),
     presumed=_presumed,
 )
 
 
-@KERNEL_MATMUL.candidate("stock", memory=_dense_memory(4), features=_stock_features)
+@KERNEL_MATMUL.candidate("stock", memory=in_matrices(4), features=of_stock)
 def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The kernel's own covariance matrix, then torch.matmul."""
     if isinstance(kernel, Embedded):
@@ -241,7 +172,7 @@ def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
     return to_linear_operator(kernel.forward(x1, x2)).to_dense() @ rhs
 
 
-@KERNEL_MATMUL.candidate("dense", parts=True, features=_features_with(4, whole=1))
+@KERNEL_MATMUL.candidate("dense", parts=True, features=features_with(4, whole=1))
 def dense(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The whole matrix, strip by strip, then one product."""
     k = products.matrix(*_both(kernel, x1, x2), usual(x1.device))
@@ -261,7 +192,7 @@ def _symmetric_why_not(tile: int) -> Callable[[Problem], str | None]:
     size = _tiled_why_not(tile)
 
     def why_not(problem: Problem) -> str | None:
-        return size(problem) if _same(problem) else "x1 and x2 are different points"
+        return size(problem) if is_same(problem) else "x1 and x2 are different points"
 
     return why_not
 
@@ -283,7 +214,7 @@ def _add(name: str, plan: Plan, summary: str) -> None:
 
     run.__doc__ = summary
     why_not = _compiled_why_not(plan, (_symmetric_why_not if plan.symmetric else _tiled_why_not)(plan.tile))
-    memory, features = _tiles_memory(plan.tile), _features_with(2, plan.symmetric)
+    memory, features = in_tiles(plan.tile), features_with(2, plan.symmetric)
     register = KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features, setup=plan.compiled)
     register(run)
 
@@ -314,32 +245,32 @@ def _elsewhere(
 def _keops_why_not(problem: Problem) -> str | None:
     if (many := needs_few(problem)) is not None:
         return many
-    return lazy.why_not(problem.d * _leaves(problem), problem.device) or keops_problem(problem.device)
+    return lazy.why_not(problem.d * leaves(problem), problem.device) or keops_problem(problem.device)
 
 
 def _keops_features(problem: Problem) -> Features:
     """KeOps forms distances one by one, without GEMM."""
-    plain = _features_with(1)(problem)
-    return Features(plain.calls + 10, 6.0 * plain.flops, float(_outputs(problem)))
+    plain = features_with(1)(problem)
+    return Features(plain.calls + 10, 6.0 * plain.flops, float(of_outputs(problem)))
 
 
-@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=_outputs, features=_keops_features, setup=True)
+@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=of_outputs, features=_keops_features, setup=True)
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
     first = forms.read(kernel, x1)
     return lazy.product(first, first if x1 is x2 else forms.read(kernel, x2), rhs)
 
 
-_copied = with_copies(_features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))
+_copied = with_copies(features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))
 
 
-@KERNEL_MATMUL.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_outputs)
+@KERNEL_MATMUL.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=of_outputs)
 def on_cpu(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tiles on the CPU: points and columns are copied, the matrix never."""
     return _elsewhere(kernel, x1, x2, rhs, torch.device("cpu"))
 
 
-@KERNEL_MATMUL.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=_outputs)
+@KERNEL_MATMUL.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=of_outputs)
 def on_accelerator(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tiles on the accelerator: points and columns are copied, the matrix never."""
     return _elsewhere(kernel, x1, x2, rhs, host.accelerator())

@@ -1,0 +1,90 @@
+"""What products with kernel matrices cost: operations, passes over the elements, and bytes at their peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from autokern import crew
+from autokern.ops._shared import is_paged
+from autokern.problem import Features, Problem
+
+__all__ = ["features_with", "in_matrices", "in_tiles", "is_same", "leaves", "of_outputs", "of_stock"]
+
+
+def is_same(problem: Problem) -> bool:
+    """Whether both sets are the same points."""
+    return problem.variant.split("/")[-1] == "same"
+
+
+def _elements(problem: Problem) -> int:
+    return problem.batch * problem.m * problem.n
+
+
+def leaves(problem: Problem) -> int:
+    """Return the number of families in the kernel's tree."""
+    return 1 + problem.variant.split("/")[0].count("+")
+
+
+def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Callable[[Problem], Features]:
+    """Features of a product whose elements are passed over so often, or half of them where a tile serves both.
+
+    `whole` matrices are fetched from the system, page by page, once they are too large for the C library to keep.
+    """
+
+    def features(problem: Problem) -> Features:
+        half = 0.5 if halves else 1.0
+        backward = 1 + 2 * bool(problem.grad)
+        count, parts = _elements(problem) * backward, leaves(problem)
+        return Features(
+            calls=10.0 * parts * backward * problem.batch,
+            flops=2.0 * count * (half * parts * (problem.d + 2) + problem.rhs),
+            bytes=count * problem.itemsize * (half * passes * parts),
+            copied=count * problem.itemsize * (whole * is_paged(problem)),
+        )
+
+    return features
+
+
+_STOCK_PASSES = {"rbf": 6, "matern12": 8, "matern32": 13, "matern52": 20, "rq": 11, "cosine": 8}
+"""Passes of gpytorch's own formulae over the matrix, about; the periodic one passes over all differences of points."""
+
+
+def of_stock(problem: Problem) -> Features:
+    """Features of gpytorch's own matrix and a product with it."""
+    names = problem.variant.split("/")[0].split("+")
+    passes = sum(_STOCK_PASSES.get(name, 60 * problem.d) for name in names)
+    return features_with(passes / len(names), whole=3 * len(names))(problem)
+
+
+def of_outputs(problem: Problem) -> int:
+    """Bytes of results and of what is laid out anew.
+
+    That is points embedded, centred and twice with their norms; for gradients also turned, and sums of the same size.
+    """
+    sets = (3 if problem.grad else 2) if is_same(problem) else (5 if problem.grad else 3)
+    sides = sets * (problem.m + problem.n) * (problem.d + 2) * leaves(problem)
+    return problem.itemsize * (sides + problem.batch * 3 * problem.rhs * (problem.m + problem.n))
+
+
+def in_tiles(tile: int) -> Callable[[Problem], int]:
+    """Return the memory of a product tile by tile."""
+
+    def memory(problem: Problem) -> int:
+        held = leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
+        workers = crew.size(torch.device(problem.device))
+        one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
+        return of_outputs(problem) + workers * held * one
+
+    return memory
+
+
+def in_matrices(matrices: float) -> Callable[[Problem], int]:
+    """Return the memory of a product with the whole matrix, so many of them where gradients are wanted."""
+
+    def memory(problem: Problem) -> int:
+        each = matrices if problem.grad else 1.0
+        return int(each * _elements(problem) * problem.itemsize) + of_outputs(problem)
+
+    return memory
