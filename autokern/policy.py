@@ -144,7 +144,8 @@ def decide(
         The memory that is there; None means that it is no concern.
     seen : int
         Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
-        come: nobody then pays more than twice for not having known (the ski rental of online algorithms).
+        come: nobody then pays more than twice for not having known (the ski rental of online algorithms). Where
+        candidates are drawn at random, each call is drawn anew.
 
     Returns
     -------
@@ -181,9 +182,9 @@ def decide(
             review=review,
         )
 
-    ordered = _ordered(problem, op, settings, excluded)
+    ordered = _ordered(problem, op, settings, excluded, seen)
     if ordered is not None and ordered[0] not in excluded:
-        return decision(*ordered, "order")
+        return decision(*ordered, "order", max(2, seen + 1) if settings.random_seed is not None else 0)
     horizon = seen if settings.calls is None else settings.calls
     known, presumed = [n for n in ranked if n in estimates], op.presumed(problem)
     if "stock" in excluded:
@@ -295,7 +296,9 @@ def _source(told: Estimate) -> str:
     return "measured" if told.distance < 0.1 else "interpolated" if told.distance < 2.5 else "extrapolated"
 
 
-def _ordered(problem: Problem, op: Op, settings: Settings, excluded: Mapping[str, str]) -> tuple[str, str] | None:
+def _ordered(
+    problem: Problem, op: Op, settings: Settings, excluded: Mapping[str, str], seen: int
+) -> tuple[str, str] | None:
     """Return the candidate that the user ordered and the reason to give, if there is such an order."""
     forced = settings.forced(op.name)
     if forced is not None:
@@ -308,7 +311,7 @@ def _ordered(problem: Problem, op: Op, settings: Settings, excluded: Mapping[str
         names = [
             c.name for c in op.candidates if c.name not in excluded and c.accuracy != "approximate" and not c.setup
         ] or ["stock"]
-        return random.Random(f"{settings.random_seed}:{problem}").choice(names), "drawn at random"
+        return random.Random(f"{settings.random_seed}:{problem}:{seen}").choice(names), "drawn at random"
     size = settings.cpu_up_to(op.name, problem.device)
     if size is None:
         return None

@@ -313,6 +313,18 @@ def test_random_choice_is_various_and_reproducible(toy):
     assert set(drawn[0]) == {"stock", "fast", "other"}
 
 
+def test_random_choice_is_drawn_for_each_call(toy):
+    drawn = []
+    for seed in (1, 1, 2):
+        toy.runs.clear()
+        with autokern.using(force=f"random:{seed}"):
+            for _ in range(30):
+                toy.call(matrix())
+        drawn.append(list(toy.runs))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(set(runs) == {"stock", "fast", "other"} for runs in drawn)
+
+
 def test_random_choice_from_the_environment_yields_to_using(toy, monkeypatch):
     monkeypatch.setenv("AUTOKERN_FORCE", "random:3")
     dispatch.reset()
