@@ -106,7 +106,7 @@ def route(op: Op) -> Callable[..., Any]:
             entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         entry.count += 1
-        if entry.count == entry.due:
+        if entry.count >= entry.due:
             entry = here.looked_at(op, entry, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         flag.active = not entry.parts

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from autokern import host, timer
-from autokern.entries import Entry, LargeEntry
+from autokern.entries import NEVER, Entry, LargeEntry
 from autokern.op import Op, inside
 from autokern.settings import Settings
 
@@ -41,7 +41,7 @@ def schedule(entry: Entry, op: Op, settings: Settings) -> None:
     elif _may_drift(entry, op, settings):
         entry.due = max(_FIRST, 2 * entry.count)
     else:
-        entry.due = 0
+        entry.due = NEVER
 
 
 def _may_drift(entry: Entry, op: Op, settings: Settings) -> bool:

@@ -5,6 +5,7 @@ Floor 3: may import `policy` and the floors below.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,10 @@ from autokern.policy import Decision
 from autokern.problem import Problem
 from autokern.settings import Settings
 
-__all__ = ["Entry", "LargeEntry", "is_large"]
+__all__ = ["NEVER", "Entry", "LargeEntry", "is_large"]
+
+NEVER = sys.maxsize
+"""A number of calls that no key reaches."""
 
 Decide = Callable[[Op, Problem, Settings], Decision]
 
@@ -47,7 +51,8 @@ class Entry:
     Attributes
     ----------
     due : int
-        The call at which it is looked at again, as `drift` schedules it; 0 for none.
+        The call from which on it is looked at again, as `drift` schedules it; `NEVER` for none. Threads may count
+        past it.
     strikes : int
         Checks running in which stock was faster.
     """
@@ -57,7 +62,7 @@ class Entry:
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
         self.count = 0
-        self.due = 0
+        self.due = NEVER
         self.strikes = 0
         self.serve(candidate)
 
@@ -69,7 +74,7 @@ class Entry:
 
     def demote(self, successor: Candidate) -> None:
         """Let another candidate run from now on in place of one that failed."""
-        self.due = 0
+        self.due = NEVER
         self.serve(successor)
 
 

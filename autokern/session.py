@@ -18,7 +18,7 @@ import msgspec
 from autokern import budget, drift, host, keops, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
-from autokern.entries import Entry, LargeEntry, is_large
+from autokern.entries import NEVER, Entry, LargeEntry, is_large
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
 from autokern.op import Op, get, inside
 from autokern.policy import Decision, decide
@@ -145,11 +145,14 @@ class Session:
         return entry
 
     def looked_at(self, op: Op, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
-        """Look at a key that was called as often as it said.
+        """Look at a key that was called as often as it said, or more often.
 
         Its decision may be due again, for what compiles may repay itself by now; else the machine may have drifted.
         """
-        if entry.count != entry.decision.review:
+        due, entry.due = entry.due, NEVER
+        if due == NEVER:  # another thread is at it
+            return entry
+        if due != entry.decision.review:
             drift.check(entry, op, args)
             return entry
         decision = self.decide(op, entry.decision.problem, settings, entry.count)

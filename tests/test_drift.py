@@ -65,6 +65,18 @@ def test_a_key_is_looked_at_after_a_thousand_calls_and_then_ever_more_seldom(mad
     assert len(looked_at) < 12  # 1000, 2000 and 4000, and those that a disturbance makes suspicious
 
 
+def test_threads_that_count_past_a_look_do_not_put_it_off_for_good(made):
+    op, calls, _ = made
+    call = session(op)
+    call(A)
+    ((entry,),) = (table.values() for table in dispatch.session().memo.values())
+    entry.count = entry.due + 3  # others counted between this call's count and its comparison
+    before = calls["stock"]
+    call(A)
+    assert calls["stock"] > before
+    assert entry.due > entry.count
+
+
 def test_what_falls_behind_gives_way_to_stock(made):
     op, _, slowness = made
     call = session(op)
