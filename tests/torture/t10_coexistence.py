@@ -404,7 +404,7 @@ class Size(NamedTuple):
     times: int
 
 
-SIZES = {"ci": Size(1), "full": Size(5)}
+SIZES = {"ci": Size(1), "full": Size(3)}
 
 
 def _run(code: str) -> str:
