@@ -177,7 +177,10 @@ def recipes(draw: st.DrawFn, op: str, largest: int) -> Recipe:
 
 
 def corpus(op: str) -> Iterator[tuple[Any, ...]]:
-    """Matrices that have been trouble somewhere: tiny, empty, singular, indefinite, huge and minute entries."""
+    """Matrices that have been trouble somewhere: tiny, empty, singular, indefinite, huge and minute entries.
+
+    Then a ladder of conditions, for what breaks does so within a decade or two of them.
+    """
     for dtype in (torch.float64, torch.float32):
         hilbert = 1 / (torch.arange(12)[:, None] + torch.arange(12) + 1).to(dtype)
         ones, eye = torch.ones(5, 5, dtype=dtype), torch.eye(6, dtype=dtype)
@@ -194,3 +197,9 @@ def corpus(op: str) -> Iterator[tuple[Any, ...]]:
                 yield a, torch.ones(*a.shape[:-2], a.shape[-1], 2, dtype=dtype)
             else:
                 yield (a,)
+        for half in range(33):
+            yield Recipe(
+                op, dtype, n=2 + half % 3, more=3, batch=((), (64,))[half % 2], condition=half / 2, scale=0.0,
+                spectrum="geometric", layout="contiguous", spoilt="", shift=-18.0, columns=1, requires_grad=False,
+                seed=half,
+            ).arguments()  # fmt: skip

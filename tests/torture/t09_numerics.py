@@ -48,7 +48,7 @@ class Size(NamedTuple):
     anew: bool
 
 
-SIZES = {"ci": Size(120, 160, False), "full": Size(400, 2048, True)}
+SIZES = {"ci": Size(100, 160, False), "full": Size(400, 2048, True)}
 
 
 class _Told(NamedTuple):
