@@ -25,7 +25,7 @@ from autokern import keops, likelihood
 from autokern.errors import KeOpsError
 from autokern.kernels import analytic, family, graph, lazy, tree
 from autokern.kernels.covariance import Covariance, reference
-from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family
+from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family, of_unit_lengthscale
 from autokern.probes import _path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -199,6 +199,7 @@ def inverse_quadratic():
         lambda u: 1 / (u + 1),
         epilogue,
         (lambda u: -((u + 1) ** -2), lambda u: 2 * (u + 1) ** -3, lambda u: -6 * (u + 1) ** -4),
+        lambda dtype: of_unit_lengthscale(InverseQuadraticKernel(), dtype),
         kernels=(InverseQuadraticKernel,),
     )
     del _FAMILIES["inverse_quadratic"], _OF_KERNEL[InverseQuadraticKernel]
