@@ -172,9 +172,9 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             trials=[t for t in self.trials if t.problem.op != op],
             banned=[b for b in self.banned if b.op != op],
             setup={k: v for k, v in self.setup.items() if k.partition(".")[0] != op},
-            levels={k: v for k, v in self.levels.items() if re.split("[/@]", k)[0] != op},
+            levels=_of_others(self.levels, op),
             tools=self.tools,
-            fruitless={k: v for k, v in self.fruitless.items() if re.split("[/@]", k)[0] != op},
+            fruitless=_of_others(self.fruitless, op),
             created=self.created,
         )
 
@@ -239,6 +239,11 @@ def _crossing(
 def encode(profile: Profile) -> bytes:
     """Return the profile as JSON text."""
     return msgspec.json.encode(profile)
+
+
+def _of_others(table: dict[str, str], op: str) -> dict[str, str]:
+    """Return what a table by `group_key` holds of the other ops."""
+    return {key: value for key, value in table.items() if re.split("[/@]", key)[0] != op}
 
 
 def _without_fruit(one: dict[str, str], other: dict[str, str], trials: Iterable[Trial]) -> dict[str, str]:

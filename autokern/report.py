@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from autokern.problem import Problem
-from autokern.profile import Ban, Crossover, Profile, Trial
+from autokern.profile import Ban, Crossover, Profile, Trial, group_key
 
 __all__ = ["Known", "Summary", "Winner", "known", "summaries", "winners"]
 
@@ -99,7 +99,7 @@ def _summary(profile: Profile, key: tuple[str, str, str], trials: list[Trial]) -
         op=op,
         device=device,
         dtype=dtype,
-        level=profile.levels.get(f"{op}/{dtype}@{device}", ""),
+        level=profile.levels.get(group_key(op, dtype, device), ""),
         problems=len(trials),
         speedup=math.exp(sum(map(math.log, gains)) / len(gains)),
         banned=sorted(bans),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import ConstantKernel, Kernel, ScaleKernel
 
 from autokern.kernels import tree as trees
 from autokern.kernels.family import family
@@ -95,17 +95,15 @@ def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
 
     Whoever has gpytorch can read it from a pickle.
     """
-    dims = torch.arange(sum(kernel.widths)).split(kernel.widths)
+    each = torch.arange(sum(kernel.widths)).split(kernel.widths)
+    dims = each if len(each) > 1 else (None,)  # a single leaf takes all
     with torch.no_grad():
         found = _plain(kernel.node, dtype, iter(dims), iter(kernel.shapes), iter(kernel.weights))
-        if len(kernel.widths) == 1:  # all of them
-            for part in found.modules():
-                part.active_dims = None
     return found.requires_grad_(False)
 
 
 def _plain(
-    node: Node, dtype: torch.dtype, dims: Iterator[torch.Tensor], shapes: Iterator[torch.Tensor],
+    node: Node, dtype: torch.dtype, dims: Iterator[torch.Tensor | None], shapes: Iterator[torch.Tensor],
     weights: Iterator[torch.Tensor],
 ) -> Kernel:  # fmt: skip
     if node.kind == "leaf":
@@ -124,4 +122,5 @@ def _plain(
         scaled.outputscale = weight
         return scaled
     children = [_plain(child, dtype, dims, shapes, weights) for child in node.children]
-    return {"sum": AdditiveKernel, "product": ProductKernel}[node.kind](*children)
+    branch = next(kernel for kernel, kind in trees.BRANCHES.items() if kind == node.kind)
+    return branch(*children)

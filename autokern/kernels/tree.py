@@ -19,11 +19,12 @@ from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import Family, family, family_of
 
-__all__ = ["Node", "Tree", "by_leaf", "dense", "diagonal", "form", "key", "leaves", "peeled", "read"]
+__all__ = ["BRANCHES", "Node", "Tree", "by_leaf", "dense", "diagonal", "form", "key", "leaves", "peeled", "read"]
 
 _MOST_DIFFERENCES = 2**24
 """Elements above which differences of all points are not formed."""
-_BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
+BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
+"""The kind of node that each branching gpytorch kernel is."""
 
 
 class Node(NamedTuple):
@@ -85,9 +86,9 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
     if kind is ScaleKernel:
         inner = form(kernel.base_kernel, keops)
         return None if inner is None else Node("scale", children=(inner,))
-    if kind in _BRANCHES:
+    if kind in BRANCHES:
         children = tuple(form(child, keops) for child in kernel.kernels)
-        return None if None in children else Node(_BRANCHES[kind], children=children)  # type: ignore[arg-type]
+        return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
     return None
 
 
@@ -123,7 +124,7 @@ def key(kernel: Kernel) -> Any:
     kind = kernel.__class__
     if kind is ScaleKernel:
         inner: Any = key(parts["base_kernel"])
-    elif kind in _BRANCHES:
+    elif kind in BRANCHES:
         inner = tuple(key(child) for child in parts["kernels"])
     else:
         inner = own.get("nu")
@@ -152,11 +153,11 @@ def read(kernel: Kernel, x: torch.Tensor) -> Tree:
         if kind is ConstantKernel:
             weights.append(kernel.constant.squeeze(-1))
             return Node("constant")
-        if kind in _BRANCHES:
+        if kind in BRANCHES:
             chosen = [(child, child.active_dims) for child in kernel.kernels]
             inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]
             children = [collect(child, own) for (child, _), own in zip(chosen, inputs, strict=True)]
-            return Node(_BRANCHES[kind], "", tuple(children))
+            return Node(BRANCHES[kind], "", tuple(children))
         found = family_of(kernel)
         if found is None:
             raise TypeError(f"no tree can be read off {kind.__name__}")
@@ -213,10 +214,10 @@ def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor
             return kernel.outputscale[..., None] * value(kernel.base_kernel)
         if kind is ConstantKernel:
             return kernel.constant.squeeze(-1)[..., None]
-        if kind not in _BRANCHES:
+        if kind not in BRANCHES:
             return 1.0  # every family is a correlation
         values = [value(child) for child in kernel.kernels]
-        return sum(values) if _BRANCHES[kind] == "sum" else math.prod(values)
+        return sum(values) if BRANCHES[kind] == "sum" else math.prod(values)
 
     found = value(kernel)
     return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
