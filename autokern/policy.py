@@ -184,7 +184,8 @@ def decide(
 
     ordered = _ordered(problem, op, settings, excluded, seen)
     if ordered is not None and ordered[0] not in excluded:
-        return decision(*ordered, "order", max(2, seen + 1) if settings.random_seed is not None else 0)
+        drawn = settings.random_seed is not None and settings.forced(op.name) is None
+        return decision(*ordered, "order", max(2, seen + 1) if drawn else 0)
     horizon = seen if settings.calls is None else settings.calls
     known, presumed = [n for n in ranked if n in estimates], op.presumed(problem)
     if "stock" in excluded:

@@ -29,6 +29,7 @@ from autokern import dispatch, host, threads
 from autokern.arguments import tensors_in
 from autokern.calibrate import gradient_errors
 from autokern.op import Candidate, Op, get
+from autokern.ops._shared import EPS
 from autokern.problem import Problem
 
 OPS = tuple(TOLERANCES)
@@ -36,7 +37,6 @@ OPS = tuple(TOLERANCES)
 MODELS = ("kernel_matrix", "kernel_matmul", "exact_log_prob", "inv_quad_logdet", "predict", "fantasy")
 SEEDS = (1, 2, 3)
 """Of random choice."""
-EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 Run = Callable[..., Any]
 
 
@@ -127,9 +127,9 @@ class Case:
         elif self.asked is not None:
             yield from self._residual(out)
             if self.finite:
-                yield from self._errors("result", run)
+                yield from self._errors("result", lambda: self._results(out))
                 if self.asked.grad:
-                    yield from self._errors("gradient", run)
+                    yield from self._errors("gradient", lambda: self._gradients(run, self.args))
 
     def _residual(self, out: Any) -> Iterator[str]:
         try:
@@ -139,37 +139,33 @@ class Case:
         if not error <= max(1.0, 3 * of_stock) and not (math.isnan(error) and math.isnan(of_stock)):
             yield f"{error:.3g} times the bound, stock {of_stock:.3g}"
 
-    def _errors(self, which: str, run: Run) -> Iterator[str]:
+    def _errors(self, which: str, found: Callable[[], list[torch.Tensor]]) -> Iterator[str]:
         tolerance = TOLERANCES[self.op.name](which, self.asked.n, EPS[self.asked.dtype], self._kappa)
         if math.isinf(tolerance):
             return
-        truth, of_stock = self._true_result if which == "result" else self._true_gradient
-        if math.isnan(of_stock):
+        truth, stock = self._true_results if which == "result" else self._true_gradients
+        if not all(t.isfinite().all() for t in truth):
             return
-        found = (self._results if which == "result" else self._gradients)(run, self.args)
-        bound = max(tolerance, 3 * of_stock)
-        if not (gap := _gap(found, truth)) <= bound:
+        bound = max(tolerance, 3 * _gap(stock, truth))
+        if not (gap := _gap(found(), truth)) <= bound:
             yield f"error of the {which} is {gap:.3g}, the tolerance at condition {self._kappa:.3g} {bound:.3g}"
 
     @functools.cached_property
-    def _true_result(self) -> tuple[list[torch.Tensor], float]:
-        return self._true(self._results)
+    def _exact(self) -> tuple[torch.Tensor, ...]:
+        return tuple(t.detach().double().requires_grad_(t.requires_grad) for t in self.args)
 
     @functools.cached_property
-    def _true_gradient(self) -> tuple[list[torch.Tensor], float]:
-        return self._true(self._gradients)
+    def _true_results(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What the reference gives in float64, and what stock gives."""
+        return self._results(self.op.reference(*self._exact)), self._results(self.stock.out)
 
-    def _true(self, of: Callable[[Run, tuple[Any, ...]], list[torch.Tensor]]) -> tuple[list[torch.Tensor], float]:
-        """Return what the reference gives in float64, and stock's error; no number where the truth is not finite."""
-        exact = tuple(t.detach().double().requires_grad_(t.requires_grad) for t in self.args)
-        truth = of(self.op.reference, exact)
-        finite = all(t.isfinite().all() for t in truth)
-        return truth, _gap(of(self.op.stock.run, self.args), truth) if finite else math.nan
+    @functools.cached_property
+    def _true_gradients(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        return self._gradients(self.op.reference, self._exact), self._gradients(self.op.stock.run, self.args)
 
-    def _results(self, run: Run, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    def _results(self, out: Any) -> list[torch.Tensor]:
         """What has an error of its own: eigenvectors are judged by their residuals, and in gradients."""
-        with torch.no_grad():
-            found = list(tensors_in((self.op.canonical(run(*args)),)))
+        found = [t.detach() for t in tensors_in((self.op.canonical(out),))]
         return found[:1] if self.op.name == "eigh" else found
 
     def _gradients(self, run: Run, args: tuple[Any, ...]) -> list[torch.Tensor]:
