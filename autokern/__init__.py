@@ -12,10 +12,10 @@ with _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeO
     from autokern import ops as _ops  # noqa: F401  (first: it registers every Op)
 from autokern import covariance, linalg
 from autokern.api import Explanation, calibrate, explain, op, profile
+from autokern.decision import Decision
 from autokern.dispatch import stats, using
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
 from autokern.hooks import disable, enable, enabled
-from autokern.policy import Decision
 from autokern.problem import Problem
 from autokern.profile import Profile
 

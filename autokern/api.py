@@ -12,9 +12,9 @@ from autokern import dispatch, hooks, store
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.calibrate import calibrate as measure
 from autokern.calibrate import chosen_devices, chosen_ops
+from autokern.decision import Decision
 from autokern.errors import SettingsError
 from autokern.op import Op, get
-from autokern.policy import Decision
 from autokern.problem import Problem
 from autokern.profile import Profile
 from autokern.progress import display
@@ -28,6 +28,7 @@ def calibrate(
     budget: float = 10.0,
     devices: Iterable[str] | None = None,
     progress: bool = True,
+    accuracy: str | None = None,
 ) -> Profile:
     """Measure this machine, keep the result for later processes, and use it from now on.
 
@@ -43,6 +44,8 @@ def calibrate(
         Device kinds; default the CPU and the accelerator that torch finds.
     progress : bool
         Whether to show a progress bar on a terminal.
+    accuracy : {"same", "approximate"}, optional
+        Whether candidates of lower precision are measured too; default what `AUTOKERN_ACCURACY` says.
 
     Returns
     -------
@@ -68,7 +71,8 @@ def calibrate(
             here.adopt(found)
 
         with display("autokern measures this machine", progress) as shown:
-            return measure(chosen, level, budget, kinds, here.profile, progress=shown, publish=publish)
+            wanted = here.settings.accuracy if accuracy is None else accuracy
+            return measure(chosen, level, budget, kinds, here.profile, accuracy=wanted, progress=shown, publish=publish)
 
 
 def profile() -> Profile:

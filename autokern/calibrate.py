@@ -7,15 +7,16 @@ was measured until then is a valid profile. Floor 3: may import the floors below
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import torch
 
-from autokern import host, keops, probes, timer
-from autokern.arguments import in_float64
+from autokern import accuracies, host, keops, probes, timer
 from autokern.errors import SettingsError
 from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.plans import Group, between_winners, contenders, expected_seconds, plan
@@ -23,9 +24,10 @@ from autokern.problem import Problem
 from autokern.profile import Ban, Profile, Timing, Tool, Trial, dated
 from autokern.progress import Progress, silent
 
-__all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
+__all__ = ["ACCURACIES", "DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
 
 DTYPES = ("float64", "float32")
+ACCURACIES = ("same", "approximate")
 _TRYING, _TRYING_SHARE = 40.0, 0.25
 """Seconds after which a tool that is tried has failed, and the part of the budget that they may be."""
 _log = logging.getLogger("autokern")
@@ -67,6 +69,7 @@ def calibrate(
     known: Profile,
     *,
     dtypes: Iterable[str] = DTYPES,
+    accuracy: str = "same",
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
@@ -82,6 +85,8 @@ def calibrate(
         Seconds; a trial that would exceed it is not begun.
     known : Profile
         Measurements of the same host; what they leave out is measured first.
+    accuracy : {"same", "approximate"}
+        Whether candidates of lower precision are measured too, and their errors.
     progress : callable, optional
         Called with the fraction done and a line of text.
     publish : callable, optional
@@ -95,11 +100,14 @@ def calibrate(
         raise SettingsError(f"level {level!r} was asked for; there are {', '.join(LEVELS)}")
     if not budget > 0:
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
-    run = _Calibration(level, time.perf_counter() + budget, budget, known, progress or silent)
+    if accuracy not in ACCURACIES:
+        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(ACCURACIES)}")
+    run = _Calibration(level, accuracy, time.perf_counter() + budget, budget, known, progress or silent)
     parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
 
     def plans(chosen: list[Op]) -> list[Group]:
-        return [plan(op, level, dtype, device, known) for device in devices for op in chosen for dtype in dtypes]
+        groups = itertools.product(devices, chosen, dtypes)
+        return [plan(op, level, dtype, device, known, accuracy) for device, op, dtype in groups]
 
     inside.active = inside.measuring = True
     try:
@@ -121,8 +129,11 @@ def calibrate(
 class _Calibration:
     """One run: its deadline, and everything found so far."""
 
-    def __init__(self, level: str, deadline: float, budget: float, known: Profile, progress: Progress) -> None:
-        self._level, self._deadline, self._budget, self._progress = level, deadline, budget, progress
+    def __init__(
+        self, level: str, accuracy: str, deadline: float, budget: float, known: Profile, progress: Progress
+    ) -> None:
+        self._level, self._accuracy = level, accuracy
+        self._deadline, self._budget, self._progress = deadline, budget, progress
         self._ends = deadline
         self._banned = {(b.op, b.candidate, b.dtype, b.device): b for b in known.banned}
         self._trials: list[Trial] = []
@@ -191,8 +202,11 @@ class _Calibration:
             return False
         return self._try(group, problem, 1 - max(0.0, self._left) / self._budget)
 
+    def _contenders(self, op: Op, problem: Problem) -> list[Candidate]:
+        return contenders(op, problem, self._level, self._accuracy)
+
     def _try(self, group: Group, problem: Problem, fraction: float) -> bool:
-        expected = expected_seconds(group, problem) * len(contenders(group.op, problem, self._level)) * 3
+        expected = expected_seconds(group, problem) * len(self._contenders(group.op, problem)) * 3
         if expected > min(self._left, _SHARE[self._level] * self._budget):
             group.skipped += 1
             return False
@@ -215,8 +229,9 @@ class _Calibration:
         calls: dict[str, Callable[[], Trialled]] = {}
         errors: dict[str, float] = {}
         warm: dict[str, float] = {}
-        truth = None
-        for candidate in contenders(op, problem, self._level):
+        relative: dict[str, float] = {}
+        truth = exact = None
+        for candidate in self._contenders(op, problem):
             banned = (op.name, candidate.name, problem.dtype, problem.device) in self._banned
             if banned or group.hopeless(candidate, 5 if self._level == "quick" else 10):
                 continue
@@ -225,7 +240,10 @@ class _Calibration:
                 if candidate.setup:
                     self._charge_setup(op, candidate, call)
                 first = call()
-                if self._must_check(group, candidate, problem):
+                if candidate.accuracy == "approximate":
+                    exact = exact or accuracies.truth(op, problem, args)
+                    relative[candidate.name] = accuracies.relative_error(op, first, exact)
+                elif self._must_check(group, candidate, problem):
                     truth = truth or gradient_errors(op, problem, args, first)
                     errors[candidate.name] = max(op.check(problem, first.out, args), truth(first))
                 del first
@@ -252,7 +270,10 @@ class _Calibration:
             rounds=_ROUNDS[self._level],
             warm=warm,
         )
-        return {n: _with_error(t, errors.get(n, 0.0)) for n, t in timings.items()}
+        return {
+            n: msgspec.structs.replace(t, error=errors.get(n, 0.0), relative_error=relative.get(n))
+            for n, t in timings.items()
+        }
 
     def _must_check(self, group: Group, candidate: Candidate, problem: Problem) -> bool:
         """Whether this candidate has not been checked yet on such a variant, with a result this large."""
@@ -276,10 +297,6 @@ class _Calibration:
         self._banned[key] = Ban(*key[:2], dtype=problem.dtype, device=problem.device, reason=reason)
 
 
-def _with_error(timing: Timing, error: float) -> Timing:
-    return Timing(timing.seconds, timing.ratio, timing.noise, timing.rounds, error)
-
-
 def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[[Trialled], float]:
     """Return a function that gives the error of gradients against float64 truth.
 
@@ -288,12 +305,7 @@ def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Tria
     """
     if not problem.grad:
         return lambda trialled: 0.0
-    exact = op.trial(op.reference, problem, in_float64(args))().grads
+    exact = accuracies.truth(op, problem, args).grads
     eps = 2.0**-52 if problem.dtype == "float64" else 2.0**-23
-
-    def gap(found: tuple[torch.Tensor, ...]) -> float:
-        sizes = [t.abs().max().item() or 1.0 for t in exact]
-        return max((f.double() - t).abs().max().item() / s for f, t, s in zip(found, exact, sizes, strict=True))
-
-    unit = max(10 * gap(stock.grads), 1000 * eps)
-    return lambda trialled: gap(trialled.grads) / unit
+    unit = max(10 * accuracies.gap(stock.grads, exact), 1000 * eps)
+    return lambda trialled: accuracies.gap(trialled.grads, exact) / unit

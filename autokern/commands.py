@@ -120,6 +120,9 @@ def calibrate(
     budget: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that it may take (20 quick, 300 full).")
     ] = None,
+    accuracy: Annotated[
+        str | None, typer.Option(help="approximate: measure candidates of lower precision too, and their errors.")
+    ] = None,
     output: _Output = None,
     json: _Json = False,
 ) -> None:
@@ -142,7 +145,7 @@ def calibrate(
     before, interrupted = api.profile(), False
     began = time.perf_counter()
     try:
-        profile = api.calibrate(names, level, seconds, kinds)
+        profile = api.calibrate(names, level, seconds, kinds, accuracy=accuracy)
     except KeyboardInterrupt:
         profile, interrupted = api.profile(), True
     took = time.perf_counter() - began

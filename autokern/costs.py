@@ -83,6 +83,11 @@ class CostModel:
         """Whether anything was measured for the op, dtype and device of a problem."""
         return problem.group in self._trials
 
+    def knows_errors(self, problem: Problem) -> bool:
+        """Whether the error of any candidate that approximates was measured for the group of a problem."""
+        trials = self._trials.get(problem.group, ())
+        return any(timing.relative_error is not None for t in trials for timing in t.timings.values())
+
     def estimate(self, op: Op, problem: Problem, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
         """Return an Estimate by name for those of the candidates that were measured in the problem's group."""
         if not self.knows(problem):
@@ -100,6 +105,21 @@ class CostModel:
                 told = fit.predict(op, problem, prior)
                 found[candidate.name] = Estimate(math.exp(base.mean + told.mean), told.mean, told.sigma, told.distance)
         return found
+
+    def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
+        """Return the error to expect of a candidate that approximates, or None where none like it was measured.
+
+        It is the worst that was measured on problems of the same variant and gradients within an octave of the nearest
+        of them, and twice that for each octave that lies between.
+        """
+        like = [t for t in self._trials.get(problem.group, ()) if t.problem.words == problem.words]
+        timings = [(t.problem, t.timings[name].relative_error) for t in like if name in t.timings]
+        place = op.coordinates(problem)
+        told = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
+        if not told:
+            return None
+        nearest = min(distance for distance, _ in told)
+        return float(max(error for distance, error in told if distance <= nearest + 1) * 2.0**nearest)
 
     def _fit(self, op: Op, candidate: Candidate, group: tuple[str, str, str]) -> _Fit | None:
         key = (group, candidate.name)

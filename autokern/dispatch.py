@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from autokern import budget
+from autokern.decision import Decision
 from autokern.entries import Entry
 from autokern.errors import AutokernWarning
 from autokern.op import Op, get, inside
-from autokern.policy import Decision
 from autokern.problem import Problem
 from autokern.session import Memo, Session, counted
 from autokern.settings import Settings, from_environment, revised
@@ -157,6 +157,7 @@ def using(
     force: Mapping[str, str] | str | None = None,
     exclude: Iterable[str] | None = None,
     accuracy: str | None = None,
+    max_error: float | None = None,
     memory: int | str | None = None,
     calls: int | None = None,
 ) -> Iterator[None]:
@@ -169,7 +170,9 @@ def using(
     exclude : iterable of str, optional
         Candidates that must not run, by name or as ``op=name``.
     accuracy : {"same", "approximate"}, optional
-        Whether lower precision is allowed.
+        Whether lower precision is allowed, where its error was measured on this machine and is small enough.
+    max_error : float, optional
+        Largest error allowed of an entry of a result or a gradient, relative to the largest entry; default 1e-3.
     memory : int or str, optional
         Most bytes that one call may take, e.g. ``"4GiB"``.
     calls : int, optional
@@ -186,7 +189,9 @@ def using(
     >>> with autokern.using(force={"kernel_matrix": "stock"}):  # doctest: +SKIP
     ...     model(x)
     """
-    settings = revised(_settings(), force=force, exclude=exclude, accuracy=accuracy, memory=memory, calls=calls)
+    settings = revised(
+        _settings(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
+    )
     for name, candidate in settings.force:
         get(name)[candidate]
     overlay = _Overlay(settings, _overlay.get())

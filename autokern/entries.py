@@ -13,8 +13,8 @@ import msgspec
 import torch
 
 from autokern import budget, host
+from autokern.decision import Decision
 from autokern.op import Candidate, Op, Run, get, inside
-from autokern.policy import Decision
 from autokern.problem import Problem
 from autokern.settings import Settings
 

@@ -41,19 +41,26 @@ class Group:
         return len(ratios) >= enough and min(ratios) > 1.2
 
 
-def plan(op: Op, level: str, dtype: str, device: str, known: Profile) -> Group:
+def plan(op: Op, level: str, dtype: str, device: str, known: Profile, accuracy: str = "same") -> Group:
     """Return the group of an op, its queue of problems with those first of which nothing is known."""
-    done = {t.problem for t in known.trials}
-    grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(contenders(op, p, level)) > 1]
+    grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(contenders(op, p, level, accuracy)) > 1]
+    wanted = {p: {c.name for c in contenders(op, p, level, accuracy) if c.accuracy == "approximate"} for p in grid}
+    done = {t.problem for t in known.trials if wanted.get(t.problem, set()) <= t.timings.keys()}
     queue = sorted(grid, key=done.__contains__)  # what is new first, then what is known once more
     group = Group(op, dtype, device, queue)
     group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
     return group
 
 
-def contenders(op: Op, problem: Problem, level: str) -> list[Candidate]:
-    """Return the candidates that are measured on a problem."""
-    return [c for c in op.feasible(problem) if c.accuracy != "approximate" and (level == "full" or not c.setup)]
+_MOST_TRUTH = 2**25
+"""Elements of a problem up to which its float64 truth is formed for the sake of a candidate that approximates."""
+
+
+def contenders(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
+    """Return the candidates that are measured on a problem, those that approximate only if `accuracy` says so."""
+    rough = accuracy == "approximate" and problem.batch * problem.m * problem.n <= _MOST_TRUTH
+    usual = [c for c in op.feasible(problem) if level == "full" or not c.setup]
+    return [c for c in usual if rough or c.accuracy != "approximate"]
 
 
 def expected_seconds(group: Group, problem: Problem) -> float:

@@ -14,12 +14,13 @@ import msgspec
 
 from autokern.budget import Room, least, refusal, sized, ways_out
 from autokern.costs import CostModel, Estimate
+from autokern.decision import Cost, Decision
 from autokern.errors import MemoryBudgetError, SettingsError
 from autokern.op import ACCURACIES, Candidate, Op
 from autokern.problem import Problem
 from autokern.settings import Settings
 
-__all__ = ["NOISE", "Decision", "decide", "obstacles"]
+__all__ = ["NOISE", "decide", "obstacles"]
 
 NOISE = 0.03
 """A predicted gain below this, in log units, is no gain."""
@@ -30,64 +31,7 @@ LEEWAY = 0.13
 FEWER_THREADS = 0.05
 """What fewer threads may cost beyond what is uncertain, in log units: beside another process every parallel region
 waits for a core, and a step takes ten times as long."""
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidate chosen for a problem, and why.
-
-    Parameters
-    ----------
-    problem : Problem
-        What was asked.
-    candidate : str
-        Name of the chosen candidate.
-    reason : str
-        Why, in words.
-    source : str
-        Where the knowledge came from: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``unmeasured``
-        or ``only choice``.
-    predicted : dict
-        Predicted seconds by candidate, fastest first; empty where nothing was measured.
-    margin : float
-        Predicted time of stock over that of the choice (1 for stock).
-    uncertainty : float
-        Standard deviation of log(margin).
-    excluded : dict
-        Reasons why other candidates could not serve.
-    order : tuple of str
-        All feasible candidates, the choice first: what is tried next if memory runs out.
-    review : int
-        Calls after which a candidate that compiles would have repaid it, so that it is decided again; 0 for never.
-    """
-
-    problem: Problem
-    candidate: str
-    reason: str
-    source: str
-    predicted: dict[str, float] = {}
-    margin: float = 1.0
-    uncertainty: float = 0.0
-    excluded: dict[str, str] = {}
-    order: tuple[str, ...] = ()
-    review: int = 0
-
-    def __str__(self) -> str:
-        lines = [str(self.problem), f"  runs {self.candidate}: {self.reason}"]
-        if self.margin != 1.0:
-            spread = 100 * math.expm1(self.uncertainty)
-            lines.append(f"  {self.margin:.2f} times as fast as stock, known to {spread:.0f} % ({self.source})")
-        for name, seconds in self.predicted.items():
-            mark = "→" if name == self.candidate else " "
-            lines.append(f"  {mark} {name:<20} {_duration(seconds):>10}")
-        lines += [f"    {name:<20} cannot: {why}" for name, why in self.excluded.items()]
-        return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+_ROUGH = "its error was measured to be"
 
 
 def obstacles(
@@ -116,6 +60,8 @@ def obstacles(
                 why = "excluded by the user"
             if why is None and candidate.accuracy not in accuracies:
                 why = f"its accuracy is {candidate.accuracy}, and that was not asked for"
+            if why is None and candidate.accuracy == "approximate" and settings.forced(op.name) != candidate.name:
+                why = _too_rough(model.relative_error(op, candidate.name, problem), settings.max_error)
             if why is None and candidate.name in banned:
                 why = f"banned on this host: {banned[candidate.name]}"
         if why is None and limit is not None and candidate.memory(problem) > limit.bytes:
@@ -123,6 +69,25 @@ def obstacles(
         if why is not None:
             found[candidate.name] = why
     return found
+
+
+def _too_rough(error: float | None, most: float) -> str | None:
+    """Return why a candidate that approximates is not admitted with the error that was measured of it, or None."""
+    if error is None:
+        return "its error was not measured on this machine: autokern calibrate --accuracy approximate"
+    return None if error <= most else f"{_ROUGH} {error:.0e}, and at most {most:.0e} is allowed"
+
+
+def _cost_of(
+    candidate: Candidate, op: Op, problem: Problem, estimates: Mapping[str, Estimate], model: CostModel
+) -> Cost:
+    told, rough = estimates.get(candidate.name), candidate.accuracy == "approximate"
+    return Cost(
+        seconds=told.seconds if told else None,
+        flops=op.features(problem).flops,
+        memory=candidate.memory(problem),
+        relative_error=model.relative_error(op, candidate.name, problem) if rough else None,
+    )
 
 
 def decide(
@@ -163,7 +128,9 @@ def decide(
     feasible = [c for c in op.candidates if c.name not in excluded]
     if not feasible:
         raise _nothing_fits(problem, op, model, settings, there)
-    estimates = model.estimate(op, problem, feasible)
+    rough = [c for c in op.candidates if excluded.get(c.name, "").startswith(_ROUGH)]
+    told_of = model.estimate(op, problem, [*feasible, *rough])
+    estimates = {name: told for name, told in told_of.items() if name not in excluded or name == "stock"}
     ranked = _ranked(op, problem, feasible, estimates)
     predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
 
@@ -180,6 +147,7 @@ def decide(
             excluded=excluded,
             order=(name, *(n for n in ranked if n != name)),
             review=review,
+            costs={n: _cost_of(op[n], op, problem, told_of, model) for n in [*ranked, *(c.name for c in rough)]},
         )
 
     ordered = _ordered(problem, op, settings, excluded, seen)

@@ -40,6 +40,9 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         Number of pairs behind `ratio`.
     error : float
         Largest error found, in units of the op's bound.
+    relative_error : float or None
+        Of a candidate that approximates: largest error of an entry of the result, or of a gradient, relative to the
+        largest entry, against float64 truth; None where it was not measured.
     """
 
     seconds: float
@@ -47,6 +50,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     noise: float = 0.0
     rounds: int = 1
     error: float = 0.0
+    relative_error: float | None = None
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -274,8 +278,9 @@ def decode(data: bytes) -> Profile:
             raise ProfileError(f"profile names an impossible size: {p}")
         for name, timing in trial.timings.items():
             positive = (timing.seconds, timing.ratio)
+            told = timing.relative_error or 0.0
             if not all(math.isfinite(v) and 1e-12 < v < 1e9 for v in positive) or not (
-                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0
+                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0 and told >= 0
             ):
                 raise ProfileError(f"profile holds an impossible timing of {name} on {p}")
     if not all(math.isfinite(v) and v >= 0 for v in profile.setup.values()):

@@ -15,13 +15,14 @@ from typing import Any
 
 import msgspec
 
-from autokern import budget, drift, host, keops, store
+from autokern import budget, drift, host, keops, spotcheck, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
+from autokern.decision import Decision
 from autokern.entries import NEVER, Entry, LargeEntry, is_large
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
 from autokern.op import Op, get, inside
-from autokern.policy import Decision, decide
+from autokern.policy import decide
 from autokern.problem import Problem
 from autokern.profile import Profile, dated, group_key
 from autokern.progress import display
@@ -73,7 +74,7 @@ class Session:
         self._lock = threading.RLock()
         self._measuring = threading.Lock()
         self._spent = 0.0
-        self._tried: set[tuple[str, str, str]] = set()
+        self._tried: set[tuple[str, ...]] = set()
         _log.setLevel(settings.log.upper())
         for name, candidate in settings.force:
             get(name)[candidate]
@@ -122,7 +123,7 @@ class Session:
             problem = op.problem_of(*args)
             if problem is None:
                 return _stock_entry(op, "not a call that autokern serves")
-            self._measure_first_use(op, problem)
+            self._measure_first_use(op, problem, settings.accuracy)
             decision = self._shared(op, problem, settings)
         except AutokernError:
             raise
@@ -141,16 +142,23 @@ class Session:
         else:
             entry = Entry(decision, op[decision.candidate])
         entry.count = count
-        drift.schedule(entry, op, settings)
+        if entry.candidate.accuracy == "approximate":
+            entry.due = spotcheck.due(count)
+        else:
+            drift.schedule(entry, op, settings)
         return entry
 
     def looked_at(self, op: Op, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
         """Look at a key that was called as often as it said, or more often.
 
-        Its decision may be due again, for what compiles may repay itself by now; else the machine may have drifted.
+        Its decision may be due again, for what compiles may repay itself by now; else the machine may have drifted, or
+        lower precision no longer suffice for the data.
         """
         due, entry.due = entry.due, NEVER
         if due == NEVER:  # another thread is at it
+            return entry
+        if entry.candidate.accuracy == "approximate":
+            spotcheck.check(entry, op, args, settings)
             return entry
         if due != entry.decision.review:
             drift.check(entry, op, args)
@@ -188,11 +196,15 @@ class Session:
                 raise
         return decide(problem, op, self.model, settings, budget.named(there, problem.device), seen)
 
-    def _measure_first_use(self, op: Op, problem: Problem) -> None:
-        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile."""
+    def _measure_first_use(self, op: Op, problem: Problem, accuracy: str) -> None:
+        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile.
+
+        Where lower precision is allowed, nothing is known as long as no error was measured.
+        """
         settings = self.settings
         pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        if pinned or inside.measuring or problem.group in self._tried or self.model.knows(problem):
+        asked = (*problem.group, accuracy)
+        if pinned or inside.measuring or asked in self._tried or _knows(self.model, op, problem, accuracy):
             return
         if _tried_lately(self.profile, problem):
             return
@@ -202,11 +214,11 @@ class Session:
         if not self._measuring.acquire(blocking=False):
             return
         started = time.perf_counter()
-        self._tried.add(problem.group)
+        self._tried.add(asked)
         try:
             with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
-                if ours and not self._learnt(problem):
-                    self._calibrate(op, problem, left)
+                if ours and not self._learnt(op, problem, accuracy):
+                    self._calibrate(op, problem, left, accuracy)
         except (AutokernError, RuntimeError, OSError) as error:
             if settings.strict:
                 raise
@@ -215,15 +227,15 @@ class Session:
             self._spent += time.perf_counter() - started
             self._measuring.release()
 
-    def _learnt(self, problem: Problem) -> bool:
+    def _learnt(self, op: Op, problem: Problem, accuracy: str) -> bool:
         """Whether another process has measured this, or tried to, since the profile was read; that is then in force."""
         kept = _load(self.settings)
-        if not _tried_lately(kept, problem) and not CostModel(kept).knows(problem):
+        if not _tried_lately(kept, problem) and not _knows(CostModel(kept), op, problem, accuracy):
             return False
         self.adopt(self.profile.merge(kept))
         return True
 
-    def _calibrate(self, op: Op, problem: Problem, budget: float) -> None:
+    def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str) -> None:
         def publish(profile: Profile) -> None:
             store.save(self.settings, profile)
             self.adopt(profile)
@@ -236,9 +248,17 @@ class Session:
                 [problem.device],
                 self.profile,
                 dtypes=(problem.dtype,),
+                accuracy=accuracy,
                 progress=shown,
                 publish=publish,
             )
+
+
+def _knows(model: CostModel, op: Op, problem: Problem, accuracy: str) -> bool:
+    """Whether an op was measured for this dtype and device, and where lower precision is allowed, its errors too."""
+    if accuracy == "approximate" and any(c.accuracy == "approximate" for c in op.feasible(problem)):
+        return model.knows_errors(problem)
+    return model.knows(problem)
 
 
 def _tried_lately(profile: Profile, problem: Problem) -> bool:

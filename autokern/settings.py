@@ -28,6 +28,7 @@ VARIABLES = {
     "AUTOKERN_EXCLUDE": "candidates that must not run, by name or op=name, separated by commas",
     "AUTOKERN_THRESHOLD": "op:device=size,...: at or below that many columns run on the CPU, above on the device",
     "AUTOKERN_ACCURACY": "same (default): results agree with stock or are better; approximate: lower precision allowed",
+    "AUTOKERN_MAX_ERROR": "largest relative error that what approximates may be measured to have (default 1e-3)",
     "AUTOKERN_MEMORY": "most memory that one call may take, e.g. 8GiB (default, and never more: what is free)",
     "AUTOKERN_CALLS": "calls of one size over which compiling must repay itself (default: as many as were seen so far)",
     "AUTOKERN_ALLOCATOR": "default, or retain: glibc keeps the memory of what is freed for the next large result",
@@ -57,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exclude: frozenset[str] = frozenset()
     threshold: tuple[tuple[str, str, int], ...] = ()
     accuracy: str = "same"
+    max_error: float = 1e-3
     memory: int | None = None
     calls: int | None = None
     allocator: str = "default"
@@ -107,6 +109,7 @@ def revised(
     force: Mapping[str, str] | str | None = None,
     exclude: Iterable[str] | None = None,
     accuracy: str | None = None,
+    max_error: float | None = None,
     memory: int | str | None = None,
     calls: int | None = None,
 ) -> Settings:
@@ -130,6 +133,8 @@ def revised(
             changes["exclude"] = base.exclude | _exclude(",".join(names))["exclude"]
         if accuracy is not None:
             changes.update(_accuracy(accuracy))
+        if max_error is not None:
+            changes.update(_max_error(str(max_error)))
         if memory is not None:
             changes["memory"] = parse_bytes(str(memory))
         if calls is not None:
@@ -186,6 +191,13 @@ def _one_of(field: str, *choices: str) -> _Parser:
 
 def _accuracy(text: str) -> Mapping[str, object]:
     return _one_of("accuracy", "same", "approximate")(text)
+
+
+def _max_error(text: str) -> dict[str, object]:
+    error = float(text)
+    if not 0 < error < 1:
+        raise ValueError(f"expected a relative error between 0 and 1, such as 1e-3, found {text}")
+    return {"max_error": error}
 
 
 def _path(field: str) -> _Parser:
@@ -278,6 +290,7 @@ _PARSERS: dict[str, _Parser] = {
     "AUTOKERN_EXCLUDE": _exclude,
     "AUTOKERN_THRESHOLD": _threshold,
     "AUTOKERN_ACCURACY": _accuracy,
+    "AUTOKERN_MAX_ERROR": _max_error,
     "AUTOKERN_MEMORY": _memory,
     "AUTOKERN_CALLS": _calls,
     "AUTOKERN_ALLOCATOR": _one_of("allocator", "default", "retain"),

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autokern.bench import Cell, Row, Verdict, Workload
+from autokern.decision import Decision
 from autokern.doctor import Finding
-from autokern.policy import Decision
 from autokern.problem import Problem
 from autokern.profile import Ban, Crossover
 from autokern.report import Summary, Winner

@@ -16,9 +16,9 @@ from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
 from autokern import Explanation, api, dispatch
+from autokern.decision import Decision
 from autokern.errors import SettingsError
 from autokern.op import registered
-from autokern.policy import Decision
 from autokern.problem import Problem
 from autokern.profile import Profile
 

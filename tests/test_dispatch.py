@@ -16,9 +16,9 @@ from torch._subclasses import FakeTensorMode
 import autokern
 from autokern import dispatch, store
 from autokern import session as session_module
+from autokern.decision import Decision
 from autokern.errors import AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
 from autokern.op import inside
-from autokern.policy import Decision
 from autokern.problem import Features, Problem
 from autokern.profile import Profile, Timing, Trial
 from autokern.settings import Settings

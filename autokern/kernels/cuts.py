@@ -57,12 +57,15 @@ class Plan(NamedTuple):
         Whether right-hand sides are laid out as columns, padded to a multiple of 16, and not as rows.
     compiled : bool
         Whether a tile's epilogue is one compiled pass over it.
+    precision : {"", "float16", "bfloat16", "tf32"}
+        What points are rounded to before they are multiplied (`narrow`); empty for their own dtype.
     """
 
     tile: int = 1024
     symmetric: bool = True
     columns: bool = False
     compiled: bool = False
+    precision: str = ""
 
 
 def usual(device: torch.device) -> Plan:

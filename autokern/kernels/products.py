@@ -16,6 +16,7 @@ from autokern import crew
 from autokern.crew import Member
 from autokern.kernels import cuts
 from autokern.kernels.cuts import Place, Plan
+from autokern.kernels.narrow import at_precision
 from autokern.kernels.tiles import Sides, Tiles, prepare, sides
 from autokern.kernels.tree import Tree, peeled
 
@@ -132,14 +133,15 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     inner, scale = peeled(tree)
     if plan.compiled:
         prepare(inner)
-    if plan.columns:
-        out = _by_columns(sides(inner, others), rhs, plan)
-    elif others is None:
-        known, vt = sides(inner, None), rhs.mT.contiguous()
-        out = (_symmetric(known, vt, plan) if plan.symmetric else _from_left(known, vt, plan)).mT
-    else:  # a tile with the sums along its rows is multiplied faster, so that the sides change places
-        swapped = sides(inner._replace(points=others), inner.points)
-        out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
+    with at_precision(plan.precision):
+        if plan.columns:
+            out = _by_columns(sides(inner, others, precision=plan.precision), rhs, plan)
+        elif others is None:
+            known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
+            out = (_symmetric(known, vt, plan) if plan.symmetric else _from_left(known, vt, plan)).mT
+        else:  # a tile with the sums along its rows is multiplied faster, so that the sides change places
+            swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
+            out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
     return (out if scale is None else out * scale).contiguous()
 
 
@@ -152,7 +154,7 @@ def _pull(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> 
     `cotangent` writes ``dL/dK`` on a tile; where both sides are the same points, that of the mirrored tile is added to
     it. `seen` gets each tile's value before.
     """
-    like = known.leaves[0].rows
+    like = known.leaves[0].turned[0]
     members = crew.size(like.device)
     rounds, sums = cuts.rounds(*known.shape, known.same, tile, members), Tiles.sums(known)
     crew_tiles = [Tiles(known, sums) for _ in range(members)]
@@ -214,7 +216,7 @@ def pulled(
     tuple
         Gradients in the order points of the rows, of the columns if others, shapes, weights; and ``(m, t)`` or None.
     """
-    known = sides(tree, others, graph=True)
+    known = sides(tree, others, graph=True, precision=plan.precision)
     left_t, right_t = left.mT.contiguous(), right.mT.contiguous()
     out = torch.zeros_like(right_t) if want_rhs else None
 
@@ -222,7 +224,8 @@ def pulled(
         assert out is not None
         _multiply(known, at, left_t, k, out)
 
-    found = _pull(known, plan.tile, _outer(known, left_t, right_t), multiply if want_rhs else None)
+    with at_precision(plan.precision):
+        found = _pull(known, plan.tile, _outer(known, left_t, right_t), multiply if want_rhs else None)
     return found, None if out is None else out.mT
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from autokern.kernels import graph
+from autokern.kernels import graph, narrow
 from autokern.kernels.cuts import Place
 from autokern.kernels.family import Family
 from autokern.kernels.tree import Tree, by_leaf
@@ -29,7 +29,8 @@ class Side(NamedTuple):
     Parameters
     ----------
     rows, columns : Tensor
-        ``[-2 gamma z, gamma |z|^2, 1]`` and ``[z, 1, gamma |z|^2]``, shapes ``(n, d + 2)`` and ``(m, d + 2)``.
+        ``[-2 gamma z, gamma |z|^2, 1]`` and ``[z, 1, gamma |z|^2]``, shapes ``(n, d + 2)`` and ``(m, d + 2)``; in a
+        lower precision as `narrow` extends them.
     turned : tuple of Tensor
         ``[z, 1]^T`` of either side, shapes ``(d + 1, n)`` and ``(d + 1, m)``; empty where no gradient is wanted.
     far : bool
@@ -70,19 +71,21 @@ class Sides(NamedTuple):
         return self.same and at.top != at.left
 
 
-def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False) -> Sides:
+def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, precision: str = "") -> Sides:
     """Prepare the points of a tree (no batch) for tiles; `others` are those of the columns, None for the same."""
     found = []
     for index, (of, z, _) in enumerate(by_leaf(tree)):
         centre = z.mean(-2, keepdim=True) if z.shape[-2] else 0.0
         first = z - centre
         second = first if others is None else others[index] - centre
-        found.append(_side(of, first, second, graph))
+        found.append(_side(of, first, second, graph, precision))
     return Sides(tree, found, others is None)
 
 
-def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool) -> Side:
+def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool, precision: str) -> Side:
     def extended(z: torch.Tensor, by: float, norm_last: bool) -> torch.Tensor:
+        if precision:
+            return narrow.extended(z, by, of.gamma, norm_last, precision)
         n, d = z.shape
         out = z.new_empty(n, d + 2)
         torch.mul(z, by, out=out[:, :d])
@@ -97,8 +100,13 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool) ->
         one = turned(first)
         backs = (one, one if second is first else turned(second))
     rows, columns = extended(first, -2 * of.gamma, False), extended(second, 1.0, True)
-    largest = max(rows[:, -2].abs().max().item(), columns[:, -1].abs().max().item()) if of.slope_is_value else 0.0
-    return Side(rows, columns, backs, largest * torch.finfo(first.dtype).eps > _FAR)
+    largest, eps = 0.0, narrow.EPS.get(precision, torch.finfo(first.dtype).eps)
+    if of.slope_is_value:
+        norms = (rows[:, -2], columns[:, -1])
+        if precision:
+            norms = tuple(torch.linalg.vecdot(z, z) * of.gamma for z in (first, second))
+        largest = max(norm.abs().max().item() for norm in norms)
+    return Side(rows, columns, backs, largest * eps > _FAR)
 
 
 class _Leaf:
@@ -113,7 +121,7 @@ class _Leaf:
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with u on a tile."""
         top, bottom, left, right = at
-        torch.mm(self._side.rows[top:bottom], self._side.columns[left:right].mT, out=out)
+        narrow.distances(self._side.rows[top:bottom], self._side.columns[left:right], out)
         if self._same and top < right and left < bottom:
             first = max(top, left)
             out[first - top :, first - left :].fill_diagonal_(0)

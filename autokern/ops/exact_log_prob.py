@@ -47,7 +47,7 @@ from autokern.ops._shared import (
 from autokern.ops._triangular import inverse_from_cholesky
 from autokern.problem import Features, Problem
 
-__all__ = ["EXACT_LOG_PROB", "parts"]
+__all__ = ["EXACT_LOG_PROB", "ingredients", "parts"]
 
 _stock = MultivariateNormal.log_prob
 _ladder = cholesky_module._psd_safe_cholesky
@@ -126,9 +126,10 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     return prior, noise, value, problem.variant.endswith("/cholesky")
 
 
-def _ingredients(
+def ingredients(
     distribution: Any, noise: torch.Tensor | None, value: torch.Tensor
 ) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
+    """Return the kernel tree, the noise and the residual that arguments of the op are made of."""
     found = parts(distribution, noise)
     assert found is not None
     lazy, noise = found
@@ -136,14 +137,14 @@ def _ingredients(
 
 
 def _reference(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    return likelihood.reference(*_ingredients(distribution, noise, value))
+    return likelihood.reference(*ingredients(distribution, noise, value))
 
 
 def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
     with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
         truth = in_float64(args)
     with torch.no_grad():
-        tree, noise, residual = _ingredients(*truth[:3])
+        tree, noise, residual = ingredients(*truth[:3])
         k = trees.dense(tree)
         k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], problem.n))
         lower = torch.linalg.cholesky(k)
@@ -292,13 +293,13 @@ def formless(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor,
 @EXACT_LOG_PROB.candidate("fused", accuracy="better")
 def fused(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
-    return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder)
+    return likelihood.log_prob(*ingredients(distribution, noise, value), _ladder)
 
 
 @EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
 def recursive(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
-    return likelihood.log_prob(*_ingredients(distribution, noise, value), _ladder, inverse_from_cholesky)
+    return likelihood.log_prob(*ingredients(distribution, noise, value), _ladder, inverse_from_cholesky)
 
 
 with_fewer_threads(EXACT_LOG_PROB, "fused")
@@ -307,7 +308,7 @@ with_fewer_threads(EXACT_LOG_PROB, "fused")
 def _elsewhere(
     distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, there: torch.device | None
 ) -> torch.Tensor:
-    tree, added, residual = _ingredients(distribution, noise, value)
+    tree, added, residual = ingredients(distribution, noise, value)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     return likelihood.log_prob(away, added.to(there), residual.to(there), _ladder).to(value.device)
 

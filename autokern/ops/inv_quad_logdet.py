@@ -49,7 +49,7 @@ from autokern.ops._shared import (
 from autokern.ops._triangular import inverse_from_cholesky
 from autokern.problem import Features, Problem
 
-__all__ = ["INV_QUAD_LOGDET", "is_unstructured"]
+__all__ = ["INV_QUAD_LOGDET", "dense_and_diagonal", "factorise", "is_unstructured", "plain", "summed"]
 
 _stock = LinearOperator.inv_quad_logdet
 _ladder = cholesky_module._psd_safe_cholesky
@@ -131,7 +131,7 @@ def _parts(operator: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return operator.to_dense(), []
 
 
-def _tensors(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the dense part in the full batch shape, and the sum of the diagonals or None."""
     matrix, diagonals = _parts(operator)
     shape = operator.shape
@@ -149,25 +149,26 @@ def _with_diagonal(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch
     return matrix + torch.diag_embed(diagonal.expand(matrix.shape[:-1]))
 
 
-def _plain(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor) -> Pair:
+def plain(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor) -> Pair:
     """Return the quadratic forms column by column and the log determinant by autograd through Cholesky."""
     lower = torch.linalg.cholesky(_with_diagonal(matrix, diagonal))
     white = torch.linalg.solve_triangular(lower, rhs, upper=False)
     return white.square().sum(-2), 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-def _summed(pair: Pair, reduce: bool) -> Pair:
+def summed(pair: Pair, reduce: bool) -> Pair:
+    """Return a pair with its quadratic forms added up, if that is asked for."""
     return (pair[0].sum(-1), pair[1]) if reduce else pair
 
 
 def _reference(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    return _summed(_plain(*_tensors(operator), rhs), reduce)
+    return summed(plain(*dense_and_diagonal(operator), rhs), reduce)
 
 
 def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
     operator, rhs, reduce, _ = args
     with torch.no_grad():
-        matrix, diagonal = _tensors(operator)
+        matrix, diagonal = dense_and_diagonal(operator)
         k = _with_diagonal(matrix.double(), None if diagonal is None else diagonal.double())
         lower = torch.linalg.cholesky(k)
         inverse = torch.cholesky_inverse(lower)
@@ -254,7 +255,7 @@ def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
         return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
-def _factorised(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
+def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
     """Return the lower factor of the sum in memory of its own, by stock's ladder where it is not plain."""
 
     def assembled() -> torch.Tensor:
@@ -272,7 +273,7 @@ class _Potri(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, matrix, diagonal, rhs, inverse):  # type: ignore[no-untyped-def]
-        lower = _factorised(matrix, diagonal)
+        lower = factorise(matrix, diagonal)
         white = torch.linalg.solve_triangular(lower, rhs, upper=False)
         if any(ctx.needs_input_grad):
             ctx.lower, ctx.white, ctx.inverse, ctx.threads = lower, white, inverse, threads.current()
@@ -284,11 +285,11 @@ class _Potri(torch.autograd.Function):
         matrix, diagonal, rhs = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            values, cotangents = _plain(matrix, diagonal, rhs), (by_quadratic, by_logdet)
+            values, cotangents = plain(matrix, diagonal, rhs), (by_quadratic, by_logdet)
             return *plain_gradients(values, (matrix, diagonal, rhs), wanted[:3], cotangents), None
         with threads.scope(ctx.threads):
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
-                ctx.lower = _factorised(matrix, diagonal)
+                ctx.lower = factorise(matrix, diagonal)
             solved = torch.linalg.solve_triangular(ctx.lower.mT, ctx.white, upper=True)
             weighted = solved * by_quadratic.unsqueeze(-2)
             grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None, None]
@@ -307,7 +308,7 @@ class _Potri(torch.autograd.Function):
 
 
 def _exactly(inverse: Any, operator: Any, rhs: torch.Tensor, reduce: bool) -> Pair:
-    return _summed(_Potri.apply(*_tensors(operator), rhs, inverse), reduce)
+    return summed(_Potri.apply(*dense_and_diagonal(operator), rhs, inverse), reduce)
 
 
 def _no_gradients(problem: Problem) -> str | None:
@@ -330,9 +331,9 @@ with_fewer_threads(INV_QUAD_LOGDET, "potri")
 
 
 def _elsewhere(operator: Any, rhs: torch.Tensor, reduce: bool, there: torch.device | None) -> Pair:
-    matrix, diagonal = _tensors(operator)
+    matrix, diagonal = dense_and_diagonal(operator)
     away = None if diagonal is None else diagonal.to(there)
-    pair = _summed(_Potri.apply(matrix.to(there), away, rhs.to(there), inverted), reduce)
+    pair = summed(_Potri.apply(matrix.to(there), away, rhs.to(there), inverted), reduce)
     return pair[0].to(rhs.device), pair[1].to(rhs.device)
 
 

@@ -1,0 +1,89 @@
+"""Products of points in half precision or TF32, whose squared norms keep all their digits.
+
+Tensor cores multiply numbers of 8 (bfloat16) or 11 bits (float16, TF32) and add in float32. Rounded to so few bits, the
+squared norms would spoil ``u = gamma (|x|^2 + |x'|^2 - 2 x.x')``; cut into three numbers of that width (Dekker 1971,
+"A floating-point technique for extending the available precision") they stay exact, so that only ``x.x'`` is rounded,
+and one GEMM with d + 6 columns still yields u. Floor 2: imports nothing of autokern.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["EPS", "at_precision", "distances", "extended"]
+
+EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11}
+"""Relative rounding of what is multiplied, by precision."""
+_STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.float32}
+_PIECE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.bfloat16}
+"""What a piece of a norm is rounded to; a bfloat16 is a TF32 as it is."""
+_PIECES = 3
+
+_scopes = threading.Lock()
+_open, _before = 0, False
+
+
+def extended(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision: str) -> torch.Tensor:
+    """Return ``[by z, pieces of gamma |z|^2, ones]``, the last two in each other's place with `norm_last`.
+
+    Parameters
+    ----------
+    z : Tensor
+        Centred points ``(n, d)``, float32.
+    by, gamma : float
+        Factors of the points and of their squared norms.
+    norm_last : bool
+        Whether the ones come first.
+    precision : {"float16", "bfloat16", "tf32"}
+        What the columns are rounded to.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(n, d + 6)``, in the dtype that is multiplied.
+    """
+    left, pieces = torch.linalg.vecdot(z, z).mul_(gamma), []
+    for _ in range(_PIECES):
+        piece = left.to(_PIECE[precision])
+        left = left - piece
+        pieces.append(piece)
+    norms = torch.stack(pieces, -1).to(_STORED[precision])
+    ones = torch.ones_like(norms)
+    both = (ones, norms) if norm_last else (norms, ones)
+    return torch.cat(((z * by).to(_STORED[precision]), *both), -1)
+
+
+def distances(rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Fill `out` with the products of rows and columns; those of 16 bits are added up in float32."""
+    if rows.dtype is out.dtype:
+        return torch.mm(rows, columns.mT, out=out)
+    return torch.mm(rows, columns.mT, out_dtype=torch.float32, out=out)
+
+
+@contextlib.contextmanager
+def at_precision(precision: str) -> Iterator[None]:
+    """Let float32 products on CUDA devices run in TF32 where that is the precision.
+
+    torch knows this only as a setting of the process: float32 products that other threads begin meanwhile are rounded
+    so, too.
+    """
+    global _open, _before
+    if precision != "tf32":
+        yield
+        return
+    with _scopes:
+        if not _open:
+            _before = torch.backends.cuda.matmul.allow_tf32
+            torch.backends.cuda.matmul.allow_tf32 = True
+        _open += 1
+    try:
+        yield
+    finally:
+        with _scopes:
+            _open -= 1
+            if not _open:
+                torch.backends.cuda.matmul.allow_tf32 = _before

@@ -1,0 +1,74 @@
+"""Spot checks: whether lower precision is as accurate on the caller's own data as it was measured to be.
+
+An error depends on the numbers: a lengthscale that shrinks while a model is trained lets it grow. What approximates is
+therefore run beside what does not at the first call of a key, the second, the fourth, the eighth and so on, and gives
+way to it for the rest of the process where it errs more than is allowed. Floor 3: may import `entries`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import msgspec
+
+from autokern import accuracies, budget
+from autokern.entries import Entry
+from autokern.errors import AutokernWarning
+from autokern.op import Candidate, Op, inside
+from autokern.settings import Settings
+
+__all__ = ["check", "due"]
+
+_log = logging.getLogger("autokern")
+
+
+def due(count: int) -> int:
+    """Return the call at which a key that approximates is looked at next, after so many of them."""
+    return max(1, 2 * count)
+
+
+def check(entry: Entry, op: Op, args: tuple[Any, ...], settings: Settings) -> None:
+    """Compare the candidate of an entry with one that does not approximate, on the arguments of a call."""
+    exact = _exact(entry, op)
+    entry.due = due(entry.count)
+    if exact is None:
+        return
+    error = _error(entry, op, exact, args)
+    if error <= settings.max_error:
+        return
+    failed, problem = entry.candidate.name, entry.decision.problem
+    reason = f"{failed} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
+    entry.demote(exact)
+    entry.decision = msgspec.structs.replace(
+        entry.decision, candidate=exact.name, reason=reason, margin=1.0, uncertainty=0.0
+    )
+    warnings.warn(
+        f"autokern: {op.name}.{reason} on {problem}; {exact.name} runs from now on. "
+        f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it, using(max_error=...) allows more",
+        AutokernWarning,
+        stacklevel=4,
+    )
+
+
+def _exact(entry: Entry, op: Op) -> Candidate | None:
+    """Return the best candidate that does not approximate and fits the memory, one without set-up time if possible."""
+    problem = entry.decision.problem
+    known = [op[name] for name in entry.decision.order]
+    exact = [c for c in known if c.accuracy != "approximate" and budget.fits(c.memory(problem), problem.device)]
+    return min(exact, key=lambda candidate: candidate.setup, default=None)
+
+
+def _error(entry: Entry, op: Op, exact: Candidate, args: tuple[Any, ...]) -> float:
+    """Return the relative error on the arguments of a call, gradients included; 0 where it cannot be told."""
+    problem = entry.decision.problem
+    before, inside.active = inside.active, True
+    try:
+        found, truth = (op.trial(candidate.run, problem, args)() for candidate in (entry.candidate, exact))
+        return accuracies.relative_error(op, found, truth)
+    except Exception:
+        _log.debug("could not check the accuracy of %s", problem, exc_info=True)
+        return 0.0
+    finally:
+        inside.active = before
