@@ -168,6 +168,8 @@ def _tell_calibration(before: Profile, after: Profile, names: list[str] | None, 
     if found.ops:
         title = f"{new} problems measured in {took:.0f} s, {len(after.trials)} known in all"
         tables.show(tables.summaries(found.ops, title))
+    if found.rough:
+        tables.show(tables.rough(found.rough))
     if found.banned:
         tables.show(tables.bans(found.banned))
 
@@ -195,6 +197,8 @@ def _tell_known(found: report.Known, where: Path | None) -> None:
     if found.winners:
         tables.show(tables.winners(found.winners))
     tables.show(tables.summaries(found.ops, "fastest candidates; sizes are those of single matrices without gradients"))
+    if found.rough:
+        tables.show(tables.rough(found.rough))
     if found.banned:
         tables.show(tables.bans(found.banned))
     for name, seconds in found.setup.items():

@@ -105,6 +105,6 @@ def between_winners(group: Group) -> Problem | None:
 
 def _differ(one: Trial, other: Trial) -> bool:
     """Whether the winner of one trial clearly lost the other; two that are always close are not worth telling apart."""
-    winner = min(one.timings, key=lambda n: one.timings[n].ratio)
-    lost = other.timings.get(winner)
-    return lost is not None and lost.ratio > 1.05 * min(t.ratio for t in other.timings.values())
+    here, there = one.usual, other.usual
+    lost = there.get(min(here, key=lambda n: here[n].ratio))
+    return lost is not None and lost.ratio > 1.05 * min(t.ratio for t in there.values())

@@ -59,6 +59,11 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problem: Problem
     timings: dict[str, Timing]
 
+    @property
+    def usual(self) -> dict[str, Timing]:
+        """The timings of candidates within the op's bound: those that may be chosen unasked."""
+        return {name: timing for name, timing in self.timings.items() if timing.relative_error is None}
+
 
 class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A candidate that gave wrong numbers or failed on this host, for one op, dtype and device kind."""
@@ -218,7 +223,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
 
 
 def _mean_log_ratios(trials: list[Trial]) -> dict[str, float]:
-    names = set.intersection(*(set(t.timings) for t in trials))
+    names = set.intersection(*(set(t.usual) for t in trials))
     return {name: sum(math.log(t.timings[name].ratio) for t in trials) / len(trials) for name in sorted(names)}
 
 

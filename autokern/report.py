@@ -10,7 +10,7 @@ import msgspec
 from autokern.problem import Problem
 from autokern.profile import Ban, Crossover, Profile, Trial, group_key
 
-__all__ = ["Known", "Summary", "Winner", "known", "summaries", "winners"]
+__all__ = ["Known", "Rough", "Summary", "Winner", "known", "rough", "summaries", "winners"]
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
@@ -56,6 +56,30 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True):
     stock_seconds: float
 
 
+class Rough(msgspec.Struct, frozen=True, kw_only=True):
+    """What lower precision was measured to gain and to cost.
+
+    Parameters
+    ----------
+    op, device, dtype, candidate : str
+        What, where, in which dtype.
+    problems : int
+        Number of problems measured.
+    speedup : float
+        Geometric mean over them of the time of the fastest candidate within the bound over that of this one.
+    relative_error : float
+        Largest error measured.
+    """
+
+    op: str
+    device: str
+    dtype: str
+    candidate: str
+    problems: int
+    speedup: float
+    relative_error: float
+
+
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """All that `autokern show` tells of a profile."""
 
@@ -65,6 +89,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     banned: list[Ban]
     setup: dict[str, float]
     winners: list[Winner] = []
+    rough: list[Rough] = []
 
 
 def known(profile: Profile, ops: Iterable[str] | None = None) -> Known:
@@ -77,7 +102,32 @@ def known(profile: Profile, ops: Iterable[str] | None = None) -> Known:
         banned=[ban for ban in profile.banned if names is None or ban.op in names],
         setup={k: s for k, s in profile.setup.items() if names is None or k.partition(".")[0] in names},
         winners=[] if names is None else winners(profile, names),
+        rough=rough(profile, names),
     )
+
+
+def rough(profile: Profile, ops: Iterable[str] | None = None) -> list[Rough]:
+    """Return what was measured of candidates of lower precision, those of some ops or of all."""
+    names = None if ops is None else set(ops)
+    found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
+    for trial in profile.trials:
+        p, best = trial.problem, min((t.ratio for t in trial.usual.values()), default=1.0)
+        for name, timing in trial.timings.items():
+            if timing.relative_error is not None and (names is None or p.op in names):
+                pairs = found.setdefault((p.op, p.device, p.dtype, name), [])
+                pairs.append((best / timing.ratio, timing.relative_error))
+    return [
+        Rough(
+            op=key[0],
+            device=key[1],
+            dtype=key[2],
+            candidate=key[3],
+            problems=len(pairs),
+            speedup=math.exp(sum(math.log(gain) for gain, _ in pairs) / len(pairs)),
+            relative_error=max(error for _, error in pairs),
+        )
+        for key, pairs in sorted(found.items())
+    ]
 
 
 def summaries(profile: Profile, ops: Iterable[str] | None = None) -> list[Summary]:
@@ -111,7 +161,7 @@ def _summary(profile: Profile, key: tuple[str, str, str], trials: list[Trial]) -
 def _fastest(trials: list[Trial]) -> str:
     """Return the candidate of the least mean log ratio where all were measured; stock wins ties."""
     line = [t for t in trials if t.problem.batch == 1 and not t.problem.grad] or trials
-    names = set.intersection(*(set(t.timings) for t in line))
+    names = set.intersection(*(set(t.usual) for t in line))
     means = {n: math.exp(sum(math.log(t.timings[n].ratio) for t in line) / len(line)) for n in sorted(names)}
     best = min(means, key=means.__getitem__, default="stock")
     return best if means.get(best, 1.0) < _TIE else "stock"
@@ -130,7 +180,7 @@ def winners(profile: Profile, ops: Iterable[str]) -> list[Winner]:
 
 
 def _winner(trial: Trial) -> Winner:
-    timings = trial.timings
+    timings = trial.usual
     name = min(timings, key=lambda n: timings[n].ratio)
     if timings[name].ratio > _TIE and "stock" in timings:
         name = "stock"

@@ -17,7 +17,7 @@ from autokern.decision import Decision
 from autokern.doctor import Finding
 from autokern.problem import Problem
 from autokern.profile import Ban, Crossover
-from autokern.report import Summary, Winner
+from autokern.report import Rough, Summary, Winner
 
 __all__ = [
     "bans",
@@ -26,6 +26,7 @@ __all__ = [
     "findings",
     "kernel_matrices",
     "note",
+    "rough",
     "show",
     "stats",
     "summaries",
@@ -157,6 +158,15 @@ def winners(found: Sequence[Winner]) -> RenderableType:
             table.add_row(sizes(row.problem), row.candidate, _times(row.speedup), *times)
         parts.append(_titled(words, table))
     return Group(*parts)
+
+
+def rough(found: Sequence[Rough]) -> RenderableType:
+    """Return a line for each candidate of lower precision: what it gains, and what it costs."""
+    table = _table("op", "on", "candidate", ">problems", ">× best", ">error")
+    for row in found:
+        on, error = f"{row.device} {row.dtype}", f"{row.relative_error:.0e}"
+        table.add_row(row.op, on, row.candidate, str(row.problems), _times(row.speedup), error)
+    return _titled("lower precision, only when asked for; × best: of those within the bound", table)
 
 
 def bans(found: Sequence[Ban]) -> RenderableType:

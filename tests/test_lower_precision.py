@@ -11,7 +11,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
-from autokern import accuracies, dispatch, mixed
+from autokern import accuracies, dispatch, mixed, report
 from autokern import session as session_module
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
@@ -180,6 +180,29 @@ def test_an_error_that_is_no_number_is_as_bad_as_any(op):
     assert accuracies.relative_error(op, nan, Trialled(torch.ones(2), ())) == accuracies.HOPELESS
     assert accuracies.gap([torch.empty(0, 3)], [torch.empty(0, 3)]) == 0.0
     assert accuracies.gap([torch.zeros(2)], [torch.zeros(2)]) == 0.0
+
+
+def test_what_lower_precision_gains_is_shown_apart_from_the_fastest():
+    trials = [
+        Trial(
+            Problem(op="qr", m=n, n=n),
+            {
+                "stock": Timing(1e-3),
+                "cpu": Timing(5e-4, 0.5),
+                "rough": Timing(1e-4, 0.1, relative_error=n * 1e-6),
+            },
+        )
+        for n in (10, 20)
+    ]
+    found = Profile(trials=trials)
+    (row,) = report.rough(found)
+    assert (row.candidate, row.problems, row.speedup) == ("rough", 2, pytest.approx(5.0))
+    assert row.relative_error == pytest.approx(2e-5)
+    assert report.rough(found, ["cholesky"]) == []
+    (summary,) = report.summaries(found)
+    assert (summary.fastest, summary.speedup) == ("cpu", pytest.approx(2.0))
+    assert {winner.candidate for winner in report.winners(found, ["qr"])} == {"cpu"}
+    assert found.thresholds("qr") == []
 
 
 # --- the caller's own data --------------------------------------------------------------------------------------------
