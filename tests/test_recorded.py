@@ -29,7 +29,7 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 def replay(trial: Trial, model: CostModel) -> str:
     """Return the decision on a recorded trial among the candidates that could run there."""
     op = get(trial.problem.op)
-    absent = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.timings)
+    absent = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.usual)
     return decide(trial.problem, op, model, Settings(exclude=absent)).candidate
 
 
@@ -40,7 +40,7 @@ def ratios(profile: Profile) -> list[tuple[float, float]]:
     found = []
     for trial in profile.trials:
         chosen = trial.timings.get(replay(trial, model), trial.timings["stock"]).ratio
-        found.append((chosen / min(t.ratio for t in trial.timings.values()), chosen))
+        found.append((chosen / min(t.ratio for t in trial.usual.values()), chosen))
     return found
 
 
