@@ -58,13 +58,16 @@ def load() -> None:
     """Load the plugins that are installed, each of them once; what it raises is kept for `announce`."""
     global _plugins
     if _plugins is None:
-        _plugins = sorted(_found(), key=lambda pair: (":" in pair[0].source, pair[0].source))
+        try:
+            _plugins = sorted(_found(), key=lambda pair: (":" in pair[0].source, pair[0].source))
+        except Exception as error:
+            _plugins = [(Plugin("installed packages", GROUP, "failed", _told(error)), EntryPoint("", "", GROUP))]
     for plugin, point in _plugins:
         if plugin.state == "waiting":
             try:
                 _load(plugin, point)
             except (Exception, SystemExit) as error:
-                plugin.state, plugin.failure = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"
+                plugin.state, plugin.failure = "failed", _told(error)
 
 
 def announce(strict: bool) -> None:
@@ -91,6 +94,10 @@ def announce(strict: bool) -> None:
         if strict:
             raise AutokernError(told)
         warnings.warn(told, AutokernWarning, stacklevel=2)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _found() -> Iterator[tuple[Plugin, EntryPoint]]:

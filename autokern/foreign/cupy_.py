@@ -31,7 +31,7 @@ def _is_installed() -> bool:
 
 def _why_not(problem: Problem) -> str | None:
     if problem.device != "cuda":
-        return "the data is not on a CUDA device"
+        return "the data is not on a CUDA device, and CuPy serves no others"
     if torch.version.hip is not None:
         return "this torch is built for ROCm, and CuPy is used with CUDA only"
     return None if _is_installed() else "CuPy is not installed: `pip install 'autokern[cupy]'`"
@@ -133,8 +133,8 @@ class _Eigh(torch.autograd.Function):
         values, vectors = ctx.saved_tensors
         gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
         gaps = gaps + torch.eye(gaps.shape[-1], dtype=gaps.dtype, device=gaps.device)
-        turned = vectors.mT @ grad_vectors / gaps
-        turned = turned - torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1) - grad_values)
+        turned = vectors.mT @ grad_vectors  # vectors can only turn: the other half moves nothing
+        turned = 0.5 * (turned - turned.mT) / gaps + torch.diag_embed(grad_values)
         return vectors @ turned @ vectors.mT
 
 

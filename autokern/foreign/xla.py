@@ -182,6 +182,6 @@ def _compiled() -> Callable[..., Any]:
 
         starts = jnp.arange(0, rows[0].shape[0], block, dtype="int32")
         found = jax.lax.map(of_block, (starts, [z.reshape(-1, block, z.shape[1]) for z in rows]))
-        return found.reshape(-1, rhs.shape[1])
+        return found.reshape(rows[0].shape[0], rhs.shape[1])
 
-    return jax.jit(multiply, static_argnums=(0, 1, 2))  # type: ignore[no-any-return]
+    return jax.jit(multiply, static_argnums=(0, 1, 2))
