@@ -69,7 +69,7 @@ def _jax_problem(device: str) -> str | None:
     if device not in ("cpu", "cuda") or (device == "cuda" and not gpu):
         return f"the JAX that is installed has no devices of kind {device}"
     name, off = _NO_PREALLOCATION
-    if gpu and "jax" not in sys.modules and os.environ.get(name, "").lower() not in off:
+    if gpu and os.environ.get(name, "").lower() not in off:
         return f"JAX would take most of the GPU's memory for itself: set {name}=false, or JAX_PLATFORMS=cpu"
     few = min(threads.current(), host.thread_ceiling())
     if device == "cpu" and 2 * few < host.affinity():
@@ -115,20 +115,24 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     n, m = known.shape
     block = _rows_at_once(_padded(n), _padded(m))
     high, wide = -(-_padded(n) // block) * block, _padded(m)
-    rows, columns = [_filled(s.rows, high) for s in known.leaves], [_filled(s.columns, wide) for s in known.leaves]
-    tensors = rows, columns, inner.shapes, inner.weights, _filled(rhs, wide)
+    rows, columns = [_repeated(s.rows, high) for s in known.leaves], [_repeated(s.columns, wide) for s in known.leaves]
+    filled = torch.nn.functional.pad(rhs, (0, 0, 0, wide - m))
+    tensors = rows, columns, inner.shapes, inner.weights, filled
     with jax.enable_x64(rhs.dtype is torch.float64):
         arrays = jax.tree.map(lambda t: jax.dlpack.from_dlpack(t.detach().contiguous()), tensors)
-        with jax.default_device(arrays[-1].device):
-            found = _compiled()(inner.node, known.same, block, *arrays)
-            found.block_until_ready()  # else it may still read what the caller changes next
+        try:
+            with jax.default_device(arrays[-1].device):
+                found = _compiled()(inner.node, known.same, block, *arrays)
+                found.block_until_ready()  # else it may still read what the caller changes next
+        except jax.errors.JaxRuntimeError as error:
+            raise (MemoryError if "RESOURCE_EXHAUSTED" in str(error) else RuntimeError)(str(error)) from error
         out = from_dlpack(found)[:n]
     return (out if scale is None else out * scale).contiguous()
 
 
-def _filled(z: torch.Tensor, size: int) -> torch.Tensor:
-    """Return a matrix with rows of zeros below: such a column meets zeros on the right, such a row is cut off."""
-    return z if z.shape[0] == size else torch.nn.functional.pad(z, (0, 0, 0, size - z.shape[0]))
+def _repeated(z: torch.Tensor, size: int) -> torch.Tensor:
+    """Return a matrix with its last row repeated up to a size: such a column meets zeros, such a row is cut off."""
+    return z if z.shape[0] == size else torch.cat((z, z[-1:].expand(size - z.shape[0], -1)))
 
 
 class _Value:
