@@ -63,7 +63,7 @@ def test_values_and_gradients_are_those_of_the_formula(make, same, dtype):
 @either_side
 @pytest.mark.parametrize("n", [1, 8, 31, 33, 64, 70])
 def test_sizes_around_those_of_a_block(same, n, monkeypatch):
-    monkeypatch.setattr(xla, "_BLOCK", 256)
+    monkeypatch.setitem(xla._BLOCK, "cpu", 2048)
     tiling.assert_right(*arguments(SOME, n, 47, same=same, t=1), Plan(16))
 
 

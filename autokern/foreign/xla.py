@@ -33,8 +33,8 @@ from autokern.problem import Problem
 
 __all__ = ["by_xla", "product"]
 
-_BLOCK = 2**18
-"""Elements of a block of rows, about."""
+_BLOCK = {"cpu": 2**22, "cuda": 2**26}
+"""Bytes of a block of rows, about."""
 _GPU_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _NO_PREALLOCATION = ("XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "0"))
 _failure = ""
@@ -66,7 +66,7 @@ def _jax_problem(device: str) -> str | None:
     if host.forked():
         return "this process was forked, and JAX's threads were not"
     gpu = any(map(_installed, _GPU_PACKAGES)) and os.environ.get("JAX_PLATFORMS", "cuda").lower() != "cpu"
-    if device not in ("cpu", "cuda") or (device == "cuda" and not gpu):
+    if device not in _BLOCK or (device == "cuda" and not gpu):
         return f"the JAX that is installed has no devices of kind {device}"
     name, off = _NO_PREALLOCATION
     if gpu and os.environ.get(name, "").lower() not in off:
@@ -86,16 +86,16 @@ def _padded(size: int) -> int:
     return -(-size // step) * step if (step := 2 ** max(0, size.bit_length() - 5)) > 1 else size
 
 
-def _rows_at_once(n: int, m: int) -> int:
+def _rows_at_once(n: int, m: int, itemsize: int, device: str) -> int:
     """Return the rows of a block, a power of two, for so many rows and columns."""
-    wanted = max(8, min(n, _BLOCK // m))
+    wanted = max(8, min(n, _BLOCK.get(device, 0) // (m * itemsize)))
     return int(2 ** (wanted.bit_length() - 1))
 
 
 def _memory(problem: Problem) -> int:
     """Blocks of rows, one for each leaf and for what they make, and points and columns laid out once more."""
     n, m = _padded(problem.m), _padded(problem.n)
-    blocks = (1 + leaves(problem)) * _rows_at_once(n, m) * m * problem.itemsize
+    blocks = (1 + leaves(problem)) * _rows_at_once(n, m, problem.itemsize, problem.device) * m * problem.itemsize
     whole = blocks + 2 * of_outputs(problem)
     return max(whole, in_tiles(768)(problem)) if problem.grad else whole
 
@@ -113,7 +113,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     inner, scale = peeled(tree)
     known = sides(inner, others)
     n, m = known.shape
-    block = _rows_at_once(_padded(n), _padded(m))
+    block = _rows_at_once(_padded(n), _padded(m), rhs.element_size(), rhs.device.type)
     high, wide = -(-_padded(n) // block) * block, _padded(m)
     rows, columns = [_repeated(s.rows, high) for s in known.leaves], [_repeated(s.columns, wide) for s in known.leaves]
     filled = torch.nn.functional.pad(rhs, (0, 0, 0, wide - m))
