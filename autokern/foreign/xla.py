@@ -87,9 +87,9 @@ def _padded(size: int) -> int:
 
 
 def _rows_at_once(n: int, m: int, itemsize: int, device: str) -> int:
-    """Return the rows of a block, a power of two, for so many rows and columns."""
-    wanted = max(8, min(n, _BLOCK.get(device, 0) // (m * itemsize)))
-    return int(2 ** (wanted.bit_length() - 1))
+    """Return the rows of a block, a multiple of eight, such that blocks are equal and few rows are added."""
+    blocks = max(1, n * m * itemsize // _BLOCK.get(device, 1))
+    return -(-n // (8 * blocks)) * 8
 
 
 def _memory(problem: Problem) -> int:
