@@ -11,6 +11,7 @@ import io as _io
 with _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so on standard output
     from autokern import ops as _ops  # noqa: F401  (first: it registers every Op)
 from autokern import covariance, linalg
+from autokern import plugins as _plugins
 from autokern.api import Explanation, calibrate, explain, op, profile
 from autokern.decision import Decision
 from autokern.dispatch import stats, using
@@ -43,3 +44,5 @@ __all__ = [
     "stats",
     "using",
 ]
+
+_plugins.load()  # last: they find everything here

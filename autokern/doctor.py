@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from autokern import host, keops, memory_probe, pages, store
+from autokern.backends import backends, judged
 from autokern.errors import AutokernError, ProfileError
 from autokern.files import Folder
 from autokern.probes import Answer, Probe
@@ -72,6 +73,8 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
     with contextlib.ExitStack() as stack:
         names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])
         names += [] if quick else ["torch.compile"] + (["KeOps"] if importlib.util.find_spec("pykeops") else [])
+        foreign = backends()
+        names += ["plugins"] if not quick and any(backend.may_work for backend in foreign) else []
         probes = {name: stack.enter_context(Probe(name)) for name in names}
         progress(0.05, "versions, settings, cache folder")
         found, settings = [_versions()], Settings()
@@ -84,6 +87,7 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         found.append(_probed("hooks", answers["hooks"], "put in and taken out again; a small model agrees with stock"))
         if not quick:
             found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
+        found += [Finding(f"plugin {b.source}", *judged(b, answers.get("plugins"))) for b in foreign]
     progress(1.0, "done")
     return found
 

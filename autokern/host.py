@@ -203,6 +203,7 @@ def _describe(device: torch.device | None) -> Host:
         "remarks": {
             "autokern": _version("autokern"),
             "pykeops": _version("pykeops"),
+            "jax": _version("jax"),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         },
     }

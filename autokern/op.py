@@ -7,10 +7,11 @@ candidate is one decorated function beside its Op. Floor 1: may import `problem`
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ __all__ = [
     "inside",
     "known",
     "registered",
+    "registering",
 ]
 
 ACCURACIES = ("same", "better", "approximate")
@@ -91,6 +93,8 @@ class Candidate:
     as_stock : bool
         Whether it does what stock does with other products: where stock approximates so does it, and it is not banned
         for that.
+    source : str
+        The plugin that it comes from; empty for those that stand beside their Op.
     summary : str
         One line for people.
     """
@@ -106,6 +110,7 @@ class Candidate:
     threads: int = 0
     parts: bool = False
     as_stock: bool = False
+    source: str = ""
     summary: str = ""
 
 
@@ -309,6 +314,26 @@ def _dispatching(call: Callable[[], Trialled]) -> Callable[[], Trialled]:
 def registered() -> list[Op]:
     """Return all ops, in the order of their names."""
     return [_REGISTRY[name] for name in sorted(_REGISTRY)]
+
+
+@contextlib.contextmanager
+def registering(source: str) -> Iterator[None]:
+    """Note of the candidates that are registered inside the block where they come from.
+
+    Whatever is raised there leaves the registry as it was.
+    """
+    ops, before = dict(_REGISTRY), {name: list(op.candidates) for name, op in _REGISTRY.items()}
+    try:
+        yield
+    except BaseException:
+        _REGISTRY.clear()
+        _REGISTRY.update(ops)
+        for name, op in ops.items():
+            op.candidates[:] = before[name]
+        raise
+    for name, op in _REGISTRY.items():
+        known = {id(candidate) for candidate in before.get(name, ())}
+        op.candidates[:] = [c if id(c) in known else replace(c, source=source) for c in op.candidates]
 
 
 def known(name: str) -> bool:

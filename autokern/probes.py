@@ -101,6 +101,11 @@ with autokern.enabled():
         pass
 assert all(vars(p.owner)[p.name] is b for p, b in zip(patches, before)), "a hook was not taken out"
 """,
+    "plugins": """
+import json, autokern
+from autokern.backends import tried
+print(json.dumps(tried()))
+""",
     "memory reuse": f"""
 import ctypes, importlib.util, json, mmap, statistics, time
 size, huge_page, advice = {2**26}, {2**21}, getattr(mmap, "MADV_HUGEPAGE", None)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autokern import budget, drift, host, keops, spotcheck, store
+from autokern import budget, drift, host, keops, plugins, spotcheck, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.decision import Decision
@@ -76,6 +76,8 @@ class Session:
         self._spent = 0.0
         self._tried: set[tuple[str, ...]] = set()
         _log.setLevel(settings.log.upper())
+        plugins.load()  # those that had to wait for their own import
+        plugins.announce(settings.strict)
         for name, candidate in settings.force:
             get(name)[candidate]
 

@@ -6,12 +6,14 @@ A new op or candidate is swept without a change here.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
 
+import fakes
 import gpytorch
 import pytest
 import torch
@@ -32,7 +34,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DTYPES = ("float64", "float32")
 OPS = registered()
-EVERY = [(op, candidate) for op in OPS for candidate in op.candidates if candidate.threads <= 2]
+ABSENT = {"xla"} if importlib.util.find_spec("jax") is None else set()
+"""Plugins without their backend."""
+EVERY = [(op, c) for op in OPS for c in op.candidates if c.threads <= 2 and c.source not in ABSENT]
 """All but those that differ in nothing but a larger number of threads."""
 each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 each_plain_op = pytest.mark.parametrize("op", [op for op in OPS if not op.composite], ids=lambda op: op.name)
@@ -60,7 +64,8 @@ ROUGH = {"float32": 1e-4, "mixed": 1e-4, "tf32": 1e-4, "float16": 2e-2, "bfloat1
 
 @pytest.fixture(autouse=True)
 def _everywhere(monkeypatch):
-    """The CPU plays the accelerator, strips are narrow, nothing is really compiled: every candidate runs here."""
+    """The CPU plays the accelerator, strips are narrow, torch and KeOps compile nothing: every candidate runs here."""
+    fakes.install(monkeypatch)
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(threads, "ceiling", lambda: 64)
     monkeypatch.setattr(analytic, "_TILE_BYTES", 2**14)

@@ -17,7 +17,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.family import family
 from autokern.kernels.tree import Node, Tree
 
-__all__ = ["Embedded", "embed", "key", "node_of", "parameters", "plain", "read"]
+__all__ = ["Embedded", "both", "embed", "key", "node_of", "parameters", "plain", "read"]
 
 
 class Embedded(NamedTuple):
@@ -70,6 +70,11 @@ def read(kernel: Kernel | Embedded, x: torch.Tensor) -> Tree:
     if isinstance(kernel, Embedded):
         return Tree(kernel.node, list(x.split(kernel.widths, -1)), list(kernel.shapes), list(kernel.weights))
     return trees.read(kernel, x)
+
+
+def both(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None]:
+    """Return the tree with the points of the rows, and those of the columns; None where they are the same tensor."""
+    return read(kernel, x1), None if x1 is x2 else read(kernel, x2).points
 
 
 def node_of(kernel: Kernel | Embedded) -> Node | None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern.keops import at_work
-from autokern.kernels.family import family
-from autokern.kernels.tree import Node, Tree, by_leaf, peeled
+from autokern.kernels.family import Family
+from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, peeled
 
 __all__ = ["product", "why_not"]
 
@@ -170,22 +170,13 @@ def _formula(form: _Form, columns: int, pull: bool) -> tuple[str, tuple[list[flo
     v = LazyTensor((2 * k + len(p), columns, columns_of))
     pairs, shapes, weights = iter(zip(z, y, strict=True)), iter(p[: form.shapes]), iter(p[form.shapes :])
 
-    def value(node: Node) -> Any:
-        if node.kind == "leaf":
-            of, (one, other) = family(node.family), next(pairs)
-            u = one.sqdist(other)
-            u = u if of.gamma > 0 else -u
-            return of.formula(u, next(shapes)) if of.shape is not None else of.formula(u)
-        if node.kind == "constant":
-            return next(weights)
-        if node.kind == "scale":
-            return next(weights) * value(node.children[0])
-        total = value(node.children[0])
-        for child in node.children[1:]:
-            total = total + value(child) if node.kind == "sum" else total * value(child)
-        return total
+    def leaf(of: Family) -> Any:
+        one, other = next(pairs)
+        u = one.sqdist(other)
+        u = u if of.gamma > 0 else -u
+        return of.formula(u, next(shapes)) if of.shape is not None else of.formula(u)
 
-    result = value(form.node)
+    result = evaluated(form.node, leaf, lambda: next(weights))
     if pull:
         g = LazyTensor((2 * k + len(p) + 1, columns, rows))
         slopes = [result.grad(of, LazyTensor(1)) for of in (*z, *p)]

@@ -7,7 +7,7 @@ import `products`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +19,16 @@ from autokern.kernels import tree as trees
 from autokern.kernels.cuts import Plan
 from autokern.kernels.tree import Node, Tree
 
-__all__ = ["matmul", "matrix", "pulled"]
+__all__ = ["Multiply", "matmul", "matrix", "pulled"]
 
 _NONE = torch.Size()
+Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
+"""A product as `products.product` has it: tree, points of the columns, right-hand sides, plan."""
 
 
-def matmul(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
+def matmul(
+    tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan, by: Multiply = products.product
+) -> torch.Tensor:
     """Return ``K rhs`` without ever holding K.
 
     Parameters
@@ -36,7 +40,9 @@ def matmul(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pla
     rhs : Tensor
         Shape ``(..., m, t)``; batch shapes broadcast.
     plan : Plan
-        How the product is cut.
+        How the product is cut; its backward pass, if the product itself is by something else.
+    by : callable
+        What multiplies, with arguments and result of `products.product`; it need not be differentiable.
 
     Returns
     -------
@@ -45,12 +51,12 @@ def matmul(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pla
     """
     if _is_empty(tree, others, rhs.shape[:-2]):
         return trees.dense(tree, others) @ rhs
-    return _over_batches(_Product, tree, others, plan, [rhs])
+    return _over_batches(_Product, tree, others, (plan, by), [rhs])
 
 
 def matrix(tree: Tree, others: list[torch.Tensor] | None, plan: Plan) -> torch.Tensor:
     """Return the matrix itself, shape ``(..., n, m)``, for arguments as `matmul` has them."""
-    return trees.dense(tree, others) if _is_empty(tree, others) else _over_batches(_Matrix, tree, others, plan, [])
+    return trees.dense(tree, others) if _is_empty(tree, others) else _over_batches(_Matrix, tree, others, (plan,), [])
 
 
 def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size = _NONE) -> bool:
@@ -94,17 +100,17 @@ def pulled(
 
 
 def _over_batches(
-    function: Any, tree: Tree, others: list[torch.Tensor] | None, plan: Plan, rhs: list[torch.Tensor]
+    function: Any, tree: Tree, others: list[torch.Tensor] | None, fixed: tuple[Any, ...], rhs: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Apply a function of plain tensors to each element of a batch that is not empty."""
+    """Apply a function of what is fixed and plain tensors to each element of a batch that is not empty."""
     counts, own = _taken_apart(tree, others)
     tensors = [*rhs, *own]
     dims = counts.dims(len(rhs))
     if all(t.dim() == dim for t, dim in zip(tensors, dims, strict=True)):
-        single: torch.Tensor = function.apply(tree.node, counts, plan, *tensors)
+        single: torch.Tensor = function.apply(tree.node, counts, *fixed, *tensors)
         return single
     shape, flat = _flattened(tensors, dims)
-    parts = [function.apply(tree.node, counts, plan, *(t[index] for t in flat)) for index in range(shape.numel())]
+    parts = [function.apply(tree.node, counts, *fixed, *(t[index] for t in flat)) for index in range(shape.numel())]
     whole = torch.stack(parts)
     return whole.view(*shape, *whole.shape[1:])
 
@@ -142,21 +148,21 @@ def _regrouped(node: Node, counts: _Counts, tensors: Sequence[Any]) -> tuple[Tre
 
 
 class _Product(torch.autograd.Function):
-    """``K rhs``."""
+    """``K rhs`` by whatever multiplies; the gradients tile by tile."""
 
     @staticmethod
-    def forward(ctx, node, counts, plan, rhs, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx, node, counts, plan, by, rhs, *tensors):  # type: ignore[no-untyped-def]
         ctx.fixed = node, counts, plan
         ctx.save_for_backward(rhs, *tensors)
-        return products.product(*_regrouped(node, counts, tensors), rhs, plan)
+        return by(*_regrouped(node, counts, tensors), rhs, plan)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (node, counts, plan), (rhs, *tensors) = ctx.fixed, ctx.saved_tensors
-        wanted = ctx.needs_input_grad[3:]
+        wanted = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
             value = trees.dense(*_regrouped(node, counts, tensors)) @ rhs
-            return None, None, None, *plain_gradients(value, (rhs, *tensors), wanted, grad)
+            return None, None, None, None, *plain_gradients(value, (rhs, *tensors), wanted, grad)
         tree, others = _regrouped(node, counts, tensors)
         found: list[Any] = [None] * len(tensors)
         by_rhs = None
@@ -165,7 +171,7 @@ class _Product(torch.autograd.Function):
         elif wanted[0]:
             turned = tree if others is None else tree._replace(points=others)
             by_rhs = products.product(turned, None if others is None else tree.points, grad, plan)
-        return None, None, None, by_rhs, *_only(found, wanted[1:])
+        return None, None, None, None, by_rhs, *_only(found, wanted[1:])
 
 
 class _Matrix(torch.autograd.Function):

@@ -10,7 +10,7 @@ families.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,20 @@ from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import Family, family, family_of
 
-__all__ = ["BRANCHES", "Node", "Tree", "by_leaf", "dense", "diagonal", "form", "key", "leaves", "peeled", "read"]
+__all__ = [
+    "BRANCHES",
+    "Node",
+    "Tree",
+    "by_leaf",
+    "dense",
+    "diagonal",
+    "evaluated",
+    "form",
+    "key",
+    "leaves",
+    "peeled",
+    "read",
+]
 
 _MOST_DIFFERENCES = 2**24
 """Elements above which differences of all points are not formed."""
@@ -177,22 +190,39 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
     points, shapes, weights = iter(tree.points), iter(tree.shapes), iter(tree.weights)
     columns = iter(others or ())
 
-    def value(node: Node) -> torch.Tensor:
-        if node.kind == "leaf":
-            of, z = family(node.family), next(points)
-            u = _square_distances(z, next(columns, None)) * of.gamma
-            return of(u, next(shapes)) if of.shape is not None else of(u)
-        if node.kind == "constant":
-            return next(weights)[..., None, None]
-        if node.kind == "scale":
-            scale = next(weights)[..., None, None]
-            return scale * value(node.children[0])
-        total = value(node.children[0])
-        for child in node.children[1:]:
-            total = total + value(child) if node.kind == "sum" else total * value(child)
-        return total
+    def leaf(of: Family) -> torch.Tensor:
+        z = next(points)
+        u = _square_distances(z, next(columns, None)) * of.gamma
+        return of(u, next(shapes)) if of.shape is not None else of(u)
 
-    return value(tree.node)
+    found: torch.Tensor = evaluated(tree.node, leaf, lambda: next(weights)[..., None, None])
+    return found
+
+
+def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], Any]) -> Any:
+    """Evaluate a form with whatever values have operators: tensors, or the variables of a formula.
+
+    Parameters
+    ----------
+    node : Node
+        The form.
+    leaf : callable
+        Maps the family of the next leaf to its value.
+    weight : callable
+        Returns the next output scale or constant.
+    """
+    if node.kind == "leaf":
+        return leaf(family(node.family))
+    if node.kind == "constant":
+        return weight()
+    if node.kind == "scale":
+        scale = weight()
+        return scale * evaluated(node.children[0], leaf, weight)
+    total = evaluated(node.children[0], leaf, weight)
+    for child in node.children[1:]:
+        value = evaluated(child, leaf, weight)
+        total = total + value if node.kind == "sum" else total * value
+    return total
 
 
 def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -27,7 +27,7 @@ from autokern.ops._shared import (
 )
 from autokern.problem import Features, Problem
 
-__all__ = ["CHOLESKY"]
+__all__ = ["CHOLESKY", "with_ladder"]
 
 _stock_cholesky = library._psd_safe_cholesky
 
@@ -118,7 +118,7 @@ def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return lower, info
 
 
-def _with_ladder(factor: Any, a: torch.Tensor, jitter: float | None, max_tries: int | None) -> torch.Tensor:
+def with_ladder(factor: Any, a: torch.Tensor, jitter: float | None, max_tries: int | None) -> torch.Tensor:
     """Return the factor, or what stock makes of a matrix whose plain factorisation fails."""
     lower, info = factor(a)
     return _stock_cholesky(a, jitter=jitter, max_tries=max_tries) if torch.any(info) else lower
@@ -142,19 +142,19 @@ _copied = with_copies(_features, lambda p: 2 * p.n**2)
 @CHOLESKY.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_memory_stacked)
 def on_cpu(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """Factorised on the CPU, both copies charged."""
-    return _with_ladder(_factor_cpu, a, jitter, max_tries)
+    return with_ladder(_factor_cpu, a, jitter, max_tries)
 
 
 @CHOLESKY.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=_memory_stacked)
 def on_accelerator(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """Factorised on the accelerator, both copies charged."""
-    return _with_ladder(_factor_accelerator, a, jitter, max_tries)
+    return with_ladder(_factor_accelerator, a, jitter, max_tries)
 
 
 @CHOLESKY.candidate("looped", why_not=needs_batch, memory=_memory_stacked)
 def one_by_one(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """One matrix of the batch after the other."""
-    return _with_ladder(_factor_looped, a, jitter, max_tries)
+    return with_ladder(_factor_looped, a, jitter, max_tries)
 
 
 def _pages_why_not(problem: Problem) -> str | None:
@@ -172,4 +172,4 @@ def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @CHOLESKY.candidate("huge-pages", why_not=_pages_why_not)
 def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """The same factorisation into memory of huge pages."""
-    return _with_ladder(_factor_huge_pages, a, jitter, max_tries)
+    return with_ladder(_factor_huge_pages, a, jitter, max_tries)

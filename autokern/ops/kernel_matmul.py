@@ -91,13 +91,8 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     return kernel, x1, x2, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_("rhs" in wanted)
 
 
-def _both(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> tuple[trees.Tree, list[torch.Tensor] | None]:
-    """Return the tree with the points of the rows, and those of the columns if they are others."""
-    return forms.read(kernel, x1), None if x1 is x2 else forms.read(kernel, x2).points
-
-
 def _reference(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    return trees.dense(*_both(kernel, x1, x2)) @ rhs
+    return trees.dense(*forms.both(kernel, x1, x2)) @ rhs
 
 
 def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
@@ -175,7 +170,7 @@ def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
 @KERNEL_MATMUL.candidate("dense", parts=True, features=features_with(4, whole=1))
 def dense(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The whole matrix, strip by strip, then one product."""
-    k = products.matrix(*_both(kernel, x1, x2), usual(x1.device))
+    k = products.matrix(*forms.both(kernel, x1, x2), usual(x1.device))
     return to_linear_operator(k).matmul(rhs)
 
 
@@ -210,7 +205,7 @@ def _add(name: str, plan: Plan, summary: str) -> None:
     """Register a way to cut the product."""
 
     def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        return products.matmul(*_both(kernel, x1, x2), rhs, plan)
+        return products.matmul(*forms.both(kernel, x1, x2), rhs, plan)
 
     run.__doc__ = summary
     why_not = _compiled_why_not(plan, (_symmetric_why_not if plan.symmetric else _tiled_why_not)(plan.tile))
@@ -236,7 +231,7 @@ _add("compiled-symmetric", Plan(768, compiled=True), "The same, each tile servin
 def _elsewhere(
     kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, there: torch.device | None
 ) -> torch.Tensor:
-    tree, others = _both(kernel, x1, x2)
+    tree, others = forms.both(kernel, x1, x2)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     columns = None if others is None else [z.to(there) for z in others]
     return products.matmul(away, columns, rhs.to(there), usual(away.points[0].device)).to(rhs.device)

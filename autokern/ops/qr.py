@@ -13,7 +13,7 @@ import torch
 from linear_operator import settings as library
 
 from autokern import host
-from autokern.op import Op
+from autokern.op import Op, Run
 from autokern.ops._shared import (
     EPS,
     looped,
@@ -28,7 +28,7 @@ from autokern.ops._shared import (
 )
 from autokern.problem import Features, Problem
 
-__all__ = ["QR", "cholesky_qr2"]
+__all__ = ["QR", "Pair", "cholesky_qr2", "differentiable_qr"]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -172,10 +172,7 @@ def cholesky_qr2(a: torch.Tensor) -> Pair:
     Two rounds of Gram matrix, Cholesky factor and triangular solve (Yamamoto et al. 2015, ETNA 44). The guard wants
     a factorisation without breakdown and a first Q so near orthonormal that the second round reaches rounding error.
     """
-    if a.requires_grad and torch.is_grad_enabled():
-        out = _CholeskyQR2.apply(a)
-        return out[0], out[1]
-    return _cholesky_qr2(a)
+    return differentiable_qr(_cholesky_qr2, a)
 
 
 def _round(a: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -193,12 +190,21 @@ def _cholesky_qr2(a: torch.Tensor) -> Pair:
     return (q, second @ first) if not torch.any(info) else native(a)
 
 
-class _CholeskyQR2(torch.autograd.Function):
-    """CholeskyQR2 with the gradient of the QR decomposition itself (Seeger et al. 2017, arXiv:1710.08717)."""
+def differentiable_qr(factorise: Run, a: torch.Tensor) -> Pair:
+    """Return what `factorise` makes of a matrix with no fewer rows than columns, differentiable as often as wanted."""
+    if a.requires_grad and torch.is_grad_enabled():
+        out = _QR.apply(a, factorise)
+        return out[0], out[1]
+    q, r = factorise(a)
+    return q, r
+
+
+class _QR(torch.autograd.Function):
+    """Whatever decomposes, with the gradient of the QR decomposition itself (Seeger et al. 2017, arXiv:1710.08717)."""
 
     @staticmethod
-    def forward(ctx, a):  # type: ignore[no-untyped-def]
-        q, r = _cholesky_qr2(a)
+    def forward(ctx, a, factorise):  # type: ignore[no-untyped-def]
+        q, r = factorise(a)
         ctx.save_for_backward(q, r)
         return q, r
 
@@ -207,7 +213,7 @@ class _CholeskyQR2(torch.autograd.Function):
         q, r = ctx.saved_tensors
         core = r @ grad_r.mT - grad_q.mT @ q
         symmetric = core.tril() + core.tril(-1).mT
-        return torch.linalg.solve_triangular(r, (grad_q + q @ symmetric).mT, upper=True).mT
+        return torch.linalg.solve_triangular(r, (grad_q + q @ symmetric).mT, upper=True).mT, None
 
 
 def _looped_features(problem: Problem) -> Features:

@@ -1,0 +1,71 @@
+"""What stands in for backends that need a GPU: CuPy, played by NumPy on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from autokern.foreign import cupy_
+
+
+class FakeCuPy:
+    """What `install` put in place of CuPy.
+
+    Attributes
+    ----------
+    streams : list
+        Stream and device that each call was made on.
+    calls : list
+        Name and shape of each decomposition.
+    """
+
+    def __init__(self) -> None:
+        self.streams: list[tuple[int, int | None]] = []
+        self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self._raises = False
+
+    @contextlib.contextmanager
+    def errstate(self, *, linalg):
+        before, self._raises = self._raises, linalg == "raise"
+        try:
+            yield
+        finally:
+            self._raises = before
+
+    @contextlib.contextmanager
+    def stream(self, pointer, device_id=-1):
+        self.streams.append((pointer, device_id))
+        yield
+
+    def decomposition(self, name):
+        def run(a):
+            assert isinstance(a, np.ndarray)
+            self.calls.append((name, a.shape))
+            try:
+                return getattr(np.linalg, name)(a)
+            except np.linalg.LinAlgError:
+                if self._raises:
+                    raise
+                return a.copy()  # as cuSOLVER leaves it where nobody asks
+
+        return run
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
+    """Let NumPy play CuPy, and the CPU the CUDA device."""
+    fake, cupy, cupyx = FakeCuPy(), ModuleType("cupy"), ModuleType("cupyx")
+    cupy.from_dlpack = np.from_dlpack
+    cupy.cuda = SimpleNamespace(Device=contextlib.nullcontext, ExternalStream=fake.stream)
+    names = {name: fake.decomposition(name) for name in ("cholesky", "qr", "eigh")}
+    cupy.linalg = SimpleNamespace(LinAlgError=np.linalg.LinAlgError, **names)
+    cupyx.errstate = fake.errstate
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupyx", cupyx)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=1234))
+    monkeypatch.setattr(cupy_, "_is_installed", lambda: True)
+    return fake
