@@ -203,7 +203,7 @@ assert torch.allclose(first, usual)
 @needs_jax
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forks_warn_only_after_jax_was_used_and_children_use_tiles(tmp_path):
-    environment = {**os.environ, "AUTOKERN_HOME": str(tmp_path)}
+    environment = {**os.environ, "AUTOKERN_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # OpenMP survives no fork
     told = subprocess.run(
         [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
