@@ -95,7 +95,8 @@ def solved(
         return y if diagonal is None else y.addcmul_(diagonal.unsqueeze(-1), x)
 
     def preconditioned(r: torch.Tensor) -> torch.Tensor:
-        return torch.cholesky_solve(r.to(low.dtype), low).to(r.dtype)
+        white = torch.linalg.solve_triangular(low, r.to(low.dtype), upper=False)  # cholesky_solve copies the factor
+        return torch.linalg.solve_triangular(low.mT, white, upper=True).to(r.dtype)
 
     largest = rhs.abs().amax(-2, keepdim=True)
     largest = torch.where(largest > 0, largest, 1.0)  # float32 has no room for columns that are minute or huge
@@ -148,7 +149,10 @@ class _InvQuadLogdet(torch.autograd.Function):
             if wanted[0] or wanted[1]:
                 lower, ctx.lower = ctx.lower, None
                 inner = inverted(lower).to(rhs.dtype).mul_(by_logdet[..., None, None])
-                inner.sub_(weighted @ ctx.found.mT)
+                if inner.dim() == 2:
+                    inner.addmm_(weighted, ctx.found.mT, alpha=-1)
+                else:
+                    inner.sub_(weighted @ ctx.found.mT)
                 grads[0] = inner if wanted[0] else None
                 if wanted[1] and diagonal is not None:
                     grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal.shape)
