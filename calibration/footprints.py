@@ -74,8 +74,8 @@ def op_problems(dtype: str) -> Iterator[tuple[Problem, tuple[str, ...]]]:
     wide = products.replace(m=100_000, n=100_000, d=60)  # points and sums are what tiles leave to count
     for grad in ("", "theta", "theta/x/rhs"):
         yield products.replace(grad=grad), ("dense",)
-        yield wide.replace(grad=grad), ("tiled", "tiled-symmetric")
-        yield wide.replace(grad=grad, variant="matern52/cross"), ("tiled",)
+        yield wide.replace(grad=grad), ("tiled", "tiled-symmetric", "float32")
+        yield wide.replace(grad=grad, variant="matern52/cross"), ("tiled", "float32")
     yield base.replace(op="inv_quad_logdet", rhs=1, d=0, grad="a", variant="cg"), ("stock",)
     for words in ("rbf/cholesky", "matern52/cholesky", "matern32+rbf/cholesky", "rbf/cg", "matern52/cg"):
         yield exact.replace(variant=words), ("stock",) if words.endswith("cg") else ()

@@ -77,9 +77,9 @@ def _tensor_cores_why_not(problem: Problem) -> str | None:
 
 
 def _low_memory(problem: Problem) -> int:
-    """Points as they were and in float32, and tiles in float32."""
+    """Embedded points as they were, then all in float32."""
     low = problem.replace(dtype="float32")
-    doubled = of_outputs(problem) // 2 if problem.dtype == "float64" else 0
+    doubled = of_outputs(problem) // 4 if problem.dtype == "float64" else 0
     return doubled + in_tiles(usual(torch.device(problem.device)).tile)(low)
 
 
