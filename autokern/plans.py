@@ -14,7 +14,7 @@ from autokern.profile import Profile, Trial, group_key
 
 __all__ = ["Group", "between_winners", "contenders", "expected_seconds", "plan"]
 
-_PRIOR_RATE = 1e9
+_PRIOR_RATE = 4e9
 """Flops and bytes a second that are assumed before anything was measured: pessimistic."""
 
 

@@ -115,13 +115,18 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
 
 def _grid(level: str, dtype: str, device: str) -> list[Problem]:
     full = level == "full"
-    base = Problem(op="kernel_matmul", m=3000, n=3000, d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
+    base = Problem(op="kernel_matmul", d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
     size = 3000 if device == "cpu" else 12000
+    little = base.replace(m=size // 3, n=size // 3)  # in seconds a quick calibration gets no further
+    problems = [little, little.replace(variant="rbf/cross"), little.replace(grad="theta")]
+    problems += [little.replace(variant="matern52/same")]
     base = base.replace(m=size, n=size)
     cross = base.replace(variant="rbf/cross")
-    problems = [base, cross, base.replace(d=3), base.replace(rhs=1), base.replace(variant="matern52/same")]
-    problems += [base.replace(m=size // 3, n=size // 3), cross.replace(m=size // 10), base.replace(grad="theta")]
+    problems += [base, cross]
     if full:
+        problems += [little.replace(rhs=1), little.replace(d=3), little.replace(m=size // 10, variant="rbf/cross")]
+        problems += [base.replace(d=3), base.replace(rhs=1), base.replace(variant="matern52/same")]
+        problems += [cross.replace(m=size // 10), base.replace(grad="theta")]
         more = [(1, 11), (3, 1), (3, 64), (50, 11), (50, 1), (200, 11), (10, 64), (1, 64), (200, 64), (200, 1)]
         both = (base, cross)
         problems += [p.replace(d=d, rhs=t) for d, t in more for p in both]
