@@ -142,6 +142,7 @@ class _Calibration:
         self._fruitless: dict[str, str] = {}
         self._tools: dict[str, Tool] = {}
         self._tried = known.tools
+        self._measured = {trial.problem: trial.timings for trial in known.trials}
 
     def found(self) -> Profile:
         """Return what this run measured."""
@@ -217,6 +218,8 @@ class _Calibration:
             group.skipped += 1
             return False
         if timings:
+            if self._accuracy == "approximate" and self._level == "quick":
+                timings |= self._measured.get(problem, {})  # what was known may be known better
             trial = Trial(problem, timings)
             self._trials.append(trial)
             group.trials.append(trial)

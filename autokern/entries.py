@@ -51,30 +51,31 @@ class Entry:
     Attributes
     ----------
     due : int
-        The call from which on it is looked at again, as `drift` schedules it; `NEVER` for none. Threads may count
-        past it.
+        The call from which on it is looked at again, as `drift` and `spotcheck` schedule it; `NEVER` for none. Threads
+        may count past it.
+    before : int
+        Calls of the problem that earlier entries served by the candidate.
     strikes : int
         Checks running in which stock was faster.
     """
 
-    __slots__ = ("candidate", "count", "decision", "due", "parts", "run", "strikes")
+    __slots__ = ("before", "candidate", "count", "decision", "due", "parts", "run", "strikes")
 
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
-        self.count = 0
-        self.due = NEVER
+        self.count = self.before = 0
         self.strikes = 0
         self.serve(candidate)
 
     def serve(self, candidate: Candidate) -> None:
-        """Let a candidate run from now on."""
+        """Let a candidate run from now on; one that approximates is looked at on its next call (`spotcheck`)."""
         self.candidate = candidate
+        self.due = self.count + 1 if candidate.accuracy == "approximate" else NEVER
         self.run = _repeatable(candidate.run) if candidate.random else candidate.run
         self.parts = candidate.parts
 
     def demote(self, successor: Candidate) -> None:
         """Let another candidate run from now on in place of one that failed."""
-        self.due = NEVER
         self.serve(successor)
 
 
@@ -119,6 +120,8 @@ class LargeEntry(Entry):
             self.decision = self._decide(op, self.decision.problem, settings)
             self._fitting = fitting
             self.serve(op[self.decision.candidate])
+            if self.decision.review > self.count:
+                self.due = min(self.due, self.decision.review)
         candidate, run = self._plan
         budget.claim(self._needs[candidate.name], there)
         inside.active = not candidate.parts

@@ -166,6 +166,7 @@ def _both(
     lower = _low_factor(matrix, diagonal)
     found = None if lower is None else solved(matrix, diagonal, rhs, lower)
     if lower is None or found is None:
+        lower = None  # its memory is wanted
         lower = exact.factorise(matrix, diagonal)
         found = torch.cholesky_solve(rhs, lower)
     return lower, found

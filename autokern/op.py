@@ -270,6 +270,7 @@ class Op:
         cotangents: list[torch.Tensor] = []
         nested = any(candidate.parts and candidate.run is run for candidate in self.candidates)
 
+        shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, who will walk it once more
         repeats = self.again(problem)
 
         def call() -> Any:
@@ -292,7 +293,7 @@ class Op:
                 for output in outputs:
                     random = torch.rand(output.shape, generator=generator, dtype=torch.float32) - 0.5
                     cotangents.append(random.to(dtype=output.dtype, device=output.device))
-            return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents))
+            return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents, retain_graph=shared))
 
         whole = forward_and_backward if problem.grad else forward
         return _dispatching(whole) if nested else whole
@@ -316,6 +317,18 @@ def registered() -> list[Op]:
     return [_REGISTRY[name] for name in sorted(_REGISTRY)]
 
 
+def _from(source: str, candidate: Candidate) -> Candidate:
+    """Return a plugin's candidate, which cannot serve where its own `why_not` raises."""
+
+    def why_not(problem: Problem) -> str | None:
+        try:
+            return candidate.why_not(problem)
+        except Exception as error:
+            return f"its why_not raised {type(error).__name__}: {error}"
+
+    return replace(candidate, source=source, why_not=why_not)
+
+
 @contextlib.contextmanager
 def registering(source: str) -> Iterator[None]:
     """Note of the candidates that are registered inside the block where they come from.
@@ -333,7 +346,7 @@ def registering(source: str) -> Iterator[None]:
         raise
     for name, op in _REGISTRY.items():
         known = {id(candidate) for candidate in before.get(name, ())}
-        op.candidates[:] = [c if id(c) in known else replace(c, source=source) for c in op.candidates]
+        op.candidates[:] = [c if id(c) in known else _from(source, c) for c in op.candidates]
 
 
 def known(name: str) -> bool:

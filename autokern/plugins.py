@@ -119,8 +119,10 @@ def _load(plugin: Plugin, point: EntryPoint) -> None:
 
 
 def _is_being_imported(name: str) -> bool:
-    """Whether somebody's import of a module is under way, and led here."""
-    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+    """Whether somebody's import of a module, or of a package that it lies in, is under way, and led here."""
+    parts = name.split(".")
+    above = (sys.modules.get(".".join(parts[:count])) for count in range(1, len(parts) + 1) if parts[0] != "autokern")
+    return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in above)
 
 
 def _reset() -> None:

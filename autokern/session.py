@@ -74,6 +74,8 @@ class Session:
         self._lock = threading.RLock()
         self._measuring = threading.Lock()
         self._spent = 0.0
+        self._seen: Counter[tuple[Problem, str]] = Counter()
+        self._errors: dict[tuple[Problem, str], float] = {}
         self._tried: set[tuple[str, ...]] = set()
         _log.setLevel(settings.log.upper())
         plugins.load()  # those that had to wait for their own import
@@ -115,7 +117,13 @@ class Session:
         with self._lock:
             self.past += counted(memo)
             for table in list(memo.values()):
+                for entry in list(table.values()):
+                    if entry.candidate.accuracy == "approximate":
+                        self._seen[_watched(entry.decision)] = entry.before + entry.count
                 table.clear()
+            if max(len(self._seen), len(self._errors)) > _MOST_KEYS:
+                self._seen.clear()
+                self._errors.clear()
 
     def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> Entry:
         """Decide a call that is not in the memo; whatever goes wrong in deciding means stock."""
@@ -125,6 +133,8 @@ class Session:
             problem = op.problem_of(*args)
             if problem is None:
                 return _stock_entry(op, "not a call that autokern serves")
+            if inside.measuring:  # what is measured holds for everybody
+                settings = msgspec.structs.replace(settings, accuracy="same")
             self._measure_first_use(op, problem, settings.accuracy)
             decision = self._shared(op, problem, settings)
         except AutokernError:
@@ -139,13 +149,19 @@ class Session:
         return self._made(op, decision, settings)
 
     def _made(self, op: Op, decision: Decision, settings: Settings, count: int = 0) -> Entry:
+        ordered = settings
+        while self._errors.get(_watched(decision), 0.0) > settings.max_error:  # it has failed on these data before
+            failed = f"{op.name}={decision.candidate}"
+            ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
+            decision = self.decide(op, decision.problem, ordered, count)
         if is_large(op, decision):
             entry: Entry = LargeEntry(decision, op, settings, self.decide)
         else:
             entry = Entry(decision, op[decision.candidate])
         entry.count = count
         if entry.candidate.accuracy == "approximate":
-            entry.due = spotcheck.due(count)
+            entry.before = self._seen[_watched(decision)]
+            entry.due = spotcheck.due(entry.before + count) - entry.before
         else:
             drift.schedule(entry, op, settings)
         return entry
@@ -160,7 +176,8 @@ class Session:
         if due == NEVER:  # another thread is at it
             return entry
         if entry.candidate.accuracy == "approximate":
-            spotcheck.check(entry, op, args, settings)
+            key = _watched(entry.decision)
+            self._errors[key] = max(self._errors.get(key, 0.0), spotcheck.check(entry, op, args, settings))
             return entry
         if due != entry.decision.review:
             drift.check(entry, op, args)
@@ -254,6 +271,11 @@ class Session:
                 progress=shown,
                 publish=publish,
             )
+
+
+def _watched(decision: Decision) -> tuple[Problem, str]:
+    """Return by what the accuracy of a candidate is remembered: neighbours in size are one."""
+    return decision.problem.coarse, decision.candidate
 
 
 def _knows(model: CostModel, op: Op, problem: Problem, accuracy: str) -> bool:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import threading
 import warnings
 
+import msgspec
 import pytest
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
-from autokern import accuracies, dispatch, mixed, report
+from autokern import accuracies, dispatch, mixed, report, spotcheck
 from autokern import session as session_module
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
+from autokern.decision import Decision
+from autokern.entries import NEVER, Entry, LargeEntry
 from autokern.errors import AutokernWarning, SettingsError
 from autokern.kernels import narrow, tiles
 from autokern.kernels import tree as trees
-from autokern.op import Trialled, get
+from autokern.op import Trialled, get, inside
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import factorise, plain
 from autokern.ops.lower_precision import in_lower_precision
 from autokern.policy import decide
@@ -28,7 +34,9 @@ from autokern.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXACT = mixed.Exact(factorise, plain)
+NEVER_MEASURED = Settings(calibrate="never")
 ROUGHLY = Settings(calibrate="never", accuracy="approximate")
+EXACT_LOG_PROB_CALL = dispatch.route(EXACT_LOG_PROB)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -244,6 +252,100 @@ def test_where_it_errs_more_on_the_callers_data_it_gives_way(op):
         assert served(op, 3)[0] == "rough+other+rough", "another order is another decision"
 
 
+def test_blocks_in_a_loop_are_checked_as_one(op):
+    dispatch.reset(NEVER_MEASURED).adopt(profile())
+    found = []
+    for _ in range(9):
+        with autokern.using(accuracy="approximate"):
+            found += served(op, 1)
+    checked = "rough+other+rough"
+    assert found == [checked, checked, "rough", checked, *["rough"] * 3, checked, "rough"]
+
+
+def test_what_has_failed_on_the_data_stays_out_of_later_blocks(op):
+    dispatch.reset(NEVER_MEASURED).adopt(profile())
+    op.error = 2e-3
+    with pytest.warns(AutokernWarning, match="rough errs by 2e-03"), autokern.using(accuracy="approximate"):
+        assert served(op, 2) == ["rough+other+other", "other"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with autokern.using(accuracy="approximate"):
+                assert served(op, 1) == ["other"]
+        with autokern.using(accuracy="approximate", max_error=1e-2):
+            assert served(op, 1)[0].endswith("rough"), "another order is another decision"
+
+
+def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
+    x = normal(40, 3).requires_grad_()
+    features = (x**2).exp()  # keeps what its backward pass needs
+    kernel, noise = RBFKernel().double(), torch.full((1,), 0.1, dtype=torch.float64, requires_grad=True)
+    mean = (features**2).sum(-1)  # one argument that depends on another
+
+    def loss():
+        prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(features, features, kernel=kernel))
+        return EXACT_LOG_PROB_CALL(prior, noise, normal(40, seed=1), True)
+
+    expected = torch.autograd.grad(loss(), x, retain_graph=True)[0]
+    state = torch.get_rng_state()
+    with autokern.using(force={"exact_log_prob": "mixed"}, accuracy="approximate"):
+        found = torch.autograd.grad(loss(), x)[0]
+    assert torch.get_rng_state().equal(state)
+    assert accuracies.gap([found], [expected]) < 1e-4
+    assert autokern.stats()["exact_log_prob"]["mixed"] == 1
+
+
+def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
+    decision = Decision(
+        problem=Problem(op="double", m=4, n=4), candidate="rough", reason="", source="order", order=("rough", "other")
+    )
+    entry = Entry(decision, op["rough"])
+    monkeypatch.setattr(spotcheck, "_error", lambda *a: entry.demote(op["other"]) or 0.5)  # another was faster
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spotcheck.check(entry, op, (normal(4, 4),), ROUGHLY)
+    assert (entry.candidate.name, entry.due) == ("other", NEVER)
+
+
+def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
+    made = make_op("double")
+    for name, accuracy in (("stock", "same"), ("exact", "better"), ("rough", "approximate")):
+        made.candidate(name, accuracy=accuracy)(lambda a: 2 * a)
+    decision = Decision(
+        problem=Problem(op="double"), candidate="rough", reason="", source="order", order=("rough", "stock", "exact")
+    )
+    assert spotcheck._exact(Entry(decision, made["rough"]), made).name == "exact"
+
+
+def test_what_is_measured_inside_of_a_calibration_is_measured_for_everybody(op):
+    dispatch.reset(ROUGHLY).adopt(profile())
+    inside.measuring = True
+    try:
+        assert served(op, 1) == ["other"]
+    finally:
+        inside.measuring = False
+
+
+def test_quick_measurements_of_errors_replace_nothing_that_was_known(op):
+    known = profile(error=None)
+    problem = known.trials[0].problem
+    found = known.merge(calibrate([op], "quick", 2.0, ["cpu"], known, dtypes=["float64"], accuracy="approximate"))
+    (trial,) = [t for t in found.trials if t.problem == problem]
+    assert trial.timings["stock"] == Timing(1e-3)
+    assert trial.timings["other"] == Timing(5e-4, 0.5)
+
+
+def test_what_is_chosen_again_for_want_of_memory_is_checked_again(op):
+    decision = Decision(problem=Problem(op="double", m=4, n=4), candidate="other", reason="", source="order")
+    entry = LargeEntry(decision, op, ROUGHLY, lambda *a: msgspec.structs.replace(decision, candidate="rough"))
+    assert entry.due == NEVER
+    entry.count, entry._fitting = 7, frozenset()  # other candidates fit now than before
+    entry.run(normal(4, 4))
+    assert (entry.candidate.name, entry.due) == ("rough", 8)
+    entry.demote(op["other"])
+    assert entry.due == NEVER
+
+
 def test_models_train_and_predict_in_lower_precision():
     x, kernel = normal(900, 3), ScaleKernel(MaternKernel(2.5, ard_num_dims=3)).double()
     rhs = normal(900, 4, seed=1)
@@ -384,6 +486,17 @@ def test_far_points_are_clamped_at_the_rounding_of_the_precision(widened):
         sides = tiles.sides(trees.read(RBFKernel().float(), x), None, precision=precision)
         assert sides.leaves[0].far
     assert in_lower_precision(RBFKernel().float(), x, x, torch.ones(30, 1), "bfloat16").max() < 1.5
+
+
+def test_where_float16_has_no_room_points_are_not_rounded(widened):
+    x = torch.linspace(0, 800, 40).unsqueeze(-1)
+    tree = trees.read(RBFKernel().float().requires_grad_(False), x / 0.6931)
+    assert not narrow.holds("float16", -0.5, tree.points[0] - tree.points[0].mean())
+    assert narrow.holds("bfloat16", -0.5, tree.points[0])
+    assert narrow.holds("float16", -0.5, normal(9, 3).float())
+    assert tiles.sides(tree, None, precision="float16").leaves[0].rows.dtype is torch.float32
+    found = in_lower_precision(RBFKernel().float(), x, x, torch.ones(40, 1), "float16")
+    assert found.isfinite().all()
 
 
 def test_tf32_is_allowed_for_the_time_of_a_call_only(monkeypatch):

@@ -287,3 +287,20 @@ def test_source_survives_where_candidates_are_shown():
     candidate = op("kernel_matmul")["xla"]
     assert candidate.setup
     assert candidate.why_not(Problem(op="kernel_matmul", batch=100)) is not None
+
+
+def test_a_why_not_that_raises_means_that_it_cannot_serve(install):
+    text = GOOD.replace("None if p.n > 3 else", "1 / 0 or")
+    assert install({"p:x": "thrower:register"}, thrower=text)["p:x"].state == "loaded"
+    assert get("qr")["theirs"].why_not(Problem(op="qr", m=9, n=4)) == (
+        "its why_not raised ZeroDivisionError: division by zero"
+    )
+    (found,) = [b for b in backends.backends() if b.source == "p:x"]
+    assert "ZeroDivisionError" in found.obstacle
+
+
+def test_a_package_that_imports_autokern_and_holds_the_entry_point_waits_for_its_import(install, monkeypatch):
+    package = SimpleNamespace(__spec__=SimpleNamespace(_initializing=True), __path__=[])
+    monkeypatch.setitem(sys.modules, "outer", package)
+    assert install({"p:x": "outer.candidates:register"})["p:x"].state == "waiting"
+    assert not plugins._is_being_imported("autokern.foreign.xla")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["EPS", "at_precision", "distances", "extended"]
+__all__ = ["EPS", "at_precision", "distances", "extended", "holds"]
 
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11}
 """Relative rounding of what is multiplied, by precision."""
@@ -55,6 +55,13 @@ def extended(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precisio
     ones = torch.ones_like(norms)
     both = (ones, norms) if norm_last else (norms, ones)
     return torch.cat(((z * by).to(_STORED[precision]), *both), -1)
+
+
+def holds(precision: str, gamma: float, *points: torch.Tensor) -> bool:
+    """Whether a precision has room for points and their squared norms: a float16 ends at 65504."""
+    most = 0.5 * torch.finfo(_STORED[precision]).max
+    largest = max((torch.linalg.vecdot(z, z).max().item() for z in points if z.numel()), default=0.0)
+    return max(2 * abs(gamma), 1.0) * max(largest, 1.0) <= most
 
 
 def distances(rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -83,6 +83,9 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
 
 
 def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool, precision: str) -> Side:
+    if precision and not narrow.holds(precision, of.gamma, first, second):
+        precision = ""
+
     def extended(z: torch.Tensor, by: float, norm_last: bool) -> torch.Tensor:
         if precision:
             return narrow.extended(z, by, of.gamma, norm_last, precision)
