@@ -14,10 +14,11 @@ from autokern.errors import MemoryBudgetError, SettingsError
 from autokern.op import get
 
 CANDIDATES = [c.name for c in get("kernel_matmul").candidates if "4096" not in c.name and "8192" not in c.name]
+SLOW = {"keops": pytest.mark.slow}  # it compiles for each kernel
 
 
 @pytest.mark.parametrize("name", ["scaled rbf", "matern 1/2", "sum of products"])
-@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("candidate", [pytest.param(name, marks=SLOW.get(name, ())) for name in CANDIDATES])
 def test_every_candidate_gives_what_gpytorch_gives(name, candidate, small_tiles):
     kernel, x, z, rhs = prepared(KERNELS[name]), random(40, 3), random(30, 3, seed=2), random(40, 2, seed=3)
     with autokern.using(force={"kernel_matmul": candidate}):

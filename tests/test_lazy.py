@@ -134,6 +134,7 @@ class _Called(torch.nn.Module):
 
 
 @needs_keops
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shapes",
     [((1, D), (20, D), (20, 2)), ((7, D), (1, D), (1, 4)), ((0, D), (5, D), (5, 2)), ((4, D), (0, D), (0, 2)),
@@ -146,6 +147,7 @@ def test_shapes(shapes, monkeypatch):
 
 
 @needs_keops
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shapes", [((2, 7, D), (5, D), (5, 2)), ((2, 1, 7, D), (3, 5, D), (5, 2)), ((7, D), (5, D), (4, 5, 2))], ids=str
 )
@@ -222,6 +224,7 @@ def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
 
 
 @needs_keops
+@pytest.mark.slow
 def test_a_family_is_all_that_keops_needs_and_second_derivatives_are_right(inverse_quadratic):
     kernel, x, rhs = ScaleKernel(InverseQuadraticKernel()).double(), points(12, D), points(12, 1, seed=1)
     kernel.requires_grad_(False)  # each further gradient is a formula to compile
