@@ -111,7 +111,7 @@ MUTATIONS = [
     Mutation(
         "what others measured meanwhile is not looked at",
         "session.py",
-        "if ours and not self._learnt(problem):",
+        "if ours and not self._learnt(op, problem, accuracy):",
         "if ours:",
         "stampede",
     ),
