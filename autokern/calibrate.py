@@ -23,11 +23,11 @@ from autokern.plans import Group, between_winners, contenders, expected_seconds,
 from autokern.problem import Problem
 from autokern.profile import Ban, Profile, Timing, Tool, Trial, dated
 from autokern.progress import Progress, silent
+from autokern.settings import ORDERED_ACCURACIES
 
-__all__ = ["ACCURACIES", "DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
+__all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
 
 DTYPES = ("float64", "float32")
-ACCURACIES = ("same", "approximate")
 _TRYING, _TRYING_SHARE = 40.0, 0.25
 """Seconds after which a tool that is tried has failed, and the part of the budget that they may be."""
 _log = logging.getLogger("autokern")
@@ -100,8 +100,8 @@ def calibrate(
         raise SettingsError(f"level {level!r} was asked for; there are {', '.join(LEVELS)}")
     if not budget > 0:
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
-    if accuracy not in ACCURACIES:
-        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(ACCURACIES)}")
+    if accuracy not in ORDERED_ACCURACIES:
+        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(ORDERED_ACCURACIES)}")
     run = _Calibration(level, accuracy, time.perf_counter() + budget, budget, known, progress or silent)
     parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-__all__ = ["factorised", "inverted", "plain_gradients", "solved"]
+__all__ = ["factorised", "inv_quad_logdet_gradients", "inverted", "plain_gradients", "solved"]
 
 Solver = Callable[[torch.Tensor], torch.Tensor]
 _SMALL = 2**14
@@ -51,6 +51,44 @@ def plain_gradients(
     sources = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want and tensor is not None]
     found = iter(torch.autograd.grad(values, sources, cotangents, create_graph=True))
     return [next(found) if want else None for want in wanted]
+
+
+def inv_quad_logdet_gradients(
+    inverse: Callable[[], torch.Tensor],
+    found: torch.Tensor,
+    cotangents: tuple[torch.Tensor, torch.Tensor],
+    diagonal: torch.Tensor | None,
+    wanted: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of quadratic forms and a log determinant by the matrix, the diagonal added, and the columns.
+
+    Parameters
+    ----------
+    inverse : callable
+        Returns the inverse, which is overwritten; called only where it is wanted.
+    found : Tensor
+        The solutions ``K^-1 B``, shape ``(..., n, t)``.
+    cotangents : tuple of Tensor
+        Derivatives by the quadratic forms ``(..., t)`` and the log determinant ``(...)``.
+    diagonal : Tensor or None
+        What was added to the diagonal of the matrix.
+    wanted : sequence of bool
+        Which of the three gradients are wanted.
+    """
+    by_quadratic, by_logdet = cotangents
+    weighted = found * by_quadratic.unsqueeze(-2)
+    grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None]
+    if wanted[0] or wanted[1]:
+        inner = inverse()
+        inner.mul_(by_logdet[..., None, None])
+        if inner.dim() == 2:
+            inner.addmm_(weighted, found.mT, alpha=-1)
+        else:
+            inner.sub_(weighted @ found.mT)
+        grads[0] = inner if wanted[0] else None
+        if wanted[1] and diagonal is not None:
+            grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal.shape)
+    return grads
 
 
 class _Solved(torch.autograd.Function):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from autokern import threads
-from autokern.factors import factorised, inverted, plain_gradients
+from autokern.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
 
 __all__ = ["inv_quad_logdet", "solved"]
 
@@ -144,19 +144,13 @@ class _InvQuadLogdet(torch.autograd.Function):
         with threads.scope(ctx.threads):
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
                 ctx.lower, ctx.found = _both(matrix, diagonal, rhs, ctx.exact)
-            weighted = ctx.found * by_quadratic.unsqueeze(-2)
-            grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None, None]
-            if wanted[0] or wanted[1]:
+
+            def inverse() -> torch.Tensor:
                 lower, ctx.lower = ctx.lower, None
-                inner = inverted(lower).to(rhs.dtype).mul_(by_logdet[..., None, None])
-                if inner.dim() == 2:
-                    inner.addmm_(weighted, ctx.found.mT, alpha=-1)
-                else:
-                    inner.sub_(weighted @ ctx.found.mT)
-                grads[0] = inner if wanted[0] else None
-                if wanted[1] and diagonal is not None:
-                    grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal.shape)
-            return tuple(grads)
+                return inverted(lower).to(rhs.dtype)
+
+            grads = inv_quad_logdet_gradients(inverse, ctx.found, (by_quadratic, by_logdet), diagonal, wanted)
+            return *grads, None
 
 
 def _both(

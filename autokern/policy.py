@@ -79,12 +79,12 @@ def _too_rough(error: float | None, most: float) -> str | None:
 
 
 def _cost_of(
-    candidate: Candidate, op: Op, problem: Problem, estimates: Mapping[str, Estimate], model: CostModel
+    candidate: Candidate, op: Op, problem: Problem, flops: float, estimates: Mapping[str, Estimate], model: CostModel
 ) -> Cost:
     told, rough = estimates.get(candidate.name), candidate.accuracy == "approximate"
     return Cost(
         seconds=told.seconds if told else None,
-        flops=op.features(problem).flops,
+        flops=flops,
         memory=candidate.memory(problem),
         relative_error=model.relative_error(op, candidate.name, problem) if rough else None,
     )
@@ -133,6 +133,8 @@ def decide(
     estimates = {name: told for name, told in told_of.items() if name not in excluded or name == "stock"}
     ranked = _ranked(op, problem, feasible, estimates)
     predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
+    shown, flops = [*(op[name] for name in ranked), *rough], op.features(problem).flops
+    costs = {c.name: _cost_of(c, op, problem, flops, told_of, model) for c in shown}
 
     def decision(name: str, reason: str, source: str, review: int = 0) -> Decision:
         told = estimates.get(name)
@@ -147,7 +149,7 @@ def decide(
             excluded=excluded,
             order=(name, *(n for n in ranked if n != name)),
             review=review,
-            costs={n: _cost_of(op[n], op, problem, told_of, model) for n in [*ranked, *(c.name for c in rough)]},
+            costs=costs,
         )
 
     ordered = _ordered(problem, op, settings, excluded, seen)

@@ -16,7 +16,7 @@ import msgspec
 
 from autokern.errors import SettingsError
 
-__all__ = ["VARIABLES", "Settings", "from_environment", "parse_bytes", "revised"]
+__all__ = ["ORDERED_ACCURACIES", "VARIABLES", "Settings", "from_environment", "parse_bytes", "revised"]
 
 VARIABLES = {
     "AUTOKERN": "0 turns autokern off: stock code everywhere (default 1)",
@@ -37,6 +37,9 @@ VARIABLES = {
     "AUTOKERN_STRICT": "1: cache trouble and candidate failures raise instead of falling back",
     "AUTOKERN_LOG": "debug, info, warning (default) or error",
 }
+
+ORDERED_ACCURACIES = ("same", "approximate")
+"""What a user may allow: nothing but what keeps the bounds, or lower precision too."""
 
 _Parser = Callable[[str], Mapping[str, object]]
 
@@ -190,7 +193,7 @@ def _one_of(field: str, *choices: str) -> _Parser:
 
 
 def _accuracy(text: str) -> Mapping[str, object]:
-    return _one_of("accuracy", "same", "approximate")(text)
+    return _one_of("accuracy", *ORDERED_ACCURACIES)(text)
 
 
 def _max_error(text: str) -> dict[str, object]:

@@ -29,7 +29,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern import host, threads
 from autokern.arguments import DIAGONAL, tensors_in, variances
-from autokern.factors import factorised, inverted, plain_gradients
+from autokern.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
 from autokern.op import Op
 from autokern.ops._shared import (
     CG_ITERATIONS,
@@ -291,20 +291,13 @@ class _Potri(torch.autograd.Function):
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
                 ctx.lower = factorise(matrix, diagonal)
             solved = torch.linalg.solve_triangular(ctx.lower.mT, ctx.white, upper=True)
-            weighted = solved * by_quadratic.unsqueeze(-2)
-            grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None, None]
-            if wanted[0] or wanted[1]:
+
+            def inverse() -> torch.Tensor:
                 lower, ctx.lower = ctx.lower, None
-                inner = ctx.inverse(lower)
-                inner.mul_(by_logdet[..., None, None])
-                if inner.dim() == 2:
-                    inner.addmm_(weighted, solved.mT, alpha=-1)
-                else:
-                    inner.sub_(weighted @ solved.mT)
-                grads[0] = inner if wanted[0] else None
-                if wanted[1] and diagonal is not None:
-                    grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal.shape)
-            return tuple(grads)
+                return ctx.inverse(lower)
+
+            grads = inv_quad_logdet_gradients(inverse, solved, (by_quadratic, by_logdet), diagonal, wanted)
+            return *grads, None
 
 
 def _exactly(inverse: Any, operator: Any, rhs: torch.Tensor, reduce: bool) -> Pair:

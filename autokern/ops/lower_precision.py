@@ -49,13 +49,15 @@ def in_lower_precision(
     Tensor
         In the dtype of `rhs`.
     """
-    tree = forms.read(kernel, x1)
+    tree, others = forms.both(kernel, x1, x2)
     centres = [z.detach().mean(-2, keepdim=True) for z in tree.points]
-    others = None if x1 is x2 else [_low(z - c) for z, c in zip(forms.read(kernel, x2).points, centres, strict=True)]
-    points = [_low(z - c) for z, c in zip(tree.points, centres, strict=True)]
-    low = Tree(tree.node, points, [_low(s) for s in tree.shapes], [_low(w) for w in tree.weights])
-    plan = usual(x1.device)._replace(symmetric=x1 is x2, precision=precision)
-    return products.matmul(low, others, _low(rhs), plan).to(rhs.dtype)
+
+    def centred(points: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [_low(z - c) for z, c in zip(points, centres, strict=True)]
+
+    low = Tree(tree.node, centred(tree.points), [_low(s) for s in tree.shapes], [_low(w) for w in tree.weights])
+    columns, plan = None if others is None else centred(others), usual(x1.device)._replace(precision=precision)
+    return products.matmul(low, columns, _low(rhs), plan).to(rhs.dtype)
 
 
 def _low(t: torch.Tensor) -> torch.Tensor:
