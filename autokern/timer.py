@@ -36,6 +36,9 @@ _DOUBT = 0.25
 """Standard error of a single value, in log units; n values lessen it by n to the power 1.5."""
 _TIE = 0.02
 """Stop early once every gap to stock is known to this accuracy, in log units."""
+_FEW, _CLEAR = 5, 0.2
+"""Fewer rounds than this settle only a gap that is wider, in log units, in each of them: three that agree by chance
+are not rare."""
 
 
 def once(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
@@ -93,9 +96,7 @@ def compare(
     gc.disable()
     try:
         for turn in range(rounds[1]):
-            shift = turn % len(alive)
-            order = alive[shift:] + alive[:shift]
-            for name in order if turn % 2 == 0 else reversed(order):
+            for name in _order(alive, turn):
                 samples[name].append(_sample(calls[name], repeats[name], synchronize))
             now = time.perf_counter()
             usual = sum(repeats[name] * min(*samples[name], first[name]) for name in alive)
@@ -123,10 +124,26 @@ def standard_error(values: list[float]) -> float:
     return max(spread * 1.2533 / math.sqrt(len(values)), few)
 
 
+def _order(names: list[str], turn: int) -> list[str]:
+    """Return who comes when in a round: each order is followed by its reverse, so that no place favours anybody.
+
+    The first of a round finds caches as the bookkeeping left them, which costs a call of 5 us several percent.
+    """
+    shift = turn // 2 % len(names)
+    order = names[shift:] + names[:shift]
+    return order if turn % 2 == 0 else order[::-1]
+
+
 def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], None]) -> float:
-    """Return seconds of one call; a sample during which the system took the processor away is taken again."""
+    """Return seconds of one call; a sample during which the system took the processor away is taken again.
+
+    Where a sample is of many calls, one that does not count comes before them: what the last function left in the
+    caches is not its successor's doing.
+    """
     best = math.inf
     for _ in range(_TRIES):
+        if repeats > 1:
+            call()
         switched = _switches()
         start = now = time.perf_counter()
         done = 0
@@ -160,8 +177,12 @@ def _worth_timing(alive: list[str], reference: str, samples: dict[str, list[floa
 def _settled(alive: list[str], reference: str, samples: dict[str, list[float]]) -> bool:
     for name in alive:
         ratios = _log_ratios(samples[name], samples[reference])
+        if name == reference:
+            continue
+        if len(ratios) < _FEW and not (min(ratios) > _CLEAR or max(ratios) < -_CLEAR):
+            return False
         error = standard_error(ratios)
-        if name != reference and error > _TIE and abs(statistics.median(ratios)) < 4 * error + _TIE:
+        if error > _TIE and abs(statistics.median(ratios)) < 4 * error + _TIE:
             return False
     return True
 
