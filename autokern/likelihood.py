@@ -17,15 +17,15 @@ import torch
 from autokern import threads, workspace
 from autokern.factors import factorised, inverted, plain_gradients
 from autokern.kernels import tree as trees
-from autokern.kernels.blocks import Blocks, strips
+from autokern.kernels.blocks import Blocks, room, strips
 from autokern.kernels.tree import Tree
 
-__all__ = ["Ladder", "log_prob", "reference"]
+__all__ = ["Arranged", "Ladder", "arranged", "at_once", "block_bytes", "log_prob", "plain", "reference"]
 
 Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
-_BLOCK_BYTES = 2**20
-"""A block of rows this large stays in the cache through the passes over it."""
+_CACHED = 2**20
+"""A block of rows this large stays in a CPU's cache through the passes over it."""
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -52,12 +52,39 @@ def log_prob(
     Tensor
         Shape ``(...)``, the broadcast batch shape of all arguments.
     """
+    these = arranged(tree, noise, residual)
+    out: torch.Tensor = _LogProb.apply(these.node, these.counts, ladder, inverse, *these.tensors)
+    return out if out.shape == these.shape else out.view(these.shape)
+
+
+class Arranged(NamedTuple):
+    """Arguments of a density as one list of tensors of the same batch shape, none or a single dimension.
+
+    Parameters
+    ----------
+    node : Node
+        The form of the tree.
+    counts : tuple of int
+        How many of the tensors are points, shapes and weights.
+    shape : torch.Size
+        The batch shape of the density.
+    tensors : tuple of Tensor
+        Noise, residual, and those of the tree.
+    """
+
+    node: trees.Node
+    counts: tuple[int, int, int]
+    shape: torch.Size
+    tensors: tuple[torch.Tensor, ...]
+
+
+def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Arranged:
+    """Return the arguments of a density as tensors of one batch shape."""
     matrices = (*tree.points, *tree.shapes)
     counts = (len(tree.points), len(tree.shapes), len(tree.weights))
-    fixed = (tree.node, counts, ladder, inverse)
     if noise.dim() + residual.dim() + sum(t.dim() for t in (*matrices, *tree.weights)) == 2 + 2 * len(matrices):
-        single: torch.Tensor = _LogProb.apply(*fixed, noise, residual, *matrices, *tree.weights)
-        return single  # no batch anywhere, and nothing to broadcast
+        single = (noise, residual, *matrices, *tree.weights)  # no batch anywhere, and nothing to broadcast
+        return Arranged(tree.node, counts, torch.Size(), single)
     leads = [noise.shape[:-1], residual.shape[:-1], *(t.shape[:-2] for t in matrices)]
     shape = torch.broadcast_shapes(*leads, *(t.shape for t in tree.weights))
     batch = shape if not shape else torch.Size([shape.numel()])
@@ -66,9 +93,8 @@ def log_prob(
         lead, rest = t.shape[: t.dim() - own], t.shape[t.dim() - own :]
         return t if lead == batch else t.expand(*shape, *rest).reshape(*batch, *rest)
 
-    tensors = [*(flat(t, 2) for t in matrices), *(flat(t, 0) for t in tree.weights)]
-    out: torch.Tensor = _LogProb.apply(*fixed, flat(noise, 1), flat(residual, 1), *tensors)
-    return out if out.shape == shape else out.view(shape)
+    vectors, weights = (flat(noise, 1), flat(residual, 1)), (flat(t, 0) for t in tree.weights)
+    return Arranged(tree.node, counts, shape, (*vectors, *(flat(t, 2) for t in matrices), *weights))
 
 
 def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -83,6 +109,11 @@ def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.
     return density
 
 
+def block_bytes(device: str) -> int:
+    """Return the bytes of a block of rows, a dozen of which are taken beside the matrix for each family."""
+    return room(_CACHED, device)
+
+
 def _regrouped(node: Any, counts: tuple[int, int, int], tensors: tuple[torch.Tensor, ...]) -> Tree:
     first, second = counts[0], counts[0] + counts[1]
     return Tree(node, list(tensors[:first]), list(tensors[first:second]), list(tensors[second:]))
@@ -93,7 +124,56 @@ def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
     n = matrix.shape[-1]
     if matrix.dim() > 2:
         return [(0, n)]
-    return strips(n, n * matrix.element_size(), _BLOCK_BYTES)
+    return strips(n, n * matrix.element_size(), block_bytes(matrix.device.type))
+
+
+def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> None:
+    """Fill a buffer with the noisy covariance, its lower triangle at least."""
+    steps = _steps(buffer)
+    little = buffer.numel() * buffer.element_size() <= block_bytes(buffer.device.type)
+    for start, stop in steps:
+        whole = stop - start == buffer.shape[-1]
+        out = buffer if whole else buffer[start:stop, :stop]
+        blocks.fill((start, stop), out, keep and len(steps) == 1 and little)
+    buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
+
+
+def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
+    """Return the log density by the factor and the whitened residual ``L^-1 r``."""
+    half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
+    return half_logdet.add_(white.shape[-2] * (0.5 * _LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
+
+
+def at_once(
+    node: trees.Node, counts: tuple[int, int, int], wanted: tuple[bool, ...], tensors: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
+    """Return log density, LAPACK's info and all wanted gradients, with nothing read back to the host on the way.
+
+    Parameters
+    ----------
+    node, counts, tensors
+        As `arranged` gives them.
+    wanted : tuple of bool
+        Of which tensors the gradient is wanted.
+    """
+    noise, residual, *rest = tensors
+    buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
+    blocks = Blocks(_regrouped(node, counts, tuple(rest)))
+    _assemble(blocks, noise, buffer, keep=True)
+    factor, info = torch.linalg.cholesky_ex(buffer)
+    white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+    density = _density(factor, white)
+    state = _State(workspace.Lease(buffer), factor, blocks, white)
+    return density, info, _gradients(state, _inverse, noise, wanted, torch.ones_like(density))
+
+
+def _inverse(factor: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of the matrix of a lower factor by products: LAPACK's potri has something to report."""
+    n = factor.shape[-1]
+    unit = torch.eye(n, dtype=factor.dtype, device=factor.device).expand(factor.shape)
+    root = torch.linalg.solve_triangular(factor, unit, upper=False)
+    return root.mT @ root
 
 
 def _factorise(
@@ -103,21 +183,12 @@ def _factorise(
 
     With `keep`, what the gradients need is kept if it is little.
     """
-    steps = _steps(buffer)
-    keep = keep and len(steps) == 1 and buffer.numel() * buffer.element_size() <= _BLOCK_BYTES
-
-    def assemble(keep: bool) -> None:
-        for start, stop in steps:
-            whole = stop - start == buffer.shape[-1]
-            blocks.fill((start, stop), buffer if whole else buffer[start:stop, :stop], keep)
-        buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
-
-    assemble(keep)
+    _assemble(blocks, noise, buffer, keep)
     lower, info = factorised(buffer)
     if not (torch.any(info) if info.dim() else info.item()):
         return lower
-    assemble(keep=False)
-    for start, stop in steps[1:]:
+    _assemble(blocks, noise, buffer, keep=False)
+    for start, stop in _steps(buffer)[1:]:
         buffer[:start, start:stop] = buffer[start:stop, :start].mT
     if buffer.isnan().any():  # the error counts them, also on the diagonal that blocks know without looking
         buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
@@ -138,8 +209,7 @@ class _LogProb(torch.autograd.Function):
             blocks = Blocks(tree)
             factor = _factorise(tree, blocks, noise, buffer, ladder, keep=differentiated)
             white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
-            half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
+            density = _density(factor, white)
         except BaseException:
             lease.release()
             raise
@@ -149,14 +219,14 @@ class _LogProb(torch.autograd.Function):
             ctx.save_for_backward(noise, residual, *tensors)
         else:
             lease.release()
-        return half_logdet.add_(n * (0.5 * _LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
+        return density
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         noise, residual, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
-            return None, None, None, None, *_plain(ctx, noise, residual, tuple(tensors), wanted, grad)
+            return None, None, None, None, *plain(ctx.node, ctx.counts, ctx.saved_tensors, wanted, grad)
         with threads.scope(ctx.threads):
             state, ctx.state = ctx.state, None
             if state is None:  # a second backward pass: the first one has used the memory of the factor
@@ -218,15 +288,14 @@ def _gradients(
     return found
 
 
-def _plain(
-    ctx: Any,
-    noise: torch.Tensor,
-    residual: torch.Tensor,
+def plain(
+    node: trees.Node,
+    counts: tuple[int, int, int],
     tensors: tuple[torch.Tensor, ...],
     wanted: tuple[bool, ...],
     grad: torch.Tensor,
 ) -> list[torch.Tensor | None]:
-    """Return the gradients as differentiable functions of everything."""
-    inputs = (noise, residual, *tensors)
-    value = reference(_regrouped(ctx.node, ctx.counts, tensors), noise, residual)
-    return plain_gradients(value, inputs, wanted, grad)
+    """Return the gradients as differentiable functions of everything; arguments as `at_once` has them."""
+    noise, residual, *rest = tensors
+    value = reference(_regrouped(node, counts, tuple(rest)), noise, residual)
+    return plain_gradients(value, tensors, wanted, grad)

@@ -68,7 +68,7 @@ def _everywhere(monkeypatch):
     fakes.install(monkeypatch)
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(threads, "ceiling", lambda: 64)
-    monkeypatch.setattr(analytic, "_TILE_BYTES", 2**14)
+    monkeypatch.setattr(analytic, "_CACHED", 2**14)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(lazy, "product", lambda first, second, rhs: trees.dense(first, second.points) @ rhs)

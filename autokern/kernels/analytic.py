@@ -15,15 +15,15 @@ import torch
 
 from autokern import pages
 from autokern.factors import plain_gradients
-from autokern.kernels.blocks import strips
+from autokern.kernels.blocks import room, strips
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family
 
-__all__ = ["LAYOUTS", "matrix"]
+__all__ = ["LAYOUTS", "matrix", "strip_bytes"]
 
 LAYOUTS = ("whole", "tiled", "symmetric")
-_TILE_BYTES = 2**21
-"""A strip of rows this large stays in the cache between the GEMM and the passes of its epilogue."""
+_CACHED = 2**21
+"""A strip of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""
 
 
 def matrix(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor, layout: str = "whole") -> torch.Tensor:
@@ -118,8 +118,14 @@ def _empty(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return pages.empty((left.shape[-2], right.shape[-2]), left)
 
 
-def _strips(n: int, m: int, itemsize: int) -> list[tuple[int, int]]:
-    return strips(n, m * itemsize, _TILE_BYTES)
+def strip_bytes(device: str) -> int:
+    """Return the bytes of a strip on a kind of device."""
+    return room(_CACHED, device)
+
+
+def _strips(matrix: torch.Tensor) -> list[tuple[int, int]]:
+    n, m = matrix.shape
+    return strips(n, m * matrix.element_size(), strip_bytes(matrix.device.type))
 
 
 def _tiled(
@@ -129,9 +135,8 @@ def _tiled(
     k = _empty(left, right)
     slope = _empty(left, right) if want_slope else None
     turned = right.mT
-    n, m = k.shape
-    for start, stop in _strips(n, m, k.element_size()):
-        end = stop if symmetric else m
+    for start, stop in _strips(k):
+        end = stop if symmetric else k.shape[1]
         u = k[start:stop, :end]
         torch.addmm(column[:, :end], left[start:stop], turned[:, :end], out=u).add_(row[start:stop])
         if points.same:
@@ -226,7 +231,7 @@ def _moments(
     product = grad.new_empty(n, d + 1)
     columns = grad.new_zeros(m)
     turned = grad.new_zeros(m, d)
-    strips = _strips(n, m, grad.element_size())
+    strips = _strips(grad)
     buffer = grad.new_empty(strips[0][1] if strips else 0, m)
     for start, stop in strips:
         w = torch.mul(grad[start:stop], slope[start:stop], out=buffer[: stop - start])

@@ -14,10 +14,17 @@ from autokern.kernels.family import Family
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
-__all__ = ["Blocks", "strips"]
+__all__ = ["Blocks", "room", "strips"]
 
 _Rows = tuple[int, int]
 """First row of a block and the one behind its last; its columns go from 0 up to its width."""
+_LAUNCHED = 2**26
+"""Bytes of a block on an accelerator: a dozen launches are little beside it, and it is little beside what is there."""
+
+
+def room(cached: int, device: str) -> int:
+    """Return the bytes of a block on a kind of device: on a CPU those that its cache holds through several passes."""
+    return cached if device == "cpu" else _LAUNCHED
 
 
 def strips(rows: int, row_bytes: int, most: int) -> list[_Rows]:

@@ -47,10 +47,10 @@ from autokern.ops._shared import (
 from autokern.ops._triangular import inverse_from_cholesky
 from autokern.problem import Features, Problem
 
-__all__ = ["EXACT_LOG_PROB", "ingredients", "parts"]
+__all__ = ["EXACT_LOG_PROB", "ingredients", "ladder", "parts"]
 
 _stock = MultivariateNormal.log_prob
-_ladder = cholesky_module._psd_safe_cholesky
+ladder = cholesky_module._psd_safe_cholesky
 
 
 def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Tensor] | None:
@@ -229,7 +229,8 @@ def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
     def memory(problem: Problem) -> int:
         elements = problem.batch * problem.n**2 * problem.itemsize
         if problem.batch == 1:
-            return int(single * elements) + 12 * 2**20 * min(2, _families(problem))
+            block = min(elements, likelihood.block_bytes(problem.device))
+            return int(single * elements) + 12 * block * min(2, _families(problem))
         names = problem.variant.split("/")[0].split("+")
         each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
         return int((batched + each) * elements)
@@ -293,13 +294,13 @@ def formless(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor,
 @EXACT_LOG_PROB.candidate("fused", accuracy="better")
 def fused(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
-    return likelihood.log_prob(*ingredients(distribution, noise, value), _ladder)
+    return likelihood.log_prob(*ingredients(distribution, noise, value), ladder)
 
 
 @EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
 def recursive(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
-    return likelihood.log_prob(*ingredients(distribution, noise, value), _ladder, inverse_from_cholesky)
+    return likelihood.log_prob(*ingredients(distribution, noise, value), ladder, inverse_from_cholesky)
 
 
 with_fewer_threads(EXACT_LOG_PROB, "fused")
@@ -310,7 +311,7 @@ def _elsewhere(
 ) -> torch.Tensor:
     tree, added, residual = ingredients(distribution, noise, value)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
-    return likelihood.log_prob(away, added.to(there), residual.to(there), _ladder).to(value.device)
+    return likelihood.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
 
 
 _copied = with_copies(_fused_features, lambda p: 2 * p.n * (p.d + 2))
