@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -271,11 +272,13 @@ def _gpu(answer: Answer | None) -> Finding:
 
 
 def _tf32() -> Finding:
-    precision = torch.get_float32_matmul_precision()
-    if precision == "highest":
+    settings: dict[str, Any] = {"CUDA devices": torch.backends.cuda, "the CPU": torch.backends.mkldnn}
+    precisions = {where: library.matmul.fp32_precision for where, library in settings.items()}
+    low = [f"{precision} on {where}" for where, precision in precisions.items() if precision not in ("none", "ieee")]
+    if not low:
         return Finding("TF32", "ok", "off: float32 products are float32")
     advice = "a GP loses digits that it needs: torch.set_float32_matmul_precision('highest')"
-    return Finding("TF32", "problem", f"float32 products run in {precision!r} precision", advice)
+    return Finding("TF32", "problem", f"float32 products run in {', '.join(low)}, where that is supported", advice)
 
 
 def _probed(name: str, answer: Answer, works: str) -> Finding:

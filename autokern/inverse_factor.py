@@ -175,12 +175,7 @@ class Conditioned:
     def _substituted(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``L^-1 rows^T``, shape ``(..., n, m)``, by forward substitution."""
         assert self.lower is not None
-        if self.lower.dim() > 2 or rows.dim() == 2:
-            white: torch.Tensor = torch.linalg.solve_triangular(self.lower, rows.mT, upper=False)
-            return white
-        flat = torch.linalg.solve_triangular(self.lower, rows.reshape(-1, rows.shape[-1]).mT, upper=False)
-        folded: torch.Tensor = flat.mT.reshape(*rows.shape).mT
-        return folded
+        return _triangular_solve(self.lower, rows.mT)
 
     def _unwhitened(self, white: torch.Tensor) -> torch.Tensor:
         """Return ``white @ W``: what follows `whitened` on the way to ``rows @ K^-1``."""
@@ -197,6 +192,14 @@ class Conditioned:
             return _substitute(self.lower.detach(), rhs)
         return self._unwhitened(self.whitened(rhs.mT)).mT
 
+    def _solved(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``rows L^-T`` and ``rows K^-1``: by substitution, which is the more accurate, where L is there."""
+        if self.lower is None:
+            white = self.whitened(rows)
+            return white, self._unwhitened(white)
+        column = self._substituted(rows)
+        return column.mT, _triangular_solve(self.lower.mT, column, upper=True).mT
+
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
         """Return what q more points make of this, or None if that would lose accuracy.
 
@@ -209,7 +212,7 @@ class Conditioned:
         residual : Tensor
             Their targets less the mean, shape ``(..., q)``.
         """
-        f = self.whitened(cross)
+        f, back = self._solved(cross)
         schur, own = corner - f @ f.mT, corner.detach().diagonal(dim1=-2, dim2=-1)
         if _lost(schur.detach().diagonal(dim1=-2, dim2=-1) / own):
             return None
@@ -219,13 +222,13 @@ class Conditioned:
             return None
         if _lost(g.detach().diagonal(dim1=-2, dim2=-1).square() / own):
             return None
-        q, back = cross.shape[-2], self._unwhitened(f)
+        q = cross.shape[-2]
         unit = torch.eye(q, dtype=g.dtype, device=g.device).expand(*back.shape[:-1], q)
         rows = torch.linalg.solve_triangular(g, torch.cat((-back, unit), dim=-1), upper=False)
         news = (residual - (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
-        z = torch.linalg.solve_triangular(g, news, upper=False)
-        change = (rows.mT @ z).squeeze(-1)
-        alpha = torch.cat((self.alpha.expand(*change.shape[:-1], -1) + change[..., :-q], change[..., -q:]), dim=-1)
+        white = torch.linalg.solve_triangular(g, news, upper=False)
+        last = torch.linalg.solve_triangular(g.mT, white, upper=True)  # by the rows, it would lose two bits more
+        alpha = torch.cat((self.alpha - (back.mT @ last).squeeze(-1), last.squeeze(-1)), dim=-1)
         together = self.border is None and rows.shape[:-2] == self.inverse.batch
         if together and not (rows.requires_grad or self.inverse.requires_grad):
             return Conditioned(inverse=self.inverse.appended(rows), alpha=alpha)
@@ -238,6 +241,17 @@ class Conditioned:
 def _lost(left: torch.Tensor) -> bool:
     """Whether too little of any variance is left; also if it is NaN."""
     return not bool((left > _LOST[left.dtype]).all())
+
+
+def _triangular_solve(triangle: torch.Tensor, columns: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    """Return ``triangle^-1 columns``; the columns of a batch are taken as one matrix where there is one triangle."""
+    if triangle.dim() > 2 or columns.dim() == 2:
+        found: torch.Tensor = torch.linalg.solve_triangular(triangle, columns, upper=upper)
+        return found
+    rows = columns.mT
+    flat = torch.linalg.solve_triangular(triangle, rows.reshape(-1, rows.shape[-1]).mT, upper=upper)
+    folded: torch.Tensor = flat.mT.reshape(rows.shape).mT
+    return folded
 
 
 def _substitute(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from autokern import budget, drift, host, keops, plugins, spotcheck, store
+from autokern import budget, drift, graphs, host, keops, plugins, spotcheck, store
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.decision import Decision
@@ -78,6 +78,7 @@ class Session:
         self._errors: dict[tuple[Problem, str], float] = {}
         self._tried: set[tuple[str, ...]] = set()
         _log.setLevel(settings.log.upper())
+        graphs.allow(settings.graphs == "on")
         plugins.load()  # those that had to wait for their own import
         plugins.announce(settings.strict)
         for name, candidate in settings.force:

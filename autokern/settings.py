@@ -33,6 +33,7 @@ VARIABLES = {
     "AUTOKERN_CALLS": "calls of one size over which compiling must repay itself (default: as many as were seen so far)",
     "AUTOKERN_ALLOCATOR": "default, or retain: glibc keeps the memory of what is freed for the next large result",
     "AUTOKERN_THREADS": "auto (default: at most what CPU quota and affinity allow), a number (at most that), or off",
+    "AUTOKERN_GRAPHS": "off (default), or on: small training steps on a GPU may be recorded as CUDA graphs",
     "AUTOKERN_DETERMINISTIC": "1: nothing is measured; choices come from a pinned profile or an order, else stock",
     "AUTOKERN_STRICT": "1: cache trouble and candidate failures raise instead of falling back",
     "AUTOKERN_LOG": "debug, info, warning (default) or error",
@@ -66,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     calls: int | None = None
     allocator: str = "default"
     threads: int | str = "auto"
+    graphs: str = "off"
     deterministic: bool = False
     strict: bool = False
     log: str = "warning"
@@ -298,6 +300,7 @@ _PARSERS: dict[str, _Parser] = {
     "AUTOKERN_CALLS": _calls,
     "AUTOKERN_ALLOCATOR": _one_of("allocator", "default", "retain"),
     "AUTOKERN_THREADS": _threads,
+    "AUTOKERN_GRAPHS": _one_of("graphs", "off", "on"),
     "AUTOKERN_DETERMINISTIC": _flag("deterministic"),
     "AUTOKERN_STRICT": _flag("strict"),
     "AUTOKERN_LOG": _log,

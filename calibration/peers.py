@@ -83,11 +83,12 @@ def fails_other_orders(root: Path, tests: set[str], report: Path) -> set[str]:
     return found
 
 
-def judged(package: str, workdir: Path, seed: int | None) -> tuple[int, int]:
+def judged(package: str, workdir: Path, seed: int | None, only: str = "") -> tuple[int, int]:
     """Run a suite, deciding or drawing at random; print, and return, how many passed and how many fail by autokern."""
     root, report = unpacked(package, workdir), workdir / f"{package}.xml"
     drawn = {} if seed is None else {"AUTOKERN_FORCE": f"random:{seed}"}
-    run_suite(root, ["test"], report, {"AUTOKERN_CALIBRATE": "never", **drawn})
+    selected = ["-k", only] if only else []
+    run_suite(root, ["test"], report, {"AUTOKERN_CALIBRATE": "never", **drawn}, *selected)
     passed, failed = outcomes(report)
     stock = workdir / f"{package}-stock.xml"
     also_stock = fails_stock(root, failed, stock)
@@ -108,11 +109,12 @@ def main() -> int:
     parser.add_argument("--workdir", type=Path, default=Path(".cache/peers"), help="where suites are unpacked")
     parser.add_argument("--random", type=int, nargs="+", metavar="SEED", help="draw candidates at random, by each seed")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, choices=PACKAGES)
+    parser.add_argument("-k", default="", metavar="EXPRESSION", help="only the tests that pytest selects by it")
     arguments = parser.parse_args()
     workdir = arguments.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
     seeds = arguments.random or [None]
-    found = [judged(package, workdir, seed) for seed in seeds for package in arguments.packages]
+    found = [judged(package, workdir, seed, arguments.k) for seed in seeds for package in arguments.packages]
     passed, ours = (sum(column) for column in zip(*found, strict=True))
     print(f"{passed} passed, {ours} failed")
     return 1 if ours else 0

@@ -15,6 +15,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator.operators import to_linear_operator
 
 import autokern
+from autokern import graphs
 from autokern.arguments import tensors_in
 from autokern.calibrate import gradient_errors
 from autokern.errors import MemoryBudgetError
@@ -33,7 +34,15 @@ def problems(op, device, dtype):
     return list(found.values())[: 2 if device == "cpu" else None]
 
 
+@pytest.fixture
+def with_graphs():
+    graphs.allow(True)
+    yield
+    graphs.forget()
+
+
 @on_every_device
+@pytest.mark.usefixtures("with_graphs")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", OPS)
 def test_every_candidate_keeps_its_bound(name, dtype, device):
@@ -44,7 +53,7 @@ def test_every_candidate_keeps_its_bound(name, dtype, device):
         stock = op.trial(op.stock.run, problem, args)()
         places = [t.device for t in tensors_in((stock.out,))]
         for candidate in op.feasible(problem):
-            if candidate.accuracy == "approximate" or (candidate.setup and device == "cpu"):
+            if candidate.accuracy == "approximate" or (candidate.setup and candidate.name != "graph"):
                 continue
             told = op.trial(candidate.run, problem, args)()
             assert [t.device for t in tensors_in((told.out,))] == places, candidate.name
@@ -116,12 +125,14 @@ def test_factors_stay_where_the_matrix_is(device):
     assert all(t.device == a.device for t in r)
 
 
-WAITS = {"fused": 1, "recursive": 1, "graph": 1}
-"""Candidates that ask a GPU whether a factorisation went well, and how often."""
+WAITS = {"fused": 1, "recursive": 1, "graph": 1, "dense": 4, "tiled": 4, "tiled-symmetric": 4, "tiled-columns": 4}
+"""How often candidates ask a GPU: whether a factorisation went well, and for each side and pass of a product how far
+its points lie from their centre."""
 
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.usefixtures("with_graphs")
 @pytest.mark.parametrize("name", ["kernel_matrix", "kernel_matmul", "matmul", "solve_triangular", "exact_log_prob"])
 def test_nothing_waits_for_the_gpu_unseen(name):
     op = get(name)
@@ -144,8 +155,8 @@ def test_nothing_waits_for_the_gpu_unseen(name):
                     call()
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
-            waits = [w for w in caught if "synchroniz" in str(w.message)]
-            assert len(waits) <= WAITS.get(candidate.name, 0), (
+            waits = [w for w in caught if "called a synchronizing" in str(w.message)]
+            assert len(waits) <= WAITS.get(candidate.name.partition("@")[0], 0), (
                 candidate.name,
                 problem,
                 [str(w.message) for w in waits],

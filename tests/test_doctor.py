@@ -135,10 +135,32 @@ def test_threads_against_what_may_run(monkeypatch, used, ceiling, threads, statu
     assert doctor._threads(Settings(threads=threads)).status == status
 
 
-def test_tf32_is_a_problem(monkeypatch):
+@pytest.fixture
+def precisions():
+    """The settings of float32 products, as torch has them when the test is over."""
+    flags = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [one.fp32_precision for one in flags]
+    yield flags
+    for one, precision in zip(flags, before, strict=True):
+        one.fp32_precision = precision
+
+
+def test_tf32_is_a_problem(precisions):
     assert doctor._tf32().status == "ok"
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    torch.set_float32_matmul_precision("high")
     assert doctor._tf32().status == "problem"
+    torch.set_float32_matmul_precision("highest")
+    assert doctor._tf32().status == "ok"
+
+
+@pytest.mark.parametrize(("which", "precision", "word"), [(0, "tf32", "CUDA"), (1, "bf16", "CPU")])
+def test_precision_set_by_the_newer_api_is_seen(precisions, which, precision, word):
+    """torch's older functions raise once that was used."""
+    precisions[which].fp32_precision = precision
+    found = doctor._tf32()
+    assert found.status == "problem"
+    assert f"{precision} on" in found.found
+    assert word in found.found
 
 
 def test_little_memory_is_noted(monkeypatch):

@@ -14,9 +14,12 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
-from autokern import graphs
+import autokern
+from autokern import dispatch, graphs
+from autokern.kernels import narrow
 from autokern.op import get
 from autokern.problem import Problem
+from autokern.settings import Settings
 
 ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="GPU")])
 
@@ -25,8 +28,9 @@ ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not tor
 def device(request, monkeypatch):
     """A device that records: a real one, or a CPU that runs the same function again into the same memory."""
     if request.param == "cpu":
-        monkeypatch.setattr(graphs, "why_not", lambda device: None)
         monkeypatch.setattr(graphs, "_capture", _run_again)
+    monkeypatch.setattr(graphs, "_failed", "")
+    graphs.allow(True)
     yield request.param
     graphs.forget()
 
@@ -128,45 +132,88 @@ def test_a_matrix_that_is_not_definite_is_treated_as_stock_treats_it(device):
     assert leaves
 
 
-def test_recordings_are_of_a_thread_and_of_what_it_used_last(device, monkeypatch):
-    made = []
-    capture = graphs._capture
+def counted(monkeypatch):
+    """A list that grows with each recording."""
+    made, capture = [], graphs._capture
     monkeypatch.setattr(graphs, "_capture", lambda run, where: made.append(1) or capture(run, where))
+    return made
 
-    def step(a):
-        return a + a
 
-    def ask(n):
-        a = torch.ones(n, device=device)
-        assert torch.equal(graphs.recorded("twice", step, [a]), a + a)
+def twice(n, device):
+    a = torch.ones(n, device=device)
+    assert torch.equal(graphs.recorded("twice", lambda a: a + a, [a]), a + a)
 
-    for _ in range(3):
-        ask(4)
-    assert len(made) == 1
-    other = threading.Thread(target=ask, args=(4,))
+
+def test_recordings_in_use_make_no_room_for_others(device, monkeypatch):
+    made = counted(monkeypatch)
+    for n in range(1, graphs._KEPT + 1):
+        twice(n, device)
+        twice(n, device)
+    assert len(made) == graphs._KEPT
+    for n in range(1, graphs._KEPT + 3):  # more shapes in turn than are kept: they run as they are
+        twice(n, device)
+    assert len(made) == graphs._KEPT
+    for _ in range(graphs._FRESH):
+        twice(2, device)
+    twice(100, device)  # in place of the one that nobody asked for
+    assert len(made) == graphs._KEPT + 1
+    twice(2, device)
+    assert len(made) == graphs._KEPT + 1
+    assert len(graphs._own.kept.recordings) == graphs._KEPT
+
+
+def test_nothing_is_recorded_beside_another_thread(device, monkeypatch):
+    made = counted(monkeypatch)
+    goes, other = threading.Event(), None
+    other = threading.Thread(target=lambda: (twice(4, device), goes.wait(60)))
     other.start()
+    twice(4, device)
+    assert not made
+    goes.set()
     other.join()
-    assert len(made) == 2
-    for n in range(5, 5 + graphs._KEPT):
-        ask(n)
-    assert len(made) == 2 + graphs._KEPT
-    ask(4)  # had to make room
-    assert len(made) == 3 + graphs._KEPT
-    ask(12)  # had not
-    assert len(made) == 3 + graphs._KEPT
+    twice(4, device)
+    assert len(made) == 1
 
 
-def test_a_step_that_fails_leaves_nothing_behind(device):
+def test_what_a_step_raises_ends_recording(device):
     def step(a):
         raise ValueError("not today")
 
-    for _ in range(2):
-        with pytest.raises(ValueError, match="not today"):
-            graphs.recorded("fails", step, [torch.ones(2, device=device)])
-    assert torch.equal(graphs.recorded("fails", torch.neg, [torch.ones(2, device=device)]).cpu(), -torch.ones(2))
+    twice(3, device)
+    with pytest.raises(ValueError, match="not today"):
+        graphs.recorded("fails", step, [torch.ones(2, device=device)])
+    assert "not today" in graphs.why_not("cuda")
+    assert graphs._own.__dict__ == {}
+    twice(3, device)  # runs as it is
+    assert not graphs._own.kept.recordings
+
+
+def test_precision_is_that_of_the_call(device, monkeypatch):
+    made = counted(monkeypatch)
+    twice(3, device)
+    with narrow.at_precision("tf32"):
+        twice(3, device)
+    assert len(made) == 2
+
+    def step(a):
+        assert not torch.is_autocast_enabled(device)
+        return a
+
+    with torch.autocast(device, dtype=torch.bfloat16):
+        graphs.recorded("plain", step, [torch.ones(2, device=device)])
+
+
+def test_only_who_allows_it_gets_recordings(monkeypatch):
+    assert "AUTOKERN_GRAPHS=on" in graphs.why_not("cuda")
+    monkeypatch.setenv("AUTOKERN_GRAPHS", "on")
+    dispatch.reset()
+    assert graphs.why_not("cuda") is None
+    dispatch.reset(Settings())
+    assert graphs.why_not("cuda") is not None
 
 
 def test_who_is_served():
+    graphs.allow(True)
     candidate = get("exact_log_prob")["graph"]
     small = Problem(op="exact_log_prob", m=500, n=500, d=3, device="cuda", grad="theta", variant="rbf/cholesky")
     assert candidate.why_not(small) is None
@@ -176,11 +223,46 @@ def test_who_is_served():
     assert candidate.features(small).calls < get("exact_log_prob")["fused"].features(small).calls
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_model_trains_by_recorded_steps_on_a_gpu():
-    import autokern
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+
+@pytest.mark.gpu
+@needs_gpu
+def test_recordings_survive_each_other_on_a_gpu():
+    graphs.allow(True)
+    cases = [arguments("cuda", n=n, seed=n) for n in (300, 1000, *range(20, 20 + graphs._KEPT))]
+    for _ in range(3):
+        for args, leaves in cases:
+            found, true = density("graph", args), density("fused", args)
+            torch.testing.assert_close(found, true)
+            torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(true, leaves))
+        torch.cuda.empty_cache()
+    assert not graphs._failed
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_capture_that_fails_leaves_the_gpu_as_it_was(monkeypatch):
+    monkeypatch.setattr(graphs, "_failed", "")
+    graphs.allow(True)
+    runs, here = [], torch.cuda.current_stream()
+
+    def step(a):
+        runs.append(1)
+        return a * a.sum().item() if len(runs) > graphs._WARM else a
+
+    with pytest.raises(RuntimeError):
+        graphs.recorded("reads back", step, [torch.ones(4, device="cuda")])
+    assert torch.cuda.current_stream() == here
+    assert torch.randn(100, device="cuda").isfinite().all()
+    assert torch.equal(graphs.recorded("plain", torch.neg, [torch.ones(2, device="cuda")]).cpu(), -torch.ones(2))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_model_trains_by_recorded_steps_on_a_gpu(monkeypatch):
+    monkeypatch.setenv("AUTOKERN_GRAPHS", "on")
+    dispatch.reset()
     torch.manual_seed(0)
     x, y = torch.rand(60, 2, device="cuda", dtype=torch.float64), torch.randn(60, device="cuda", dtype=torch.float64)
     losses = {}
@@ -204,6 +286,8 @@ def test_a_model_trains_by_recorded_steps_on_a_gpu():
                 loss = -marginal(model(x), y)
                 loss.backward()
                 optimizer.step()
+            assert autokern.stats()["exact_log_prob"] == {force["exact_log_prob"]: 20}
+            dispatch.reset()
         losses[str(force)] = loss.item()
     one, other = losses.values()
     assert one == pytest.approx(other, rel=1e-8)

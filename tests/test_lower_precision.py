@@ -501,16 +501,16 @@ def test_where_float16_has_no_room_points_are_not_rounded(widened):
 
 def test_tf32_is_allowed_for_the_time_of_a_call_only(monkeypatch):
     flags = torch.backends.cuda.matmul
-    before = flags.allow_tf32
+    before = flags.fp32_precision
     with narrow.at_precision("tf32"):
-        assert flags.allow_tf32
+        assert flags.fp32_precision == "tf32"
         with narrow.at_precision("tf32"), narrow.at_precision(""):
-            assert flags.allow_tf32
-        assert flags.allow_tf32
-    assert flags.allow_tf32 is before
+            assert flags.fp32_precision == "tf32"
+        assert flags.fp32_precision == "tf32"
+    assert flags.fp32_precision == before
     with pytest.raises(ZeroDivisionError), narrow.at_precision("tf32"):
         _ = 1 / 0
-    assert flags.allow_tf32 is before
+    assert flags.fp32_precision == before
     inside, done = threading.Event(), threading.Event()
 
     def other():
@@ -522,7 +522,7 @@ def test_tf32_is_allowed_for_the_time_of_a_call_only(monkeypatch):
     with narrow.at_precision("tf32"):
         thread.start()
         inside.wait(10)
-    assert flags.allow_tf32, "another thread is still at it"
+    assert flags.fp32_precision == "tf32", "another thread is still at it"
     done.set()
     thread.join()
-    assert flags.allow_tf32 is before
+    assert flags.fp32_precision == before

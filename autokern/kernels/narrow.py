@@ -24,7 +24,7 @@ _PIECE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.bf
 _PIECES = 3
 
 _scopes = threading.Lock()
-_open, _before = 0, False
+_open, _before = 0, "none"
 
 
 def extended(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision: str) -> torch.Tensor:
@@ -84,8 +84,8 @@ def at_precision(precision: str) -> Iterator[None]:
         return
     with _scopes:
         if not _open:
-            _before = torch.backends.cuda.matmul.allow_tf32
-            torch.backends.cuda.matmul.allow_tf32 = True
+            _before = torch.backends.cuda.matmul.fp32_precision
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
         _open += 1
     try:
         yield
@@ -93,4 +93,4 @@ def at_precision(precision: str) -> Iterator[None]:
         with _scopes:
             _open -= 1
             if not _open:
-                torch.backends.cuda.matmul.allow_tf32 = _before
+                torch.backends.cuda.matmul.fp32_precision = _before

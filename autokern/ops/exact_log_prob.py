@@ -230,7 +230,8 @@ def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
         elements = problem.batch * problem.n**2 * problem.itemsize
         if problem.batch == 1:
             block = min(elements, likelihood.block_bytes(problem.device))
-            return int(single * elements) + 12 * block * min(2, _families(problem))
+            copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not made in place there
+            return int(single * elements) + copies + 12 * block * min(2, _families(problem))
         names = problem.variant.split("/")[0].split("+")
         each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
         return int((batched + each) * elements)
