@@ -1,4 +1,4 @@
-"""What stands in for backends that need a GPU: CuPy, played by NumPy on the CPU."""
+"""What stands in for what needs a GPU: CuPy, played by NumPy, and recorded steps, by functions that run again."""
 
 from __future__ import annotations
 
@@ -69,3 +69,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=1234))
     monkeypatch.setattr(cupy_, "_is_installed", lambda: True)
     return fake
+
+
+def run_again(run, device):
+    """Stand for `graphs._capture`: to replay is to run the function again, into the same memory."""
+    result = run()
+
+    def replay():
+        for _ in range(2):  # what a step leaves in its inputs would be seen in its next run
+            result.copy_(run())
+
+    return result, replay

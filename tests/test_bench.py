@@ -20,6 +20,7 @@ from autokern.problem import Problem
 from autokern.profile import Timing
 
 
+@pytest.mark.slow
 def test_random_problems_are_off_the_grid_within_limits_and_reproducible():
     problems = bench.random_problems(120, seed=3)
     assert problems == bench.random_problems(120, seed=3)
@@ -44,6 +45,7 @@ def test_random_problems_are_what_their_samples_are():
         assert op.problem_of(*args) == problem
 
 
+@pytest.mark.slow
 def test_random_problems_obey_the_cap_on_work():
     for problem in bench.random_problems(40, seed=1, flops=1e6, bytes=1e6):
         work = get(problem.op).stock.features(problem)

@@ -230,6 +230,7 @@ def test_keops_is_compiled_and_run_for_real():
     assert doctor._keops(Answer(True, found.found, found.seconds)).status in ("ok", "note")
 
 
+@pytest.mark.slow
 @needs_keops
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
 @pytest.mark.parametrize(

@@ -809,4 +809,4 @@ def test_blocks_are_as_large_as_an_accelerator_likes_them():
     here = Problem(op=op.name, m=3000, n=3000, d=2, grad="theta", variant="rbf/cholesky")
     assert op["fused"].memory(here) < op["fused"].memory(here.replace(device="cuda")) < 1.5e9
     small = here.replace(m=100, n=100, device="cuda")
-    assert op["fused"].memory(small) < 14 * 8 * 100**2
+    assert op["fused"].memory(small) < 16 * 8 * 100**2

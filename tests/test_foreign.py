@@ -200,6 +200,7 @@ assert torch.allclose(first, usual)
 """
 
 
+@pytest.mark.slow
 @needs_jax
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forks_warn_only_after_jax_was_used_and_children_use_tiles(tmp_path):

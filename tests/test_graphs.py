@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 
+import fakes
 import gpytorch
 import pytest
 import torch
@@ -28,21 +29,11 @@ ON_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not tor
 def device(request, monkeypatch):
     """A device that records: a real one, or a CPU that runs the same function again into the same memory."""
     if request.param == "cpu":
-        monkeypatch.setattr(graphs, "_capture", _run_again)
+        monkeypatch.setattr(graphs, "_capture", fakes.run_again)
     monkeypatch.setattr(graphs, "_failed", "")
     graphs.allow(True)
     yield request.param
     graphs.forget()
-
-
-def _run_again(run, device):
-    result = run()
-
-    def replay():
-        for _ in range(2):  # what a step leaves in its inputs would be seen in its next run
-            result.copy_(run())
-
-    return result, replay
 
 
 def arguments(device, kernel=None, n=30, batch=(), noise=0.1, dtype=torch.float64, seed=0):

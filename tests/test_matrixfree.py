@@ -147,6 +147,7 @@ def assert_close(found, expected, tolerance):
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_model
 def test_training_without_room_is_training(make):
     expected = trained(make())

@@ -189,6 +189,7 @@ def _install_the_example(folder: Path) -> None:
     (info / "entry_points.txt").write_text(f"[autokern.candidates]\n{points.replace(chr(34), '')}")
 
 
+@pytest.mark.slow
 def test_the_example_in_the_docs_works_whichever_is_imported_first(tmp_path):
     _install_the_example(tmp_path)
     see = "print([c.source for c in autokern.op('eigh').candidates if c.name == 'scipy-evr'], 'jax' in sys.modules)"
