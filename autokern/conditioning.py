@@ -23,7 +23,8 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
 from autokern.arguments import DIAGONAL, variances
-from autokern.inverse_factor import Conditioned, Differentiated
+from autokern.explained import Differentiated
+from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 
 __all__ = ["attach", "decline", "for_covariances", "forget_after_backward", "found", "is_exact", "of", "parts", "plain"]

@@ -3,25 +3,23 @@
 `Conditioned` holds the inverse factor W of the noisy covariance, ``W^T W = K^-1``, and ``alpha = K^-1 (y - mean)``;
 means, variances and fantasies all come from it. With q new points, cross covariance B and their own covariance D, the
 rows ``G^-1 [-F W, I]`` are appended to W, where ``F = B W^T`` and ``G G^T = D - F F^T`` (the bordering method, Golub
-and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n^2), no refactorisation. Beside
-`kernels`: may import `factors` and `strips`.
+and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n^2), no refactorisation. As long as the
+Cholesky factor is there, F and F W come from it by substitution, which keeps more digits. Beside `kernels`: may import
+`factors` and `strips`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from typing import Any
 
 import torch
-from linear_operator import settings as library
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 
 from autokern.factors import solved
 from autokern.strips import Strips
 
-__all__ = ["Conditioned", "Differentiated", "Rooted", "Structured"]
+__all__ = ["Conditioned"]
 
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
 """A new point whose variance given the others is a smaller part of its own than this loses half of the digits."""
@@ -256,91 +254,3 @@ def _triangular_solve(triangle: torch.Tensor, columns: torch.Tensor, upper: bool
 
 def _substitute(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.cholesky_solve(rhs, lower)
-
-
-class Differentiated:
-    """The same answers with gradients by the covariance: the library detaches the noise in it, but not the kernel.
-
-    Parameters
-    ----------
-    known : Conditioned
-        Its factor.
-    matrix : Tensor
-        The covariance ``(..., n, n)`` itself, part of a graph.
-    """
-
-    def __init__(self, known: Conditioned, matrix: torch.Tensor) -> None:
-        self._known, self._matrix = known, matrix
-        self.batch = matrix.shape[:-2]
-
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        return (rows * solved(self._matrix, self._known.solve, rows.mT).mT).sum(-1)
-
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        return rows @ solved(self._matrix, self._known.solve, rows.mT)
-
-
-class Rooted:
-    """The same answers by a root of the inverse that the library keeps, of whatever shape.
-
-    Parameters
-    ----------
-    root : Tensor
-        S with ``S S^T = K^-1``, shape ``(..., n, k)``.
-    """
-
-    def __init__(self, root: torch.Tensor) -> None:
-        self._root = root
-        self.batch = root.shape[:-2]
-
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        return (rows @ self._root).square().sum(-1)
-
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        white = rows @ self._root
-        return white @ white.mT
-
-
-_SETTINGS = (
-    library.cg_tolerance, library.max_cg_iterations, library.max_cholesky_size, library.max_preconditioner_size,
-    library.min_preconditioning_size,
-)  # fmt: skip
-"""What decides how the library solves, and how well."""
-
-
-class Structured:
-    """The same questions answered by a covariance with structure of its own (Kronecker, Toeplitz), as the library does.
-
-    It solves under the settings that were in force when it was made.
-
-    Parameters
-    ----------
-    operator : LinearOperator
-        Noisy covariance of the training data.
-    """
-
-    def __init__(self, operator: Any) -> None:
-        self._operator = operator
-        self.batch = torch.Size(operator.shape[:-2])
-        self._settings = [(kind, kind.value()) for kind in _SETTINGS]
-        self._solves = library.fast_computations.solves.on()
-
-    def _solved(self, rhs: torch.Tensor) -> torch.Tensor:
-        with contextlib.ExitStack() as stack:
-            for kind, value in self._settings:
-                stack.enter_context(kind(value))
-            stack.enter_context(library.fast_computations.solves(self._solves))
-            solution: torch.Tensor = self._operator.solve(rhs)
-        return solution
-
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        return (rows * self._solved(rows.mT).mT).sum(-1)
-
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        return rows @ self._solved(rows.mT)

@@ -22,11 +22,11 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 
 from autokern import conditioning
 from autokern.dispatch import route
+from autokern.explained import Rooted, Structured
 from autokern.hooks import Patch, matrixfree
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
-from autokern.inverse_factor import Rooted, Structured
 from autokern.op import get
 from autokern.posterior import PosteriorCovariance
 
