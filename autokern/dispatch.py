@@ -214,11 +214,8 @@ def explain(problem: Problem) -> Decision:
 
 
 def decisions() -> list[tuple[Decision, int]]:
-    """Return the decisions in the memo of this process, with the number of calls each one served."""
-    found = []
-    for table in list(session().memo.values()):
-        found += [(entry.decision, entry.count) for entry in list(table.values())]
-    return found
+    """Return the decisions of this process outside of `using` blocks, with the number of calls each one served."""
+    return session().decisions()
 
 
 def stats() -> dict[str, dict[str, int]]:

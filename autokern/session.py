@@ -33,6 +33,8 @@ __all__ = ["Memo", "Session", "counted"]
 _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000
 """A memo of this size is emptied: random shapes must not leak memory."""
+_MOST_EARLIER = 200
+"""Decisions that are remembered for people after the memo was emptied, those made last."""
 _PATIENCE = 24 * 3600.0
 """Seconds for which an op is left alone of which a calibration at first use could measure nothing in its time."""
 _FIRST_SHARE = 0.35
@@ -70,6 +72,7 @@ class Session:
         self.memo: Memo = {}
         self._decided: dict[tuple[Problem, Settings], Decision] = {}
         self.past: Counter[tuple[str, str]] = Counter()
+        self._earlier: dict[tuple[Problem, str], tuple[Decision, int]] = {}
         self._model: CostModel | None = None
         self._lock = threading.RLock()
         self._measuring = threading.Lock()
@@ -112,11 +115,30 @@ class Session:
             self.forget(memo)
         table[key] = entry
 
+    def decisions(self) -> list[tuple[Decision, int]]:
+        """Return the decisions taken outside of `using` blocks, with the number of calls each one served."""
+        with self._lock:
+            return list(self._told().values())
+
+    def _told(self) -> dict[tuple[Problem, str], tuple[Decision, int]]:
+        """Return decisions and calls by problem and candidate, what is in the memo last."""
+        found = dict(self._earlier)
+        for table in list(self.memo.values()):
+            for entry in list(table.values()):
+                key = (entry.decision.problem, entry.decision.candidate)
+                _, before = found.pop(key, (None, 0))
+                if before + entry.count:
+                    found[key] = (entry.decision, before + entry.count)
+        return found
+
     def forget(self, memo: Memo | None = None) -> None:
         """Empty the memo, or that of a `using` block; counts of calls are kept."""
         memo = self.memo if memo is None else memo
         with self._lock:
             self.past += counted(memo)
+            if memo is self.memo:
+                latest = list(self._told().items())[-_MOST_EARLIER:]
+                self._earlier = dict(latest)
             for table in list(memo.values()):
                 for entry in list(table.values()):
                     if entry.candidate.accuracy == "approximate":

@@ -793,3 +793,28 @@ def test_a_failing_candidate_that_draws_random_numbers_leaves_their_state(make_o
         with pytest.warns(AutokernWarning, match="lost"):
             dispatch.route(op)(torch.ones(2, 2))
         assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_was_decided_is_told_after_another_profile_came(make_op):
+    """To measure one op at its first use does not make a program forget why it runs the others as it does."""
+    op = make_op("told")
+    op.candidate("stock")(lambda a: 2 * a)
+    call, a = dispatch.route(op), torch.ones(2, 2)
+    for turn in range(1, 3):
+        call(a)
+        call(a)
+        dispatch.session().adopt(Profile())
+        ((decision, calls),) = dispatch.decisions()
+        assert (decision.problem.op, decision.candidate, calls) == ("told", "stock", 2 * turn)
+
+
+def test_decisions_that_are_told_are_bounded(make_op):
+    op = make_op("told.often")
+    op.candidate("stock")(lambda a: 2 * a)
+    call = dispatch.route(op)
+    for n in range(1, 301):
+        call(torch.ones(n, 1))
+    dispatch.session().adopt(Profile())
+    sizes = [decision.problem.m for decision, _ in dispatch.decisions()]
+    assert len(sizes) == 200
+    assert max(sizes) == 300
