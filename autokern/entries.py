@@ -57,14 +57,17 @@ class Entry:
         Calls of the problem that earlier entries served by the candidate.
     strikes : int
         Checks running in which stock was faster.
+    trial : bool
+        Whether only a calibration has called it: that is not the user's doing, and neither counted nor told.
     """
 
-    __slots__ = ("before", "candidate", "count", "decision", "due", "parts", "run", "strikes")
+    __slots__ = ("before", "candidate", "count", "decision", "due", "parts", "run", "strikes", "trial")
 
     def __init__(self, decision: Decision, candidate: Candidate) -> None:
         self.decision = decision
         self.count = self.before = 0
         self.strikes = 0
+        self.trial = False
         self.serve(candidate)
 
     def serve(self, candidate: Candidate) -> None:

@@ -54,7 +54,7 @@ def counted(memo: Memo) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
     for name, table in list(memo.items()):
         for entry in list(table.values()):
-            counts[name, entry.candidate.name] += entry.count
+            counts[name, entry.candidate.name] += 0 if entry.trial else entry.count
     return counts
 
 
@@ -110,6 +110,7 @@ class Session:
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
         """Put a decided key into a memo, which is emptied first if it has grown too large."""
+        entry.trial = inside.measuring
         table = memo.setdefault(name, {})
         if len(table) >= _MOST_KEYS and key not in table:
             self.forget(memo)
@@ -127,7 +128,7 @@ class Session:
             for entry in list(table.values()):
                 key = (entry.decision.problem, entry.decision.candidate)
                 _, before = found.pop(key, (None, 0))
-                if before + entry.count:
+                if before + entry.count and not entry.trial:
                     found[key] = (entry.decision, before + entry.count)
         return found
 

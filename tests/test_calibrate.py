@@ -50,7 +50,10 @@ def test_parts_are_measured_first_and_dispatched_inside_of_wholes(ops):
     assert all(seen["measuring"])
     assert not inside.active
     assert not inside.measuring
-    assert dispatch.stats()["part"]["stock"] > 0
+    (entry,) = dispatch.session().memo["part"].values()
+    assert (entry.candidate.name, entry.trial) == ("stock", True)
+    assert entry.count > 0
+    assert dispatch.stats() == {}, "nobody but the calibration has called it"
 
 
 def test_a_whole_alone_is_published_once(ops):

@@ -818,3 +818,21 @@ def test_decisions_that_are_told_are_bounded(make_op):
     sizes = [decision.problem.m for decision, _ in dispatch.decisions()]
     assert len(sizes) == 200
     assert max(sizes) == 300
+
+
+def test_what_a_calibration_calls_is_neither_counted_nor_told(make_op):
+    op = make_op("inner")
+    op.candidate("stock")(lambda a: 2 * a)
+    call, a = dispatch.route(op), torch.ones(2, 2)
+    inside.measuring = True
+    try:
+        call(a)
+    finally:
+        inside.measuring = False
+    assert "inner" not in dispatch.stats()
+    assert dispatch.decisions() == []
+    dispatch.session().adopt(Profile())
+    call(a)
+    assert dispatch.stats()["inner"] == {"stock": 1}
+    ((decision, calls),) = dispatch.decisions()
+    assert (decision.problem.op, calls) == ("inner", 1)
