@@ -50,9 +50,9 @@ def test_parts_are_measured_first_and_dispatched_inside_of_wholes(ops):
     assert all(seen["measuring"])
     assert not inside.active
     assert not inside.measuring
-    (entry,) = dispatch.session().memo["part"].values()
-    assert (entry.candidate.name, entry.trial) == ("stock", True)
-    assert entry.count > 0
+    entries = list(dispatch.session().memo["part"].values())
+    assert {(entry.candidate.name, entry.trial) for entry in entries} == {("stock", True)}
+    assert all(entry.count > 0 for entry in entries)
     assert dispatch.stats() == {}, "nobody but the calibration has called it"
 
 
