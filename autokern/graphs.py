@@ -106,7 +106,7 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
     with torch.autocast(device.type, enabled=False):
         found = kept.recordings.get(whole)
         if found is None:
-            if _failed or not _is_room(kept) or threading.active_count() > 1:
+            if _failed or threading.active_count() > 1 or not _is_room(kept):
                 return step(*inputs)
             try:
                 found = kept.recordings[whole] = _Recording(step, inputs)

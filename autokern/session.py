@@ -126,10 +126,11 @@ class Session:
         found = dict(self._earlier)
         for table in list(self.memo.values()):
             for entry in list(table.values()):
+                if entry.trial or not entry.count:
+                    continue
                 key = (entry.decision.problem, entry.decision.candidate)
                 _, before = found.pop(key, (None, 0))
-                if before + entry.count and not entry.trial:
-                    found[key] = (entry.decision, before + entry.count)
+                found[key] = (entry.decision, before + entry.count)
         return found
 
     def forget(self, memo: Memo | None = None) -> None:
@@ -138,8 +139,7 @@ class Session:
         with self._lock:
             self.past += counted(memo)
             if memo is self.memo:
-                latest = list(self._told().items())[-_MOST_EARLIER:]
-                self._earlier = dict(latest)
+                self._earlier = dict(list(self._told().items())[-_MOST_EARLIER:])
             for table in list(memo.values()):
                 for entry in list(table.values()):
                     if entry.candidate.accuracy == "approximate":

@@ -7,6 +7,7 @@ says no more, all ratios are 1. Needs a GPU; writes `libraries.json`. May import
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import warnings
@@ -29,6 +30,12 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+def by(library: str, function: Callable[[torch.Tensor], object], a: torch.Tensor) -> object:
+    """Call a function while torch prefers a library."""
+    torch.backends.cuda.preferred_linalg_library(library)
+    return function(a)
+
+
 def measured(device: str, seconds: float) -> list[dict[str, Any]]:
     """Return seconds by library, and ratios to torch's own choice, of each function and shape."""
     rows = []
@@ -37,12 +44,7 @@ def measured(device: str, seconds: float) -> list[dict[str, Any]]:
             a = torch.rand(batch, n, n, dtype=torch.float64, device=device)
             a = a @ a.mT + n * torch.eye(n, dtype=a.dtype, device=device)
             a = torch.linalg.cholesky(a) if name == "cholesky_inverse" else a
-
-            def by(library: str, a: torch.Tensor = a, function: Callable[..., object] = function) -> object:
-                torch.backends.cuda.preferred_linalg_library(library)
-                return function(a)
-
-            calls = {library: (lambda library=library, by=by: by(library)) for library in LIBRARIES}
+            calls = {library: functools.partial(by, library, function, a) for library in LIBRARIES}
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what is retired

@@ -836,3 +836,19 @@ def test_what_a_calibration_calls_is_neither_counted_nor_told(make_op):
     assert dispatch.stats()["inner"] == {"stock": 1}
     ((decision, calls),) = dispatch.decisions()
     assert (decision.problem.op, calls) == ("inner", 1)
+
+
+def test_a_calibration_that_calls_what_a_program_called_hides_nothing(make_op):
+    op = make_op("both")
+    op.candidate("stock")(lambda a: 2 * a)
+    call, a = dispatch.route(op), torch.ones(2, 2)
+    call(a)
+    dispatch.session().adopt(Profile())
+    inside.measuring = True
+    try:
+        call(a)
+    finally:
+        inside.measuring = False
+    dispatch.session().adopt(Profile())
+    ((decision, calls),) = dispatch.decisions()
+    assert (decision.problem.op, calls) == ("both", 1)
