@@ -17,11 +17,11 @@ import torch
 
 from autokern import budget
 from autokern.decision import Decision
-from autokern.entries import Entry
+from autokern.entries import Entry, Memo, counted
 from autokern.errors import AutokernWarning
 from autokern.op import Op, get, inside
 from autokern.problem import Problem
-from autokern.session import Memo, Session, counted
+from autokern.session import Session
 from autokern.settings import Settings, from_environment, revised
 
 __all__ = ["Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "using"]

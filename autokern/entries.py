@@ -1,4 +1,4 @@
-"""Entries of a memo: what runs for a decided key, and whether each call looks at the memory first.
+"""Entries of a memo: what runs for a decided key, whether each call looks at the memory first, what users are told.
 
 Floor 3: may import `policy` and the floors below.
 """
@@ -6,7 +6,8 @@ Floor 3: may import `policy` and the floors below.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from autokern.op import Candidate, Op, Run, get, inside
 from autokern.problem import Problem
 from autokern.settings import Settings
 
-__all__ = ["NEVER", "Entry", "LargeEntry", "is_large"]
+__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Told", "counted", "is_large", "told"]
 
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
@@ -136,3 +137,35 @@ def is_large(op: Op, decision: Decision) -> bool:
     problem = decision.problem
     names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
     return max(op[name].memory(problem) for name in names) >= budget.LARGE
+
+
+Memo = dict[str, dict[Any, Entry]]
+"""Decided keys by op."""
+Told = dict[tuple[Problem, str], tuple[Decision, int]]
+"""Decisions and calls by problem and candidate, those made last at the end."""
+
+
+def counted(memo: Memo) -> Counter[tuple[str, str]]:
+    """Return the number of calls that the entries of a memo served, by op and candidate."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for name, entry in _called(memo):
+        counts[name, entry.candidate.name] += entry.count
+    return counts
+
+
+def told(memo: Memo, earlier: Told) -> Told:
+    """Return what was decided earlier and what a memo holds."""
+    found = dict(earlier)
+    for _, entry in _called(memo):
+        key = (entry.decision.problem, entry.decision.candidate)
+        _, before = found.pop(key, (None, 0))
+        found[key] = (entry.decision, before + entry.count)
+    return found
+
+
+def _called(memo: Memo) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries that the user has called, with the name of their op; other threads may add some meanwhile."""
+    for name, table in list(memo.items()):
+        for entry in list(table.values()):
+            if entry.count and not entry.trial:
+                yield name, entry

@@ -19,7 +19,7 @@ from autokern import budget, drift, graphs, host, keops, plugins, spotcheck, sto
 from autokern.calibrate import calibrate
 from autokern.costs import CostModel
 from autokern.decision import Decision
-from autokern.entries import NEVER, Entry, LargeEntry, is_large
+from autokern.entries import NEVER, Entry, LargeEntry, Memo, Told, counted, is_large, told
 from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError
 from autokern.op import Op, get, inside
 from autokern.policy import decide
@@ -28,7 +28,7 @@ from autokern.profile import Profile, dated, group_key
 from autokern.progress import display
 from autokern.settings import Settings
 
-__all__ = ["Memo", "Session", "counted"]
+__all__ = ["Session"]
 
 _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000
@@ -46,18 +46,6 @@ def _stock_entry(op: Op, reason: str) -> Entry:
     return Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
 
 
-Memo = dict[str, dict[Any, Entry]]
-
-
-def counted(memo: Memo) -> Counter[tuple[str, str]]:
-    """Return the number of calls that the entries of a memo served, by op and candidate."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for name, table in list(memo.items()):
-        for entry in list(table.values()):
-            counts[name, entry.candidate.name] += 0 if entry.trial else entry.count
-    return counts
-
-
 class Session:
     """What a process knows: its settings, the profile in force, and the decisions taken.
 
@@ -72,7 +60,7 @@ class Session:
         self.memo: Memo = {}
         self._decided: dict[tuple[Problem, Settings], Decision] = {}
         self.past: Counter[tuple[str, str]] = Counter()
-        self._earlier: dict[tuple[Problem, str], tuple[Decision, int]] = {}
+        self._earlier: Told = {}
         self._model: CostModel | None = None
         self._lock = threading.RLock()
         self._measuring = threading.Lock()
@@ -119,19 +107,7 @@ class Session:
     def decisions(self) -> list[tuple[Decision, int]]:
         """Return the decisions taken outside of `using` blocks, with the number of calls each one served."""
         with self._lock:
-            return list(self._told().values())
-
-    def _told(self) -> dict[tuple[Problem, str], tuple[Decision, int]]:
-        """Return decisions and calls by problem and candidate, what is in the memo last."""
-        found = dict(self._earlier)
-        for table in list(self.memo.values()):
-            for entry in list(table.values()):
-                if entry.trial or not entry.count:
-                    continue
-                key = (entry.decision.problem, entry.decision.candidate)
-                _, before = found.pop(key, (None, 0))
-                found[key] = (entry.decision, before + entry.count)
-        return found
+            return list(told(self.memo, self._earlier).values())
 
     def forget(self, memo: Memo | None = None) -> None:
         """Empty the memo, or that of a `using` block; counts of calls are kept."""
@@ -139,7 +115,7 @@ class Session:
         with self._lock:
             self.past += counted(memo)
             if memo is self.memo:
-                self._earlier = dict(list(self._told().items())[-_MOST_EARLIER:])
+                self._earlier = dict(list(told(memo, self._earlier).items())[-_MOST_EARLIER:])
             for table in list(memo.values()):
                 for entry in list(table.values()):
                     if entry.candidate.accuracy == "approximate":
@@ -166,8 +142,8 @@ class Session:
         except Exception as error:
             if self.settings.strict:
                 raise
-            told = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
-            warnings.warn(told, AutokernWarning, stacklevel=3)
+            words = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
+            warnings.warn(words, AutokernWarning, stacklevel=3)
             return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
         return self._made(op, decision, settings)
