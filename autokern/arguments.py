@@ -15,7 +15,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 
-__all__ = ["DIAGONAL", "in_float64", "modules_in", "rebuilt", "tensors_in", "variances"]
+__all__ = ["DIAGONAL", "in_float64", "rebuilt", "tensors_in", "variances"]
 
 DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 """Operators that hold nothing but a diagonal."""
@@ -39,15 +39,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Sequence) and not isinstance(value, str):
         for item in value:
             yield from tensors_in(item)
-
-
-def modules_in(value: Any) -> Iterator[torch.nn.Module]:
-    """Yield the modules (kernels) that an operator is made of."""
-    if isinstance(value, torch.nn.Module):
-        yield value
-    elif isinstance(value, LinearOperator):
-        for part in (*value._args, *value._kwargs.values()):
-            yield from modules_in(part)
 
 
 def _itself(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern import accuracies, host, keops, probes, timer
+from autokern import accuracies, host, keops, probes, randomness, timer
 from autokern.errors import SettingsError
 from autokern.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.plans import Group, between_winners, contenders, expected_seconds, plan
@@ -111,14 +111,15 @@ def calibrate(
 
     inside.active = inside.measuring = True
     try:
-        if any(candidate.setup for op in ops for candidate in op.candidates):
-            run.try_tools()
-        if parts:
-            run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
-        if wholes:
-            if parts:  # inside of what follows, parts are dispatched as they will be in earnest
-                publish(known.merge(run.found()))
-            run.measure(plans(wholes))
+        with randomness.untouched():
+            if any(candidate.setup for op in ops for candidate in op.candidates):
+                run.try_tools()
+            if parts:
+                run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
+            if wholes:
+                if parts:  # inside of what follows, parts are dispatched as in earnest
+                    publish(known.merge(run.found()))
+                run.measure(plans(wholes))
     finally:
         inside.active = inside.measuring = False
         profile = known.merge(run.found())
@@ -228,7 +229,8 @@ class _Calibration:
     def _trial(self, group: Group, problem: Problem) -> dict[str, Timing]:
         op = group.op
         generator = torch.Generator().manual_seed(1234 + problem.n)
-        args = op.sample(problem, generator)
+        with torch.device("cpu"):  # whatever the caller's default is, samples say where they go
+            args = op.sample(problem, generator)
         calls: dict[str, Callable[[], Trialled]] = {}
         errors: dict[str, float] = {}
         warm: dict[str, float] = {}

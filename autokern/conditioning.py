@@ -27,17 +27,18 @@ from autokern.explained import Differentiated
 from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 
-__all__ = ["attach", "decline", "for_covariances", "forget_after_backward", "found", "is_exact", "of", "parts", "plain"]
+__all__ = ["attach", "for_covariances", "found", "is_exact", "keep_mean", "mean_of", "of", "parts", "plain"]
 
 
 class _Kept:
     """What is known of one prediction strategy, by whether gradients are wanted through it."""
 
-    __slots__ = ("attached", "detached", "exact", "plain")
+    __slots__ = ("attached", "detached", "exact", "mean", "plain")
 
     def __init__(self) -> None:
         self.attached: Conditioned | None = None
         self.detached: Conditioned | None = None
+        self.mean: torch.Tensor | None = None
         self.plain: bool | None = None
         self.exact = False
 
@@ -83,6 +84,11 @@ def _attached(strategy: Any) -> bool:
     """Whether gradients are to pass through the caches."""
     if gpytorch.settings.detach_test_caches.on() or not torch.is_grad_enabled():
         return False
+    return _differentiable(strategy)
+
+
+def _differentiable(strategy: Any) -> bool:
+    """Whether anything that the caches are made of requires gradients."""
     prior = strategy.train_prior_dist
     return bool(
         strategy.lik_train_train_covar.requires_grad or strategy.train_labels.requires_grad or prior.loc.requires_grad
@@ -121,8 +127,7 @@ def of(strategy: Any, graph: bool = False) -> Conditioned | None:
     linear_operator.utils.errors.NotPSDError, linear_operator.utils.errors.NanError
         If the covariance cannot be factorised.
     """
-    data = (strategy.train_labels, *strategy.train_inputs)
-    attached = _attached(strategy) or (graph and torch.is_grad_enabled() and any(t.requires_grad for t in data))
+    attached = _attached(strategy) or (graph and torch.is_grad_enabled() and _differentiable(strategy))
     there = _valid(strategy) if attached or graph else None
     if there is None and not attached:
         there = found(strategy)
@@ -146,20 +151,24 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
         return
     for key in [k for k in strategy.__dict__.get("_memoize_cache", ()) if k[0] in _CACHES]:
         del strategy._memoize_cache[key]  # found by iterations, or before
-    if made.grown:
-        add_to_cache(strategy, "mean_cache", made.alpha, "ignore")
     if not attached:
         kept.detached = made
         return
     kept.attached = made
     strategy.__dict__.setdefault("_memoize_cache", {})[_MARK] = True
     for tensor in (made.source, made.alpha):
-        forget_after_backward(strategy, tensor)
+        _forget_after_backward(strategy, tensor)
 
 
-def decline(strategy: Any) -> None:
-    """Leave a strategy to the library for good."""
-    _of(strategy).plain = False
+def keep_mean(strategy: Any, alpha: torch.Tensor) -> None:
+    """Keep a mean cache that no gradients are to pass through, for a strategy of which there is no factor."""
+    _of(strategy).mean = alpha.detach()
+
+
+def mean_of(strategy: Any) -> torch.Tensor | None:
+    """Return the mean cache that `keep_mean` kept, None where gradients are to pass through it."""
+    kept = _kept.get(strategy)
+    return None if kept is None or kept.mean is None or _attached(strategy) else kept.mean
 
 
 def is_exact(strategy: Any) -> bool:
@@ -212,7 +221,7 @@ def _made(strategy: Any, attached: bool) -> Conditioned:
     return Conditioned(lower, matrix=k if k.requires_grad else None, residual=residual)
 
 
-def forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
+def _forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
     """Empty the strategy's caches once a backward pass has freed the graph that they belong to, as the library does."""
     if tensor is not None and tensor.grad_fn is not None:
         owner = weakref.ref(strategy)

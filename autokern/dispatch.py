@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from autokern import budget
 from autokern.decision import Decision
@@ -30,11 +31,27 @@ _compiling: Callable[[], bool] = torch.compiler.is_compiling
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 _transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_saving: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def bypassed() -> bool:
-    """Whether the present call must run stock code untouched: compiled, traced, transformed, or from a candidate."""
-    return bool(inside.active or _compiling() or _tracing() is not None or _transforming() is not None or _modes())
+    """Whether the present call must run stock code untouched.
+
+    That is so inside a candidate; where code is compiled, traced, transformed or differentiated forward; under
+    autocast, which would lower a candidate's precision; and where saved tensors are somebody else's business: a
+    checkpoint wants the same ones when it recomputes, whatever was chosen meanwhile.
+    """
+    return bool(
+        inside.active
+        or _compiling()
+        or _tracing() is not None
+        or _transforming() is not None
+        or _modes()
+        or _autocast()
+        or _saving(False) is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 class _Overlay:
@@ -94,14 +111,17 @@ def route(op: Op) -> Callable[..., Any]:
     flag, overlay_of = inside, _overlay.get
 
     def call(*args: Any) -> Any:
-        if flag.active or _compiling() or _tracing() is not None or _transforming() is not None or _modes():
+        if bypassed():
             return stock(*args)
         overlay = overlay_of()
         here = _session or session()
         memo = here.memo if overlay is None else overlay.memo
-        key = key_of(*args)
-        table = memo.get(name)
-        entry = None if table is None else table.get(key)
+        try:
+            key = key_of(*args)
+            table = memo.get(name)
+            entry = None if table is None else table.get(key)
+        except Exception:  # arguments that cannot be read are not ours
+            return stock(*args)
         if entry is None:
             entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)

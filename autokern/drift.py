@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autokern import host, timer
+from autokern import host, randomness, timer
 from autokern.entries import NEVER, Entry, LargeEntry
 from autokern.op import Op, inside
 from autokern.settings import Settings
@@ -74,8 +74,9 @@ def _ratio(entry: Entry, op: Op, args: tuple[Any, ...]) -> float:
     before, inside.active = inside.active, True
 
     try:
-        calls = {name: op.trial(run, problem, args) for name, run in runs.items()}
-        found = timer.compare(calls, min_time=_SAMPLE, rounds=(1, 1))
+        with randomness.untouched():
+            calls = {name: op.trial(run, problem, args) for name, run in runs.items()}
+            found = timer.compare(calls, min_time=_SAMPLE, rounds=(1, 1))
     except Exception:
         _log.debug("could not look at %s", problem, exc_info=True)
         return 0.0

@@ -291,7 +291,7 @@ class Op:
             if not cotangents:
                 generator = torch.Generator().manual_seed(7)
                 for output in outputs:
-                    random = torch.rand(output.shape, generator=generator, dtype=torch.float32) - 0.5
+                    random = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
                     cotangents.append(random.to(dtype=output.dtype, device=output.device))
             return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents, retain_graph=shared))
 

@@ -1,13 +1,15 @@
 """The covariance of a posterior that is formed only as far as it is read: its diagonal never takes the whole.
 
 `PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed block by block of test points;
-everything else forms the matrix once, as the library would have at the call. Between `kernels` and `ops`.
+everything else forms the matrix once. Whenever that is, the result is that of the call: kernels are frozen
+(`frozen`), grad mode and precision are restored. Between `kernels` and `ops`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +17,6 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator, to_linear_operator
 from linear_operator.utils.getitem import _is_noop_index
 
-from autokern.arguments import modules_in, rebuilt
 from autokern.kernels import tree as trees
 
 __all__ = ["Explains", "PosteriorCovariance", "by_blocks"]
@@ -61,40 +62,10 @@ def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torc
         cross = cross.to_dense()  # the library takes slices of it by interpolation
     m = cross.shape[-2]
     steps = [(start, min(m, start + size)) for start in range(0, m, size)]
-    if len(steps) == 1:
+    if len(steps) <= 1:
         whole = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
         return of(whole, 0, m)
     return torch.cat([block(*step) for step in steps], dim=-1)
-
-
-class _Snapshot:
-    """The hyperparameters of the kernels in an operator, so that it is evaluated with those it was made with."""
-
-    def __init__(self, operator: LinearOperator) -> None:
-        self._kernels = list({id(m): m for m in modules_in(operator)}.values())
-        self._then = [{name: (t, t.detach().clone()) for name, t in _held(kernel)} for kernel in self._kernels]
-
-    def of(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return operators and tensors, with copies of their kernels if hyperparameters have changed since."""
-        if all(_unchanged(kernel, then) for kernel, then in zip(self._kernels, self._then, strict=True)):
-            return parts
-        copies: dict[int, Any] = {}
-        for kernel, then in zip(self._kernels, self._then, strict=True):
-            old = copies[id(kernel)] = copy.deepcopy(kernel)
-            for name, t in _held(old):
-                if name in then:
-                    t.data = then[name][1].clone()
-        made: tuple[Any, ...] = rebuilt(parts, lambda leaf: copies.get(id(leaf), leaf))
-        return made
-
-
-def _held(kernel: Any) -> list[tuple[str, torch.Tensor]]:
-    return [*kernel.named_parameters(), *kernel.named_buffers()]
-
-
-def _unchanged(kernel: Any, then: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    now = dict(_held(kernel))
-    return now.keys() == then.keys() and all(t is now[name] and torch.equal(t, old) for name, (t, old) in then.items())
 
 
 class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
@@ -103,7 +74,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     Parameters
     ----------
     prior : LinearOperator
-        Their prior covariance, not evaluated yet.
+        Their prior covariance, not evaluated yet, by a kernel that does not change (`frozen`).
     cross : Tensor or LinearOperator
         Their covariances with the n training points, ``(..., m, n)``: kept if dense, else evaluated block by block.
     known : Explains
@@ -121,19 +92,27 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     ) -> None:
         super().__init__(prior, cross, known, multiply, block)
         self._prior, self._cross, self._known, self._multiply, self._block = prior, cross, known, multiply, block
-        self._graph = torch.is_grad_enabled()
-        self._snapshot = _Snapshot(prior)
+        self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._formed: LinearOperator | None = None
         self._variances: torch.Tensor | None = None
+
+    @contextlib.contextmanager
+    def _as_called(self) -> Iterator[None]:
+        """Compute as at the call, which was no place of autocast: the reader may be in another mode by now."""
+        with torch.inference_mode(self._inference), torch.set_grad_enabled(self._graph):
+            if not torch._C._is_any_autocast_enabled():
+                yield
+                return
+            with torch.autocast(self.device.type, enabled=False):
+                yield
 
     def formed(self) -> LinearOperator:
         """Return the matrix itself."""
         if self._formed is None:
-            with torch.set_grad_enabled(self._graph):
-                prior, cross = self._snapshot.of((self._prior, self._cross))
-                rows = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
+            with self._as_called():
+                rows = self._cross if isinstance(self._cross, torch.Tensor) else self._cross.to_dense()
                 self._formed = to_linear_operator(
-                    prior.to_dense() - self._known.explained_covariance(rows, self._multiply)
+                    self._prior.to_dense() - self._known.explained_covariance(rows, self._multiply)
                 )
         return self._formed
 
@@ -142,9 +121,8 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
             formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1)
             return formed
         if self._variances is None:
-            with torch.set_grad_enabled(self._graph):
-                prior, cross = self._snapshot.of((self._prior, self._cross))
-                own = _diagonal_of(prior)
+            with self._as_called():
+                cross, own = self._cross, _diagonal_of(self._prior)
                 row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
                 size = self._block or max(1, _BYTES // max(1, row))
 
@@ -157,9 +135,8 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         block = isinstance(row_index, slice) and row_index == col_index
         if self._formed is None and block and all(_is_noop_index(index) for index in batch_indices):
-            with torch.set_grad_enabled(self._graph):
-                prior, cross = self._snapshot.of((self._prior, self._cross))
-                part = prior[..., row_index, row_index], cross[..., row_index, :]
+            with self._as_called():
+                part = self._prior[..., row_index, row_index], self._cross[..., row_index, :]
                 return PosteriorCovariance(*part, self._known, self._multiply, self._block)
         return self.formed()._getitem(row_index, col_index, *batch_indices)
 
@@ -235,6 +212,8 @@ def _diagonal_of(prior: Any) -> torch.Tensor:
     if not lazy:
         own: torch.Tensor = prior.diagonal(dim1=-2, dim2=-1)
         return own
+    if prior.shape[-1] == 0:
+        return torch.zeros(prior.shape[:-1], dtype=prior.x1.dtype, device=prior.x1.device)
     step = _OUTPUTS * (prior.shape[-1] // prior.x1.shape[-2])
     return torch.cat([_corner(prior, start, step) for start in range(0, prior.shape[-1], step)], dim=-1)
 

@@ -131,8 +131,14 @@ class Session:
             return _stock_entry(op, "autokern is off (AUTOKERN=0)")
         try:
             problem = op.problem_of(*args)
-            if problem is None:
-                return _stock_entry(op, "not a call that autokern serves")
+        except Exception as error:  # stock has the say on arguments that do not fit together
+            if self.settings.strict:
+                raise
+            _log.debug("arguments of %s that cannot be read: %r", op.name, error)
+            problem = None
+        if problem is None:
+            return _stock_entry(op, "not a call that autokern serves")
+        try:
             if inside.measuring:  # what is measured holds for everybody
                 settings = msgspec.structs.replace(settings, accuracy="same")
             self._measure_first_use(op, problem, settings.accuracy)

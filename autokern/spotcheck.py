@@ -12,9 +12,8 @@ import warnings
 from typing import Any
 
 import msgspec
-import torch
 
-from autokern import accuracies, budget
+from autokern import accuracies, budget, randomness
 from autokern.entries import Entry
 from autokern.errors import AutokernWarning
 from autokern.op import Candidate, Op, inside
@@ -80,7 +79,7 @@ def _error(entry: Entry, op: Op, exact: Candidate, args: tuple[Any, ...]) -> flo
     problem = entry.decision.problem
     before, inside.active = inside.active, True
     try:
-        with torch.random.fork_rng(devices=[]):
+        with randomness.untouched():
             found, truth = (op.trial(candidate.run, problem, args)() for candidate in (entry.candidate, exact))
         return accuracies.relative_error(op, found, truth)
     except Exception:

@@ -563,17 +563,25 @@ def test_after_a_change_in_place_a_prediction_is_that_of_a_fresh_model(how, cand
             assert_close(moments(model(x)), moments(twin(x)))
 
 
-def test_an_assignment_through_data_leaves_the_caches():
+def test_an_assignment_through_data_renews_the_caches():
     with ours():
-        model = regression()
-        model(points(7, seed=5)).mean
-        before = model.prediction_strategy, model.prediction_strategy.mean_cache
+        model, x = regression(), points(7, seed=5)
+        moments(model(x))
         for parameter in model.parameters():
             parameter.data.add_(0.5)
         model.covar_module.outputscale = 3.0
-        model(points(7, seed=5)).mean
-        assert model.prediction_strategy is before[0]
-        assert model.prediction_strategy.mean_cache is before[1]
+        assert_close(moments(model(x)), moments(refitted(model)(x)))
+
+
+def test_noise_written_through_data_is_not_seen_by_fast_variances():
+    """As gpytorch's own tests want it: factor and covariances are of one time all the same."""
+    with ours(), settings.fast_pred_var():
+        model, x = regression(), points(7, seed=5)
+        before = moments(model(x))
+        model.likelihood.raw_noise.data.fill_(3.0)
+        assert_close(moments(model(x)), before)
+        with settings.fast_pred_var(False):
+            assert_close(moments(model(x)), moments(refitted(model)(x)))
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------

@@ -73,7 +73,11 @@ def enable() -> None:
             if dispatch.session().settings != settings:
                 dispatch.reset(settings)
             if settings.enabled:
-                _install(settings)
+                try:
+                    _install(settings)
+                except BaseException:  # all or nothing
+                    _remove()
+                    raise
         _depth += 1
 
 

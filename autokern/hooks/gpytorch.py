@@ -22,6 +22,7 @@ from autokern import kernels
 from autokern.dispatch import route
 from autokern.hooks import Patch, everywhere, is_enabled
 from autokern.hooks.linear_operator import stay_out
+from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.regime import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.op import get
 from autokern.ops.exact_log_prob import parts
@@ -41,7 +42,7 @@ def _hooked(kind: type) -> Any:
 
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, diag: bool = False, **params: Any) -> Any:
-        plain = type(self) is kind and not diag and not any(params.values())
+        plain = type(self) is kind and not diag and trivial(params)
         if not plain or kernels.family_name(self) is None or _stay_out():
             return stock(self, x1, x2, diag=diag, **params)
         return _dispatch(self, x1, x2)
@@ -54,7 +55,7 @@ def _hooked_scale() -> Any:
 
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, last_dim_is_batch: bool = False, diag: bool = False, **params: Any) -> Any:
-        plain = type(self) is ScaleKernel and not (diag or last_dim_is_batch or any(params.values()))
+        plain = type(self) is ScaleKernel and not (diag or last_dim_is_batch) and trivial(params)
         if not plain or kernels.family_name(self) is None or _stay_out():
             return stock(self, x1, x2, last_dim_is_batch=last_dim_is_batch, diag=diag, **params)
         return _dispatch(self, x1, x2)
@@ -67,14 +68,21 @@ _stock_log_prob = MultivariateNormal.log_prob
 
 @functools.wraps(_stock_log_prob)
 def _log_prob(self: Any, value: Any) -> Any:
-    if self._validate_args or not torch.is_grad_enabled() or parts(self, None) is None or _stay_out():
+    exact = None if self._validate_args or _stay_out() else _factorises(self, None)
+    if exact is None or _asked_before(self._covar):
         return _stock_log_prob(self, value)
-    covariance = self._covar
-    found = regime(self.loc.shape[-1])
-    if found == ORDERED or _asked_before(covariance) or gpytorch.beta_features.checkpoint_kernel.value():
-        return _stock_log_prob(self, value)
-    covariance._autokern_asked = True
-    return _dispatch_log_prob(self, None, value, found == EXACT)
+    self._covar._autokern_asked = True
+    return _dispatch_log_prob(self, None, value, exact)
+
+
+@unless_it_fails
+def _factorises(distribution: Any, noise: torch.Tensor | None) -> bool | None:
+    """Return whether stock would factorise the covariance of a density, None if the density is not ours."""
+    checkpointed = gpytorch.beta_features.checkpoint_kernel.value()
+    if checkpointed or not torch.is_grad_enabled() or parts(distribution, noise) is None:
+        return None
+    found = regime(distribution.loc.shape[-1])
+    return None if found == ORDERED else found == EXACT
 
 
 def _asked_before(covariance: Any) -> bool:
@@ -91,24 +99,26 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
 
     That noise is the same at all points, so `params` (BoTorch passes the inputs) do not matter to it.
     """
-    likelihood = self.likelihood
-    if (
-        kwargs
-        or type(likelihood) is not GaussianLikelihood
-        or type(likelihood.noise_covar) is not HomoskedasticNoise
-        or type(function_dist) is not MultivariateNormal
-        or not torch.is_grad_enabled()
-        or gpytorch.settings.observation_nan_policy.value() != "ignore"
-        or gpytorch.beta_features.checkpoint_kernel.value()
-        or _stay_out()
-    ):
+    noise = None if kwargs or _stay_out() else _same_noise(self.likelihood, function_dist)
+    exact = None if noise is None else _factorises(function_dist, noise)
+    if exact is None:
         return _stock_objective(self, function_dist, target, *params, **kwargs)
-    n, noise = function_dist.loc.shape[-1], likelihood.noise_covar.noise
-    found = regime(n)
-    if found == ORDERED or parts(function_dist, noise) is None:
-        return _stock_objective(self, function_dist, target, *params)
-    density = _dispatch_log_prob(function_dist, noise, target, found == EXACT)
-    return self._add_other_terms(density, params).div_(n)
+    density = _dispatch_log_prob(function_dist, noise, target, exact)
+    return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
+
+
+@unless_it_fails
+def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
+    """Return the noise of a likelihood that adds the same one to all points of a plain prior, None for any other."""
+    if (
+        type(likelihood) is not GaussianLikelihood
+        or type(likelihood.noise_covar) is not HomoskedasticNoise
+        or type(distribution) is not MultivariateNormal
+        or gpytorch.settings.observation_nan_policy.value() != "ignore"
+    ):
+        return None
+    noise: torch.Tensor = likelihood.noise_covar.noise
+    return noise
 
 
 _keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]

@@ -20,6 +20,7 @@ from linear_operator.operators import LinearOperator
 from autokern import budget, dispatch, footprint
 from autokern.hooks import Patch
 from autokern.hooks.linear_operator import stay_out
+from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.regime import EXACT, is_default, regime
 from autokern.kernels import tree as trees
 from autokern.op import get, inside
@@ -31,6 +32,7 @@ _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
 
 
+@unless_it_fails
 def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     """Return the operator to take in place of a kernel matrix, or None where the matrix shall be formed.
 
@@ -43,7 +45,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     """
     kernel, x1, x2 = lazy.kernel, lazy.x1, lazy.x2
     keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock", "dense")
-    if not (keops or ordered or inside.formless or large) or lazy.last_dim_is_batch or any(lazy.params.values()):
+    if not (keops or ordered or inside.formless or large) or lazy.last_dim_is_batch or not trivial(lazy.params):
         return None
     if not _known(kernel, x1, x2):
         return None
@@ -57,7 +59,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
 def too_large(lazy: Any) -> bool:
     """Whether a covariance that the library only multiplies could not be factorised for want of memory."""
     need = _FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize
-    if need < budget.LARGE or lazy.last_dim_is_batch or any(lazy.params.values()):
+    if need < budget.LARGE or lazy.last_dim_is_batch or not trivial(lazy.params):
         return False
     if not _known(lazy.kernel, lazy.x1, lazy.x2) or not _iterates(lazy):
         return False

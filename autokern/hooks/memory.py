@@ -34,6 +34,7 @@ from linear_operator.utils.memoize import add_to_cache
 from autokern import budget, footprint
 from autokern.hooks import Patch, everywhere, matrixfree
 from autokern.hooks.linear_operator import stay_out
+from autokern.hooks.reading import unless_it_fails
 from autokern.operators import MatrixFreeKernelOperator
 
 __all__ = ["guard_cache", "needed", "patches"]
@@ -69,6 +70,9 @@ def needed(position: str, subject: Any, dispatched: bool = True) -> int:
     return int(held * operator.shape.numel()) * itemsize
 
 
+_needed = unless_it_fails(needed)
+
+
 def _refuse(position: str, subject: Any, need: int) -> None:
     operator = subject.lik_train_train_covar if position in _CACHES else subject
     kernel = getattr(operator, "kernel", None)
@@ -80,13 +84,10 @@ def _refuse(position: str, subject: Any, need: int) -> None:
 
 
 def _guard(position: str, subject: Any) -> None:
-    """Refuse a call that is known not to fit; sizes that do not add up are the library's to complain about."""
-    try:
-        need = needed(position, subject)
-    except (RuntimeError, AttributeError, TypeError):
-        return
+    """Refuse a call that is known not to fit; what cannot be read is the library's to complain about."""
+    need = _needed(position, subject)
     device = subject.lik_train_train_covar.device if position in _CACHES else subject.device
-    if not budget.fits(need, device):
+    if need is not None and not budget.fits(need, device):
         _refuse(position, subject, need)
 
 

@@ -1,15 +1,17 @@
 """Hooks into gpytorch's exact prediction: test covariances stay lazy, caches share one factor, fantasies extend it.
 
 Only the library's own default strategy is served; strategies for structured kernels and models that override a step
-keep theirs. A strategy is dropped when version counters tell that parameters or data have changed since it was made.
+keep theirs. So do models whose kernel or likelihood is of a class that is not the libraries' own. A strategy is made
+anew when parameters, buffers or data have other values than when it was made (`state`).
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
+import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -18,17 +20,20 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
 from linear_operator import settings as library
-from linear_operator.operators import LinearOperator, to_linear_operator
+from linear_operator.operators import BatchRepeatLinearOperator, LinearOperator, to_linear_operator
 
 from autokern import conditioning
 from autokern.dispatch import route
 from autokern.explained import Rooted, Structured
+from autokern.frozen import frozen, is_library
 from autokern.hooks import Patch, matrixfree
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_cache
+from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
 from autokern.op import get
 from autokern.posterior import PosteriorCovariance
+from autokern.state import State
 
 __all__ = ["patches"]
 
@@ -40,55 +45,100 @@ def _stay_out() -> bool:
     return gpytorch.settings.trace_mode.on() or gpytorch.beta_features.checkpoint_kernel.value() or stay_out()
 
 
-class _Stamp:
-    """The state of a model's parameters and data, by version counters.
+class _Here(threading.local):
+    """Strategies of which this thread knows that nothing has changed.
 
-    What is written through ``.data``, as gpytorch's own setters do, is not counted: the library's tests rely on caches
-    that outlive such changes.
+    The one that it made last while hooks were in, and the one that is predicting.
     """
 
-    __slots__ = ("_seen",)
-
-    def __init__(self, model: Any) -> None:
-        self._seen = [(weakref.ref(t), _version(t), t.data_ptr()) for t in _tensors_of(model)]
-
-    def holds(self, model: Any) -> bool:
-        """Whether everything is as it was."""
-        now = _tensors_of(model)
-        return len(now) == len(self._seen) and all(
-            then() is t and _version(t) == version and t.data_ptr() == address
-            for t, (then, version, address) in zip(now, self._seen, strict=True)
-        )
+    made: weakref.ref[Any] | None = None
+    predicting: Any = None
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # tensors of inference mode count no versions
+_here = _Here()
+_stock_init = DefaultPredictionStrategy.__init__
 
 
-def _tensors_of(model: Any) -> list[torch.Tensor]:
-    return [t for t in (*(model.train_inputs or ()), model.train_targets, *model.parameters()) if t is not None]
+@functools.wraps(_stock_init)
+def _init(self: Any, *args: Any, **kwargs: Any) -> None:
+    _stock_init(self, *args, **kwargs)
+    _here.made = None if _stay_out() else weakref.ref(self)
 
 
-_stamps: weakref.WeakKeyDictionary[Any, _Stamp] = weakref.WeakKeyDictionary()
+class _Origin(NamedTuple):
+    """What a strategy was made of: the kernel of its model, and states of that, of its likelihood, and of a parent."""
+
+    kernel: weakref.ref[Any]
+    prior: State
+    noise: State
+    parent: State | None
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        return self.prior.holds() and self.noise.holds() and (self.parent is None or self.parent.holds())
+
+    def serves(self) -> bool:
+        """Whether caches of that time may serve.
+
+        With `fast_pred_var`, noise written past the version counters is not seen, as in stock: the library's own tests
+        ask for that. Factor and covariances still belong together then.
+        """
+        if not self.prior.holds() or not (self.parent is None or self.parent.holds()):
+            return False
+        return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
 
-def _renew(model: Any) -> None:
-    """Make a model's strategy anew if what it was made of has changed; else remember what it was made of."""
+_origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
+"""Of the strategies that are ours to serve; of any other it is not known what it was made of."""
+
+
+def _adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
+    """Remember what a strategy that was just made was made of, if all that is made of classes we know.
+
+    Fantasies are made of the kernel of a `parent`, of which their model has a copy.
+    """
+    kernel = theirs = _kernel(strategy.train_prior_dist.lazy_covariance_matrix)
+    if parent is not None:
+        names = [name for name, module in parent.named_modules() if module is theirs]
+        kernel = model.get_submodule(names[0]) if names else None
+    known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
+    if type(strategy) is not DefaultPredictionStrategy or not known:
+        return False
+    _origins[strategy] = _Origin(
+        weakref.ref(kernel),
+        State(model, but=model.likelihood),
+        State(model.likelihood),
+        None if parent is None else State(theirs),
+    )
+    return True
+
+
+def _kernel(covariance: Any) -> Any:
+    """Return the kernel of a covariance that is nothing but one kernel's on points, None for any other."""
+    if type(covariance) is BatchRepeatLinearOperator:
+        covariance = covariance.base_linear_op
+    plain = type(covariance) is LazyEvaluatedKernelTensor and not covariance.params and not covariance.last_dim_is_batch
+    return covariance.kernel if plain else None
+
+
+@unless_it_fails
+def _ours(model: Any) -> Any:
+    """Return the strategy of a model, made anew if what it was made of has changed; None if it is not ours to serve."""
     strategy = model.prediction_strategy
-    if type(strategy) is not DefaultPredictionStrategy:
-        return
-    stamp = _stamps.get(strategy)
-    if stamp is not None and not stamp.holds(model):
+    if strategy in _origins:
+        if _origins[strategy].serves():
+            return strategy
         prior = model._get_train_prior_distribution(list(model.train_inputs))
-        strategy = model.prediction_strategy = prediction_strategy(
+        strategy = prediction_strategy(
             train_inputs=list(model.train_inputs),
             train_prior_dist=prior,
             train_labels=model.train_targets,
             likelihood=model.likelihood,
         )
-        stamp = None
-    if stamp is None:
-        _stamps[strategy] = _Stamp(model)
+        model.prediction_strategy = strategy
+    elif _here.made is None or _here.made() is not strategy:
+        return None
+    return strategy if _adopt(model, strategy) else None
 
 
 _stock_priors = ExactGP._get_test_prior_mean_and_covariances
@@ -96,13 +146,10 @@ _stock_priors = ExactGP._get_test_prior_mean_and_covariances
 
 @functools.wraps(_stock_priors)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
-    """Leave the covariances of the test points unevaluated: whoever reads no more than variances needs less."""
-    if _stay_out():
-        return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
-    if not kwargs:
-        _renew(self)
-    strategy = self.prediction_strategy
-    if type(strategy) is not DefaultPredictionStrategy:
+    """Leave the covariances of the test points unevaluated: what reads no more than variances needs less."""
+    strategy = None if kwargs or _stay_out() else _ours(self)
+    if strategy is None:
+        _here.made = None  # what keywords or modes have made of it is not known
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
     pairs = list(zip(train_inputs, test_inputs, strict=True))
     lead = torch.broadcast_shapes(*(t.shape[:-2] for pair in pairs for t in pair))  # type: ignore[no-untyped-call]
@@ -113,18 +160,23 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
     points = output.event_shape[0] - strategy.train_shape[0]
     test_shape = torch.Size([points, *output.event_shape[1:]])
-    prior, cross = _new_and_cross(covariance, n)
+    prior, cross = _new_and_cross(_origins[strategy].kernel(), covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
 
 
-def _new_and_cross(covariance: Any, n: int) -> tuple[Any, Any]:
-    """Return the covariance of the points after the first n, and theirs with those, both as lazy as the whole."""
-    lazy = type(covariance) is LazyEvaluatedKernelTensor and not covariance.last_dim_is_batch
-    if not lazy or covariance.kernel.num_outputs_per_input(covariance.x1, covariance.x2) != 1:
-        return covariance[..., n:, n:], covariance[..., n:, :n]
-    new, old = covariance.x1[..., n:, :], covariance.x2[..., :n, :]
-    make = functools.partial(LazyEvaluatedKernelTensor, kernel=covariance.kernel, **covariance.params)
-    return make(new, new), make(new, old)
+def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
+    """Return the covariance of the points after the first n, and theirs with those, lazy where that is safe.
+
+    What is lazy is evaluated by a kernel as it is now, whatever becomes of the model's own.
+    """
+    if kernel is None or kernel is not _kernel(covariance):
+        return covariance[..., n:, n:].evaluate_kernel(), covariance[..., n:, :n].evaluate_kernel()
+    make = functools.partial(LazyEvaluatedKernelTensor, kernel=frozen(kernel))
+    if kernel.num_outputs_per_input(covariance.x1, covariance.x2) == 1:
+        new, old = covariance.x1[..., n:, :], covariance.x2[..., :n, :]
+        return make(new, new), make(new, old)
+    whole = make(covariance.x1, covariance.x2)
+    return whole[..., n:, n:], whole[..., n:, :n]
 
 
 _stock_prediction = DefaultPredictionStrategy.exact_prediction
@@ -132,14 +184,17 @@ _stock_prediction = DefaultPredictionStrategy.exact_prediction
 
 @functools.wraps(_stock_prediction)
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    lazy = type(test_test_covar) is LazyEvaluatedKernelTensor
-    if type(self) is not DefaultPredictionStrategy or _stay_out():
+    if type(test_test_covar) is not LazyEvaluatedKernelTensor or self not in _origins or _stay_out():
         return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
     found = regime(self.num_train, library.fast_computations.solves)
-    if lazy and found != ORDERED and conditioning.plain(self) and not _formless(self):
+    if found != ORDERED and conditioning.plain(self) and not _formless(self):
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or conditioning.is_exact(self)
-        return _dispatch_predict(self, test_mean, test_test_covar, test_train_covar, exact, fast)
+        _here.predicting = self
+        try:
+            return _dispatch_predict(self, test_mean, test_test_covar, test_train_covar, exact, fast)
+        finally:
+            _here.predicting = None
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
         return _structured(self, test_mean, test_test_covar, test_train_covar)
     return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
@@ -174,17 +229,20 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     return mean, PosteriorCovariance(prior, cross, Structured(operator))
 
 
-_NO_ARGUMENTS = pickle.dumps({})
-"""How the library's cache files keyword arguments."""
 _stock_mean_cache = DefaultPredictionStrategy._mean_cache
 
 
 @functools.wraps(_stock_mean_cache)
 def _mean_cache(self: Any, nan_policy: str) -> Any:
     known = _shared(self, "mean_cache", nan_policy) if nan_policy == "ignore" else None
-    if known is None:
-        return _stock_mean_cache(self, nan_policy)
-    return known.alpha
+    if known is not None:
+        return known.alpha
+    there = conditioning.mean_of(self) if nan_policy == "ignore" else None
+    return _stock_mean_cache(self, nan_policy) if there is None else there
+
+
+_NO_ARGUMENTS = pickle.dumps({})
+"""How the library's cache files keyword arguments."""
 
 
 def _shared(strategy: Any, *cached: str) -> Any:
@@ -192,16 +250,14 @@ def _shared(strategy: Any, *cached: str) -> Any:
 
     None where the library keeps what it is needed for, in its cache under the name and arguments of `cached`.
     """
-    if type(strategy) is not DefaultPredictionStrategy:
-        return None
     known = conditioning.found(strategy)
-    if known is not None or _stay_out():
+    if known is not None or strategy not in _origins or _stay_out():
         return known
-    if cached and (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
+    if (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
         return None
     found = regime(strategy.num_train, library.fast_computations.solves)
     if found == EXACT or (found == ITERATIVE and conditioning.is_exact(strategy)):
-        guard_cache(strategy, "covar_cache" if "covar_cache" in cached else "mean_cache")
+        guard_cache(strategy, cached[0])
         return conditioning.of(strategy)
     return None
 
@@ -229,8 +285,9 @@ _stock_covariance = DefaultPredictionStrategy.exact_predictive_covar
 
 @functools.wraps(_stock_covariance)
 def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
+    """Use the factor that is there, if it is still that of the model: the library factorises at each call."""
     settings = gpytorch.settings
-    known = None if settings.fast_pred_var.on() or settings.skip_posterior_variances.on() else _shared(self)
+    known = None if settings.fast_pred_var.on() or settings.skip_posterior_variances.on() else _in_force(self)
     if known is None:
         return _stock_covariance(self, test_test_covar, test_train_covar)
     rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
@@ -238,6 +295,15 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     if isinstance(test_test_covar, torch.Tensor):
         return to_linear_operator(test_test_covar - explained)
     return test_test_covar + to_linear_operator(-explained)
+
+
+@unless_it_fails
+def _in_force(strategy: Any) -> Any:
+    """Return the factor of a strategy if it still is that of its model."""
+    origin = _origins.get(strategy)
+    if strategy is not _here.predicting and (origin is None or not origin.holds()):
+        return None
+    return conditioning.found(strategy)
 
 
 def _keeps_noise(likelihood: Any) -> bool:
@@ -254,17 +320,24 @@ def _get_fantasy_strategy(
     self: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, **kwargs: Any
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
-    served = type(self) is DefaultPredictionStrategy and not kwargs.keys() - {"noise"}
-    if "noise" in kwargs and not _keeps_noise(self.likelihood) and not _stay_out():
-        made = _stock_fantasy(*args, **kwargs)  # this noise is in the caches only: nothing may be computed anew
-        conditioning.decline(made)
-        return made
-    if not served or gpytorch.settings.observation_nan_policy.value() != "ignore" or _stay_out():
-        return _stock_fantasy(*args, **kwargs)
     found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
-    if found == ORDERED:
-        return _stock_fantasy(*args, **kwargs)
-    return _dispatch_fantasy(*args, kwargs.get("noise"), found == EXACT or conditioning.is_exact(self))
+    if found == ORDERED or not _grows(self, kwargs) or _stay_out():
+        made = _stock_fantasy(*args, **kwargs)
+        _here.made = None
+        return made
+    made = _dispatch_fantasy(*args, kwargs.get("noise"), found == EXACT or conditioning.is_exact(self))
+    _here.made = weakref.ref(made)
+    return made
+
+
+def _grows(strategy: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a fantasy is ours to make: of a strategy that is, and such that the model has all it was made of.
+
+    Noise that the likelihood does not take up is in the caches only, so that nothing may be computed anew.
+    """
+    if strategy not in _origins or gpytorch.settings.observation_nan_policy.value() != "ignore":
+        return False
+    return not kwargs or (kwargs.keys() == {"noise"} and _keeps_noise(strategy.likelihood))
 
 
 _stock_fantasy_model = ExactGP.get_fantasy_model
@@ -274,10 +347,10 @@ _stock_fantasy_model = ExactGP.get_fantasy_model
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
     if _stay_out() or self.prediction_strategy is None:
         return _stock_fantasy_model(self, inputs, targets, **kwargs)
-    _renew(self)
+    _ours(self)
     made = _stock_fantasy_model(self, inputs, targets, **kwargs)
-    if made.prediction_strategy is not None:
-        _stamps[made.prediction_strategy] = _Stamp(made)
+    if _here.made is not None and _here.made() is made.prediction_strategy:
+        _adopt(made, made.prediction_strategy, parent=self)
     return made
 
 
@@ -287,6 +360,7 @@ def patches() -> list[Patch]:
     return [
         Patch(ExactGP, "_get_test_prior_mean_and_covariances", _get_test_prior_mean_and_covariances),
         Patch(ExactGP, "get_fantasy_model", _get_fantasy_model),
+        Patch(strategy, "__init__", _init),
         Patch(strategy, "exact_prediction", _exact_prediction),
         Patch(strategy, "exact_predictive_covar", _exact_predictive_covar),
         Patch(strategy, "_mean_cache", _mean_cache),

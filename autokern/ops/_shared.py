@@ -104,7 +104,7 @@ def device_of(problem: Problem) -> torch.device:
 def random_matrix(problem: Problem, generator: torch.Generator, *shape: int) -> torch.Tensor:
     """Return a matrix of random numbers of unit variance (uniform: fast to draw), batched as the problem says."""
     full = (problem.batch, *shape) if problem.batch > 1 else shape
-    drawn = torch.rand(full, generator=generator, dtype=dtype_of(problem))
+    drawn = torch.rand(full, generator=generator, dtype=dtype_of(problem), device="cpu")
     return drawn.sub_(0.5).mul_(12**0.5).to(device_of(problem))
 
 

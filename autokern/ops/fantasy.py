@@ -19,7 +19,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import BatchRepeatLinearOperator
 from linear_operator.utils.errors import NanError, NotPSDError
-from linear_operator.utils.memoize import add_to_cache, get_from_cache
+from linear_operator.utils.memoize import get_from_cache
 
 from autokern import conditioning
 from autokern.arguments import in_float64
@@ -204,16 +204,14 @@ def stock(
     strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
     exact: bool,
 ) -> Any:  # fmt: skip
-    """gpytorch's own, with the mean cache filed where it is looked up (gpytorch #2669).
+    """gpytorch's own, with the mean cache kept for where gradients are detached from it (gpytorch #2669).
 
     The library files it without the policy for missing observations that is part of the key; the next prediction then
     solves with the whole matrix, above `max_cholesky_size` by conjugate gradients to a tolerance of 0.01.
     """
     with as_asked(exact, strategy.num_train):
         made = _stock(strategy, inputs, targets, full_inputs, full_targets, full_output, **_noise(noise))
-    cache = get_from_cache(made, "mean_cache")
-    conditioning.forget_after_backward(made, cache)  # not detached: BoTorch decides on that where it is read
-    add_to_cache(made, "mean_cache", cache, "ignore")
+    conditioning.keep_mean(made, get_from_cache(made, "mean_cache"))
     return made
 
 

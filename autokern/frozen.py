@@ -1,0 +1,52 @@
+"""Kernels as they are now: what is evaluated later reads the hyperparameters of the call that made it.
+
+A frozen kernel shares nothing that may change with the kernel it comes from, and its tensors are nodes of the caller's
+graph: gradients reach the parameters that the kernel had, also those swapped in for one call. Floor 0: imports nothing
+of autokern.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.priors import Prior
+
+__all__ = ["frozen", "is_library"]
+
+_LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch", "torch"})
+
+
+def is_library(module: torch.nn.Module) -> bool:
+    """Whether a module and all modules in it are of the libraries' own classes, whose state is all in plain sight.
+
+    A class of the user's may keep anything anywhere, count its calls, or mean something else by a method.
+    """
+    kind = type(module)
+    if kind.__module__.partition(".")[0] not in _LIBRARIES:
+        return False
+    return all(part is None or is_library(part) for part in module._modules.values())
+
+
+def frozen(module: torch.nn.Module) -> Any:
+    """Return a copy of a module of the libraries whose tensors are copies within the present graph.
+
+    Unlike a deep copy it takes parameters that are no leaves of autograd. Priors, which no covariance reads, are
+    shared.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        A kernel, of which `is_library` holds.
+    """
+    copied = object.__new__(type(module))
+    own = copied.__dict__
+    own.update(module.__dict__)
+    for name, value in module.__dict__.items():
+        if isinstance(value, torch.Tensor):
+            own[name] = value.clone()
+    for kind in ("_parameters", "_buffers"):
+        own[kind] = {name: t if t is None else t.clone() for name, t in own[kind].items()}
+    parts = own["_modules"].items()
+    own["_modules"] = {name: p if p is None or isinstance(p, Prior) else frozen(p) for name, p in parts}
+    return copied

@@ -1,0 +1,38 @@
+"""What a hook reads before anything is dispatched, under one rule: whatever goes wrong there means stock. Floor 4."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autokern.errors import AutokernError
+
+__all__ = ["trivial", "unless_it_fails"]
+
+_log = logging.getLogger("autokern")
+
+
+def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `read` such that it answers None where it would raise, which means that stock serves.
+
+    Orders that cannot be obeyed and refusals are raised all the same.
+    """
+
+    @functools.wraps(read)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return read(*args, **kwargs)
+        except AutokernError:
+            raise
+        except Exception as error:
+            _log.debug("%s could not be read, so stock runs: %r", read.__qualname__, error)
+            return None
+
+    return guarded
+
+
+def trivial(params: Mapping[str, Any]) -> bool:
+    """Whether keyword arguments of a kernel say nothing; what they hold may be anything, tensors without a truth."""
+    return all(value is None or value is False for value in params.values())

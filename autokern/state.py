@@ -1,0 +1,147 @@
+"""The state of a model by its values: what a factor was made of, and whether that still is so.
+
+Version counters miss what is written through ``.data``, by gpytorch's setters, or by fused optimisers. So values are
+compared: all parameters and buffers, tensors kept as attributes of the libraries' own modules, and the training data:
+some hundreds of numbers beside a matrix of n^2. Floor 0: imports nothing of autokern.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from operator import is_, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["State"]
+
+_FEW = 32
+"""Elements up to which Python compares numbers faster than torch compares tensors."""
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+_LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch"})
+"""Packages whose modules keep nothing in attributes that changes without meaning."""
+_PLAIN = (bool, int, float, str, torch.Size, type(None))
+
+
+class _Held(NamedTuple):
+    """A module, and what it held: parameters, buffers, parts by their addresses, and attributes that have a meaning."""
+
+    module: weakref.ref[torch.nn.Module]
+    parameters: tuple[Any, ...]
+    buffers: tuple[Any, ...]
+    parts: tuple[int, ...]
+    read: Callable[[dict[str, Any]], tuple[Any, ...]]
+    attributes: tuple[Any, ...]
+
+
+class State:
+    """What a module and the modules in it hold, by identity and by value; it keeps none of them alive.
+
+    Parameters
+    ----------
+    root : torch.nn.Module
+        The module; of an exact Gaussian process, the training data count too.
+    but : torch.nn.Module, optional
+        A module in it to leave out, with those in that one.
+    """
+
+    def __init__(self, root: torch.nn.Module, but: torch.nn.Module | None = None) -> None:
+        self._held: list[_Held] = []
+        self._data = _data(root)
+        tensors = list(self._data)
+        seen, stack = {id(but)}, [root]
+        while stack:
+            module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            own = module.__dict__
+            parts = tuple(own["_modules"].values())
+            read = _reader(own) if type(module).__module__.partition(".")[0] in _LIBRARIES else _nothing
+            held = _Held(
+                weakref.ref(module),
+                tuple(own["_parameters"].values()),
+                tuple(own["_buffers"].values()),
+                tuple(map(id, parts)),
+                read,
+                read(own),
+            )
+            self._held.append(held)
+            found = (*held.parameters, *held.buffers, *held.attributes)
+            tensors += [t for t in found if isinstance(t, torch.Tensor)]
+            stack += [part for part in parts if part is not None]
+        self._tensors = [(t, _content(t), _version(t)) for t in tensors]
+
+    def holds(self) -> bool:
+        """Whether everything is as it was: the same objects with the same values."""
+        return self._same_objects() and all(_is_still(t, content) for t, content, _ in self._tensors)
+
+    def counted(self) -> bool:
+        """Whether a change shows without a look at values: an object was replaced, or a version counter has moved."""
+        return not self._same_objects() or any(_version(t) != version for t, _, version in self._tensors)
+
+    def _same_objects(self) -> bool:
+        for ref, parameters, buffers, parts, read, attributes in self._held:
+            module = ref()
+            if module is None:
+                return False
+            own = module.__dict__
+            if not (
+                _same(own["_parameters"].values(), parameters)
+                and _same(own["_buffers"].values(), buffers)
+                and tuple(map(id, own["_modules"].values())) == parts
+                and (read is _nothing or _alike(read, own, attributes))
+            ):
+                return False
+        root = self._held[0].module()
+        return root is not None and _same(_data(root), self._data)
+
+
+def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    own = module.__dict__
+    return tuple(t for t in (*(own.get("train_inputs") or ()), own.get("_train_targets")) if t is not None)
+
+
+def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """Return what reads the attributes of a module that are numbers, words or tensors."""
+    names = [name for name, value in own.items() if isinstance(value, (torch.Tensor, *_PLAIN))]
+    return itemgetter(*names) if len(names) > 1 else _nothing  # every module has several
+
+
+def _nothing(own: dict[str, Any]) -> tuple[Any, ...]:
+    return ()
+
+
+def _same(now: Any, then: tuple[Any, ...]) -> bool:
+    return len(now) == len(then) and all(map(is_, now, then))
+
+
+def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any], then: tuple[Any, ...]) -> bool:
+    try:
+        return read(own) == then  # compares what is not identical
+    except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or a tensor was replaced by another
+        return False
+
+
+def _content(tensor: torch.Tensor) -> Any:
+    return tensor.tolist() if _is_little(tensor) else tensor.detach().clone()
+
+
+def _is_little(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.numel() <= _FEW
+
+
+def _is_still(tensor: torch.Tensor, content: Any) -> bool:
+    if not isinstance(content, torch.Tensor):
+        return bool(tensor.numel() <= _FEW and tensor.tolist() == content)
+    if tensor.shape != content.shape or tensor.dtype is not content.dtype or tensor.device != content.device:
+        return False
+    if torch.equal(tensor, content):
+        return True
+    bits = _BITS.get(tensor.element_size())  # missing observations are NaN, and as they were all the same
+    return bits is not None and torch.equal(tensor.detach().view(bits), content.view(bits))
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # tensors of inference mode count no versions
