@@ -1,0 +1,16 @@
+"""Scenarios by theme; importing this fills the table."""
+
+from scenarios import (  # noqa: F401
+    events,
+    fantasies,
+    inplace,
+    kernels,
+    late,
+    matrices,
+    models,
+    modes,
+    numerics,
+    predictions,
+    processes,
+    training,
+)

@@ -1,0 +1,258 @@
+"""Marginal likelihoods and their gradients: models, likelihoods, sizes, ways to differentiate."""
+
+from __future__ import annotations
+
+import gpytorch
+import torch
+from builders import FOREIGN, LIKELIHOODS, PLAIN, STRUCTURED, SUMS, normals, points, regression, values
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from table import See, cases, scenarios
+from torch.utils.checkpoint import checkpoint
+
+CG = "stock's conjugate gradients end at a tolerance of 1 and estimate the log determinant from random probes"
+PROBES = {"random state": "exact results need no random probes"}
+
+
+def loss_of(model, x=None, y=None):
+    model.train()
+    x = model.train_inputs[0] if x is None else x
+    y = model.train_targets if y is None else y
+    return -ExactMarginalLogLikelihood(model.likelihood, model)(model(x), y)
+
+
+@scenarios(
+    cases(kernel=[*PLAIN, *SUMS, *STRUCTURED, *FOREIGN, "rbf", "features", "attribute"]),
+    cases(kernel=["rff"]),
+    cases(kernel=["inducing"], kappa=100.0),
+    cases(kernel=[*PLAIN, "rbf + matern", "own", "features", "rbf + linear"], dtype="float32"),
+    cases(kernel="scaled rbf", mean=["zero", "linear mean", "own mean"], likelihood=["gaussian", "fixed"]),
+    cases(kernel="scaled matern52", likelihood=[one for one in LIKELIHOODS if one != "gaussian"]),
+    cases(kernel="own", likelihood=["counting", "louder", "fixed and learned"]),
+    cases(kernel="scaled rbf", likelihood=["counting", "louder", "counting fixed"], dtype="float32"),
+)
+def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gaussian"):
+    """Two steps of gradient descent."""
+    model = regression(see, 37, kernel, likelihood, mean)
+    for step in range(2):
+        loss = loss_of(model)
+        see(f"loss {step}", loss)
+        see.grads(f"gradient {step}", loss, model)
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.grad is not None:
+                    p.sub_(0.05 * p.grad)
+                    p.grad = None
+
+
+@scenarios(
+    cases(kernel=["scaled rbf", "scaled matern52"], n=[1, 2, 7, 130]),
+    cases(kernel=["scaled rbf", "own"], n=[0]),
+    cases(kernel=["scaled rbf", "rbf + matern", "own", "rbf + linear"], n=[60, 130], dtype="float32"),
+    cases(kernel=["scaled rbf"], n=[600], threads=2),
+)
+def a_size(see: See, kernel: str, n: int):
+    model = regression(see, n, kernel)
+    loss = loss_of(model)
+    see("loss", loss)
+    see.grads("gradient", loss, model)
+
+
+@scenarios(
+    cases(kernel=["scaled rbf", "own"], n=[820], exact=CG, may=PROBES, drift=True, threads=2),
+    cases(kernel=["scaled matern52"], n=[1000], exact=CG, may=PROBES, threads=2),
+    cases(kernel=["scaled rbf"], n=[820], library="botorch", threads=2),
+)
+def beyond_800(see: See, kernel: str, n: int):
+    model = regression(see, n, kernel)
+    loss = loss_of(model)
+    see("loss", loss)
+    see.grads("gradient", loss, model)
+
+
+HOW = [
+    "hessian",
+    "batched backward",
+    "functional call",
+    "jacrev",
+    "vmap",
+    "checkpoint",
+    "reentrant checkpoint",
+    "by points",
+    "third",
+    "by targets",
+    "twice",
+    "retained",
+    "leaves of float32",
+    "accumulated",
+]
+
+
+@scenarios(
+    cases(kernel=["scaled rbf", "rbf + matern", "own"], how=HOW, kappa=10.0),
+    cases(
+        kernel=["scaled matern32", "scaled matern12"],
+        how=["hessian", "checkpoint", "by points", "batched backward"],
+        kappa=10.0,
+    ),
+)
+def differentiated(see: See, kernel: str, how: str):
+    """A loss of 11 points, differentiated in every way that torch has."""
+    model = regression(see, 11, kernel)
+    named, x = dict(model.named_parameters()), model.train_inputs[0]
+    if how == "hessian":
+        first = torch.autograd.grad(loss_of(model), list(named.values()), create_graph=True)
+        for name, one in zip(named, first, strict=True):
+            see.grads(f"hessian {name}", one, named)
+    elif how == "batched backward":
+        loss = loss_of(model) * torch.ones(3, dtype=see.dtype)
+        found = torch.autograd.grad(loss, list(named.values()), torch.eye(3).to(see.dtype), is_grads_batched=True)
+        see("gradients", list(found))
+    elif how in ("functional call", "jacrev", "vmap"):
+        _functional(see, model, named, how)
+    elif "checkpoint" in how:
+        reentrant = how.startswith("re")
+        x = x.clone().requires_grad_(reentrant)
+        model.train_inputs = (x,)
+        loss = checkpoint(lambda x: loss_of(model, x), x, use_reentrant=reentrant)
+        see("loss", loss)
+        loss.backward()
+        see("gradients", [p.grad for p in named.values()] + [x.grad])
+    elif how in ("by points", "third", "by targets"):
+        _by_data(see, model, how)
+    elif how in ("twice", "retained"):
+        loss = loss_of(model)
+        loss.backward(retain_graph=how == "retained")
+        see("once", [p.grad.clone() for p in named.values()])
+        with see.attempt("again"):
+            loss.backward()
+        see("gradients", [p.grad for p in named.values()])
+    elif how == "leaves of float32":
+        loss = loss_of(model.float())
+        see("loss", loss)
+        see.grads("gradient", loss, model)
+    else:
+        for scale in (1.0, 2.0):
+            (scale * loss_of(model)).backward()
+        see("gradients", [p.grad for p in named.values()])
+
+
+def _functional(see, model, named, how):
+    model.train()
+    x, y = model.train_inputs[0], model.train_targets
+    objective = ExactMarginalLogLikelihood(model.likelihood, model)
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, y):
+            return -objective(self.model(x), y)
+
+    wrap = Loss()
+    inner = {f"model.{name}": p for name, p in named.items()}
+
+    def loss(swapped):
+        return torch.func.functional_call(wrap, swapped, (y,))
+
+    if how == "functional call":
+        swapped = {name: (1.1 * p.detach()).requires_grad_() for name, p in inner.items()}
+        through = {name: 1.1 * p for name, p in inner.items()}
+        see("loss", loss(swapped))
+        see.grads("swapped", loss(swapped), swapped)
+        see.grads("through", loss(through), named)
+    elif how == "jacrev":
+        found = torch.func.jacrev(loss)({name: p.detach() for name, p in inner.items()})
+        see("gradients", list(found.values()))
+    else:
+        stacked = {name: torch.stack((p.detach(), 1.2 * p.detach())) for name, p in inner.items()}
+        see("losses", torch.func.vmap(loss)(stacked))
+        found = torch.func.vmap(torch.func.grad(loss))(stacked)
+        see("gradients", list(found.values()))
+
+
+def _by_data(see, model, how):
+    x, y = (t.clone().requires_grad_() for t in (model.train_inputs[0], model.train_targets))
+    model.train_inputs, model.train_targets = (x,), y
+    loss = loss_of(model, x, y)
+    by = y if how == "by targets" else x
+    for order in range(3 if how == "third" else 2):
+        (gradient,) = torch.autograd.grad(loss, by, create_graph=True)
+        see(f"derivative {order + 1}", gradient)
+        loss = gradient.sin().sum()
+    see.grads("mixed", loss, model)
+
+
+@scenarios(
+    cases(what=["wrong length", "wrong batch", "scalar targets", "no distribution", "float32 targets", "too long"]),
+    cases(what=["wrong length", "no distribution", "scalar targets"], likelihood=["fixed", "counting"]),
+)
+def a_mistake(see: See, what: str, likelihood: str = "gaussian"):
+    """Stock's own errors, and no word of ours before them."""
+    model = regression(see, 12, likelihood=likelihood).train()
+    mll, y = ExactMarginalLogLikelihood(model.likelihood, model), model.train_targets
+    output = model(model.train_inputs[0])
+    given = {
+        "wrong length": y[:7],
+        "wrong batch": y.expand(3, 12),
+        "scalar targets": 0.3,
+        "no distribution": y,
+        "float32 targets": y.float(),
+        "too long": torch.cat((y, y)),
+    }[what]
+    with see.attempt("marginal likelihood"):
+        see("loss", mll(output.mean if what == "no distribution" else output, given))
+    with see.attempt("noisy"):
+        see("density", model.likelihood(output).log_prob(given))
+
+
+@scenarios(cases(likelihood=["gaussian", "fixed", "counting"], batch=["2", "2x3", "points"]))
+def a_batch(see: See, likelihood: str, batch: str):
+    b = {"2": (2,), "2x3": (2, 3), "points": (2,)}[batch]
+    model = regression(see, 14, likelihood=likelihood, batch=b)
+    loss = loss_of(model)
+    see("losses", loss)
+    see.grads("gradient", loss.sin(), model)
+    batched = torch.eye(loss.numel(), dtype=see.dtype).view(-1, *loss.shape)
+    loss, ps = loss_of(model), [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, ps, batched, is_grads_batched=True, allow_unused=True)
+    see("each gradient", [f for f in found if f is not None])
+
+
+@scenarios(cases(policy=["mask", "fill", "ignore"], likelihood=["gaussian", "fixed", "missing", "counting"]))
+def missing_targets(see: See, policy: str, likelihood: str):
+    model = regression(see, 20, likelihood=likelihood)
+    model.train_targets = model.train_targets.clone()
+    model.train_targets[[3, 7]] = float("nan")
+    with gpytorch.settings.observation_nan_policy(policy):
+        loss = loss_of(model)
+        see("loss", loss)
+        see.grads("gradient", loss, model)
+        p = model.eval()(points(see, 5, seed=1))
+        see.posterior("after", p)
+
+
+@scenarios(cases(kernel=["scaled rbf", "own"], what=["leave one out", "prior", "density", "samples", "expected"]))
+def other_objectives(see: See, kernel: str, what: str):
+    model = regression(see, 16, kernel).train()
+    if what == "prior":
+        model.covar_module.register_prior(
+            "p", gpytorch.priors.GammaPrior(2.0, 3.0), lambda m: m.outputscale, lambda m, v: None
+        )
+    mll = (LeaveOneOutPseudoLikelihood if what == "leave one out" else ExactMarginalLogLikelihood)(
+        model.likelihood, model
+    )
+    output = model(model.train_inputs[0])
+    if what == "density":
+        noisy = model.likelihood(output)
+        targets = torch.stack((model.train_targets, -model.train_targets))
+        found = noisy.log_prob(targets) + noisy.log_prob(model.train_targets)
+    elif what == "samples":
+        found = output.rsample(base_samples=normals(see, 3, 16))
+    elif what == "expected":
+        found = model.likelihood.expected_log_prob(values(model.train_inputs[0]), output)
+    else:
+        found = mll(output, model.train_targets)
+    see("value", found)
+    see.grads("gradient", found, model)
