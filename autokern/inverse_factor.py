@@ -71,15 +71,17 @@ class Conditioned:
     @property
     def alpha(self) -> torch.Tensor:
         """``K^-1 (y - mean)``, shape ``(..., n)``."""
-        if self._alpha is None:
-            assert self.lower is not None
-            assert self._residual is not None
-            rhs = self._residual.unsqueeze(-1)
-            with torch.set_grad_enabled(self.requires_grad):  # whoever asks first
-                solve = functools.partial(_substitute, self.lower.detach())  # holds nothing that holds its results
-                self._alpha = (solve(rhs) if self._matrix is None else solved(self._matrix, solve, rhs)).squeeze(-1)
-            self._residual = self._matrix = None
-        return self._alpha
+        residual, matrix, alpha = self._residual, self._matrix, self._alpha  # cleared once there is an alpha
+        if alpha is not None:
+            return alpha
+        assert self.lower is not None
+        assert residual is not None
+        rhs = residual.unsqueeze(-1)
+        with torch.set_grad_enabled(self.requires_grad):  # of this object, not of the caller
+            solve = functools.partial(_substitute, self.lower.detach())  # holds nothing that holds its results
+            alpha = self._alpha = (solve(rhs) if matrix is None else solved(matrix, solve, rhs)).squeeze(-1)
+        self._residual = self._matrix = None
+        return alpha
 
     @property
     def inverse(self) -> Strips:

@@ -120,17 +120,20 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         if self._formed is not None:
             formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1)
             return formed
-        if self._variances is None:
-            with self._as_called():
-                cross, own = self._cross, _diagonal_of(self._prior)
-                row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
-                size = self._block or max(1, _BYTES // max(1, row))
+        with self._as_called():
+            if self._variances is None:
+                self._variances = self._computed_variances()
+            return self._variances.clone()
 
-                def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-                    return own[..., start:stop] - self._known.explained(rows, self._multiply)
+    def _computed_variances(self) -> torch.Tensor:
+        cross, own = self._cross, _diagonal_of(self._prior)
+        row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
+        size = self._block or max(1, _BYTES // max(1, row))
 
-                self._variances = by_blocks(cross, size, left)
-        return self._variances.clone()
+        def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+            return own[..., start:stop] - self._known.explained(rows, self._multiply)
+
+        return by_blocks(cross, size, left)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         block = isinstance(row_index, slice) and row_index == col_index

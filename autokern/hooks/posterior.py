@@ -1,8 +1,7 @@
 """Hooks into gpytorch's exact prediction: test covariances stay lazy, caches share one factor, fantasies extend it.
 
 Only the library's own default strategy is served; strategies for structured kernels and models that override a step
-keep theirs. So do models whose kernel or likelihood is of a class that is not the libraries' own. A strategy is made
-anew when parameters, buffers or data have other values than when it was made (`state`).
+keep theirs. So do those of which it is not known what they were made of (`origin`). Floor 4.
 """
 
 from __future__ import annotations
@@ -10,30 +9,28 @@ from __future__ import annotations
 import functools
 import pickle
 import threading
-import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
-from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator import settings as library
-from linear_operator.operators import BatchRepeatLinearOperator, LinearOperator, to_linear_operator
+from linear_operator.operators import LinearOperator, to_linear_operator
 
 from autokern import conditioning
 from autokern.dispatch import route
 from autokern.explained import Rooted, Structured
-from autokern.frozen import frozen, is_library
-from autokern.hooks import Patch, matrixfree
+from autokern.frozen import frozen
+from autokern.hooks import Patch, matrixfree, origin
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
 from autokern.op import get
 from autokern.posterior import PosteriorCovariance
-from autokern.state import State
 
 __all__ = ["patches"]
 
@@ -45,100 +42,13 @@ def _stay_out() -> bool:
     return gpytorch.settings.trace_mode.on() or gpytorch.beta_features.checkpoint_kernel.value() or stay_out()
 
 
-class _Here(threading.local):
-    """Strategies of which this thread knows that nothing has changed.
-
-    The one that it made last while hooks were in, and the one that is predicting.
-    """
-
-    made: weakref.ref[Any] | None = None
-    predicting: Any = None
-
-
-_here = _Here()
 _stock_init = DefaultPredictionStrategy.__init__
 
 
 @functools.wraps(_stock_init)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
-    _here.made = None if _stay_out() else weakref.ref(self)
-
-
-class _Origin(NamedTuple):
-    """What a strategy was made of: the kernel of its model, and states of that, of its likelihood, and of a parent."""
-
-    kernel: weakref.ref[Any]
-    prior: State
-    noise: State
-    parent: State | None
-
-    def holds(self) -> bool:
-        """Whether all is as it was."""
-        return self.prior.holds() and self.noise.holds() and (self.parent is None or self.parent.holds())
-
-    def serves(self) -> bool:
-        """Whether caches of that time may serve.
-
-        With `fast_pred_var`, noise written past the version counters is not seen, as in stock: the library's own tests
-        ask for that. Factor and covariances still belong together then.
-        """
-        if not self.prior.holds() or not (self.parent is None or self.parent.holds()):
-            return False
-        return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
-
-
-_origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
-"""Of the strategies that are ours to serve; of any other it is not known what it was made of."""
-
-
-def _adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
-    """Remember what a strategy that was just made was made of, if all that is made of classes we know.
-
-    Fantasies are made of the kernel of a `parent`, of which their model has a copy.
-    """
-    kernel = theirs = _kernel(strategy.train_prior_dist.lazy_covariance_matrix)
-    if parent is not None:
-        names = [name for name, module in parent.named_modules() if module is theirs]
-        kernel = model.get_submodule(names[0]) if names else None
-    known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
-    if type(strategy) is not DefaultPredictionStrategy or not known:
-        return False
-    _origins[strategy] = _Origin(
-        weakref.ref(kernel),
-        State(model, but=model.likelihood),
-        State(model.likelihood),
-        None if parent is None else State(theirs),
-    )
-    return True
-
-
-def _kernel(covariance: Any) -> Any:
-    """Return the kernel of a covariance that is nothing but one kernel's on points, None for any other."""
-    if type(covariance) is BatchRepeatLinearOperator:
-        covariance = covariance.base_linear_op
-    plain = type(covariance) is LazyEvaluatedKernelTensor and not covariance.params and not covariance.last_dim_is_batch
-    return covariance.kernel if plain else None
-
-
-@unless_it_fails
-def _ours(model: Any) -> Any:
-    """Return the strategy of a model, made anew if what it was made of has changed; None if it is not ours to serve."""
-    strategy = model.prediction_strategy
-    if strategy in _origins:
-        if _origins[strategy].serves():
-            return strategy
-        prior = model._get_train_prior_distribution(list(model.train_inputs))
-        strategy = prediction_strategy(
-            train_inputs=list(model.train_inputs),
-            train_prior_dist=prior,
-            train_labels=model.train_targets,
-            likelihood=model.likelihood,
-        )
-        model.prediction_strategy = strategy
-    elif _here.made is None or _here.made() is not strategy:
-        return None
-    return strategy if _adopt(model, strategy) else None
+    origin.made(None if _stay_out() else self)
 
 
 _stock_priors = ExactGP._get_test_prior_mean_and_covariances
@@ -147,9 +57,9 @@ _stock_priors = ExactGP._get_test_prior_mean_and_covariances
 @functools.wraps(_stock_priors)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: what reads no more than variances needs less."""
-    strategy = None if kwargs or _stay_out() else _ours(self)
+    strategy = None if kwargs or _stay_out() else origin.ours(self)
     if strategy is None:
-        _here.made = None  # what keywords or modes have made of it is not known
+        origin.made(None)  # what keywords or modes have made of it is not known
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
     pairs = list(zip(train_inputs, test_inputs, strict=True))
     lead = torch.broadcast_shapes(*(t.shape[:-2] for pair in pairs for t in pair))  # type: ignore[no-untyped-call]
@@ -160,7 +70,7 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
     points = output.event_shape[0] - strategy.train_shape[0]
     test_shape = torch.Size([points, *output.event_shape[1:]])
-    prior, cross = _new_and_cross(_origins[strategy].kernel(), covariance, n)
+    prior, cross = _new_and_cross(origin.kernel_of(strategy), covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
 
 
@@ -169,7 +79,7 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
 
     What is lazy is evaluated by a kernel as it is now, whatever becomes of the model's own.
     """
-    if kernel is None or kernel is not _kernel(covariance):
+    if kernel is None or kernel is not origin.kernel_in(covariance):
         return covariance[..., n:, n:].evaluate_kernel(), covariance[..., n:, :n].evaluate_kernel()
     make = functools.partial(LazyEvaluatedKernelTensor, kernel=frozen(kernel))
     if kernel.num_outputs_per_input(covariance.x1, covariance.x2) == 1:
@@ -179,22 +89,29 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
     return whole[..., n:, n:], whole[..., n:, :n]
 
 
+class _Predicting(threading.local):
+    """The strategy of which this thread is computing a prediction, after it was looked at."""
+
+    strategy: Any = None
+
+
+_predicting = _Predicting()
 _stock_prediction = DefaultPredictionStrategy.exact_prediction
 
 
 @functools.wraps(_stock_prediction)
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    if type(test_test_covar) is not LazyEvaluatedKernelTensor or self not in _origins or _stay_out():
+    if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or _stay_out():
         return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
     found = regime(self.num_train, library.fast_computations.solves)
     if found != ORDERED and conditioning.plain(self) and not _formless(self):
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or conditioning.is_exact(self)
-        _here.predicting = self
+        _predicting.strategy = self
         try:
             return _dispatch_predict(self, test_mean, test_test_covar, test_train_covar, exact, fast)
         finally:
-            _here.predicting = None
+            _predicting.strategy = None
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
         return _structured(self, test_mean, test_test_covar, test_train_covar)
     return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
@@ -251,7 +168,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
     None where the library keeps what it is needed for, in its cache under the name and arguments of `cached`.
     """
     known = conditioning.found(strategy)
-    if known is not None or strategy not in _origins or _stay_out():
+    if known is not None or not origin.is_ours(strategy) or _stay_out():
         return known
     if (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
         return None
@@ -300,10 +217,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 @unless_it_fails
 def _in_force(strategy: Any) -> Any:
     """Return the factor of a strategy if it still is that of its model."""
-    origin = _origins.get(strategy)
-    if strategy is not _here.predicting and (origin is None or not origin.holds()):
-        return None
-    return conditioning.found(strategy)
+    return conditioning.found(strategy) if strategy is _predicting.strategy or origin.holds(strategy) else None
 
 
 def _keeps_noise(likelihood: Any) -> bool:
@@ -322,12 +236,12 @@ def _get_fantasy_strategy(
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
     if found == ORDERED or not _grows(self, kwargs) or _stay_out():
-        made = _stock_fantasy(*args, **kwargs)
-        _here.made = None
-        return made
-    made = _dispatch_fantasy(*args, kwargs.get("noise"), found == EXACT or conditioning.is_exact(self))
-    _here.made = weakref.ref(made)
-    return made
+        found = _stock_fantasy(*args, **kwargs)
+        origin.made(None)
+        return found
+    grown = _dispatch_fantasy(*args, kwargs.get("noise"), found == EXACT or conditioning.is_exact(self))
+    origin.made(grown)
+    return grown
 
 
 def _grows(strategy: Any, kwargs: dict[str, Any]) -> bool:
@@ -335,7 +249,7 @@ def _grows(strategy: Any, kwargs: dict[str, Any]) -> bool:
 
     Noise that the likelihood does not take up is in the caches only, so that nothing may be computed anew.
     """
-    if strategy not in _origins or gpytorch.settings.observation_nan_policy.value() != "ignore":
+    if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
     return not kwargs or (kwargs.keys() == {"noise"} and _keeps_noise(strategy.likelihood))
 
@@ -347,10 +261,10 @@ _stock_fantasy_model = ExactGP.get_fantasy_model
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
     if _stay_out() or self.prediction_strategy is None:
         return _stock_fantasy_model(self, inputs, targets, **kwargs)
-    _ours(self)
+    origin.ours(self)
     made = _stock_fantasy_model(self, inputs, targets, **kwargs)
-    if _here.made is not None and _here.made() is made.prediction_strategy:
-        _adopt(made, made.prediction_strategy, parent=self)
+    if origin.just_made(made.prediction_strategy):
+        origin.adopt(made, made.prediction_strategy, parent=self)
     return made
 
 

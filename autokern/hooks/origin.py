@@ -1,0 +1,134 @@
+"""Which prediction strategies are ours to serve: those of which it is known what they were made of.
+
+A strategy is adopted in the call that makes it, if its kernel and its likelihood are of the libraries' own classes,
+which keep nothing out of sight. From then on values are compared (`state`), and what no longer is so is made anew.
+Floor 4.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+import gpytorch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
+from linear_operator.operators import BatchRepeatLinearOperator
+
+from autokern.frozen import is_library
+from autokern.hooks.reading import unless_it_fails
+from autokern.state import State
+
+__all__ = ["adopt", "holds", "is_ours", "just_made", "kernel_in", "kernel_of", "made", "ours"]
+
+
+class _Newest(threading.local):
+    """The strategy that this thread made last, while hooks were in: nothing can have changed since."""
+
+    made: weakref.ref[Any] | None = None
+
+
+_newest = _Newest()
+
+
+class _Origin(NamedTuple):
+    """What a strategy was made of: the kernel of its model, and states of that, of its likelihood, and of a parent."""
+
+    kernel: weakref.ref[Any]
+    prior: State
+    noise: State
+    parent: State | None
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        return self.prior.holds() and self.noise.holds() and (self.parent is None or self.parent.holds())
+
+    def serves(self) -> bool:
+        """Whether caches of that time may serve.
+
+        With `fast_pred_var`, noise written past the version counters is not seen, as in stock: the library's own tests
+        ask for that. Factor and covariances still belong together then.
+        """
+        if not self.prior.holds() or not (self.parent is None or self.parent.holds()):
+            return False
+        return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
+
+
+_origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
+"""Of the strategies that are ours to serve; of any other it is not known what it was made of."""
+
+
+def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
+    """Remember what a strategy that was just made was made of, if all that is made of classes we know.
+
+    Fantasies are made of the kernel of a `parent`, of which their model has a copy.
+    """
+    kernel = theirs = kernel_in(strategy.train_prior_dist.lazy_covariance_matrix)
+    if parent is not None:
+        names = [name for name, module in parent.named_modules() if module is theirs]
+        kernel = model.get_submodule(names[0]) if names else None
+    known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
+    if type(strategy) is not DefaultPredictionStrategy or not known:
+        return False
+    _origins[strategy] = _Origin(
+        weakref.ref(kernel),
+        State(model, but=model.likelihood),
+        State(model.likelihood),
+        None if parent is None else State(theirs),
+    )
+    return True
+
+
+def kernel_in(covariance: Any) -> Any:
+    """Return the kernel of a covariance that is nothing but one kernel's on points, None for any other."""
+    if type(covariance) is BatchRepeatLinearOperator:
+        covariance = covariance.base_linear_op
+    plain = type(covariance) is LazyEvaluatedKernelTensor and not covariance.params and not covariance.last_dim_is_batch
+    return covariance.kernel if plain else None
+
+
+@unless_it_fails
+def ours(model: Any) -> Any:
+    """Return the strategy of a model, made anew if what it was made of has changed; None if it is not ours to serve."""
+    strategy = model.prediction_strategy
+    if strategy in _origins:
+        if _origins[strategy].serves():
+            return strategy
+        prior = model._get_train_prior_distribution(list(model.train_inputs))
+        strategy = prediction_strategy(
+            train_inputs=list(model.train_inputs),
+            train_prior_dist=prior,
+            train_labels=model.train_targets,
+            likelihood=model.likelihood,
+        )
+        model.prediction_strategy = strategy
+    elif not just_made(strategy):
+        return None
+    return strategy if adopt(model, strategy) else None
+
+
+def made(strategy: Any) -> None:
+    """Tell which strategy this thread has just made; None if what it was made of is not known."""
+    _newest.made = None if strategy is None else weakref.ref(strategy)
+
+
+def just_made(strategy: Any) -> bool:
+    """Whether this is the strategy that this thread made last."""
+    return _newest.made is not None and _newest.made() is strategy
+
+
+def is_ours(strategy: Any) -> bool:
+    """Whether a strategy was adopted."""
+    return strategy in _origins
+
+
+def holds(strategy: Any) -> bool:
+    """Whether a strategy is ours and all that it was made of is as it was."""
+    origin = _origins.get(strategy)
+    return origin is not None and origin.holds()
+
+
+def kernel_of(strategy: Any) -> Any:
+    """Return the kernel of the model whose strategy this is."""
+    return _origins[strategy].kernel()
