@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from gpytorch import kernels as k
 from gpytorch import likelihoods, means
-from table import See
+from table import FORMULAE, See
 from user_code import (
     Attribute,
     Buffered,
@@ -17,6 +17,7 @@ from user_code import (
     Deep,
     Doubled,
     Features,
+    FormulaMatern,
     Hyper,
     Louder,
     Own,
@@ -47,6 +48,10 @@ def _rff(b: torch.Size) -> Any:
     return made
 
 
+def _matern(nu: float, **options: Any) -> Any:
+    return (FormulaMatern if FORMULAE["on"] else k.MaternKernel)(nu, **options)
+
+
 def _ard(b: torch.Size, **more: Any) -> Any:
     return _set(k.RBFKernel(ard_num_dims=2, batch_shape=b, **more), lengthscale=[0.4, 0.7])
 
@@ -63,13 +68,13 @@ def _inducing(b: torch.Size) -> Any:
 KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "rbf": lambda b: k.RBFKernel(batch_shape=b),
     "rbf ard": _ard,
-    "matern12": lambda b: k.MaternKernel(0.5, batch_shape=b),
-    "matern32": lambda b: k.MaternKernel(1.5, ard_num_dims=2, batch_shape=b),
-    "matern52": lambda b: k.MaternKernel(2.5, batch_shape=b),
+    "matern12": lambda b: _matern(0.5, batch_shape=b),
+    "matern32": lambda b: _matern(1.5, ard_num_dims=2, batch_shape=b),
+    "matern52": lambda b: _matern(2.5, batch_shape=b),
     "scaled rbf": lambda b: k.ScaleKernel(_ard(b), batch_shape=b),
-    "scaled matern12": lambda b: k.ScaleKernel(k.MaternKernel(0.5, ard_num_dims=2, batch_shape=b), batch_shape=b),
-    "scaled matern32": lambda b: k.ScaleKernel(k.MaternKernel(1.5, batch_shape=b), batch_shape=b),
-    "scaled matern52": lambda b: k.ScaleKernel(k.MaternKernel(2.5, ard_num_dims=2, batch_shape=b), batch_shape=b),
+    "scaled matern12": lambda b: k.ScaleKernel(_matern(0.5, ard_num_dims=2, batch_shape=b), batch_shape=b),
+    "scaled matern32": lambda b: k.ScaleKernel(_matern(1.5, batch_shape=b), batch_shape=b),
+    "scaled matern52": lambda b: k.ScaleKernel(_matern(2.5, ard_num_dims=2, batch_shape=b), batch_shape=b),
     "twice scaled": lambda b: k.ScaleKernel(k.ScaleKernel(_ard(b), batch_shape=b), batch_shape=b),
     "active dimension": lambda b: k.ScaleKernel(k.RBFKernel(active_dims=(1,), batch_shape=b), batch_shape=b),
     "periodic": lambda b: k.ScaleKernel(k.PeriodicKernel(batch_shape=b), batch_shape=b),
@@ -78,12 +83,12 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "linear": lambda b: k.LinearKernel(batch_shape=b),
     "polynomial": lambda b: k.PolynomialKernel(2, batch_shape=b),
     "piecewise": lambda b: k.ScaleKernel(k.PiecewisePolynomialKernel(q=2, batch_shape=b), batch_shape=b),
-    "rbf + matern": lambda b: k.ScaleKernel(_ard(b), batch_shape=b) + k.MaternKernel(1.5, batch_shape=b),
+    "rbf + matern": lambda b: k.ScaleKernel(_ard(b), batch_shape=b) + _matern(1.5, batch_shape=b),
     "rbf + linear": lambda b: k.ScaleKernel(_ard(b), batch_shape=b) + k.LinearKernel(batch_shape=b),
     "rbf + constant": lambda b: k.ScaleKernel(_ard(b), batch_shape=b) + k.ConstantKernel(batch_shape=b),
     "periodic * rbf": lambda b: k.ScaleKernel(k.PeriodicKernel(batch_shape=b) * _ard(b), batch_shape=b),
     "by dimension": lambda b: k.ScaleKernel(
-        k.RBFKernel(active_dims=(0,), batch_shape=b) * k.MaternKernel(2.5, active_dims=(1,), batch_shape=b),
+        k.RBFKernel(active_dims=(0,), batch_shape=b) * _matern(2.5, active_dims=(1,), batch_shape=b),
         batch_shape=b,
     ),
     "mixture": _mixture,
@@ -102,6 +107,8 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "attribute": lambda b: k.ScaleKernel(Attribute()),
     "scaled constant": lambda b: k.ScaleKernel(k.ConstantKernel(batch_shape=b), batch_shape=b),
 }
+GRAPHLESS = "stock's Matern keeps no graph of its first derivative by the lengthscale: those of the formula are right"
+NO_SECOND = "torch has no second derivatives of distances of fewer than 26 points, of other formulae there are some"
 PLAIN = ["scaled rbf", "scaled matern12", "scaled matern32", "scaled matern52"]
 """What autokern has formulae for."""
 SUMS = ["periodic", "rq", "rbf + matern", "rbf + constant", "periodic * rbf", "by dimension"]

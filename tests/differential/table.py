@@ -19,6 +19,8 @@ import torch
 
 COUNTS: dict[str, int] = {}
 """Calls of user code in the present run, by name."""
+FORMULAE = {"on": False}
+"""Whether kernels are those of their formulae on plain distances, as `Scenario.formula` asks for."""
 TABLE: dict[str, Scenario] = {}
 Facts = dict[str, Any]
 
@@ -120,6 +122,8 @@ class Scenario:
         Why values may be those of a fresh model as well as stock's own: where it keeps caches that no longer hold.
     exact : str
         Why stock's values are only an approximation, so that the truth of exact solves is asked for.
+    formula : str
+        Why derivatives may be those of the formula as well as stock's own.
     may : dict
         Reasons by pattern of a fact (or ``warnings``, ``random state``) for not comparing it at all.
     drift : bool
@@ -136,6 +140,7 @@ class Scenario:
     floor: float = 1e-2
     stale: str = ""
     exact: str = ""
+    formula: str = ""
     may: dict[str, str] = field(default_factory=dict)
     drift: bool = False
     threads: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import functools
 import hashlib
 import os
 import tempfile
@@ -17,10 +17,10 @@ import botorch
 import gpytorch
 import linear_operator
 import torch
-from table import COUNTS, Facts, Scenario, See, worded
+from table import COUNTS, FORMULAE, Facts, Scenario, See, worded
 
 import autokern
-from autokern import dispatch, drift, store
+from autokern import dispatch, drift, hooks, store
 from autokern.op import get
 
 HOSTS = sorted((Path(__file__).parents[2] / "calibration" / "hosts").glob("*.json"))
@@ -78,10 +78,11 @@ def _undisturbed(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def told(scenario: Scenario, truth: bool = False, first: bool = True) -> Told:
+def told(scenario: Scenario, truth: bool = False, first: bool = True, formula: bool = False) -> Told:
     """Run a program once, under whatever is enabled."""
     see = See(torch.float64 if truth else getattr(torch, scenario.dtype), first)
     COUNTS.clear()
+    FORMULAE["on"] = formula
     raised = ""
     with defaults(scenario.library), _undisturbed(scenario.threads), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -111,10 +112,23 @@ _models: dict[str, Any] = {}
 """What was fitted to a recorded profile: pure, and costly to fit anew for every scenario."""
 
 
+@functools.cache
+def _patches() -> list[Any]:
+    """What autokern puts in: looked up once, for all modules that hold a function by value are searched for it."""
+    return list(_patches_of_autokern())
+
+
+_patches_of_autokern = hooks.patches
+
+
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Put the hooks in for a block: that costs more than a small scenario."""
-    with tempfile.TemporaryDirectory() as home, _environment(AUTOKERN_HOME=home):
+    """Put the hooks in for a block."""
+    with (
+        mock.patch.object(hooks, "patches", _patches),
+        tempfile.TemporaryDirectory() as home,
+        _environment(AUTOKERN_HOME=home),
+    ):
         dispatch.reset()
         autokern.enable()
         _home.append(home)
@@ -131,7 +145,9 @@ def session(**orders: str) -> Iterator[None]:
     with _environment(AUTOKERN_HOME=_home[-1], **orders):
         fresh = dispatch.reset()
         if "AUTOKERN_PROFILE" in orders:
-            fresh._model = _models.setdefault(orders["AUTOKERN_PROFILE"], fresh.model)
+            host = orders["AUTOKERN_PROFILE"]
+            fresh._model = _models.get(host)
+            _models[host] = fresh.model
         yield
 
 
@@ -192,4 +208,3 @@ def runs(scenario: Scenario, hosts: list[Path], seeds: tuple[int, ...] = (1,), m
         yield f"random:{seed}", found
     if scenario.drift:
         yield "drift", _drifting(scenario)
-    gc.collect(0)

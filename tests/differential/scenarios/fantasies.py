@@ -28,9 +28,9 @@ def fantasised(see: See, model, q: int, shape: str = "one", grad: bool = False, 
 @scenarios(
     cases(kernel=["scaled rbf", "scaled matern52", "rbf + matern", "own", "features", *STRUCTURED[:2]]),
     cases(kernel=["scaled rbf", "rbf + linear"], shape=["targets", "both"]),
-    cases(kernel=["scaled rbf", "own", "rbf + linear"], setting=["fast", "attached"]),
+    cases(kernel=["scaled rbf", "rbf + linear"], setting=["fast", "attached"]),
     cases(kernel=["scaled rbf"], likelihood=["fixed", "counting", "louder"]),
-    cases(kernel=["scaled rbf"], n=[1, 2, 130], q=[1, 5]),
+    cases(kernel=["scaled rbf"], n=[1, 130], q=[1, 5]),
     cases(kernel=["scaled rbf", "own"], dtype="float32", kappa=10.0),
 )
 def grown(
@@ -58,7 +58,7 @@ def grown(
 
 @scenarios(
     cases(
-        kernel=["scaled rbf", "scaled matern32", "rbf + linear", "own", "rbf + matern"],
+        kernel=["scaled rbf", "rbf + linear", "own"],
         reading=["defaults", "attached"],
         making=["defaults", "attached"],
         kappa=10.0,

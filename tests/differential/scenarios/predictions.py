@@ -6,10 +6,13 @@ import contextlib
 
 import gpytorch
 import torch
-from builders import FOREIGN, LIKELIHOODS, PLAIN, STRUCTURED, SUMS, normals, points, regression
+from builders import FOREIGN, LIKELIHOODS, NO_SECOND, PLAIN, STRUCTURED, SUMS, normals, points, regression
 from gpytorch import settings as s
 from table import See, cases, scenarios
 
+from scenarios.training import PROBES
+
+ORDERED = "conjugate gradients that end at a tolerance of 0.01 end at another step when their rounding is another"
 CG = "stock's conjugate gradients end at a tolerance of 0.01"
 
 SETTINGS = {
@@ -26,16 +29,14 @@ SETTINGS = {
     "exact": lambda: s.fast_computations(False, False, False),
     "prior": s.prior_mode,
     "trace": s.trace_mode,
-    "gradients": lambda: s.detach_test_caches(False),
-    "verbose": gpytorch.settings.num_gauss_hermite_locs,
 }
-del SETTINGS["verbose"]
 
 
 @contextlib.contextmanager
 def under(*names: str):
+    wanted = [name for name in names if name != "no cholesky" or s.max_cholesky_size.value() < 10**6]  # else the truth
     with contextlib.ExitStack() as stack:
-        for name in names:
+        for name in wanted:
             stack.enter_context(SETTINGS[name]())
         yield
 
@@ -52,10 +53,13 @@ def read(see: See, name: str, p, model, by=None):
 @scenarios(
     cases(kernel=[*PLAIN, *SUMS, *STRUCTURED, *FOREIGN, "rbf", "features", "attribute", "own + rbf"]),
     cases(kernel=["inducing"], kappa=100.0),
-    cases(kernel=[*PLAIN, "rbf + matern", "rbf + linear", "own"], setting=["fast", "attached"]),
-    cases(kernel=[*PLAIN, "rbf + matern", "own", "rbf + linear", "deep"], dtype="float32"),
-    cases(kernel="scaled rbf", setting=[k for k in SETTINGS if k not in ("defaults", "fast", "attached")]),
-    cases(kernel=["own", "rbf + linear"], setting=["no cholesky", "small eager", "memory efficient", "no variances"]),
+    cases(kernel=["scaled rbf", "scaled matern32", "rbf + linear", "own"], setting=["fast", "attached"]),
+    cases(kernel=["scaled rbf", "scaled matern52", "rbf + linear"], dtype="float32"),
+    cases(
+        kernel="scaled rbf", setting=[k for k in SETTINGS if k not in ("defaults", "fast", "attached", "no cholesky")]
+    ),
+    cases(kernel=["own", "rbf + linear"], setting=["small eager", "no variances"]),
+    cases(kernel=["scaled rbf", "own", "rbf + linear"], setting="no cholesky", exact=ORDERED, kappa=1e4),
 )
 def a_posterior(see: See, kernel: str, setting: str = "defaults"):
     """Two predictions; gradients of the second by hyperparameters, and by points."""
@@ -71,8 +75,8 @@ def a_posterior(see: See, kernel: str, setting: str = "defaults"):
 
 
 @scenarios(
-    cases(likelihood=[k for k in LIKELIHOODS if k != "gaussian"], setting=["defaults", "fast"]),
-    cases(likelihood=["gaussian", "fixed", "counting"], mean=["zero", "linear mean", "own mean"]),
+    cases(likelihood=[k for k in LIKELIHOODS if k != "gaussian"]),
+    cases(likelihood=["gaussian", "fixed"], mean=["zero", "linear mean", "own mean"]),
     cases(likelihood=["gaussian", "fixed", "louder"], setting=["attached", "small eager"], dtype="float32"),
 )
 def parts_of_models(see: See, likelihood: str, mean: str = "constant", setting: str = "defaults"):
@@ -86,8 +90,8 @@ def parts_of_models(see: See, likelihood: str, mean: str = "constant", setting: 
 
 
 @scenarios(
-    cases(n=[1, 2, 7], m=[1, 5]),
-    cases(n=[60, 130], m=[0, 1, 70]),
+    cases(n=[1, 2], m=[1, 5]),
+    cases(n=[130], m=[0, 1, 70]),
     cases(n=[0], m=[4], kernel=["scaled rbf", "own"]),
     cases(n=[0], m=[4], setting=["fast"]),
     cases(n=[40], m=[600, 1100], threads=2),
@@ -106,7 +110,7 @@ def sizes(see: See, n: int, m: int, kernel: str = "scaled rbf", setting: str = "
 
 
 @scenarios(
-    cases(n=[820], m=[12], setting=["defaults", "fast"], exact=CG, threads=2),
+    cases(n=[820], m=[12], setting=["defaults", "fast"], exact=CG, may=PROBES, threads=2),
     cases(n=[1000], m=[3], exact=CG, threads=2),
     cases(n=[820], m=[12], library="botorch", threads=2),
 )
@@ -194,9 +198,10 @@ def what_is_read(see: See, what: str, m: int):
 
 @scenarios(
     cases(
-        kernel=["scaled rbf", "scaled matern32", "rbf + matern", "own", "rbf + linear"],
+        kernel=["scaled rbf", "scaled matern32", "rbf + linear"],
         how=["by points twice", "batched", "jacobian", "acquisition", "third"],
         kappa=10.0,
+        formula=NO_SECOND,
     ),
     cases(kernel=["scaled rbf", "own"], how=["by points twice", "jacobian"], setting=["fast", "attached"], kappa=10.0),
 )

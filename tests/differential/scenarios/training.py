@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gpytorch
 import torch
-from builders import FOREIGN, LIKELIHOODS, PLAIN, STRUCTURED, SUMS, normals, points, regression, values
+from builders import FOREIGN, GRAPHLESS, LIKELIHOODS, PLAIN, STRUCTURED, SUMS, normals, points, regression, values
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from table import See, cases, scenarios
 from torch.utils.checkpoint import checkpoint
@@ -24,11 +24,11 @@ def loss_of(model, x=None, y=None):
     cases(kernel=[*PLAIN, *SUMS, *STRUCTURED, *FOREIGN, "rbf", "features", "attribute"]),
     cases(kernel=["rff"]),
     cases(kernel=["inducing"], kappa=100.0),
-    cases(kernel=[*PLAIN, "rbf + matern", "own", "features", "rbf + linear"], dtype="float32"),
-    cases(kernel="scaled rbf", mean=["zero", "linear mean", "own mean"], likelihood=["gaussian", "fixed"]),
+    cases(kernel=["scaled rbf", "scaled matern32", "features", "rbf + linear"], dtype="float32"),
+    cases(kernel="scaled rbf", mean=["zero", "linear mean", "own mean"], likelihood=["gaussian"]),
     cases(kernel="scaled matern52", likelihood=[one for one in LIKELIHOODS if one != "gaussian"]),
-    cases(kernel="own", likelihood=["counting", "louder", "fixed and learned"]),
-    cases(kernel="scaled rbf", likelihood=["counting", "louder", "counting fixed"], dtype="float32"),
+    cases(kernel="own", likelihood=["counting", "fixed"]),
+    cases(kernel="scaled rbf", likelihood=["counting"], dtype="float32"),
 )
 def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gaussian"):
     """Two steps of gradient descent."""
@@ -46,9 +46,9 @@ def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gau
 
 
 @scenarios(
-    cases(kernel=["scaled rbf", "scaled matern52"], n=[1, 2, 7, 130]),
+    cases(kernel=["scaled rbf", "scaled matern52"], n=[1, 2, 130]),
     cases(kernel=["scaled rbf", "own"], n=[0]),
-    cases(kernel=["scaled rbf", "rbf + matern", "own", "rbf + linear"], n=[60, 130], dtype="float32"),
+    cases(kernel=["scaled rbf", "rbf + matern"], n=[60, 130], dtype="float32"),
     cases(kernel=["scaled rbf"], n=[600], threads=2),
 )
 def a_size(see: See, kernel: str, n: int):
@@ -89,11 +89,12 @@ HOW = [
 
 
 @scenarios(
-    cases(kernel=["scaled rbf", "rbf + matern", "own"], how=HOW, kappa=10.0),
+    cases(kernel=["scaled rbf", "rbf + matern"], how=HOW, kappa=10.0, formula=GRAPHLESS),
     cases(
         kernel=["scaled matern32", "scaled matern12"],
         how=["hessian", "checkpoint", "by points", "batched backward"],
         kappa=10.0,
+        formula=GRAPHLESS,
     ),
 )
 def differentiated(see: See, kernel: str, how: str):
