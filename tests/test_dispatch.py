@@ -127,10 +127,10 @@ def test_calls_that_are_not_ours_run_stock(make_op):
 
 
 def test_trouble_in_deciding_means_stock_and_a_warning(make_op):
-    def broken(a):
+    def broken(problem):
         raise KeyError("surprise")
 
-    toy = Toy(make_op, problem_of=broken)
+    toy = Toy(make_op, memory=broken)
     with pytest.warns(AutokernWarning, match=r"could not decide a call of double.*surprise"):
         assert toy.call(matrix()).equal(2 * matrix())
     toy.call(matrix())
@@ -138,6 +138,16 @@ def test_trouble_in_deciding_means_stock_and_a_warning(make_op):
     dispatch.reset(Settings(calibrate="never", strict=True))
     with pytest.raises(KeyError):
         toy.call(matrix())
+
+
+@pytest.mark.parametrize("reader", ["key", "problem_of"])
+def test_arguments_that_cannot_be_read_mean_stock_without_a_word(make_op, reader):
+    def broken(a):
+        raise KeyError("surprise")
+
+    toy = Toy(make_op, **{reader: broken})
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert toy.runs == ["stock"]
 
 
 # --- bypasses ---------------------------------------------------------------------------------------------------------

@@ -168,6 +168,19 @@ def test_gradients_and_results_are_those_of_the_call(made):
     assert leaf.grad is None
 
 
+def test_a_check_leaves_the_random_numbers_of_the_caller_alone(make_op):
+    op = make_op("drawing", problem_of=lambda a: Problem(op="drawing", m=4, n=4))
+    op.candidate("stock")(lambda a: 2 * a + 0 * torch.rand(4, 4, dtype=a.dtype))
+    op.candidate("fast")(lambda a: 2 * a)
+    call = session(op)
+    torch.manual_seed(5)
+    state = torch.random.get_rng_state()
+    for _ in range(1001):
+        call(A)
+    assert dispatch.stats()["drawing"] == {"fast": 1001}
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
 def test_a_check_that_fails_is_none(made, monkeypatch):
     op, _, _ = made
     call = session(op)
