@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from autokern.cotangents import each_cotangent
+
 __all__ = ["factorised", "inv_quad_logdet_gradients", "inverted", "plain_gradients", "solved"]
 
 Solver = Callable[[torch.Tensor], torch.Tensor]
@@ -27,7 +29,7 @@ def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         lower, info = torch.linalg.cholesky_ex(matrix)
         return lower, info
     turned = matrix.mT  # column-major, as LAPACK wants it: the lower triangle of the matrix is the upper one of this
-    info = torch.empty(matrix.shape[:-2], dtype=torch.int32)
+    info = torch.empty(matrix.shape[:-2], dtype=torch.int32, device="cpu")
     torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
     return matrix, info
 
@@ -101,6 +103,7 @@ class _Solved(torch.autograd.Function):
         return solve(rhs)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         matrix, rhs = ctx.saved_tensors
         by_rhs = solved(matrix, ctx.solve, grad)

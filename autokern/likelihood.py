@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern import threads, workspace
+from autokern.cotangents import each_cotangent
 from autokern.factors import factorised, inverted, plain_gradients
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, room, strips
@@ -159,7 +160,7 @@ def at_once(
     """
     noise, residual, *rest = tensors
     buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
-    blocks = Blocks(_regrouped(node, counts, tuple(rest)))
+    blocks = Blocks(_regrouped(node, counts, tuple(rest)), look=False)
     _assemble(blocks, noise, buffer, keep=True)
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
@@ -222,6 +223,7 @@ class _LogProb(torch.autograd.Function):
         return density
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         noise, residual, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from autokern import threads
+from autokern.cotangents import each_cotangent
 from autokern.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
 
 __all__ = ["inv_quad_logdet", "solved"]
@@ -135,6 +136,7 @@ class _InvQuadLogdet(torch.autograd.Function):
         return (found * rhs).sum(-2), logdet
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, by_quadratic, by_logdet):  # type: ignore[no-untyped-def]
         matrix, diagonal, rhs = ctx.saved_tensors
         wanted = ctx.needs_input_grad

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import torch
 
+from autokern.cotangents import each_cotangent
+
 __all__ = ["Strips"]
 
 _ROWS = 256
@@ -132,6 +134,7 @@ class _RightTransposed(torch.autograd.Function):
         return _right_transposed(b, matrix)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         back = ctx.matrix.right(grad) if torch.is_grad_enabled() else _right(grad, ctx.matrix)
         return _reduced(back, ctx.shape), None
@@ -144,6 +147,7 @@ class _Right(torch.autograd.Function):
         return _right(c, matrix)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         back = ctx.matrix.right_transposed(grad) if torch.is_grad_enabled() else _right_transposed(grad, ctx.matrix)
         return _reduced(back, ctx.shape), None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from autokern.cotangents import each_cotangent
 from autokern.ops.cholesky import CHOLESKY, with_ladder
 from autokern.ops.eigh import EIGH
 from autokern.ops.qr import QR, Pair, differentiable_qr
@@ -73,6 +74,7 @@ class _Cholesky(torch.autograd.Function):
         return found[0]
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (lower,) = ctx.saved_tensors
         core = (lower.mT @ grad).tril()
@@ -88,9 +90,9 @@ class _NoFactorError(Exception):
 
 def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     try:
-        return _Cholesky.apply(a), torch.tensor(0)
+        return _Cholesky.apply(a), a.new_zeros((), dtype=torch.int32)
     except _NoFactorError:
-        return a, torch.tensor(1)
+        return a, a.new_ones((), dtype=torch.int32)
 
 
 @CHOLESKY.candidate("cupy", why_not=_why_not)
@@ -129,6 +131,7 @@ class _Eigh(torch.autograd.Function):
         return values, vectors
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad_values, grad_vectors):  # type: ignore[no-untyped-def]
         values, vectors = ctx.saved_tensors
         gaps = values.unsqueeze(-2) - values.unsqueeze(-1)

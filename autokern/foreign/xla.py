@@ -112,6 +112,8 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     jax = _jax()
     inner, scale = peeled(tree)
     known = sides(inner, others)
+    if any(side.rows.dtype is not rhs.dtype for side in known.leaves):  # far points
+        return products.product(tree, others, rhs, plan)
     n, m = known.shape
     block = _rows_at_once(_padded(n), _padded(m), rhs.element_size(), rhs.device.type)
     high, wide = -(-_padded(n) // block) * block, _padded(m)

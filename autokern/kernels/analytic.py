@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern import pages
+from autokern.cotangents import Lent, each_cotangent
 from autokern.factors import plain_gradients
 from autokern.kernels.blocks import room, strips
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family
+from autokern.kernels.far import centred, clamp_, cut, is_far
 
 __all__ = ["LAYOUTS", "matrix", "strip_bytes"]
 
@@ -48,25 +50,43 @@ def matrix(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor, layout: s
     inputs = (x1, x2, lengthscale, outputscale)
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)):
         return _evaluate(_scale(family, x1, x2, lengthscale), family, outputscale, layout, want_slope=False)[0]
-    return _Analytic.apply(x1, x2, lengthscale, outputscale, family, layout)
+    first = x1.clone()  # the caller may change points between forward and backward pass
+    second = first if x2 is x1 else x2.clone()
+    return _Analytic.apply(first, second, lengthscale, outputscale, family, layout)
 
 
 class _Scaled(NamedTuple):
-    """Centred points, scaled so that u is plus or minus their squared distance."""
+    """Centred points, scaled so that u is plus or minus their squared distance, and the dtype of the matrix.
+
+    Points that are far apart, and all that is made of them alone, are in double precision.
+    """
 
     first: torch.Tensor
     second: torch.Tensor
+    norms: list[torch.Tensor]
     sign: float
     same: bool
+    dtype: torch.dtype
+    cut: float
 
 
 def _scale(family: Family, x1: torch.Tensor, x2: torch.Tensor, lengthscale: torch.Tensor) -> _Scaled:
     same = same_points(x1, x2)
-    centre = x1.mean(dim=-2, keepdim=True) if x1.shape[-2] else 0.0
+    centre = x1.mean(dim=-2, keepdim=True) if x1.shape[-2] else x1.new_zeros(x1.shape[-1])
     unit = lengthscale / math.sqrt(abs(family.gamma))
     first = (x1 - centre).div(unit)
     second = first if same else (x2 - centre).div(unit)
-    return _Scaled(first, second, math.copysign(1.0, family.gamma), same)
+    norms = _norms(first, second)
+    if is_far(family, 1.0, *norms):
+        first = centred(x1, centre).div(unit)
+        second = first if same else centred(x2, centre).div(unit)
+        norms = _norms(first, second)
+    return _Scaled(first, second, norms, math.copysign(1.0, family.gamma), same, x1.dtype, cut(family, 1.0, *norms))
+
+
+def _norms(first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
+    """Return the squared norms of points as columns, those of the same points once."""
+    return [torch.linalg.vecdot(z, z).unsqueeze(-1) for z in ((first,) if first is second else (first, second))]
 
 
 class _Factors(NamedTuple):
@@ -79,18 +99,14 @@ class _Factors(NamedTuple):
 
 
 def _factors(points: _Scaled) -> _Factors:
-    row = points.first.square().sum(-1, keepdim=True)
-    column = row if points.same else points.second.square().sum(-1, keepdim=True)
-    if points.sign < 0:
-        row = row.neg()
-        column = row if points.same else column.neg()
-    return _Factors(points.first * (-2.0 * points.sign), points.second, row, column.mT)
+    norms = [n.neg() for n in points.norms] if points.sign < 0 else points.norms
+    return _Factors(points.first * (-2.0 * points.sign), points.second, norms[0], norms[-1].mT)
 
 
 def _finish(
     u: torch.Tensor, slope: torch.Tensor | None, family: Family, outputscale: torch.Tensor | None
 ) -> torch.Tensor:
-    k = family.finish(family.clamp_(u), slope, torch.empty_like)
+    k = family.finish(u, slope, torch.empty_like)
     if outputscale is not None:
         k.mul_(outputscale)
         if slope is not None:
@@ -103,19 +119,21 @@ def _whole(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     left, right, row, column = _factors(points)
     if left.dim() == right.dim() == 2:
-        u = torch.addmm(column, left, right.mT, out=_empty(left, right)).add_(row)
+        u = torch.addmm(column, left, right.mT, out=_empty(left, right, left.dtype)).add_(row)
     else:
         u = torch.matmul(left, right.mT).add_(row).add_(column)
     if points.same:
-        u.diagonal(dim1=-2, dim2=-1).zero_()
+        u.diagonal(dim1=-2, dim2=-1).mul_(0)  # what is NaN stays so
+    u = clamp_(family, u, points.cut).to(points.dtype)
     if outputscale is not None and torch.broadcast_shapes(u.shape, outputscale.shape) != u.shape:
         u = u.expand(torch.broadcast_shapes(u.shape, outputscale.shape)).contiguous()
     slope = torch.empty_like(u) if want_slope else None
     return _finish(u, slope, family, outputscale), slope
 
 
-def _empty(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return pages.empty((left.shape[-2], right.shape[-2]), left)
+def _empty(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    like = left if left.dtype is dtype else left.new_empty(0, dtype=dtype)
+    return pages.empty((left.shape[-2], right.shape[-2]), like)
 
 
 def strip_bytes(device: str) -> int:
@@ -132,15 +150,19 @@ def _tiled(
     points: _Scaled, family: Family, outputscale: torch.Tensor | None, want_slope: bool, symmetric: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     left, right, row, column = _factors(points)
-    k = _empty(left, right)
-    slope = _empty(left, right) if want_slope else None
+    k = _empty(left, right, points.dtype)
+    slope = _empty(left, right, points.dtype) if want_slope else None
     turned = right.mT
     for start, stop in _strips(k):
         end = stop if symmetric else k.shape[1]
-        u = k[start:stop, :end]
+        out = k[start:stop, :end]
+        u = out if left.dtype is k.dtype else torch.empty_like(out, dtype=left.dtype)
         torch.addmm(column[:, :end], left[start:stop], turned[:, :end], out=u).add_(row[start:stop])
         if points.same:
-            u.diagonal(start).zero_()
+            u.diagonal(start).mul_(0)
+        clamp_(family, u, points.cut)
+        if u is not out:
+            u = out.copy_(u)
         slopes = None if slope is None else slope[start:stop, :end]
         values = _finish(u, slopes, family, outputscale)
         if values.data_ptr() != u.data_ptr():
@@ -157,14 +179,18 @@ def _evaluate(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     scale = None if outputscale is None else outputscale[..., None, None]
     plain = points.first.dim() == 2 and points.second.dim() == 2 and (scale is None or scale.numel() == 1)
-    if layout == "whole" or not plain:
+    if not plain or (layout == "whole" and points.first.dtype is points.dtype):
         return _whole(points, family, scale, want_slope)
     scale = None if scale is None else scale.reshape(1, 1)
     return _tiled(points, family, scale, want_slope, symmetric=layout == "symmetric" and points.same)
 
 
 class _Analytic(torch.autograd.Function):
-    """The kernel matrix with closed-form first derivatives; second ones by the plain formula."""
+    """The kernel matrix with closed-form first derivatives; second ones by the plain formula.
+
+    The matrix belongs to the caller, who may write into it: it serves the backward pass as long as its version says
+    that nobody has, else it is computed again.
+    """
 
     @staticmethod
     def forward(ctx, x1, x2, lengthscale, outputscale, family, layout):  # type: ignore[no-untyped-def]
@@ -172,38 +198,51 @@ class _Analytic(torch.autograd.Function):
         points = _scale(family, x1, x2, lengthscale)
         k, slope = _evaluate(points, family, outputscale, layout, need and not family.slope_is_value)
         if need:
-            ctx.family, ctx.sign, ctx.layout = family, points.sign, layout
-            ctx.save_for_backward(x1, x2, lengthscale, outputscale, points.first, points.second, k, slope)
+            ctx.fixed, ctx.kept = (family, layout, *points[3:]), Lent(k)
+            ctx.save_for_backward(x1, x2, lengthscale, outputscale, points.first, points.second, slope)
         return k
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        x1, x2, lengthscale, outputscale, first, second, k, slope = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:4]
+        x1, x2, lengthscale, outputscale, first, second, slope = ctx.saved_tensors
+        wanted, (family, layout, *rest) = ctx.needs_input_grad[:4], ctx.fixed
         if torch.is_grad_enabled():
-            return *_plain_gradients((x1, x2, lengthscale, outputscale), wanted, ctx.family, grad), None, None
-        moments = _moments(grad, k if slope is None else slope, first, second, ctx.layout, wanted)
+            return *_plain_gradients((x1, x2, lengthscale, outputscale), wanted, family, grad), None, None
+
+        def again(scale: torch.Tensor | None) -> torch.Tensor:
+            points = _Scaled(first, second, _norms(first, second), *rest)
+            return _evaluate(points, family, scale, layout, want_slope=False)[0]
+
+        k = ctx.kept.take() if slope is None or wanted[3] else slope
+        k = again(outputscale) if k is None else k
+        moments = _moments(grad, k if slope is None else slope, first, second, layout, wanted)
         grads: list[Any] = [None] * 4
-        to_input = math.sqrt(abs(ctx.family.gamma)) / lengthscale
+        sign = rest[0]
+        to_input = math.sqrt(abs(family.gamma)) / lengthscale
         if wanted[0]:
-            pulled = (moments.rows * first - moments.product) * (2 * ctx.sign)
-            grads[0] = (pulled * to_input).sum_to_size(x1.shape)
+            pulled = (moments.rows * first - moments.product) * (2 * sign)
+            grads[0] = (pulled * to_input).sum_to_size(x1.shape).to(x1.dtype)
         if wanted[1]:
-            pulled = (moments.columns * second - moments.turned) * (2 * ctx.sign)
-            grads[1] = (pulled * to_input).sum_to_size(x2.shape)
+            pulled = (moments.columns * second - moments.turned) * (2 * sign)
+            grads[1] = (pulled * to_input).sum_to_size(x2.shape).to(x2.dtype)
         if wanted[2]:
             total = (moments.rows * first.square() - 2 * first * moments.product).sum(-2, keepdim=True)
             total = total + (moments.columns * second.square()).sum(-2, keepdim=True)
-            grads[2] = (total * (-2 * ctx.sign) / lengthscale).sum_to_size(lengthscale.shape)
+            grads[2] = (total * (-2 * sign) / lengthscale).sum_to_size(lengthscale.shape).to(lengthscale.dtype)
         if wanted[3]:
-            total = moments.rows.sum((-2, -1)) if slope is None else _dot(grad, k)
-            grads[3] = (total / outputscale).sum_to_size(outputscale.shape)
+            if outputscale.min().item() > torch.finfo(k.dtype).tiny / torch.finfo(k.dtype).eps:
+                total = (moments.total if slope is None else _dot(grad, k)) / outputscale
+            else:  # nothing to divide by
+                total = _dot(grad, again(None))
+            grads[3] = total.sum_to_size(outputscale.shape).to(outputscale.dtype)
         return (*grads, None, None)
 
 
 class _Moments(NamedTuple):
-    """What the gradients need of ``W = dL/du``."""
+    """What the gradients need of ``W = dL/du``; the sum of all is taken by torch, which loses fewer digits."""
 
+    total: torch.Tensor
     product: torch.Tensor
     rows: torch.Tensor
     columns: torch.Tensor
@@ -222,31 +261,33 @@ def _moments(
     d = second.shape[-1]
     right = torch.cat((second, torch.ones_like(second[..., :1])), dim=-1)
     if layout == "whole" or grad.dim() != 2 or first.dim() != 2 or second.dim() != 2:
-        w = grad * slope
+        w = (grad * slope).to(right.dtype)
         product = w @ right
         columns = w.sum(-2).unsqueeze(-1)
         turned = w.mT @ first if wanted[1] else first
-        return _Moments(product[..., :d], product[..., d:], columns, turned)
+        return _Moments(w.sum((-2, -1)), product[..., :d], product[..., d:], columns, turned)
     n, m = grad.shape
-    product = grad.new_empty(n, d + 1)
-    columns = grad.new_zeros(m)
-    turned = grad.new_zeros(m, d)
+    product = right.new_empty(n, d + 1)
+    columns = right.new_zeros(m)
+    turned = right.new_zeros(m, d)
+    total = right.new_zeros(())
     strips = _strips(grad)
     buffer = grad.new_empty(strips[0][1] if strips else 0, m)
     for start, stop in strips:
-        w = torch.mul(grad[start:stop], slope[start:stop], out=buffer[: stop - start])
+        w = torch.mul(grad[start:stop], slope[start:stop], out=buffer[: stop - start]).to(right.dtype)
         torch.mm(w, right, out=product[start:stop])
         columns += w.sum(0)
+        total += w.sum()
         if wanted[1]:
             turned.addmm_(w.mT, first[start:stop])
-    return _Moments(product[:, :d], product[:, d:], columns.unsqueeze(-1), turned)
+    return _Moments(total, product[:, :d], product[:, d:], columns.unsqueeze(-1), turned)
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Sum of products over the last two dimensions, without their product where memory order allows."""
-    if a.dim() == 2 and a.is_contiguous() and b.is_contiguous():
-        return torch.dot(a.view(-1), b.view(-1))
-    return (a * b).sum((-2, -1))
+    """Sum of products over the last two dimensions, strip by strip; a BLAS would lose digits that torch's sums keep."""
+    if a.dim() != 2 or a.shape != b.shape:
+        return (a * b).sum((-2, -1))
+    return torch.stack([(a[start:stop] * b[start:stop]).sum() for start, stop in _strips(a)]).sum()
 
 
 def _plain_gradients(

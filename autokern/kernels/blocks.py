@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from autokern.kernels.family import Family
+from autokern.kernels.far import clamp_, cut, is_far
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
@@ -34,38 +35,45 @@ def strips(rows: int, row_bytes: int, most: int) -> list[_Rows]:
 
 
 class _Leaf:
-    """The points of one leaf, centred, their squared norms, and what is pulled back to them."""
+    """The points of one leaf, their squared norms, and what is pulled back to them.
 
-    __slots__ = ("column", "family", "product", "row", "rows", "shape", "z")
+    Who made the points has centred them (`tree.read`), so that norms are no larger than they must be.
+    """
 
-    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None) -> None:
-        self.family, self.shape = of, shape
-        self.z = points - points.mean(-2, keepdim=True)
-        self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1)
+    __slots__ = ("column", "cut", "dtype", "family", "product", "row", "rows", "shape", "z")
+
+    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool) -> None:
+        self.family, self.shape, self.dtype = of, shape, points.dtype
+        self.z, self.row = points, torch.linalg.vecdot(points, points).unsqueeze(-1)
+        if look and is_far(of, of.gamma, self.row):
+            self.z = points.double()
+            self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1)
         self.column = self.row.mT
+        self.cut = cut(of, of.gamma, self.row) if look else 0.0
         self.product: torch.Tensor | None = None
         self.rows: torch.Tensor | None = None
 
     def distances(self, at: _Rows, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with u for some rows and all columns up to its width."""
+        """Fill `out` with u for some rows and all columns up to its width; the diagonal is 0, or NaN as its points."""
         start, stop = at
         gamma, z, row, width = self.family.gamma, self.z, self.row, out.shape[-1]
+        u = out if out.dtype is z.dtype else torch.empty_like(out, dtype=z.dtype)
         if out.dim() == 3:
-            torch.baddbmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=out).add_(row, alpha=gamma)
-            out.diagonal(0, -2, -1).zero_()
+            torch.baddbmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
+            u.diagonal(0, -2, -1).mul_(0)
         elif stop - start == z.shape[0]:
-            torch.addmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=out).add_(row, alpha=gamma)
-            out.fill_diagonal_(0)
+            torch.addmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
+            u.diagonal().mul_(0)
         else:
-            torch.addmm(self.column[:, :width], z[start:stop], z[:width].mT, beta=gamma, alpha=-2 * gamma, out=out)
-            out.add_(row[start:stop], alpha=gamma).diagonal(start).zero_()
-        if not self.family.slope_is_value:  # an exponential takes what rounding carried across zero
-            self.family.clamp_(out)
-        return out
+            torch.addmm(self.column[:, :width], z[start:stop], z[:width].mT, beta=gamma, alpha=-2 * gamma, out=u)
+            u.add_(row[start:stop], alpha=gamma).diagonal(start).mul_(0)
+        clamp_(self.family, u, self.cut)
+        return out if u is out else out.copy_(u)
 
     def take(self, at: _Rows, w: torch.Tensor) -> None:
         """Take in ``dL/du``; the diagonal would only cancel in what follows."""
         start, stop = at
+        w = w.to(self.z.dtype)
         if w.shape[-2] == self.z.shape[-2]:  # all rows
             w.fill_diagonal_(0) if w.dim() == 2 else w.diagonal(0, -2, -1).zero_()
             self.rows, self.product = w.sum(-1, keepdim=True), w @ self.z
@@ -84,7 +92,7 @@ class _Leaf:
         """Return the gradient of the points."""
         assert self.rows is not None
         assert self.product is not None
-        return [self.rows.mul(self.z).sub_(self.product).mul_(factor * (4 * self.family.gamma))]
+        return [self.rows.mul(self.z).sub_(self.product).mul_(factor * (4 * self.family.gamma)).to(self.dtype)]
 
 
 class Blocks(Walk[_Rows]):
@@ -94,10 +102,12 @@ class Blocks(Walk[_Rows]):
     ----------
     tree : Tree
         Points ``(n, d)`` or ``(b, n, d)``, shapes ``(1, 1)`` or ``(b, 1, 1)``, weights ``()`` or ``(b)``.
+    look : bool
+        Whether it may be looked at how far apart the points are; a recorded step may read nothing back.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        found = [_Leaf(*leaf) for leaf in by_leaf(tree)]
+    def __init__(self, tree: Tree, look: bool = True) -> None:
+        found = [_Leaf(*leaf, look) for leaf in by_leaf(tree)]
         super().__init__(tree.node, found, [w if not w.dim() else w[:, None, None] for w in tree.weights])
 
     def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: _Rows) -> torch.Tensor:

@@ -50,7 +50,7 @@ def _epilogue(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
 
 def _plain(dtype: torch.dtype) -> Kernel:
     kernel = CosineKernel().to(dtype)
-    kernel.period_length = torch.tensor(math.pi, dtype=dtype)  # a float would be rounded to float32
+    kernel.period_length = torch.tensor(math.pi, dtype=dtype, device="cpu")  # a float would be rounded to float32
     return kernel
 
 

@@ -51,10 +51,11 @@ def embed(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[Em
     x1, x2 : Tensor
         Shapes ``(..., n, d)`` and ``(..., m, d)``; None means the same points, which then are one tensor.
     """
-    first = trees.read(kernel, x1)
+    centre = _common(x1, x2)
+    first = trees.read(kernel, x1, centre)
     widths = tuple(z.shape[-1] for z in first.points)
     left = _beside(first.points)
-    right = left if x2 is None else _beside(trees.read(kernel, x2).points)
+    right = left if x2 is None else _beside(trees.read(kernel, x2, centre).points)
     return Embedded(first.node, widths, tuple(first.shapes), tuple(first.weights)), left, right
 
 
@@ -65,16 +66,24 @@ def _beside(points: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([z.expand(*lead, z.shape[-1]) for z in points], -1)
 
 
-def read(kernel: Kernel | Embedded, x: torch.Tensor) -> Tree:
-    """Return the tree of a kernel, embedded or not, with the points `x`."""
+def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
+    """Return what to take off two sets of points, without enlarging the batch of either."""
+    if x2 is None or x1.shape[:-2] == x2.shape[:-2]:
+        return trees.centre_of(x1)
+    return x1.detach().flatten(0, -2).mean(0)
+
+
+def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
+    """Return the tree of a kernel, embedded or not, with the points `x`; what is embedded has been centred."""
     if isinstance(kernel, Embedded):
         return Tree(kernel.node, list(x.split(kernel.widths, -1)), list(kernel.shapes), list(kernel.weights))
-    return trees.read(kernel, x)
+    return trees.read(kernel, x, centre)
 
 
 def both(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None]:
     """Return the tree with the points of the rows, and those of the columns; None where they are the same tensor."""
-    return read(kernel, x1), None if x1 is x2 else read(kernel, x2).points
+    centre = None if isinstance(kernel, Embedded) else _common(x1, None if x1 is x2 else x2)
+    return read(kernel, x1, centre), None if x1 is x2 else read(kernel, x2, centre).points
 
 
 def node_of(kernel: Kernel | Embedded) -> Node | None:
@@ -100,7 +109,7 @@ def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
 
     Whoever has gpytorch can read it from a pickle.
     """
-    each = torch.arange(sum(kernel.widths)).split(kernel.widths)
+    each = torch.arange(sum(kernel.widths), device="cpu").split(kernel.widths)
     dims = each if len(each) > 1 else (None,)  # a single leaf takes all
     with torch.no_grad():
         found = _plain(kernel.node, dtype, iter(dims), iter(kernel.shapes), iter(kernel.weights))

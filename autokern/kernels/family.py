@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
+from autokern.cotangents import each_cotangent
+
 __all__ = [
     "TINY",
     "Family",
@@ -90,6 +92,8 @@ class Family:
         true derivative is infinite, any finite value will do: it is multiplied by a distance of zero).
     slope_is_value : bool
         Whether ``dk/du = k``, so that nothing but ``k`` need be kept for the backward pass.
+    kinked : bool
+        Whether ``dk/du`` is infinite at ``u = 0``, so that the least rounding of a distance of zero is seen in k.
     wants_spare : bool
         Whether `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix.
     passes : int
@@ -114,6 +118,7 @@ class Family:
     slopes: tuple[Callable[..., torch.Tensor], ...]
     plain: Callable[..., Kernel]
     slope_is_value: bool = False
+    kinked: bool = False
     wants_spare: bool = False
     passes: int = 2
     kernels: tuple[type, ...] = ()
@@ -140,7 +145,7 @@ class Family:
         return u.clamp_max_(0) if self.gamma < 0 else u.clamp_min_(0)
 
     def __call__(self, u: torch.Tensor, *shape: torch.Tensor) -> torch.Tensor:
-        """Return ``k(u)``, differentiable as often as the family has derivatives; ``u`` is left alone."""
+        """Return ``k(u)``, differentiable as often as wanted; ``u`` is left alone."""
         return self.formula(u, *shape) if shape else _Chain.apply(u, self, 0)
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
@@ -148,7 +153,7 @@ class Family:
 
 
 class _Chain(torch.autograd.Function):
-    """The derivative of some order of a family, whose own derivative is the next one."""
+    """The derivative of some order of a family, whose own derivative is the next one; those of the last are plain."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, u: torch.Tensor, of: Family, order: int) -> torch.Tensor:
@@ -157,15 +162,23 @@ class _Chain(torch.autograd.Function):
         return of.derivatives[order](u)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (u,) = ctx.saved_tensors
-        if ctx.order + 1 >= len(ctx.of.derivatives):
-            raise RuntimeError(
-                f"the {ctx.of.name} covariance was differentiated {ctx.order + 1} times; autokern has "
-                f"{len(ctx.of.derivatives) - 1} derivatives of it. Exclude autokern's candidates for this call with "
-                "autokern.using(force={'kernel_matrix': 'stock'})"
-            )
-        return grad * _Chain.apply(u, ctx.of, ctx.order + 1), None, None
+        of, order = ctx.of, ctx.order + 1
+        return grad * (_Chain.apply(u, of, order) if order + 1 < len(of.derivatives) else _last(u, of)), None, None
+
+
+def _last(u: torch.Tensor, of: Family) -> torch.Tensor:
+    """Return the last derivative in closed form, differentiable by autograd wherever points are apart.
+
+    Where they are not, it is a constant, as in gpytorch's own formulae: what a root makes of it is infinite there.
+    """
+    last = of.derivatives[-1]
+    if of.slope_is_value:
+        return last(u)
+    apart = u.detach().abs() > TINY
+    return torch.where(apart, last(torch.where(apart, u, 1.0)), last(u.detach()))
 
 
 def family(name: str) -> Family:

@@ -6,18 +6,21 @@ People recommend each of these, so each is a candidate and its claims can be che
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from autokern.kernels import analytic
 from autokern.kernels.covariance import Covariance, same_points
 from autokern.kernels.family import TINY, Family, families
+from autokern.kernels.far import is_far
 
 __all__ = ["by_cdist", "compiled", "compiled_epilogue", "compiler_problem", "script_problem", "scripted", "vmapped"]
 
@@ -62,6 +65,14 @@ def _formula(family: Family) -> Callable[..., torch.Tensor]:
     return formula
 
 
+def _is_far(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> bool:
+    """Whether points are too far apart for the formula, which expands squares in their own dtype."""
+    family, lengthscale, _ = covariance
+    centre = x1.mean(-2, keepdim=True)
+    norms = (((x - centre) / lengthscale).square().sum(-1) for x in ((x1,) if x1 is x2 else (x1, x2)))
+    return is_far(family, family.gamma, *norms)
+
+
 def _off_diagonal(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """Return what distances are multiplied by: zero on the diagonal of equal points, else one."""
     if not same_points(x1, x2):
@@ -88,6 +99,8 @@ def compiled(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torc
 
     Sizes are dynamic, but a size of one is a constant to the compiler: lengthscales are expanded to all dimensions.
     """
+    if _is_far(covariance, x1, x2):
+        return analytic.matrix(covariance, x1, x2)
     x1, x2, lengthscale, outputscale, off = _arguments(covariance, x1, x2)
     call = _compiled(covariance.family.name, x1.dtype, off.dim() == 2)
     return call(x1, x2, lengthscale.expand(*lengthscale.shape[:-1], x1.shape[-1]), outputscale.expand(1, 1), off)
@@ -101,7 +114,7 @@ def compiled_epilogue(of: Family, dtype: torch.dtype) -> Callable[..., None]:
     """
 
     def epilogue(u: torch.Tensor, *shape: torch.Tensor) -> None:
-        u.copy_(of.formula(u if of.slope_is_value else u.clamp(*((0, None) if of.gamma > 0 else (None, 0))), *shape))
+        u.copy_(of.formula(u, *shape))
 
     epilogue.__code__ = epilogue.__code__.replace(co_name=f"{of.name}_{str(dtype)[6:]}")  # as in `_compiled`
     return torch.compile(epilogue, dynamic=True, fullgraph=True, options={"cpp.threads": 1})
@@ -120,13 +133,25 @@ def compiler_problem() -> str | None:
 
 @functools.cache
 def _scripted(name: str) -> Callable[..., torch.Tensor]:
+    """Trace a formula apart from all that the caller has switched on, which a trace would keep for ever."""
     family = next(f for f in families() if f.name == name)
-    example = torch.eye(3)[:, :2]
-    arguments = (example, example + 1, torch.ones(1, 2), torch.ones(1, 1), torch.ones(()))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _without_autocast():
         warnings.simplefilter("ignore")
+        example = torch.eye(3, dtype=torch.float32, device="cpu")[:, :2]
+        one = example.new_ones
+        arguments = (example, example + 1, one(1, 2), one(1, 1), one(()))
         traced: Any = torch.jit.trace(_formula(family), arguments, check_trace=False)
     return traced
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Switch autocast off for all kinds of devices that have it."""
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 @functools.cache
@@ -137,4 +162,6 @@ def script_problem() -> str | None:
 
 def scripted(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """Return the kernel matrix by TorchScript."""
+    if _is_far(covariance, x1, x2):
+        return analytic.matrix(covariance, x1, x2)
     return _scripted(covariance.family.name)(*_arguments(covariance, x1, x2))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autokern.cotangents import each_cotangent
 from autokern.keops import at_work
 from autokern.kernels.family import Family
 from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, peeled
@@ -109,6 +110,7 @@ class _Product(torch.autograd.Function):
         return _reduce(form, False, (*tensors, rhs))
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         rhs, *rest = ctx.saved_tensors
         form, tensors, k = ctx.form, tuple(rest), len(ctx.form.dimensions)

@@ -83,7 +83,14 @@ def _of(nu: float) -> dict[str, Any]:
 
 
 MATERN12 = Family(
-    "matern12", 1.0, _decay, _epilogue12, (lambda u: -0.5 * _decay(u) / _root(u), _second12), passes=4, **_of(0.5)
+    "matern12",
+    1.0,
+    _decay,
+    _epilogue12,
+    (lambda u: -0.5 * _decay(u) / _root(u), _second12),
+    passes=4,
+    kinked=True,
+    **_of(0.5),
 )
 MATERN32 = Family(
     "matern32",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern import pages
+from autokern.cotangents import each_cotangent
 from autokern.factors import plain_gradients
 from autokern.kernels import products
 from autokern.kernels import tree as trees
@@ -157,6 +158,7 @@ class _Product(torch.autograd.Function):
         return by(*_regrouped(node, counts, tensors), rhs, plan)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (node, counts, plan), (rhs, *tensors) = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:]
@@ -186,6 +188,7 @@ class _Matrix(torch.autograd.Function):
         return products.filled(tree, others, pages.empty((first.shape[0], second.shape[0]), first), plan)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (node, counts, plan), tensors = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]

@@ -65,9 +65,11 @@ def holds(precision: str, gamma: float, *points: torch.Tensor) -> bool:
 
 
 def distances(rows: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Fill `out` with the products of rows and columns; those of 16 bits are added up in float32."""
+    """Fill `out` with the products of rows and columns; 16 bits are added up in float32, 64 bits rounded to it."""
     if rows.dtype is out.dtype:
         return torch.mm(rows, columns.mT, out=out)
+    if rows.dtype is torch.float64:
+        return out.copy_(rows @ columns.mT)
     return torch.mm(rows, columns.mT, out_dtype=torch.float32, out=out)
 
 

@@ -154,7 +154,7 @@ def _pull(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> 
     `cotangent` writes ``dL/dK`` on a tile; where both sides are the same points, that of the mirrored tile is added to
     it. `seen` gets each tile's value before.
     """
-    like = known.leaves[0].turned[0]
+    like = known.tree.points[0]
     members = crew.size(like.device)
     rounds, sums = cuts.rounds(*known.shape, known.same, tile, members), Tiles.sums(known)
     crew_tiles = [Tiles(known, sums) for _ in range(members)]

@@ -14,13 +14,11 @@ import torch
 from autokern.kernels import graph, narrow
 from autokern.kernels.cuts import Place
 from autokern.kernels.family import Family
+from autokern.kernels.far import centred, clamp_, cut, is_far
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Leaf, Walk
 
 __all__ = ["Sides", "Tiles", "sides"]
-
-_FAR = 1e-3
-"""The rounding of u up to which it needs no clamp where the family takes either sign: the slope there is one."""
 
 
 class Side(NamedTuple):
@@ -30,17 +28,17 @@ class Side(NamedTuple):
     ----------
     rows, columns : Tensor
         ``[-2 gamma z, gamma |z|^2, 1]`` and ``[z, 1, gamma |z|^2]``, shapes ``(n, d + 2)`` and ``(m, d + 2)``; in a
-        lower precision as `narrow` extends them.
+        lower precision as `narrow` extends them, in double precision where points are far apart.
     turned : tuple of Tensor
         ``[z, 1]^T`` of either side, shapes ``(d + 1, n)`` and ``(d + 1, m)``; empty where no gradient is wanted.
-    far : bool
-        Whether norms are so large that rounding may carry a small u well across zero, where an exponential explodes.
+    cut : float
+        What to take for zero.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
     turned: tuple[torch.Tensor, ...]
-    far: bool
+    cut: float
 
 
 class Sides(NamedTuple):
@@ -75,9 +73,12 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
     """Prepare the points of a tree (no batch) for tiles; `others` are those of the columns, None for the same."""
     found = []
     for index, (of, z, _) in enumerate(by_leaf(tree)):
-        centre = z.mean(-2, keepdim=True) if z.shape[-2] else 0.0
+        centre = z.mean(-2, keepdim=True) if z.shape[-2] else z.new_zeros(z.shape[-1])
         first = z - centre
         second = first if others is None else others[index] - centre
+        if not precision and is_far(of, of.gamma, *(torch.linalg.vecdot(p, p) for p in (first, second))):
+            first = centred(z, centre)
+            second = first if others is None else centred(others[index], centre)
         found.append(_side(of, first, second, graph, precision))
     return Sides(tree, found, others is None)
 
@@ -103,22 +104,18 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool, pr
         one = turned(first)
         backs = (one, one if second is first else turned(second))
     rows, columns = extended(first, -2 * of.gamma, False), extended(second, 1.0, True)
-    largest, eps = 0.0, narrow.EPS.get(precision, torch.finfo(first.dtype).eps)
-    if of.slope_is_value:
-        norms = (rows[:, -2], columns[:, -1])
-        if precision:
-            norms = tuple(torch.linalg.vecdot(z, z) * of.gamma for z in (first, second))
-        largest = max(norm.abs().max().item() for norm in norms)
-    return Side(rows, columns, backs, largest * eps > _FAR)
+    return Side(rows, columns, backs, cut(of, of.gamma, *(torch.linalg.vecdot(z, z) for z in (first, second))))
 
 
 class _Leaf:
     """One leaf on the tiles of one worker; what it pulls back goes to sums that workers share."""
 
     def __init__(
-        self, of: Family, side: Side, shape: torch.Tensor | None, same: bool, pulled: tuple[torch.Tensor, ...]
-    ) -> None:
-        self.family, self.shape = of, shape
+        self, leaf: tuple[Family, torch.Tensor, torch.Tensor | None], side: Side, same: bool,
+        pulled: tuple[torch.Tensor, ...],
+    ) -> None:  # fmt: skip
+        self.family, points, self.shape = leaf
+        self._dtype = points.dtype
         self._side, self._same, self._pulled = side, same, pulled
 
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
@@ -127,13 +124,14 @@ class _Leaf:
         narrow.distances(self._side.rows[top:bottom], self._side.columns[left:right], out)
         if self._same and top < right and left < bottom:
             first = max(top, left)
-            out[first - top :, first - left :].fill_diagonal_(0)
-        return out if self.family.slope_is_value and not self._side.far else self.family.clamp_(out)
+            out[first - top :, first - left :].diagonal().mul_(0)  # what is NaN stays so
+        return clamp_(self.family, out, self._side.cut)
 
     def take(self, at: Place, w: torch.Tensor) -> None:
         """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""
         top, bottom, left, right = at
         first, second = self._side.turned
+        w = w.to(first.dtype)
         of_rows, of_columns = self._pulled[0], self._pulled[-1]
         of_rows[:, top:bottom].addmm_(second[:, left:right], w.mT)
         of_columns[:, left:right].addmm_(first[:, top:bottom], w)
@@ -143,7 +141,7 @@ class _Leaf:
         found = []
         for pulled, turned in zip(self._pulled, self._side.turned, strict=False):
             own = turned[:-1] * pulled[-1] - pulled[:-1]
-            found.append(own.mT.mul(2 * self.family.gamma * factor))
+            found.append(own.mT.mul(2 * self.family.gamma * factor).to(self._dtype))
         return found
 
 
@@ -181,8 +179,8 @@ class Tiles(Walk[Place]):
     ) -> None:
         tree, sums = sides.tree, [()] * len(sides.leaves) if pulled is None else pulled
         found = [
-            _Leaf(of, side, shape, sides.same, own)
-            for (of, _, shape), side, own in zip(by_leaf(tree), sides.leaves, sums, strict=True)
+            _Leaf(leaf, side, sides.same, own)
+            for leaf, side, own in zip(by_leaf(tree), sides.leaves, sums, strict=True)
         ]
         super().__init__(tree.node, found, [w.view(1, 1) for w in tree.weights])
         self._compiled = compiled

@@ -18,12 +18,14 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKern
 from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import Family, family, family_of
+from autokern.kernels.far import is_far
 
 __all__ = [
     "BRANCHES",
     "Node",
     "Tree",
     "by_leaf",
+    "centre_of",
     "dense",
     "diagonal",
     "evaluated",
@@ -144,7 +146,7 @@ def key(kernel: Kernel) -> Any:
     return (kind, parameters, own["_buffers"].get("active_dims") is None, inner)
 
 
-def read(kernel: Kernel, x: torch.Tensor) -> Tree:
+def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
     """Read a tree off a kernel whose `form` is not None; everything in it is differentiable.
 
     Parameters
@@ -153,7 +155,11 @@ def read(kernel: Kernel, x: torch.Tensor) -> Tree:
         The kernel; its own active dimensions are taken as selected already, as `Kernel.forward` does.
     x : Tensor
         Points, shape ``(..., n, d)``.
+    centre : Tensor, optional
+        Taken off the points first, which moves no distance: `centre_of` them or of what they are compared with. What
+        lies far from the origin keeps its digits so, and the tree refers to no memory of the caller's.
     """
+    x = x if centre is None else x - centre
     points: list[torch.Tensor] = []
     shapes: list[torch.Tensor] = []
     weights: list[torch.Tensor] = []
@@ -182,6 +188,11 @@ def read(kernel: Kernel, x: torch.Tensor) -> Tree:
     return Tree(collect(kernel, x), points, shapes, weights)
 
 
+def centre_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of points ``(..., n, d)``, shape ``(..., 1, d)``; no gradient flows through it."""
+    return x.detach().mean(-2, keepdim=True)
+
+
 def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
     """Evaluate by plain steps: in float64 the truth, differentiable twice.
 
@@ -192,7 +203,7 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
 
     def leaf(of: Family) -> torch.Tensor:
         z = next(points)
-        u = _square_distances(z, next(columns, None)) * of.gamma
+        u = _square_distances(of, z, next(columns, None)) * of.gamma
         return of(u, next(shapes)) if of.shape is not None else of(u)
 
     found: torch.Tensor = evaluated(tree.node, leaf, lambda: next(weights)[..., None, None])
@@ -253,13 +264,15 @@ def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor
     return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
 
 
-def _square_distances(z: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
+def _square_distances(of: Family, z: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
     """Return the squared distances of points, by differences, or expanded where those take too much memory."""
     other = z if columns is None else columns
     if z.shape[-2] * other.numel() <= _MOST_DIFFERENCES:
         return (z.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1)
-    centre = z.mean(-2, keepdim=True)
+    dtype, centre = z.dtype, centre_of(z)
+    if is_far(of, of.gamma, *((p.detach() - centre).square().sum(-1) for p in (z, other))):
+        z, other, centre = z.double(), other.double(), centre.double()
     z, other = z - centre, other - centre
     norms, other_norms = z.square().sum(-1, keepdim=True), other.square().sum(-1, keepdim=True)
-    square = (norms + other_norms.mT - 2 * (z @ other.mT)).clamp_min(0)
-    return square * (1 - torch.eye(z.shape[-2], dtype=z.dtype, device=z.device)) if columns is None else square
+    square = (norms + other_norms.mT - 2 * (z @ other.mT)).clamp_min(0).to(dtype)
+    return square * (1 - torch.eye(z.shape[-2], dtype=dtype, device=z.device)) if columns is None else square

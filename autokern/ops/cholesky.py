@@ -164,7 +164,7 @@ def _pages_why_not(problem: Problem) -> str | None:
 
 
 def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    out = (pages.empty(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32))
+    out = (pages.empty(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
     lower, info = torch.linalg.cholesky_ex(a, out=out)
     return lower, info
 

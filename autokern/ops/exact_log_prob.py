@@ -50,6 +50,7 @@ from autokern.problem import Features, Problem
 __all__ = ["EXACT_LOG_PROB", "ingredients", "ladder", "parts"]
 
 _stock = MultivariateNormal.log_prob
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 ladder = cholesky_module._psd_safe_cholesky
 
 
@@ -65,12 +66,14 @@ def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Ten
         noise = variances(diagonal)
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return None
-    return None if lazy.last_dim_is_batch or any(lazy.params.values()) else (lazy, noise)
+    if lazy.last_dim_is_batch or any(p is not None and p is not False for p in lazy.params.values()):
+        return None
+    return lazy, noise
 
 
-def _key(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> Any:
+def _key(distribution: Any, noise: torch.Tensor | None, value: Any, exact: bool) -> Any:
     found = parts(distribution, noise)
-    if found is None:
+    if found is None or not isinstance(value, torch.Tensor):
         return None
     lazy, noise = found
     x, mean = lazy.x1, distribution.loc
@@ -83,22 +86,24 @@ def _key(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exa
 
 def _problem_of(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> Problem | None:
     found = parts(distribution, noise)
-    if found is None or not torch.is_grad_enabled():
+    mean = distribution.loc
+    if found is None or not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
         return None
     lazy, noise = found
-    x, mean, kernel = lazy.x1, distribution.loc, lazy.kernel
+    x, kernel = lazy.x1, lazy.kernel
     node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
     if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
         return None
     tensors = [mean, value, noise, *kernel.parameters()]
     if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
         return None
-    if {type(mean), type(value)} - {torch.Tensor, torch.nn.Parameter} or not mean.dim() or not value.dim():
-        return None
     n = x.shape[-2]
-    batch = torch.broadcast_shapes(lazy.batch_shape, noise.shape[:-1])
-    rows = torch.broadcast_shapes(mean.shape, value.shape)
-    if rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
+    try:
+        batch = torch.broadcast_shapes(lazy.batch_shape, noise.shape[:-1])
+        rows = torch.broadcast_shapes(mean.shape, value.shape)
+        if not mean.dim() or not value.dim() or rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
+            return None
+    except RuntimeError:  # stock has something to say of it
         return None
     if not any(t.requires_grad for t in (x, *tensors)):
         return None
@@ -133,7 +138,7 @@ def ingredients(
     found = parts(distribution, noise)
     assert found is not None
     lazy, noise = found
-    return trees.read(lazy.kernel, lazy.x1), noise, value - distribution.loc
+    return trees.read(lazy.kernel, lazy.x1, trees.centre_of(lazy.x1)), noise, value - distribution.loc
 
 
 def _reference(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:

@@ -29,6 +29,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern import host, threads
 from autokern.arguments import DIAGONAL, tensors_in, variances
+from autokern.cotangents import each_cotangent
 from autokern.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
 from autokern.op import Op
 from autokern.ops._shared import (
@@ -281,6 +282,7 @@ class _Potri(torch.autograd.Function):
         return white.square().sum(-2), lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, by_quadratic, by_logdet):  # type: ignore[no-untyped-def]
         matrix, diagonal, rhs = ctx.saved_tensors
         wanted = ctx.needs_input_grad

@@ -257,8 +257,8 @@ def _keops_features(problem: Problem) -> Features:
 @KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=of_outputs, features=_keops_features, setup=True)
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
-    first = forms.read(kernel, x1)
-    return lazy.product(first, first if x1 is x2 else forms.read(kernel, x2), rhs)
+    first, others = forms.both(kernel, x1, x2)
+    return lazy.product(first, first if others is None else first._replace(points=others), rhs)
 
 
 _copied = with_copies(features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))

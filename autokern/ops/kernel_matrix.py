@@ -50,14 +50,14 @@ def _key(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Any:
     own = kernel.__dict__
     base = own["_modules"].get("base_kernel") if kernel.__class__ is ScaleKernel else kernel
     inner = base.__dict__
+    found = [p for part in (own, inner) for p in part["_parameters"].values() if p is not None]
+    dtypes = tuple([p.dtype for p in found])
     grads = None
     if torch.is_grad_enabled():
-        wanted = [p is not None and p.requires_grad for part in (own, inner) for p in part["_parameters"].values()]
-        grads = (x1.requires_grad, x2.requires_grad, *wanted)
-    raw = inner["_parameters"].get("raw_lengthscale")
+        grads = (x1.requires_grad, x2.requires_grad, *[p.requires_grad for p in found])
     batches = (own.get("_batch_shape"), inner.get("_batch_shape"), inner.get("ard_num_dims"), inner.get("nu"))
     points = (x1.__class__, x2.__class__, x1.shape, x2.shape, x1.dtype, x2.dtype, x1.device, x1 is x2)
-    return (kernel.__class__, base.__class__, raw is None or raw.dtype, batches, points, grads)
+    return (kernel.__class__, base.__class__, dtypes, batches, points, grads)
 
 
 def _problem_of(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
@@ -65,8 +65,8 @@ def _problem_of(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem |
     if family is None or not is_ours(x1, x2) or x1.shape[-1] != x2.shape[-1]:
         return None
     base = _base(kernel)
-    if base.raw_lengthscale.dtype is not x1.dtype or base.raw_lengthscale.device != x1.device:
-        return None
+    if any(p.dtype is not x1.dtype or p.device != x1.device for p in kernel.parameters()):
+        return None  # stock promotes
     try:
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
     except RuntimeError:
@@ -87,7 +87,9 @@ def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     options = {"ard_num_dims": problem.d if ard == "ard" else None, "batch_shape": batch}
     nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}.get(family)
     base = RBFKernel(**options) if nu is None else MaternKernel(nu, **options)
-    base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
+    base.lengthscale = (
+        torch.rand(base.lengthscale.shape, generator=generator, device=generator.device) * 0.5 + 0.75 * problem.d**0.5
+    )
     kernel = ScaleKernel(base, batch_shape=batch).to(dtype_of(problem))
     kernel.requires_grad_("theta" in problem.grad)
     x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad)
@@ -103,7 +105,7 @@ def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         a, b = x1.double(), x2.double()
         centre = a.mean(-2, keepdim=True)
         largest = max(((t - centre) / lengthscale).square().sum(-1).max().item() for t in (a, b))
-        change = torch.tensor([50 * EPS[problem.dtype] * largest * family.gamma], dtype=torch.float64)
+        change = a.new_tensor([50 * EPS[problem.dtype] * largest * family.gamma])
         drop = (family.derivatives[0](change * 0) - family.derivatives[0](change)).abs().item()
         truth = kernels.reference(kernels.Covariance(family, lengthscale, outputscale), a[..., rows, :], b)
         scale = 1.0 if outputscale is None else outputscale.max().item()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from linear_operator.utils import pinverse as library
 
+from autokern.cotangents import each_cotangent
 from autokern.op import Op, Run
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
 from autokern.ops._triangular import inverse_lower
@@ -173,6 +174,7 @@ class _Inverse(torch.autograd.Function):
         return x
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (x,) = ctx.saved_tensors
         return -(x.mT @ (grad @ x.mT)), None

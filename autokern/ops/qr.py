@@ -13,6 +13,7 @@ import torch
 from linear_operator import settings as library
 
 from autokern import host
+from autokern.cotangents import each_cotangent
 from autokern.op import Op, Run
 from autokern.ops._shared import (
     EPS,
@@ -209,6 +210,7 @@ class _QR(torch.autograd.Function):
         return q, r
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad_q, grad_r):  # type: ignore[no-untyped-def]
         q, r = ctx.saved_tensors
         core = r @ grad_r.mT - grad_q.mT @ q

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autokern import graphs, likelihood
+from autokern.cotangents import each_cotangent
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ingredients, ladder
 from autokern.problem import Features, Problem
 
@@ -42,6 +43,7 @@ class _Recorded(torch.autograd.Function):
         return density.clone().view(batch)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted, tensors = ctx.needs_input_grad[3:], ctx.saved_tensors
         if torch.is_grad_enabled():

@@ -1,0 +1,88 @@
+"""What all autograd functions of this package share: cotangents that vmap has batched, and values lent to the caller.
+
+Closed-form backward passes work in place and know no batching rules, so that under vmap (``is_grads_batched=True``, or
+`torch.vmap` over `torch.autograd.grad`) they serve one cotangent after the other. Floor 0: imports nothing of autokern.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+
+__all__ = ["Lent", "each_cotangent"]
+
+_torch: Any = torch  # some of what vmap is made of is not declared
+_functorch: Any = torch._C._functorch
+_is_old: Callable[[Any], bool] = _functorch.is_legacy_batchedtensor
+_is_new: Callable[[Any], bool] = _functorch.is_batchedtensor
+_keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False)
+
+
+def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward pass that serves cotangents batched by vmap one by one, and all others as they come."""
+
+    @functools.wraps(backward)
+    def served(ctx: Any, *grads: Any) -> Any:
+        for grad in grads:
+            if grad is not None and (_is_new(grad) or _is_old(grad)):
+                return _outside(served, ctx, grads, _is_old(grad))
+        return backward(ctx, *grads)
+
+    return served
+
+
+def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
+    """Leave the innermost vmap, serve what it has batched one by one, and put the results together for it.
+
+    The two of torch, an old one behind ``is_grads_batched`` and `torch.vmap`, have the same parts by other names.
+    """
+    if old:
+        level = _torch._C._vmapmode_increment_nesting() - 1
+        _torch._C._vmapmode_decrement_nesting()
+        parts = [_torch._remove_batch_dim(g, level, 1, 0).unbind() if _has(_is_old, g) else g for g in grads]
+        return tuple(g if g is None else _torch._add_batch_dim(g, 0, level) for g in _together(served, ctx, parts))
+    level = _functorch.maybe_current_level()
+    parts = [_unwrapped(g) if _has(_is_new, g) and _functorch.maybe_get_level(g) == level else g for g in grads]
+    with temporarily_pop_interpreter_stack():
+        found = _together(served, ctx, parts)
+    return tuple(g if g is None else _functorch._add_batch_dim(g, 0, level) for g in found)
+
+
+def _has(kind: Callable[[Any], bool], grad: Any) -> bool:
+    return grad is not None and kind(grad)
+
+
+def _unwrapped(grad: Any) -> Any:
+    return _functorch.get_unwrapped(grad).movedim(_functorch.maybe_get_bdim(grad), 0).unbind()
+
+
+def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[Any, ...]:
+    """Serve each element of what was taken apart, with what was not, and stack the results."""
+    count = max((len(p) for p in parts if isinstance(p, tuple)), default=1)
+    each = [served(ctx, *(p[i] if isinstance(p, tuple) else p for p in parts)) for i in range(count)]
+    columns = zip(*(found if isinstance(found, tuple) else (found,) for found in each), strict=True)
+    return tuple(None if column[0] is None else torch.stack(column) for column in columns)
+
+
+class Lent:
+    """A result that its function wants to see again in the backward pass, and that the caller may have written into.
+
+    It is held as an alias outside of autograd (no cycle with the graph), with the number of its changes.
+    """
+
+    __slots__ = ("_alias", "_version")
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self._alias: torch.Tensor | None = result.detach()
+        self._version = result._version
+
+    def take(self) -> torch.Tensor | None:
+        """Return the result, or None if it was changed; it is let go of where the graph is not kept."""
+        found = self._alias
+        if not _keeps_graph():
+            self._alias = None
+        return None if found is None or found._version != self._version else found
