@@ -44,14 +44,18 @@ def inverted(lower: torch.Tensor) -> torch.Tensor:
 
 
 def plain_gradients(
-    values: torch.Tensor | Sequence[torch.Tensor],
+    function: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
     inputs: Sequence[torch.Tensor | None],
     wanted: Sequence[bool],
     cotangents: torch.Tensor | Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of plainly computed values by the wanted inputs, as differentiable functions themselves."""
-    sources = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want and tensor is not None]
-    found = iter(torch.autograd.grad(values, sources, cotangents, create_graph=True))
+    """Return the gradients of a plain function by the wanted inputs, as differentiable functions themselves.
+
+    Each input is differentiated by under a name of its own: the same tensor may stand there twice.
+    """
+    own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
+    sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
+    found = iter(torch.autograd.grad(function(*own), sources, cotangents, create_graph=True))
     return [next(found) if want else None for want in wanted]
 
 

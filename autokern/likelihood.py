@@ -298,6 +298,8 @@ def plain(
     grad: torch.Tensor,
 ) -> list[torch.Tensor | None]:
     """Return the gradients as differentiable functions of everything; arguments as `at_once` has them."""
-    noise, residual, *rest = tensors
-    value = reference(_regrouped(node, counts, tuple(rest)), noise, residual)
-    return plain_gradients(value, tensors, wanted, grad)
+
+    def density(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return reference(_regrouped(node, counts, rest), noise, residual)
+
+    return plain_gradients(density, tensors, wanted, grad)

@@ -294,6 +294,8 @@ def _plain_gradients(
     inputs: tuple[torch.Tensor, ...], wanted: tuple[bool, ...], family: Family, grad: torch.Tensor
 ) -> list[torch.Tensor | None]:
     """Return the gradients as differentiable functions of the inputs and of `grad`."""
-    x1, x2, lengthscale, outputscale = inputs
-    k = reference(Covariance(family, lengthscale, outputscale), x1, x2)
-    return plain_gradients(k, inputs, wanted, grad)
+
+    def plain(x1: torch.Tensor, x2: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        return reference(Covariance(family, *parameters), x1, x2)
+
+    return plain_gradients(plain, inputs, wanted, grad)

@@ -163,8 +163,11 @@ class _Product(torch.autograd.Function):
         (node, counts, plan), (rhs, *tensors) = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
-            value = trees.dense(*_regrouped(node, counts, tensors)) @ rhs
-            return None, None, None, None, *plain_gradients(value, (rhs, *tensors), wanted, grad)
+
+            def times(rhs: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
+                return trees.dense(*_regrouped(node, counts, own)) @ rhs
+
+            return None, None, None, None, *plain_gradients(times, (rhs, *tensors), wanted, grad)
         tree, others = _regrouped(node, counts, tensors)
         found: list[Any] = [None] * len(tensors)
         by_rhs = None
@@ -193,8 +196,11 @@ class _Matrix(torch.autograd.Function):
         (node, counts, plan), tensors = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            value = trees.dense(*_regrouped(node, counts, tensors))
-            return None, None, None, *plain_gradients(value, tensors, wanted, grad)
+
+            def dense(*own: torch.Tensor) -> torch.Tensor:
+                return trees.dense(*_regrouped(node, counts, own))
+
+            return None, None, None, *plain_gradients(dense, tensors, wanted, grad)
         found = products.pulled_from(*_regrouped(node, counts, tensors), grad, plan)
         return None, None, None, *_only(found, wanted)
 

@@ -287,8 +287,8 @@ class _Potri(torch.autograd.Function):
         matrix, diagonal, rhs = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            values, cotangents = plain(matrix, diagonal, rhs), (by_quadratic, by_logdet)
-            return *plain_gradients(values, (matrix, diagonal, rhs), wanted[:3], cotangents), None
+            cotangents = (by_quadratic, by_logdet)
+            return *plain_gradients(plain, (matrix, diagonal, rhs), wanted[:3], cotangents), None
         with threads.scope(ctx.threads):
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
                 ctx.lower = factorise(matrix, diagonal)
