@@ -18,6 +18,7 @@ from user_code import (
     Doubled,
     Features,
     FormulaMatern,
+    FormulaRBF,
     Hyper,
     Louder,
     Own,
@@ -52,21 +53,25 @@ def _matern(nu: float, **options: Any) -> Any:
     return (FormulaMatern if FORMULAE["on"] else k.MaternKernel)(nu, **options)
 
 
+def _rbf(**options: Any) -> Any:
+    return (FormulaRBF if FORMULAE["on"] else k.RBFKernel)(**options)
+
+
 def _ard(b: torch.Size, **more: Any) -> Any:
-    return _set(k.RBFKernel(ard_num_dims=2, batch_shape=b, **more), lengthscale=[0.4, 0.7])
+    return _set(_rbf(ard_num_dims=2, batch_shape=b, **more), lengthscale=[0.4, 0.7])
 
 
 def _kiss(b: torch.Size) -> Any:
-    return k.GridInterpolationKernel(k.RBFKernel(), grid_size=12, num_dims=2, grid_bounds=[(-0.2, 1.2)] * 2)
+    return k.GridInterpolationKernel(_rbf(), grid_size=12, num_dims=2, grid_bounds=[(-0.2, 1.2)] * 2)
 
 
 def _inducing(b: torch.Size) -> Any:
     places = torch.rand(6, 2, generator=torch.Generator().manual_seed(9))
-    return k.InducingPointKernel(k.ScaleKernel(k.RBFKernel()), places, likelihoods.GaussianLikelihood())
+    return k.InducingPointKernel(k.ScaleKernel(_rbf()), places, likelihoods.GaussianLikelihood())
 
 
 KERNELS: dict[str, Callable[[torch.Size], Any]] = {
-    "rbf": lambda b: k.RBFKernel(batch_shape=b),
+    "rbf": lambda b: _rbf(batch_shape=b),
     "rbf ard": _ard,
     "matern12": lambda b: _matern(0.5, batch_shape=b),
     "matern32": lambda b: _matern(1.5, ard_num_dims=2, batch_shape=b),
@@ -76,7 +81,7 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "scaled matern32": lambda b: k.ScaleKernel(_matern(1.5, batch_shape=b), batch_shape=b),
     "scaled matern52": lambda b: k.ScaleKernel(_matern(2.5, ard_num_dims=2, batch_shape=b), batch_shape=b),
     "twice scaled": lambda b: k.ScaleKernel(k.ScaleKernel(_ard(b), batch_shape=b), batch_shape=b),
-    "active dimension": lambda b: k.ScaleKernel(k.RBFKernel(active_dims=(1,), batch_shape=b), batch_shape=b),
+    "active dimension": lambda b: k.ScaleKernel(_rbf(active_dims=(1,), batch_shape=b), batch_shape=b),
     "periodic": lambda b: k.ScaleKernel(k.PeriodicKernel(batch_shape=b), batch_shape=b),
     "rq": lambda b: k.ScaleKernel(k.RQKernel(batch_shape=b), batch_shape=b),
     "cosine": lambda b: k.ScaleKernel(k.CosineKernel(batch_shape=b), batch_shape=b),
@@ -88,7 +93,7 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "rbf + constant": lambda b: k.ScaleKernel(_ard(b), batch_shape=b) + k.ConstantKernel(batch_shape=b),
     "periodic * rbf": lambda b: k.ScaleKernel(k.PeriodicKernel(batch_shape=b) * _ard(b), batch_shape=b),
     "by dimension": lambda b: k.ScaleKernel(
-        k.RBFKernel(active_dims=(0,), batch_shape=b) * _matern(2.5, active_dims=(1,), batch_shape=b),
+        _rbf(active_dims=(0,), batch_shape=b) * _matern(2.5, active_dims=(1,), batch_shape=b),
         batch_shape=b,
     ),
     "mixture": _mixture,
@@ -107,7 +112,8 @@ KERNELS: dict[str, Callable[[torch.Size], Any]] = {
     "attribute": lambda b: k.ScaleKernel(Attribute()),
     "scaled constant": lambda b: k.ScaleKernel(k.ConstantKernel(batch_shape=b), batch_shape=b),
 }
-GRAPHLESS = "stock's Matern keeps no graph of its first derivative by the lengthscale: those of the formula are right"
+GRAPHLESS = "stock's functions keep no graph of their first derivative by the lengthscale: the formula's are right"
+ROUNDED = "stock's distances are rounded before their root is taken, on the diagonal too: the formula's are exact"
 NO_SECOND = "torch has no second derivatives of distances of fewer than 26 points, of other formulae there are some"
 PLAIN = ["scaled rbf", "scaled matern12", "scaled matern32", "scaled matern52"]
 """What autokern has formulae for."""

@@ -63,14 +63,14 @@ def _all(scenario: Scenario, known: list[Reference], found: Told) -> Iterator[st
     drawn = {r.stock.state for r in known}
     if not _ignored(scenario, "random state") and found.state not in drawn:
         yield "the random state is not stock's"
-    apart = [{n for n in found.facts.keys() ^ r.stock.facts.keys() if not _ignored(scenario, n)} for r in known]
-    if all(apart):
-        yield f"only one of both has {sorted(apart[0])[:4]}"
     for name, value in found.facts.items():
         if any(name in r.stock.facts for r in known) and not _ignored(scenario, name):
             told_of = [_gap(scenario, value, name, one) for one in known]
             if all(told_of):
                 yield f"{name}: {told_of[0]}"
+    apart = [{n for n in found.facts.keys() ^ r.stock.facts.keys() if not _ignored(scenario, n)} for r in known]
+    if all(apart):
+        yield f"only one of both has {sorted(apart[0])[:4]}"
     yield from _counted(scenario, stock, found)
 
 
@@ -103,7 +103,7 @@ def _gap(scenario: Scenario, value: Any, name: str, one: Reference) -> str:
     truth = truth.double()
     scale = _size(truth, scenario.floor if scenario.dtype == "float64" else 10 * scenario.floor)
     error, of_stock = (_largest(t - truth) / scale for t in (mine, theirs))
-    bound = 2 * of_stock + _SLACK[scenario.dtype] * scenario.kappa
+    bound = 2 * of_stock + _SLACK[scenario.dtype] * max(scenario.kappa, one.truth.kappa)
     return "" if error <= bound else f"error {error:.2g}, stock's {of_stock:.2g}, bound {bound:.2g}"
 
 

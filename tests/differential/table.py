@@ -32,7 +32,7 @@ def count(name: str) -> None:
 
 def worded(error: BaseException) -> str:
     """An exception without its numbers: which minor is found indefinite is a matter of rounding."""
-    text = re.sub(r"[-+.e\d]*\d", "#", str(error).partition("\n")[0])
+    text = re.sub(r"[-+.e\d]*\d", "#", str(error).partition("\n")[0].partition(": [torch")[0])
     return f"{type(error).__name__}: {text[:160]}"
 
 
@@ -45,12 +45,16 @@ class See:
         Of the program's data; float64 where the truth is wanted.
     first : bool
         Whether what only fills caches is done: the first of two predictions.
+    truth : bool
+        Whether this run is the one in float64 and by exact solves.
     facts : dict
         What was noted.
+    kappa : float
+        What `Scenario.kappa` is at least, as found out in the run for the truth.
     """
 
-    def __init__(self, dtype: torch.dtype, first: bool = True) -> None:
-        self.dtype, self.first, self.facts = dtype, first, Facts()
+    def __init__(self, dtype: torch.dtype, first: bool = True, truth: bool = False) -> None:
+        self.dtype, self.first, self.truth, self.facts, self.kappa = dtype, first, truth, Facts(), 0.0
 
     def __call__(self, name: str, value: Any) -> None:
         """Note a tensor, a number, a text, or a sequence of these."""
@@ -119,7 +123,8 @@ class Scenario:
     floor : float
         The size below which entries count as rounding: what cancels to nothing was a sum of ones.
     stale : str
-        Why values may be those of a fresh model as well as stock's own: where it keeps caches that no longer hold.
+        Why what stock tells in the run without `See.first` will do as well, e.g. because it keeps caches that no
+        longer hold: each value is then stock's own or that of a fresh model.
     exact : str
         Why stock's values are only an approximation, so that the truth of exact solves is asked for.
     formula : str
@@ -130,6 +135,8 @@ class Scenario:
         Whether to run once more with checks for drift at every second call.
     threads : int
         Of torch.
+    most : int
+        Runs by force, where they are long.
     """
 
     name: str
@@ -144,6 +151,7 @@ class Scenario:
     may: dict[str, str] = field(default_factory=dict)
     drift: bool = False
     threads: int = 1
+    most: int = 14
 
 
 _OPTIONS = {f.name for f in fields(Scenario)} - {"name", "program"}

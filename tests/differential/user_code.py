@@ -13,13 +13,24 @@ from gpytorch.means import Mean
 from table import count
 
 
-class FormulaMatern(MaternKernel):
+def _square(kernel, x1, x2, diag):
+    one, other = x1 / kernel.lengthscale, x2 / kernel.lengthscale
+    gap = one - other if diag else one.unsqueeze(-2) - other.unsqueeze(-3)
+    return gap.square().sum(-1)
+
+
+class FormulaRBF(RBFKernel):
     """The formula on plain distances, which can be differentiated as often as one likes."""
 
     def forward(self, x1, x2, diag=False, **params):
-        one, other = x1 / self.lengthscale, x2 / self.lengthscale
-        gap = one - other if diag else one.unsqueeze(-2) - other.unsqueeze(-3)
-        square = gap.square().sum(-1)
+        return _square(self, x1, x2, diag).div(-2).exp()
+
+
+class FormulaMatern(MaternKernel):
+    """The same of the Matern family."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        square = _square(self, x1, x2, diag)
         apart = square > 0
         distance = torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0) * (2 * self.nu) ** 0.5
         grown = {0.5: 1.0, 1.5: 1 + distance, 2.5: 1 + distance + (2 * self.nu) * square / 3}[self.nu]

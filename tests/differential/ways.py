@@ -24,8 +24,6 @@ from autokern import dispatch, drift, hooks, store
 from autokern.op import get
 
 HOSTS = sorted((Path(__file__).parents[2] / "calibration" / "hosts").glob("*.json"))
-MOST = 14
-"""Runs with forced candidates of one scenario."""
 BOTORCH = botorch.__version__
 _ONCE = ("TypedStorage is deprecated", "Sparse invariant checks", "torch.sparse.SparseTensor", "torch.jit")
 """Warnings of torch about itself, of the library's own code."""
@@ -40,6 +38,7 @@ class Told(NamedTuple):
     warned: frozenset[str]
     state: str
     counts: dict[str, int]
+    kappa: float = 0.0
 
 
 @contextlib.contextmanager
@@ -80,7 +79,7 @@ def _undisturbed(threads: int) -> Iterator[None]:
 
 def told(scenario: Scenario, truth: bool = False, first: bool = True, formula: bool = False) -> Told:
     """Run a program once, under whatever is enabled."""
-    see = See(torch.float64 if truth else getattr(torch, scenario.dtype), first)
+    see = See(torch.float64 if truth else getattr(torch, scenario.dtype), first, truth)
     COUNTS.clear()
     FORMULAE["on"] = formula
     raised = ""
@@ -96,7 +95,7 @@ def told(scenario: Scenario, truth: bool = False, first: bool = True, formula: b
         state = hashlib.sha1(torch.get_rng_state().numpy().tobytes()).hexdigest()[:8]
     heard = (f"{w.category.__name__}: {w.message}"[:200] for w in caught)
     warned = frozenset(one for one in heard if not any(own in one for own in _ONCE))
-    return Told(see.facts, raised, warned, state, dict(COUNTS))
+    return Told(see.facts, raised, warned, state, dict(COUNTS), see.kappa)
 
 
 @contextlib.contextmanager
@@ -169,7 +168,7 @@ def _left(found: list[Any]) -> dict[str, list[str]]:
     }
 
 
-def forced(scenario: Scenario, most: int = MOST) -> Iterator[tuple[str, Told]]:
+def forced(scenario: Scenario, most: int) -> Iterator[tuple[str, Told]]:
     """Run without a profile, then with all ops forced at once until each candidate has run where it can."""
     todo: dict[str, list[str]] = {}
     done: set[tuple[str, str]] = set()
@@ -195,13 +194,13 @@ def forced(scenario: Scenario, most: int = MOST) -> Iterator[tuple[str, Told]]:
             left[:] = [name for name in left if (op, name) not in done and failed.get((op, name), 0) < 2]
 
 
-def runs(scenario: Scenario, hosts: list[Path], seeds: tuple[int, ...] = (1,), most: int = MOST) -> Iterator[Any]:
+def runs(scenario: Scenario, hosts: list[Path], seeds: tuple[int, ...] = (1,), most: int = 99) -> Iterator[Any]:
     """Run a scenario in every way but stock, within `enabled`; yield names and what became of each."""
     for host in hosts:
         with session(AUTOKERN_PROFILE=str(host)):
             found = told(scenario)
         yield host.stem, found
-    yield from forced(scenario, most)
+    yield from forced(scenario, min(most, scenario.most))
     for seed in seeds:
         with session(AUTOKERN_FORCE=f"random:{seed}"):
             found = told(scenario)

@@ -129,6 +129,7 @@ def changed(see: See, event: str, when: str):
         if see.first:
             _ = other(x).variance
         EVENTS[event](see, other)
+        other = other if see.first else copy.deepcopy(other)
     see.posterior("grown", other(x))
     see("variance again", other(points(see, 3, seed=2)).variance)
 

@@ -126,7 +126,10 @@ def orthogonal(see: See, shape: str):
         see("inverse", stable_pinverse(a))
 
 
-@scenarios(cases(change=["matrix", "right side"], what=["solve", "logdet", "product"]))
+@scenarios(
+    cases(change=["matrix", "right side"], what=["solve", "logdet", "product"]),
+    stale="a backward pass that kept what it needs may give the gradients where stock's says that something was changed",
+)
 def changed_before_backward(see: See, change: str, what: str):
     a, right = positive(see).requires_grad_(), points(see, 12, seed=2).requires_grad_()
     held, other = a * 1.0, right * 1.0
@@ -137,6 +140,7 @@ def changed_before_backward(see: See, change: str, what: str):
         "product": lambda: operator @ other,
     }[what]()
     with torch.no_grad():
-        (held if change == "matrix" else other).mul_(1.5)
+        if see.first:
+            (held if change == "matrix" else other).mul_(1.5)
     with see.attempt("backward"):
         see.grads("found", found.sin(), {"a": a, "right": right})

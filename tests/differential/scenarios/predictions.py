@@ -94,9 +94,9 @@ def parts_of_models(see: See, likelihood: str, mean: str = "constant", setting: 
     cases(n=[130], m=[0, 1, 70]),
     cases(n=[0], m=[4], kernel=["scaled rbf", "own"]),
     cases(n=[0], m=[4], setting=["fast"]),
-    cases(n=[40], m=[600, 1100], threads=2),
-    cases(n=[600], m=[30], threads=2),
-    cases(n=[100], m=[1100], dtype="float32", threads=2),
+    cases(n=[40], m=[600, 1100], threads=2, most=5),
+    cases(n=[600], m=[30], threads=2, most=5),
+    cases(n=[100], m=[1100], dtype="float32", threads=2, most=5),
     cases(n=[130], m=[70], setting=["fast", "attached"], dtype="float32"),
 )
 def sizes(see: See, n: int, m: int, kernel: str = "scaled rbf", setting: str = "defaults"):
@@ -110,9 +110,9 @@ def sizes(see: See, n: int, m: int, kernel: str = "scaled rbf", setting: str = "
 
 
 @scenarios(
-    cases(n=[820], m=[12], setting=["defaults", "fast"], exact=CG, may=PROBES, threads=2),
-    cases(n=[1000], m=[3], exact=CG, threads=2),
-    cases(n=[820], m=[12], library="botorch", threads=2),
+    cases(n=[820], m=[12], setting=["defaults", "fast"], exact=CG, may=PROBES, threads=2, most=5),
+    cases(n=[1000], m=[3], exact=CG, threads=2, most=5),
+    cases(n=[820], m=[12], library="botorch", threads=2, most=5),
 )
 def beyond_800_points(see: See, n: int, m: int, setting: str = "defaults"):
     with under(setting), torch.no_grad():

@@ -49,7 +49,7 @@ def a_step(see: See, kernel: str, mean: str = "constant", likelihood: str = "gau
     cases(kernel=["scaled rbf", "scaled matern52"], n=[1, 2, 130]),
     cases(kernel=["scaled rbf", "own"], n=[0]),
     cases(kernel=["scaled rbf", "rbf + matern"], n=[60, 130], dtype="float32"),
-    cases(kernel=["scaled rbf"], n=[600], threads=2),
+    cases(kernel=["scaled rbf"], n=[600], threads=2, most=5),
 )
 def a_size(see: See, kernel: str, n: int):
     model = regression(see, n, kernel)
@@ -59,9 +59,9 @@ def a_size(see: See, kernel: str, n: int):
 
 
 @scenarios(
-    cases(kernel=["scaled rbf", "own"], n=[820], exact=CG, may=PROBES, drift=True, threads=2),
-    cases(kernel=["scaled matern52"], n=[1000], exact=CG, may=PROBES, threads=2),
-    cases(kernel=["scaled rbf"], n=[820], library="botorch", threads=2),
+    cases(kernel=["scaled rbf", "own"], n=[820], exact=CG, may=PROBES, drift=True, threads=2, most=5),
+    cases(kernel=["scaled matern52"], n=[1000], exact=CG, may=PROBES, threads=2, most=5),
+    cases(kernel=["scaled rbf"], n=[820], library="botorch", threads=2, most=5),
 )
 def beyond_800(see: See, kernel: str, n: int):
     model = regression(see, n, kernel)

@@ -1,0 +1,143 @@
+"""Scenarios beyond the table: hypothesis composes kernel, likelihood, event, derivative, setting and dtype."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from builders import GRAPHLESS, KERNELS, LIKELIHOODS, MEANS, points, regression
+from gpytorch.kernels import ScaleKernel
+from hypothesis import strategies as st
+from judge import judged
+from scenarios.events import EVENTS, STALE
+from scenarios.predictions import under
+from scenarios.training import loss_of
+from table import Scenario, See
+
+LEAVES = ["rbf", "rbf ard", "matern12", "matern32", "matern52", "active dimension", "rq", "periodic", "own", "doubled",
+          "wrong diagonal", "deep", "buffered", "scaled rbf", "scaled matern52", "linear"]  # fmt: skip
+SETTINGS = ["defaults", "fast", "attached", "small eager", "eager kernels", "memory efficient"]
+MOMENTS = ["outputscale setter", "noise setter", "load_state_dict", "fused Adam", "fused SGD", "SGD", "data copy",
+           "data assigned", "initialize", "in place", "mean in place", "targets in place", "data set", "frozen",
+           "trained and evaluated", "points in place"]  # fmt: skip
+DERIVATIVES = ["none", "by hyperparameters", "by points", "twice", "batched", "no_grad", "inference"]
+Tree = Any
+
+
+class Recipe(NamedTuple):
+    """What is drawn."""
+
+    kernel: Tree
+    likelihood: str
+    mean: str
+    n: int
+    m: int
+    event: str
+    late: bool
+    derivative: str
+    setting: str
+    dtype: str
+
+
+def _trees() -> st.SearchStrategy[Tree]:
+    def grown(inner: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
+        pair = st.tuples(st.sampled_from(["+", "*"]), inner, inner)
+        return st.one_of(pair, st.tuples(st.just("scaled"), inner))
+
+    return st.recursive(st.sampled_from(LEAVES), grown, max_leaves=3)
+
+
+def recipes(largest: int) -> st.SearchStrategy[Recipe]:
+    """A strategy of recipes with at most so many points."""
+    return st.builds(
+        Recipe,
+        kernel=_trees(),
+        likelihood=st.sampled_from([k for k in LIKELIHOODS if k != "missing"]),
+        mean=st.sampled_from(list(MEANS)),
+        n=st.integers(1, largest),
+        m=st.integers(1, largest),
+        event=st.sampled_from(["none", *MOMENTS]),
+        late=st.booleans(),
+        derivative=st.sampled_from(DERIVATIVES),
+        setting=st.sampled_from(SETTINGS),
+        dtype=st.sampled_from(["float64", "float64", "float32"]),
+    )
+
+
+def kernel_of(tree: Tree) -> Any:
+    if isinstance(tree, str):
+        return KERNELS[tree](torch.Size())
+    if tree[0] == "scaled":
+        return ScaleKernel(kernel_of(tree[1]))
+    one, other = kernel_of(tree[1]), kernel_of(tree[2])
+    return one + other if tree[0] == "+" else one * other
+
+
+def _words(tree: Tree) -> str:
+    return tree if isinstance(tree, str) else f"{tree[0]}({', '.join(map(_words, tree[1:]))})"
+
+
+def program(see: See, recipe: Recipe) -> None:
+    """Train, predict, let something happen, predict again or read what was predicted."""
+    kernel = ScaleKernel(kernel_of(recipe.kernel))  # which events change
+    model = regression(see, recipe.n, kernel, recipe.likelihood, recipe.mean)
+    with under(recipe.setting), see.attempt("went"):
+        loss = loss_of(model)
+        see("loss", loss)
+        see.grads("loss", loss, model)
+        model.eval()
+        z = points(see, recipe.m, seed=5).requires_grad_(recipe.derivative == "by points")
+        if see.first or recipe.late:
+            p = model(z)
+            _ = None if recipe.late else (p.mean, p.variance)
+        if recipe.event != "none":
+            EVENTS[recipe.event](see, model)
+        if not recipe.late:
+            grad, inference = recipe.derivative != "no_grad", recipe.derivative == "inference"
+            with torch.set_grad_enabled(grad), torch.inference_mode(inference):
+                p = model(z)
+                _ = p.variance if inference else None
+        _read(see, recipe, model, p, z)
+
+
+def _read(see: See, recipe: Recipe, model: Any, p: Any, z: torch.Tensor) -> None:
+    see.posterior("posterior", p)
+    by = {"z": z} if recipe.derivative == "by points" else model
+    if recipe.derivative in ("by hyperparameters", "by points") and p.variance.requires_grad:
+        see.grads("variance", p.variance.sin(), by)
+        if p.mean.requires_grad:
+            see.grads("mean", p.mean.sin(), by)
+    elif recipe.derivative == "twice" and p.variance.requires_grad:
+        ps = [q for q in model.parameters() if q.requires_grad]
+        first = torch.autograd.grad(p.variance.sum(), ps, create_graph=True, allow_unused=True)
+        graphs = [g for g in first if g is not None and g.requires_grad]
+        if graphs:
+            see.grads("second", sum(g.sin().sum() for g in graphs), model)
+    elif recipe.derivative == "batched" and p.variance.requires_grad:
+        ps = [q for q in model.parameters() if q.requires_grad]
+        each = torch.eye(p.variance.numel(), dtype=p.variance.dtype)[:3]
+        found = torch.autograd.grad(p.variance, ps, each, is_grads_batched=True, allow_unused=True)
+        see("each", [f for f in found if f is not None])
+
+
+def scenario_of(recipe: Recipe) -> Scenario:
+    """The scenario of a recipe; its kernels may make a matrix singular but for the noise."""
+    words = [_words(recipe.kernel), *map(str, recipe[1:])]
+    kappa = 100.0 * (30.0 if "matern12" in words[0] else 1.0)
+    second = recipe.derivative == "twice" or "matern" in words[0]
+    return Scenario(
+        f"drawn: {', '.join(words)}",
+        partial(program, recipe=recipe),
+        recipe.dtype,
+        kappa=kappa,
+        stale=STALE if recipe.event != "none" else "",
+        formula=GRAPHLESS if second else "",
+    )
+
+
+def complaints(recipe: Recipe, most: int) -> list[str]:
+    """What differs in any way from stock, with at most so many runs by force."""
+    scenario = scenario_of(recipe)
+    _, found = judged(scenario, most=most)
+    return [f"{scenario.name} [{way}] {text}" for way, texts in found.items() for text in texts[:4]]

@@ -1,0 +1,246 @@
+"""A state machine over one model: whatever is done to it, it predicts as a fresh one does, or as stock's own stale one.
+
+Two models go through the same life, one under autokern and one under stock. After every step the first one's mean and
+variance are those of a copy of the second without caches, or the second's own. What is read late of a posterior is
+what stock computed at its call, with its gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from builders import points, regression
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scenarios.events import EVENTS
+from scenarios.late import Predicts
+from scenarios.predictions import under
+from scenarios.training import loss_of
+from table import See
+from user_code import Buffered
+from ways import defaults, enabled, session
+
+import autokern
+
+WAYS = ["outputscale setter", "lengthscale setter", "noise setter", "initialize", "data copy", "data assigned",
+        "load_state_dict", "Adam", "fused Adam", "fused SGD", "in place", "other parameter"]  # fmt: skip
+"""The seven ways to set a hyperparameter (the eighth, `functional_call`, is a rule of its own), some for several."""
+_TIGHT = 1e-6
+"""Of the largest entry: the two models' hyperparameters drift apart by rounding while they are trained."""
+_MOST = 40
+"""Points of a model; fantasies end there."""
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    scale = max(expected.detach().abs().max().item(), 1e-2)
+    return bool(((found - expected).abs().max() / scale) <= _TIGHT)
+
+
+def attempted(read: Callable[[], Any]) -> tuple[Any, str]:
+    """Return what was read and nothing, or nothing and how it failed."""
+    try:
+        return read(), ""
+    except Exception as error:
+        return None, type(error).__name__
+
+
+def moments(p: Any) -> tuple[torch.Tensor, ...]:
+    return p.mean, p.variance, p.covariance_matrix
+
+
+def gradients(of: torch.Tensor, by: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    wanted = [p for p in by if p.requires_grad]
+    found = iter(torch.autograd.grad(of.sum(), wanted, allow_unused=True, retain_graph=True))
+    return [next(found) if p.requires_grad else None for p in by]
+
+
+class Life(RuleBasedStateMachine):
+    """Of one model; subclasses say in which way autokern runs."""
+
+    orders: dict[str, str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = contextlib.ExitStack()
+        self.stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        self.stack.enter_context(defaults("gpytorch"))
+        self.stack.enter_context(torch.random.fork_rng(devices=[]))
+        self.stack.enter_context(enabled())
+        self.stack.enter_context(session(**self.orders))
+        self.see = See(torch.float64)
+        self.late: list[tuple[Any, ...]] = []
+        self.places = 1
+
+    def teardown(self) -> None:
+        self.stack.close()
+
+    @contextlib.contextmanager
+    def stock(self):
+        autokern.disable()
+        try:
+            yield
+        finally:
+            autokern.enable()
+
+    def both(self, act: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Do the same to both models; return what it gave."""
+        ours, failed = attempted(lambda: act(self.ours))
+        with self.stock():
+            theirs, their_failure = attempted(lambda: act(self.theirs))
+        assert failed == their_failure, f"{failed or 'nothing'} was raised, by stock {their_failure or 'nothing'}"
+        return ours, theirs
+
+    def at(self, m: int, seed: int | None = None) -> torch.Tensor:
+        return points(self.see, m, seed=self.places if seed is None else seed)
+
+    @initialize(kernel=st.sampled_from(["known", "buffered", "own"]), likelihood=st.sampled_from(["gaussian", "fixed"]),
+                setting=st.sampled_from(["defaults", "fast", "attached"]))  # fmt: skip
+    def born(self, kernel: str, likelihood: str, setting: str) -> None:
+        self.stack.enter_context(under(setting))
+        self.kind, self.setting = kernel, setting
+
+        def made() -> Any:
+            known = ScaleKernel(RBFKernel(ard_num_dims=2))
+            other = {"known": known, "buffered": known + ScaleKernel(Buffered()), "own": "own"}[kernel]
+            return regression(self.see, 12, other, likelihood).eval()
+
+        self.ours, self.theirs = made(), made()
+
+    @rule(fused=st.booleans())
+    def train(self, fused: bool) -> None:
+        def step(model: Any) -> list[torch.Tensor]:
+            ps = [p for p in model.parameters() if p.requires_grad]
+            optimizer = torch.optim.Adam(ps, lr=0.05, fused=fused)
+            loss = loss_of(model)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.eval()
+            return [loss.detach(), *(p.grad for p in ps if p.grad is not None)]
+
+        ours, theirs = self.both(step)
+        assert all(map(close, ours or (), theirs or ())), "a step of training"
+
+    @rule(way=st.sampled_from(WAYS))
+    def set_hyperparameter(self, way: str) -> None:
+        if way != "noise setter" or hasattr(self.ours.likelihood, "raw_noise"):
+            self.both(lambda model: EVENTS[way](self.see, model))
+
+    @rule()
+    def mode(self) -> None:
+        self.both(lambda model: model.train().eval())
+
+    @rule(what=st.sampled_from(["points in place", "targets in place", "data set", "targets set", "mean in place"]))
+    @precondition(lambda self: self.ours.train_targets.dim() == 1)
+    def change_data(self, what: str) -> None:
+        if what != "data set" or hasattr(self.ours.likelihood, "raw_noise"):
+            self.both(lambda model: EVENTS[what](self.see, model))
+
+    @rule()
+    @precondition(lambda self: getattr(self, "kind", "") == "buffered")
+    def change_buffer(self) -> None:
+        def change(model: Any) -> None:
+            next(m for m in model.modules() if isinstance(m, Buffered)).shift.mul_(1.5)
+
+        self.both(change)
+
+    @rule()
+    @precondition(lambda self: hasattr(self, "ours") and not hasattr(self.ours.likelihood, "raw_noise"))
+    def change_fixed_noise(self) -> None:
+        self.both(lambda model: model.likelihood.noise.mul_(1.5))
+
+    @rule(q=st.integers(1, 3))
+    @precondition(lambda self: self.ours.train_targets.shape[-1] < _MOST)
+    def fantasise(self, q: int) -> None:
+        z = self.at(q, 77)
+        noise = {} if hasattr(self.ours.likelihood, "raw_noise") else {"noise": torch.full((q,), 0.2).double()}
+        made = self.both(lambda model: model.get_fantasy_model(z, z[:, 0], **noise))
+        if None not in made:
+            self.ours, self.theirs = made
+
+    @rule(how=st.sampled_from(["pickle", "deepcopy"]))
+    def duplicate(self, how: str) -> None:
+        copied = copy.deepcopy if how == "deepcopy" else lambda model: pickle.loads(pickle.dumps(model))
+        made = self.both(copied)
+        if None not in made:
+            self.ours, self.theirs = made
+
+    @rule(m=st.integers(1, 9), grad=st.booleans())
+    def predict(self, m: int, grad: bool) -> None:
+        self.places += 1
+        with torch.set_grad_enabled(grad):
+            self._predicts_as_it_should(m)
+
+    @rule(m=st.integers(1, 9))
+    def functional(self, m: int) -> None:
+        x = self.at(m, 55)
+
+        def called(model: Any) -> list[torch.Tensor]:
+            fresh = model if self.setting == "attached" else copy.deepcopy(model)
+            wrap = Predicts(fresh)
+            named = {name: p for name, p in wrap.named_parameters() if p.requires_grad}
+            p = torch.func.functional_call(wrap, {name: 1.1 * q for name, q in named.items()}, (x,))
+            found = torch.autograd.grad(p.variance.sum(), list(named.values()), allow_unused=True)
+            return [p.variance, *(g for g in found if g is not None)]
+
+        ours, theirs = self.both(called)
+        if theirs is not None:
+            assert len(ours) == len(theirs)
+            assert all(map(close, ours, theirs)), "a functional call"
+
+    @rule(m=st.integers(1, 9))
+    @precondition(lambda self: len(self.late) < 3)
+    def predict_for_later(self, m: int) -> None:
+        x = self.at(m)
+        ours, theirs = self.both(lambda model: model(x))
+        if theirs is not None:
+            with self.stock():
+                kept = theirs.variance.detach().clone()
+                fresh, _ = attempted(lambda: copy.deepcopy(self.theirs)(x).variance.detach())
+            names = list(dict(self.ours.named_parameters()))
+            of_ours, of_theirs = (list(model.parameters()) for model in (self.ours, self.theirs))
+            self.late.append((ours, theirs, [kept] if fresh is None else [kept, fresh], (names, of_ours, of_theirs)))
+
+    @rule(joint=st.booleans())
+    @precondition(lambda self: bool(self.late))
+    def read_late(self, joint: bool) -> None:
+        """What was predicted before later changes: as it was, with gradients to the parameters of its call."""
+        ours, theirs, allowed, (names, of_ours, of_theirs) = self.late.pop(0)
+        found = ours.covariance_matrix.diagonal(dim1=-2, dim2=-1) if joint else ours.variance
+        assert any(close(found, one) for one in allowed), "a variance read late"
+        with self.stock():
+            expected, failed = attempted(lambda: gradients(theirs.variance, of_theirs))
+        if not failed and len(allowed) == 2 and close(*allowed):  # else stock's own graph is of stale caches
+            for name, one, other in zip(names, gradients(found, of_ours), expected, strict=True):
+                assert one is None if other is None else close(one, other), f"the late gradient by {name}"
+
+    def _predicts_as_it_should(self, m: int) -> None:
+        x = self.at(m)
+        ours, failed = attempted(lambda: moments(self.ours(x)))
+        with self.stock():
+            theirs, stale = attempted(lambda: moments(self.theirs(x)))
+            fresh, fails = attempted(lambda: moments(copy.deepcopy(self.theirs)(x)))
+        if failed:
+            assert failed in (stale, fails), f"{failed} was raised, by stock {stale or 'nothing'}"
+            return
+        for k, what in enumerate(("mean", "variance", "covariance")):
+            expected = [one[k] for one in (fresh, theirs) if one is not None]
+            words = [one[k].flatten()[:3].tolist() if one is not None else None for one in (ours, fresh, theirs)]
+            assert any(close(ours[k], one) for one in expected), (
+                f"{what} {words[0]}, of a fresh model {words[1]}, stock's own {words[2]}"
+            )
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "ours"):
+            self._predicts_as_it_should(4)
