@@ -24,6 +24,7 @@ from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
 from autokern.arguments import DIAGONAL, variances
 from autokern.explained import Differentiated
+from autokern.frozen import frozen
 from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 
@@ -183,7 +184,8 @@ def _matrix(made_of: tuple[Any, Any], attached: bool) -> torch.Tensor:
     x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
     if lazy.x1 is lazy.x2:
         x2 = x1
-    k = LazyEvaluatedKernelTensor(x1, x2, kernel=lazy.kernel, **lazy.params).evaluate_kernel().to_dense()
+    kernel = frozen(lazy.kernel) if torch.is_grad_enabled() else lazy.kernel  # the graph may be read late
+    k = LazyEvaluatedKernelTensor(x1, x2, kernel=kernel, **lazy.params).evaluate_kernel().to_dense()
     noise = variances(diagonal) if attached else variances(diagonal).detach()
     ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # another kernel may keep what it returns
     if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:

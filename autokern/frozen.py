@@ -22,8 +22,7 @@ def is_library(module: torch.nn.Module) -> bool:
 
     A class of the user's may keep anything anywhere, count its calls, or mean something else by a method.
     """
-    kind = type(module)
-    if kind.__module__.partition(".")[0] not in _LIBRARIES:
+    if type(module).__module__.partition(".")[0] not in _LIBRARIES or "forward" in module.__dict__:
         return False
     return all(part is None or is_library(part) for part in module._modules.values())
 

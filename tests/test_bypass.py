@@ -196,3 +196,18 @@ def test_kernel_matrices_of_two_dtypes_have_the_dtype_of_stock():
             if name not in ("compiled", "accelerator", "cpu"):
                 with autokern.using(force={"kernel_matrix": name}):
                     assert kernel(x).to_dense().dtype is expected.dtype
+
+
+@pytest.mark.parametrize("part", ["scale", "base"])
+def test_a_forward_that_was_put_on_one_kernel_is_what_is_trained(part):
+    def value(changed):
+        model = Regression()
+        kernel = model.covar_module if part == "scale" else model.covar_module.base_kernel
+        if changed:
+            kernel.forward = lambda x1, x2, **params: type(kernel).forward(kernel, 0.5 * x1, 0.5 * x2, **params)
+        return loss(model)
+
+    expected = value(changed=True)
+    with autokern.enabled(), forced():
+        value(changed=False)
+        torch.testing.assert_close(value(changed=True), expected)

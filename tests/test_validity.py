@@ -216,6 +216,23 @@ def test_what_is_read_late_is_that_of_the_call(candidate, change):
 
 
 @each_candidate
+@pytest.mark.parametrize("change", ["outputscale setter", "lengthscale setter", "data", "Adam, fused"])
+def test_gradients_of_what_is_read_late_are_those_of_the_call(candidate, change):
+    """Stock's are not: what it saves for the backward pass is written to."""
+    x = points(300, seed=5)
+
+    def gradients(model, change):
+        parameters = [*model.covar_module.parameters()]
+        posterior = model(x)
+        change(model)
+        return torch.autograd.grad(posterior.variance.sum() + posterior.covariance_matrix.sum(), parameters)
+
+    expected = gradients(Regression(), lambda model: None)
+    with autokern.enabled(), autokern.using(force={"predict": candidate}):
+        close(gradients(Regression(), CHANGES[change]), expected, 1e-6)
+
+
+@each_candidate
 def test_what_is_read_late_under_autocast_or_in_inference_mode(candidate):
     x = points(300, seed=5)
 
@@ -371,11 +388,24 @@ def test_parameters_of_two_dtypes_give_the_dtype_of_stock(candidate):
 
 
 @each_candidate
-def test_no_training_data_at_all(candidate):
+@pytest.mark.parametrize("fast", [False, True])
+def test_no_training_data_at_all(candidate, fast):
     def predicted():
-        model = Regression(0)
-        posterior = model(points(4, seed=5))
-        return moments(posterior)
+        with settings.fast_pred_var(fast):
+            return moments(Regression(0)(points(4, seed=5)))
+
+    expected = predicted()
+    with autokern.enabled(), autokern.using(force={"predict": candidate}):
+        close(predicted(), expected)
+
+
+@each_candidate
+def test_a_forward_that_was_put_on_one_kernel(candidate):
+    def predicted():
+        model = Regression()
+        base = model.covar_module.base_kernel
+        base.forward = lambda x1, x2, **params: RBFKernel.forward(base, 0.5 * x1, 0.5 * x2, **params)
+        return moments(model(points(300, seed=5)))
 
     expected = predicted()
     with autokern.enabled(), autokern.using(force={"predict": candidate}):

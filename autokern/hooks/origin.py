@@ -69,7 +69,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         names = [name for name, module in parent.named_modules() if module is theirs]
         kernel = model.get_submodule(names[0]) if names else None
     known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
-    if type(strategy) is not DefaultPredictionStrategy or not known:
+    if type(strategy) is not DefaultPredictionStrategy or not known or not strategy.num_train:
         return False
     _origins[strategy] = _Origin(
         weakref.ref(kernel),

@@ -187,7 +187,9 @@ def family(name: str) -> Family:
 
 
 def family_of(kernel: Kernel) -> Family | None:
-    """Return the family that is the formula of a kernel, by its exact class, or None."""
+    """Return the family that is the formula of a kernel, by exact class and forward, or None."""
+    if "forward" in kernel.__dict__:
+        return None
     return next((f for f in _OF_KERNEL.get(type(kernel), ()) if f.matches(kernel)), None)
 
 

@@ -94,6 +94,8 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
     """
     kind = type(kernel)
     found = family_of(kernel)
+    if "forward" in kernel.__dict__:
+        return None
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
     if kind is ConstantKernel:
@@ -143,7 +145,7 @@ def key(kernel: Kernel) -> Any:
         inner = tuple(key(child) for child in parts["kernels"])
     else:
         inner = own.get("nu")
-    return (kind, parameters, own["_buffers"].get("active_dims") is None, inner)
+    return (kind, parameters, own["_buffers"].get("active_dims") is None, "forward" in own, inner)
 
 
 def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
