@@ -25,13 +25,20 @@ from scenarios.predictions import under
 from scenarios.training import loss_of
 from table import See
 from user_code import Buffered
-from ways import defaults, enabled, session
+from ways import HOSTS, defaults, enabled, session
 
 import autokern
 
-WAYS = ["outputscale setter", "lengthscale setter", "noise setter", "initialize", "data copy", "data assigned",
+SETTERS = ["outputscale setter", "lengthscale setter", "noise setter", "initialize", "data copy", "data assigned",
         "load_state_dict", "Adam", "fused Adam", "fused SGD", "in place", "other parameter"]  # fmt: skip
 """The seven ways to set a hyperparameter (the eighth, `functional_call`, is a rule of its own), some for several."""
+WAYS = {
+    "recorded": {"AUTOKERN_PROFILE": str(HOSTS[0])},
+    "the other recorded": {"AUTOKERN_PROFILE": str(HOSTS[-1])},
+    "lazy": {"AUTOKERN_FORCE": "predict=lazy"},
+    "lazy-product": {"AUTOKERN_FORCE": "predict=lazy-product,fantasy=rows"},
+}
+"""How autokern runs while a model lives."""
 _TIGHT = 1e-6
 """Of the largest entry: the two models' hyperparameters drift apart by rounding while they are trained."""
 _MOST = 40
@@ -92,6 +99,10 @@ class Life(RuleBasedStateMachine):
         finally:
             autokern.enable()
 
+    def fresh(self) -> Any:
+        """A model of the present state without caches."""
+        return copy.deepcopy(self.theirs)
+
     def both(self, act: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Do the same to both models; return what it gave."""
         ours, failed = attempted(lambda: act(self.ours))
@@ -131,7 +142,7 @@ class Life(RuleBasedStateMachine):
         ours, theirs = self.both(step)
         assert all(map(close, ours or (), theirs or ())), "a step of training"
 
-    @rule(way=st.sampled_from(WAYS))
+    @rule(way=st.sampled_from(SETTERS))
     def set_hyperparameter(self, way: str) -> None:
         if way != "noise setter" or hasattr(self.ours.likelihood, "raw_noise"):
             self.both(lambda model: EVENTS[way](self.see, model))
@@ -206,7 +217,7 @@ class Life(RuleBasedStateMachine):
         if theirs is not None:
             with self.stock():
                 kept = theirs.variance.detach().clone()
-                fresh, _ = attempted(lambda: copy.deepcopy(self.theirs)(x).variance.detach())
+                fresh, _ = attempted(lambda: self.fresh()(x).variance.detach())
             names = list(dict(self.ours.named_parameters()))
             of_ours, of_theirs = (list(model.parameters()) for model in (self.ours, self.theirs))
             self.late.append((ours, theirs, [kept] if fresh is None else [kept, fresh], (names, of_ours, of_theirs)))
@@ -229,7 +240,7 @@ class Life(RuleBasedStateMachine):
         ours, failed = attempted(lambda: moments(self.ours(x)))
         with self.stock():
             theirs, stale = attempted(lambda: moments(self.theirs(x)))
-            fresh, fails = attempted(lambda: moments(copy.deepcopy(self.theirs)(x)))
+            fresh, fails = attempted(lambda: moments(self.fresh()(x)))
         if failed:
             assert failed in (stale, fails), f"{failed} was raised, by stock {stale or 'nothing'}"
             return

@@ -73,15 +73,22 @@ def read_after(see: See, event: str, kernel: str = "scaled rbf", m: int = 9, set
         model = regression(see, 22, kernel).eval()
         p, q = model(points(see, m, seed=1)), model(points(see, m, seed=2))
         noisy, part = model.likelihood(model(points(see, 5, seed=3))), p[..., 1:4]
+
+        def read():
+            see("variance", p.variance)
+            see("mean", p.mean)
+            see("part", part.variance)
+            see("part's covariance", part.covariance_matrix)
+            see("covariance", q.covariance_matrix[:9, :9])
+            see("noisy", noisy.variance)
+            with see.attempt("gradient"):
+                see.grads("variance", p.variance.sin(), model)
+
+        if not see.first:
+            read()
         EVENTS[event](see, model)
-        see("variance", p.variance)
-        see("mean", p.mean)
-        see("part", part.variance)
-        see("part's covariance", part.covariance_matrix)
-        see("covariance", q.covariance_matrix[:9, :9])
-        see("noisy", noisy.variance)
-        with see.attempt("gradient"):
-            see.grads("variance", p.variance.sin(), model)
+        if see.first:
+            read()
 
 
 LATER = {

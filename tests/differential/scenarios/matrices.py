@@ -128,7 +128,7 @@ def orthogonal(see: See, shape: str):
 
 @scenarios(
     cases(change=["matrix", "right side"], what=["solve", "logdet", "product"]),
-    stale="a backward pass that kept what it needs may give the gradients where stock's says that something was changed",
+    stale="who kept what a backward pass needs may give the gradients where stock's says that something was changed",
 )
 def changed_before_backward(see: See, change: str, what: str):
     a, right = positive(see).requires_grad_(), points(see, 12, seed=2).requires_grad_()

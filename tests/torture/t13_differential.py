@@ -1,0 +1,85 @@
+"""T13: what hypothesis composes of kernels, likelihoods, events, derivatives and settings is stock's, in every way.
+
+A longer draw than that of `tests/differential`, whose ways and comparisons these are: recipes, each as stock,
+with a recorded profile, without one, forced to candidate after candidate and drawn at random; and lives of one model,
+which after every step predicts as a fresh one does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from harness import Findings, Mutation, main
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "differential"))
+
+
+class Size(NamedTuple):
+    """How much is drawn: recipes, the most points of one, runs by force, lives of a model, steps, and anew or not."""
+
+    recipes: int
+    largest: int
+    most: int
+    lives: int
+    steps: int
+    anew: bool
+
+
+SIZES = {"ci": Size(40, 24, 4, 6, 16, False), "full": Size(3000, 140, 14, 300, 40, True)}
+
+
+def _few(size: Size, examples: int, phases: tuple[Phase, ...]) -> settings:
+    return settings(
+        max_examples=examples, deadline=None, database=None, derandomize=not size.anew, phases=phases,
+        suppress_health_check=list(HealthCheck), stateful_step_count=size.steps,
+    )  # fmt: skip
+
+
+def drawn(found: Findings, size: Size) -> None:
+    """Judge recipes; all that is wrong is told, of however many."""
+    from drawn import complaints, recipes
+
+    judged = 0
+
+    @_few(size, size.recipes, (Phase.generate,))
+    @given(recipe=recipes(size.largest))
+    def each(recipe: object) -> None:
+        nonlocal judged
+        judged += 1
+        found.broken.extend(complaints(recipe, size.most))
+
+    each()
+    found.figures["recipes"] = judged
+
+
+def lives(found: Findings, size: Size) -> None:
+    """Let models live; the first step at which one is wrong ends its way."""
+    from machine import WAYS, Life
+
+    for way, orders in WAYS.items():
+        kind = type("Life", (Life,), {"orders": orders})
+        phases = (Phase.generate, Phase.shrink) if size.anew else (Phase.generate,)
+        try:
+            run_state_machine_as_test(kind, settings=_few(size, size.lives, phases))
+        except Exception as error:
+            steps = " ".join(note.strip() for note in getattr(error, "__notes__", []))
+            found.broken.append(f"{way}: {error}; {steps}"[:900])
+    found.figures["lives"] = f"{size.lives} of {size.steps} steps in each of {', '.join(WAYS)}"
+
+
+MUTATIONS = [
+    Mutation(
+        "a posterior covariance explains a tenth of a thousandth too much",
+        "ops/predict.py",
+        "    return mean, to_linear_operator(prior.to_dense() - known.explained_covariance(rows))",
+        "    return mean, to_linear_operator(prior.to_dense() - 1.0001 * known.explained_covariance(rows))",
+        "drawn",
+    ),
+]
+
+if __name__ == "__main__":
+    main({"drawn": drawn, "lives": lives}, SIZES)
