@@ -216,7 +216,7 @@ def test_not_a_number_is_far_and_stays_what_it_is():
             own = known._replace(lengthscale=known.lengthscale.to(dtype), outputscale=known.outputscale.to(dtype))
             for layout in analytic.LAYOUTS:
                 assert analytic.matrix(own, x.to(dtype), x.to(dtype), layout).isnan().all()
-    assert far.is_far(kernels.family("rbf"), 1.0, torch.tensor([torch.nan]))
+    assert far.reach(kernels.family("rbf"), 1.0, torch.tensor([torch.nan])).far
 
 
 def test_predictions_of_far_points_are_no_further_from_the_truth_than_stock():

@@ -19,7 +19,7 @@ from autokern.factors import plain_gradients
 from autokern.kernels.blocks import room, strips
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family
-from autokern.kernels.far import centred, clamp_, cut, is_far
+from autokern.kernels.far import Reach, centred, reach, settled
 
 __all__ = ["LAYOUTS", "matrix", "strip_bytes"]
 
@@ -67,7 +67,7 @@ class _Scaled(NamedTuple):
     sign: float
     same: bool
     dtype: torch.dtype
-    cut: float
+    seen: Reach
 
 
 def _scale(family: Family, x1: torch.Tensor, x2: torch.Tensor, lengthscale: torch.Tensor) -> _Scaled:
@@ -77,16 +77,17 @@ def _scale(family: Family, x1: torch.Tensor, x2: torch.Tensor, lengthscale: torc
     first = (x1 - centre).div(unit)
     second = first if same else (x2 - centre).div(unit)
     norms = _norms(first, second)
-    if is_far(family, 1.0, *norms):
+    seen = reach(family, 1.0, *norms)
+    if seen.far:
         first = centred(x1, centre).div(unit)
         second = first if same else centred(x2, centre).div(unit)
         norms = _norms(first, second)
-    return _Scaled(first, second, norms, math.copysign(1.0, family.gamma), same, x1.dtype, cut(family, 1.0, *norms))
+    return _Scaled(first, second, norms, math.copysign(1.0, family.gamma), same, x1.dtype, seen)
 
 
 def _norms(first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
     """Return the squared norms of points as columns, those of the same points once."""
-    return [torch.linalg.vecdot(z, z).unsqueeze(-1) for z in ((first,) if first is second else (first, second))]
+    return [z.square().sum(-1, keepdim=True) for z in ((first,) if first is second else (first, second))]
 
 
 class _Factors(NamedTuple):
@@ -122,9 +123,8 @@ def _whole(
         u = torch.addmm(column, left, right.mT, out=_empty(left, right, left.dtype)).add_(row)
     else:
         u = torch.matmul(left, right.mT).add_(row).add_(column)
-    if points.same:
-        u.diagonal(dim1=-2, dim2=-1).mul_(0)  # what is NaN stays so
-    u = clamp_(family, u, points.cut).to(points.dtype)
+    settled(family, u, points.seen, u.diagonal(dim1=-2, dim2=-1) if points.same else None)
+    u = u if u.dtype is points.dtype else u.to(points.dtype)
     if outputscale is not None and torch.broadcast_shapes(u.shape, outputscale.shape) != u.shape:
         u = u.expand(torch.broadcast_shapes(u.shape, outputscale.shape)).contiguous()
     slope = torch.empty_like(u) if want_slope else None
@@ -158,9 +158,7 @@ def _tiled(
         out = k[start:stop, :end]
         u = out if left.dtype is k.dtype else torch.empty_like(out, dtype=left.dtype)
         torch.addmm(column[:, :end], left[start:stop], turned[:, :end], out=u).add_(row[start:stop])
-        if points.same:
-            u.diagonal(start).mul_(0)
-        clamp_(family, u, points.cut)
+        settled(family, u, points.seen, u.diagonal(start) if points.same else None)
         if u is not out:
             u = out.copy_(u)
         slopes = None if slope is None else slope[start:stop, :end]

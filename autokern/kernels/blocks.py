@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from autokern.kernels.family import Family
-from autokern.kernels.far import clamp_, cut, is_far
+from autokern.kernels.far import UNSEEN, reach, settled
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
@@ -40,16 +40,16 @@ class _Leaf:
     Who made the points has centred them (`tree.read`), so that norms are no larger than they must be.
     """
 
-    __slots__ = ("column", "cut", "dtype", "family", "product", "row", "rows", "shape", "z")
+    __slots__ = ("column", "dtype", "family", "product", "row", "rows", "seen", "shape", "z")
 
     def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool) -> None:
         self.family, self.shape, self.dtype = of, shape, points.dtype
         self.z, self.row = points, torch.linalg.vecdot(points, points).unsqueeze(-1)
-        if look and is_far(of, of.gamma, self.row):
+        self.seen = reach(of, of.gamma, self.row) if look else UNSEEN
+        if self.seen.far:
             self.z = points.double()
             self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1)
         self.column = self.row.mT
-        self.cut = cut(of, of.gamma, self.row) if look else 0.0
         self.product: torch.Tensor | None = None
         self.rows: torch.Tensor | None = None
 
@@ -60,14 +60,14 @@ class _Leaf:
         u = out if out.dtype is z.dtype else torch.empty_like(out, dtype=z.dtype)
         if out.dim() == 3:
             torch.baddbmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
-            u.diagonal(0, -2, -1).mul_(0)
+            diagonal = u.diagonal(0, -2, -1)
         elif stop - start == z.shape[0]:
             torch.addmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
-            u.diagonal().mul_(0)
+            diagonal = u.diagonal()
         else:
             torch.addmm(self.column[:, :width], z[start:stop], z[:width].mT, beta=gamma, alpha=-2 * gamma, out=u)
-            u.add_(row[start:stop], alpha=gamma).diagonal(start).mul_(0)
-        clamp_(self.family, u, self.cut)
+            diagonal = u.add_(row[start:stop], alpha=gamma).diagonal(start)
+        settled(self.family, u, self.seen, diagonal)
         return out if u is out else out.copy_(u)
 
     def take(self, at: _Rows, w: torch.Tensor) -> None:

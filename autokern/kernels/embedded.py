@@ -70,7 +70,7 @@ def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
     """Return what to take off two sets of points, without enlarging the batch of either."""
     if x2 is None or x1.shape[:-2] == x2.shape[:-2]:
         return trees.centre_of(x1)
-    return x1.detach().flatten(0, -2).mean(0)
+    return trees.centre_of(x1.flatten(0, -2)).view(-1)
 
 
 def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:

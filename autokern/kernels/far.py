@@ -7,31 +7,64 @@ once they are there. Floor 2: may import `family`.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 
 from autokern.kernels.family import Family
 
-__all__ = ["FAR", "centred", "clamp_", "cut", "is_far"]
+__all__ = ["FAR", "UNSEEN", "Reach", "centred", "reach", "settled"]
 
-_EPS = torch.finfo(torch.float32).eps
 FAR = 1e-6
-"""The rounding of u from which on products are taken in double precision.
+"""The rounding of k at no distance from which on products are taken in double precision.
 
 Stock forgives more: the diagonal of a covariance that is differentiated is rounded as its copies elsewhere are, so that
 repeated points stay equal. Ours is exact, and what is not must be near it: with 1e-3 of noise on repeated points,
 float32 densities were wrong by 1 to 4 times what stock's were below this, by 100 times at 5e-5.
 """
+_MOST = FAR / torch.finfo(torch.float32).eps
+_SEEN = 4 * torch.finfo(torch.float64).eps
+_steepness: dict[str, float] = {}
 
 
-def is_far(of: Family, scale: float, *norms: torch.Tensor) -> bool:
-    """Whether points are far apart by their squared norms, of which a scale makes units of u; NaNs are far, too.
+class Reach(NamedTuple):
+    """What the largest of squared norms tells.
 
-    Where the slope is infinite at no distance, rounding is always too much.
+    Parameters
+    ----------
+    far : bool
+        Whether to go on in double precision.
+    number : bool or None
+        Whether no point is a NaN; None where nobody has looked.
+    cut : float
+        The u up to which it is but the rounding of points that coincide, where the slope there is infinite; else 0.
     """
-    if norms[0].dtype is not torch.float32:
-        return False
-    most = FAR / (_EPS * abs(scale))
-    return of.kinked or not all(n.max().item() <= most for n in norms if n.numel())
+
+    far: bool
+    number: bool | None
+    cut: float
+
+
+UNSEEN = Reach(False, None, 0.0)
+
+
+def reach(of: Family, scale: float, *norms: torch.Tensor) -> Reach:
+    """Look at squared norms, of which a scale makes units of u: one number of each is read back."""
+    largest = abs(scale) * sum(n.max().item() for n in norms if n.numel())
+    single = norms[0].dtype is torch.float32
+    if of.kinked:
+        return Reach(single, not math.isnan(largest), _SEEN * largest)
+    return Reach(single and not largest * _slope(of) <= _MOST, not math.isnan(largest), 0.0)
+
+
+def _slope(of: Family) -> float:
+    """Return how much k changes with u at no distance; about, where that is a matter of a shape."""
+    found = _steepness.get(of.name)
+    if found is None:
+        zero = torch.zeros((), dtype=torch.float64, device="cpu")
+        found = _steepness[of.name] = 1.0 if of.shape is not None else abs(of.slopes[0](zero).item())
+    return found
 
 
 def centred(points: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
@@ -39,18 +72,11 @@ def centred(points: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
     return points.double() - centre
 
 
-def cut(of: Family, scale: float, *norms: torch.Tensor) -> float:
-    """Return the u up to which it is but the rounding of points that coincide, where that matters; else 0."""
-    if not of.kinked:
-        return 0.0
-    return (
-        4
-        * torch.finfo(norms[0].dtype).eps
-        * abs(scale)
-        * max((n.max().item() for n in norms if n.numel()), default=0.0)
-    )
-
-
-def clamp_(of: Family, u: torch.Tensor, cut: float) -> torch.Tensor:
-    """Push to zero, in place, what rounding carried across it, and what a `cut` takes for zero."""
-    return torch.threshold_(u, cut, 0.0) if cut else of.clamp_(u)
+def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | None = None) -> torch.Tensor:
+    """Return u with what rounding left of nothing taken away, in place; a diagonal is 0, but NaN where points are."""
+    if diagonal is not None:
+        if seen.number is None:
+            diagonal.mul_(0)
+        elif seen.number:
+            diagonal.zero_()
+    return torch.threshold_(u, seen.cut, 0.0) if seen.cut > 0 else of.clamp_(u)

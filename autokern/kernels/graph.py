@@ -20,7 +20,7 @@ import torch
 from autokern.kernels import analytic
 from autokern.kernels.covariance import Covariance, same_points
 from autokern.kernels.family import TINY, Family, families
-from autokern.kernels.far import is_far
+from autokern.kernels.far import reach
 
 __all__ = ["by_cdist", "compiled", "compiled_epilogue", "compiler_problem", "script_problem", "scripted", "vmapped"]
 
@@ -70,7 +70,7 @@ def _is_far(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> bool:
     family, lengthscale, _ = covariance
     centre = x1.mean(-2, keepdim=True)
     norms = (((x - centre) / lengthscale).square().sum(-1) for x in ((x1,) if x1 is x2 else (x1, x2)))
-    return is_far(family, family.gamma, *norms)
+    return reach(family, family.gamma, *norms).far
 
 
 def _off_diagonal(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from autokern.kernels import graph, narrow
 from autokern.kernels.cuts import Place
 from autokern.kernels.family import Family
-from autokern.kernels.far import centred, clamp_, cut, is_far
+from autokern.kernels.far import Reach, centred, reach, settled
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Leaf, Walk
 
@@ -31,14 +31,14 @@ class Side(NamedTuple):
         lower precision as `narrow` extends them, in double precision where points are far apart.
     turned : tuple of Tensor
         ``[z, 1]^T`` of either side, shapes ``(d + 1, n)`` and ``(d + 1, m)``; empty where no gradient is wanted.
-    cut : float
-        What to take for zero.
+    seen : Reach
+        What the norms tell.
     """
 
     rows: torch.Tensor
     columns: torch.Tensor
     turned: tuple[torch.Tensor, ...]
-    cut: float
+    seen: Reach
 
 
 class Sides(NamedTuple):
@@ -76,14 +76,16 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
         centre = z.mean(-2, keepdim=True) if z.shape[-2] else z.new_zeros(z.shape[-1])
         first = z - centre
         second = first if others is None else others[index] - centre
-        if not precision and is_far(of, of.gamma, *(torch.linalg.vecdot(p, p) for p in (first, second))):
+        norms = [torch.linalg.vecdot(p, p) for p in ((first,) if others is None else (first, second))]
+        seen = reach(of, of.gamma, *norms)
+        if seen.far and not precision:
             first = centred(z, centre)
             second = first if others is None else centred(others[index], centre)
-        found.append(_side(of, first, second, graph, precision))
+        found.append(_side(of, first, second, seen, graph, precision))
     return Sides(tree, found, others is None)
 
 
-def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool, precision: str) -> Side:
+def _side(of: Family, first: torch.Tensor, second: torch.Tensor, seen: Reach, graph: bool, precision: str) -> Side:
     if precision and not narrow.holds(precision, of.gamma, first, second):
         precision = ""
 
@@ -104,7 +106,7 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, graph: bool, pr
         one = turned(first)
         backs = (one, one if second is first else turned(second))
     rows, columns = extended(first, -2 * of.gamma, False), extended(second, 1.0, True)
-    return Side(rows, columns, backs, cut(of, of.gamma, *(torch.linalg.vecdot(z, z) for z in (first, second))))
+    return Side(rows, columns, backs, seen)
 
 
 class _Leaf:
@@ -122,10 +124,11 @@ class _Leaf:
         """Fill `out` with u on a tile."""
         top, bottom, left, right = at
         narrow.distances(self._side.rows[top:bottom], self._side.columns[left:right], out)
+        diagonal = None
         if self._same and top < right and left < bottom:
             first = max(top, left)
-            out[first - top :, first - left :].diagonal().mul_(0)  # what is NaN stays so
-        return clamp_(self.family, out, self._side.cut)
+            diagonal = out[first - top :, first - left :].diagonal()
+        return settled(self.family, out, self._side.seen, diagonal)
 
     def take(self, at: Place, w: torch.Tensor) -> None:
         """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""

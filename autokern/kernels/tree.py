@@ -18,7 +18,7 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKern
 from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import Family, family, family_of
-from autokern.kernels.far import is_far
+from autokern.kernels.far import reach
 
 __all__ = [
     "BRANCHES",
@@ -191,8 +191,8 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
 
 
 def centre_of(x: torch.Tensor) -> torch.Tensor:
-    """Return the mean of points ``(..., n, d)``, shape ``(..., 1, d)``; no gradient flows through it."""
-    return x.detach().mean(-2, keepdim=True)
+    """Return the mean of points ``(..., n, d)``, shape ``(..., 1, d)``, or zeros; no gradient flows through it."""
+    return x.detach().mean(-2, keepdim=True) if x.shape[-2] else x.new_zeros(x.shape[-1])
 
 
 def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
@@ -272,7 +272,7 @@ def _square_distances(of: Family, z: torch.Tensor, columns: torch.Tensor | None)
     if z.shape[-2] * other.numel() <= _MOST_DIFFERENCES:
         return (z.unsqueeze(-2) - other.unsqueeze(-3)).square().sum(-1)
     dtype, centre = z.dtype, centre_of(z)
-    if is_far(of, of.gamma, *((p.detach() - centre).square().sum(-1) for p in (z, other))):
+    if reach(of, of.gamma, *((p.detach() - centre).square().sum(-1) for p in (z, other))).far:
         z, other, centre = z.double(), other.double(), centre.double()
     z, other = z - centre, other - centre
     norms, other_norms = z.square().sum(-1, keepdim=True), other.square().sum(-1, keepdim=True)
