@@ -67,6 +67,7 @@ def swapped_parameters(see: See, kernel: str, m: int, setting: str = "defaults",
     cases(
         event=["outputscale setter"], setting=["small eager"], kernel=["own", "deep", "rbf + linear", "weight-normed"]
     ),
+    stale="stock's backward pass may see parameters that were changed since; else all is as if it had been read at once",
 )
 def read_after(see: See, event: str, kernel: str = "scaled rbf", m: int = 9, setting: str = "defaults"):
     with under(setting):
