@@ -19,7 +19,7 @@ from autokern.factors import plain_gradients
 from autokern.kernels.blocks import room, strips
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family
-from autokern.kernels.far import Reach, centred, reach, settled
+from autokern.kernels.far import UNSEEN, Reach, centred, reach, settled
 
 __all__ = ["LAYOUTS", "matrix", "strip_bytes"]
 
@@ -77,7 +77,7 @@ def _scale(family: Family, x1: torch.Tensor, x2: torch.Tensor, lengthscale: torc
     first = (x1 - centre).div(unit)
     second = first if same else (x2 - centre).div(unit)
     norms = _norms(first, second)
-    seen = reach(family, 1.0, *norms)
+    seen = UNSEEN if x1.dtype is torch.float64 and not family.kinked else reach(family, 1.0, *norms)
     if seen.far:
         first = centred(x1, centre).div(unit)
         second = first if same else centred(x2, centre).div(unit)
@@ -283,9 +283,9 @@ def _moments(
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Sum of products over the last two dimensions, strip by strip; a BLAS would lose digits that torch's sums keep."""
-    if a.dim() != 2 or a.shape != b.shape:
+    if a.dim() != 2 or a.shape != b.shape or len(strips := _strips(a)) == 1:
         return (a * b).sum((-2, -1))
-    return torch.stack([(a[start:stop] * b[start:stop]).sum() for start, stop in _strips(a)]).sum()
+    return torch.stack([(a[start:stop] * b[start:stop]).sum() for start, stop in strips]).sum()
 
 
 def _plain_gradients(
