@@ -61,6 +61,8 @@ def _all(scenario: Scenario, known: list[Reference], found: Told) -> Iterator[st
         extra, missing = sorted(found.warned - stock.warned), sorted(stock.warned - found.warned)
         yield f"warned {extra} more and {missing} less than stock"
     drawn = {r.stock.state for r in known}
+    if scenario.exact:  # stock's probes, or none as exact solves need
+        drawn |= {r.truth.state for r in known if r.truth is not None}
     if not _ignored(scenario, "random state") and found.state not in drawn:
         yield "the random state is not stock's"
     for name, value in found.facts.items():

@@ -217,10 +217,12 @@ class Life(RuleBasedStateMachine):
         if theirs is not None:
             with self.stock():
                 kept = theirs.variance.detach().clone()
-                fresh, _ = attempted(lambda: self.fresh()(x).variance.detach())
+                fresh, _ = attempted(lambda: moments(self.fresh()(x)))
             names = list(dict(self.ours.named_parameters()))
             of_ours, of_theirs = (list(model.parameters()) for model in (self.ours, self.theirs))
-            self.late.append((ours, theirs, [kept] if fresh is None else [kept, fresh], (names, of_ours, of_theirs)))
+            self.late.append(
+                (ours, theirs, [kept] if fresh is None else [kept, fresh[1].detach()], (names, of_ours, of_theirs))
+            )
 
     @rule(joint=st.booleans())
     @precondition(lambda self: bool(self.late))

@@ -137,6 +137,8 @@ class Scenario:
         Of torch.
     most : int
         Runs by force, where they are long.
+    rare : bool
+        Whether it is left to `report.py` and the tortures, as a sibling of others that the tests run.
     """
 
     name: str
@@ -152,6 +154,7 @@ class Scenario:
     drift: bool = False
     threads: int = 1
     most: int = 14
+    rare: bool = False
 
 
 _OPTIONS = {f.name for f in fields(Scenario)} - {"name", "program"}

@@ -18,11 +18,15 @@ def told(found: dict[str, list[str]]) -> str:
     return "\n".join(f"[{way}] {text}" for way, texts in found.items() for text in texts[:6])
 
 
-@pytest.mark.parametrize("name", TABLE)
+BY_FORCE = 5
+"""Runs of a scenario with candidates by force: the ops' usual ones; the tortures go on until each has run."""
+
+
+@pytest.mark.parametrize("name", [name for name, one in TABLE.items() if not one.rare])
 def test_scenario(name):
-    _, found = judged(TABLE[name])
+    _, found = judged(TABLE[name], most=BY_FORCE)
     assert not found, told(found)
 
 
 def test_the_table_is_large_enough():
-    assert len(TABLE) >= 400
+    assert sum(not one.rare for one in TABLE.values()) >= 400

@@ -150,10 +150,10 @@ def session(**orders: str) -> Iterator[None]:
         yield
 
 
-def _drifting(scenario: Scenario) -> Told:
+def _drifting(scenario: Scenario, host: Path) -> Told:
     """Run with checks for drift at every second call of a key; only what is no order may drift."""
     with session(), mock.patch.object(drift, "_FIRST", 2), mock.patch.object(drift, "_SAMPLE", 1e-6):
-        dispatch.session().adopt(store.read_file(HOSTS[0]))
+        dispatch.session().adopt(store.read_file(host))
         return told(scenario)
 
 
@@ -205,5 +205,5 @@ def runs(scenario: Scenario, hosts: list[Path], seeds: tuple[int, ...] = (1,), m
         with session(AUTOKERN_FORCE=f"random:{seed}"):
             found = told(scenario)
         yield f"random:{seed}", found
-    if scenario.drift:
-        yield "drift", _drifting(scenario)
+    for host in HOSTS if scenario.drift else ():
+        yield f"drift, {host.stem}", _drifting(scenario, host)

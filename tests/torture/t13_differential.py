@@ -39,6 +39,19 @@ def _few(size: Size, examples: int, phases: tuple[Phase, ...]) -> settings:
     )  # fmt: skip
 
 
+def table(found: Findings, size: Size) -> None:
+    """Judge the scenarios that the tests leave out, all of them in full size; candidates until each has run."""
+    import scenarios  # noqa: F401
+    from judge import judged
+    from table import TABLE
+
+    chosen = [one for one in TABLE.values() if one.rare or size.anew][:: 1 if size.anew else 4]
+    for scenario in chosen:
+        _, wrong = judged(scenario, both=size.anew)
+        found.broken += [f"{scenario.name} [{way}] {text}" for way, texts in wrong.items() for text in texts[:2]]
+    found.figures["scenarios"] = len(chosen)
+
+
 def drawn(found: Findings, size: Size) -> None:
     """Judge recipes; all that is wrong is told, of however many."""
     from drawn import complaints, recipes
@@ -82,4 +95,4 @@ MUTATIONS = [
 ]
 
 if __name__ == "__main__":
-    main({"drawn": drawn, "lives": lives}, SIZES)
+    main({"table": table, "drawn": drawn, "lives": lives}, SIZES)

@@ -21,7 +21,7 @@ CHANGES = {
 @scenarios(
     cases(kernel=[*PLAIN, "rbf", "matern52", "rq", "rbf + matern", "own"], change="diagonal", n=70),
     cases(kernel=["scaled rbf", "scaled matern32"], change=list(CHANGES)[1:], n=70),
-    cases(kernel=["rbf"], change="diagonal", n=820, threads=2, most=5),
+    cases(kernel=["rbf"], change="diagonal", n=820, most=5),
     cases(kernel=["scaled rbf"], change="diagonal", n=70, dtype="float32"),
     stale=NOTICED,
 )
@@ -37,7 +37,7 @@ def matrix_changed(see: See, kernel: str, change: str, n: int):
 
 @scenarios(
     cases(kernel=[*PLAIN, "rq", "own"], what=["points"], n=70),
-    cases(kernel=["scaled matern52"], what=["points"], n=820, threads=2, most=5),
+    cases(kernel=["scaled matern52"], what=["points"], n=820, rare=True, most=5),
     stale=NOTICED,
 )
 def points_changed(see: See, kernel: str, what: str, n: int):

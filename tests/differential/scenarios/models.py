@@ -135,7 +135,7 @@ def used(see: See, kind: str, what: str):
 
 @scenarios(
     cases(
-        kind=["plain", "mixed", "list of one", "noise given"],
+        kind=["plain", "mixed"],
         what=["qLogEI", "LogEI", "UCB", "qLogNEI", "KG"],
         library="botorch",
         kappa=100.0,

@@ -76,8 +76,8 @@ def awkward_matrix(see: See, kind: str, span: float, kernel: str, n: int):
 
 @scenarios(
     *[cases(**c, kernel=["scaled rbf"], n=70, noise=[1e-3]) for c in FLOAT32],
-    cases(kind="repeated", span=300.0, kernel=["scaled rbf"], n=300, noise=1e-3, dtype="float32", threads=2),
-    cases(kind="repeated", span=200.0, kernel=PLAIN[1:], n=300, noise=1e-3, dtype="float32", threads=2),
+    cases(kind="repeated", span=300.0, kernel=["scaled rbf"], n=300, noise=1e-3, dtype="float32"),
+    cases(kind="repeated", span=200.0, kernel=PLAIN[1:], n=300, noise=1e-3, dtype="float32"),
     cases(kind=["repeated", "far", "near"], span=1.0, kernel=["scaled rbf"], n=40, noise=1e-4, kappa=100.0),
 )
 def awkward_training(see: See, kind: str, span: float, kernel: str, n: int, noise: float):
