@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-__all__ = ["Lent", "each_cotangent"]
+__all__ = ["Lent", "Taken", "each_cotangent"]
 
 _torch: Any = torch  # some of what vmap is made of is not declared
 _functorch: Any = torch._C._functorch
@@ -86,3 +86,28 @@ class Lent:
         if not _keeps_graph():
             self._alias = None
         return None if found is None or found._version != self._version else found
+
+
+class Taken:
+    """Arguments that a backward pass looks at only where it is repeated or differentiated itself.
+
+    Saved by autograd, a change of one of them would end every backward pass.
+    """
+
+    __slots__ = ("_tensors", "_versions")
+
+    def __init__(self, *tensors: torch.Tensor | None) -> None:
+        self._tensors = tensors
+        self._versions = [_version(t) for t in tensors]
+
+    def unchanged(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the arguments; raises RuntimeError, in torch's own words, if one was changed in place."""
+        if [_version(t) for t in self._tensors] != self._versions:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation"
+            )
+        return self._tensors
+
+
+def _version(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None or tensor.is_inference() else tensor._version

@@ -63,7 +63,7 @@ def inv_quad_logdet_gradients(
     inverse: Callable[[], torch.Tensor],
     found: torch.Tensor,
     cotangents: tuple[torch.Tensor, torch.Tensor],
-    diagonal: torch.Tensor | None,
+    diagonal: torch.Size | None,
     wanted: Sequence[bool],
 ) -> list[torch.Tensor | None]:
     """Return the gradients of quadratic forms and a log determinant by the matrix, the diagonal added, and the columns.
@@ -76,8 +76,8 @@ def inv_quad_logdet_gradients(
         The solutions ``K^-1 B``, shape ``(..., n, t)``.
     cotangents : tuple of Tensor
         Derivatives by the quadratic forms ``(..., t)`` and the log determinant ``(...)``.
-    diagonal : Tensor or None
-        What was added to the diagonal of the matrix.
+    diagonal : torch.Size or None
+        Shape of what was added to the diagonal of the matrix.
     wanted : sequence of bool
         Which of the three gradients are wanted.
     """
@@ -93,7 +93,7 @@ def inv_quad_logdet_gradients(
             inner.sub_(weighted @ found.mT)
         grads[0] = inner if wanted[0] else None
         if wanted[1] and diagonal is not None:
-            grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal.shape)
+            grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal)
     return grads
 
 

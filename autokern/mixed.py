@@ -151,7 +151,9 @@ class _InvQuadLogdet(torch.autograd.Function):
                 lower, ctx.lower = ctx.lower, None
                 return inverted(lower).to(rhs.dtype)
 
-            grads = inv_quad_logdet_gradients(inverse, ctx.found, (by_quadratic, by_logdet), diagonal, wanted)
+            shape = None if diagonal is None else diagonal.shape
+
+            grads = inv_quad_logdet_gradients(inverse, ctx.found, (by_quadratic, by_logdet), shape, wanted)
             return *grads, None
 
 

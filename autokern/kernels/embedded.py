@@ -15,6 +15,7 @@ from gpytorch.kernels import ConstantKernel, Kernel, ScaleKernel
 
 from autokern.kernels import tree as trees
 from autokern.kernels.family import family
+from autokern.kernels.far import centre_of
 from autokern.kernels.tree import Node, Tree
 
 __all__ = ["Embedded", "both", "embed", "key", "node_of", "parameters", "plain", "read"]
@@ -69,8 +70,8 @@ def _beside(points: list[torch.Tensor]) -> torch.Tensor:
 def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
     """Return what to take off two sets of points, without enlarging the batch of either."""
     if x2 is None or x1.shape[:-2] == x2.shape[:-2]:
-        return trees.centre_of(x1)
-    return trees.centre_of(x1.flatten(0, -2)).view(-1)
+        return centre_of(x1)
+    return centre_of(x1.flatten(0, -2)).view(-1)
 
 
 def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:

@@ -14,7 +14,7 @@ import torch
 
 from autokern.kernels.family import Family
 
-__all__ = ["FAR", "UNSEEN", "Reach", "centred", "reach", "settled"]
+__all__ = ["FAR", "UNSEEN", "Reach", "centre_of", "centred", "reach", "settled"]
 
 FAR = 1e-6
 """The rounding of k at no distance from which on products are taken in double precision.
@@ -65,6 +65,11 @@ def _slope(of: Family) -> float:
         zero = torch.zeros((), dtype=torch.float64, device="cpu")
         found = _steepness[of.name] = 1.0 if of.shape is not None else abs(of.slopes[0](zero).item())
     return found
+
+
+def centre_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of points ``(..., n, d)``, shape ``(..., 1, d)``, or zeros; no gradient flows through it."""
+    return x.detach().mean(-2, keepdim=True) if x.shape[-2] else x.new_zeros(x.shape[-1])
 
 
 def centred(points: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:

@@ -18,14 +18,13 @@ from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKern
 from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import Family, family, family_of
-from autokern.kernels.far import reach
+from autokern.kernels.far import centre_of, reach
 
 __all__ = [
     "BRANCHES",
     "Node",
     "Tree",
     "by_leaf",
-    "centre_of",
     "dense",
     "diagonal",
     "evaluated",
@@ -188,11 +187,6 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
         return Node("leaf", found.name)
 
     return Tree(collect(kernel, x), points, shapes, weights)
-
-
-def centre_of(x: torch.Tensor) -> torch.Tensor:
-    """Return the mean of points ``(..., n, d)``, shape ``(..., 1, d)``, or zeros; no gradient flows through it."""
-    return x.detach().mean(-2, keepdim=True) if x.shape[-2] else x.new_zeros(x.shape[-1])
 
 
 def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:

@@ -26,6 +26,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern import host, likelihood
 from autokern.arguments import DIAGONAL, in_float64, variances
 from autokern.kernels import tree as trees
+from autokern.kernels.far import centre_of
 from autokern.op import Op, inside
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
@@ -138,7 +139,7 @@ def ingredients(
     found = parts(distribution, noise)
     assert found is not None
     lazy, noise = found
-    return trees.read(lazy.kernel, lazy.x1, trees.centre_of(lazy.x1)), noise, value - distribution.loc
+    return trees.read(lazy.kernel, lazy.x1, centre_of(lazy.x1)), noise, value - distribution.loc
 
 
 def _reference(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:

@@ -83,7 +83,7 @@ def _problem_of(
 def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     model = trained(problem, generator)
     x = random_matrix(problem, generator, problem.m, problem.d)
-    imagined = torch.linspace(-1, 1, problem.rhs).to(x).view(-1, *[1] * (x.dim() - 1))
+    imagined = torch.linspace(-1, 1, problem.rhs, device="cpu").to(x).view(-1, *[1] * (x.dim() - 1))
     targets = x.sum(-1).sin() + 0.1 * (imagined if problem.rhs > 1 else 0.0)
     full_x = torch.cat((model.x.expand(*x.shape[:-2], -1, -1), x), dim=-2)
     full_y = torch.cat((model.y.expand(*targets.shape[:-1], -1), targets), dim=-1)
@@ -117,12 +117,11 @@ def _read(out: Any) -> tuple[torch.Tensor, torch.Tensor]:
         found: tuple[torch.Tensor, torch.Tensor] = out
         return found
     with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads it
-        alpha = out.mean_cache
         known = conditioning.found(out)
-        ones = alpha.new_ones(1, alpha.shape[-1])
         if known is not None:
-            return alpha, known.explained(ones)
-        return alpha, (ones @ out.covar_cache).square().sum(-1)
+            return known.alpha, known.explained(known.alpha.new_ones(1, known.n))
+        alpha = get_from_cache(out, "mean_cache")  # what the update gave, with its graph
+        return alpha, (alpha.new_ones(1, alpha.shape[-1]) @ out.covar_cache).square().sum(-1)
 
 
 def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:

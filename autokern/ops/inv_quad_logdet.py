@@ -29,7 +29,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern import host, threads
 from autokern.arguments import DIAGONAL, tensors_in, variances
-from autokern.cotangents import each_cotangent
+from autokern.cotangents import Taken, each_cotangent
 from autokern.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
 from autokern.op import Op
 from autokern.ops._shared import (
@@ -277,28 +277,30 @@ class _Potri(torch.autograd.Function):
         lower = factorise(matrix, diagonal)
         white = torch.linalg.solve_triangular(lower, rhs, upper=False)
         if any(ctx.needs_input_grad):
-            ctx.lower, ctx.white, ctx.inverse, ctx.threads = lower, white, inverse, threads.current()
-            ctx.save_for_backward(matrix, diagonal, rhs)
+            ctx.lower, ctx.inverse, ctx.threads = lower, inverse, threads.current()
+            ctx.taken, ctx.shape = Taken(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
+            ctx.save_for_backward(white)
         return white.square().sum(-2), lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
 
     @staticmethod
     @each_cotangent
     def backward(ctx, by_quadratic, by_logdet):  # type: ignore[no-untyped-def]
-        matrix, diagonal, rhs = ctx.saved_tensors
+        (white,) = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
             cotangents = (by_quadratic, by_logdet)
-            return *plain_gradients(plain, (matrix, diagonal, rhs), wanted[:3], cotangents), None
+            return *plain_gradients(plain, ctx.taken.unchanged(), wanted[:3], cotangents), None
         with threads.scope(ctx.threads):
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
+                matrix, diagonal, _ = ctx.taken.unchanged()
                 ctx.lower = factorise(matrix, diagonal)
-            solved = torch.linalg.solve_triangular(ctx.lower.mT, ctx.white, upper=True)
+            solved = torch.linalg.solve_triangular(ctx.lower.mT, white, upper=True)
 
             def inverse() -> torch.Tensor:
                 lower, ctx.lower = ctx.lower, None
                 return ctx.inverse(lower)
 
-            grads = inv_quad_logdet_gradients(inverse, solved, (by_quadratic, by_logdet), diagonal, wanted)
+            grads = inv_quad_logdet_gradients(inverse, solved, (by_quadratic, by_logdet), ctx.shape, wanted)
             return *grads, None
 
 
