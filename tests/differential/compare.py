@@ -70,9 +70,10 @@ def _all(scenario: Scenario, known: list[Reference], found: Told) -> Iterator[st
             told_of = [_gap(scenario, value, name, one) for one in known]
             if all(told_of):
                 yield f"{name}: {told_of[0]}"
-    apart = [{n for n in found.facts.keys() ^ r.stock.facts.keys() if not _ignored(scenario, n)} for r in known]
-    if all(apart):
-        yield f"only one of both has {sorted(apart[0])[:4]}"
+    names = [set(r.stock.facts) for r in known]
+    apart = (set(found.facts) - set.union(*names)) | (set.intersection(*names) - set(found.facts))
+    if apart := sorted(n for n in apart if not _ignored(scenario, n)):
+        yield f"only one of both has {apart[:4]}"
     yield from _counted(scenario, stock, found)
 
 

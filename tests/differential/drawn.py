@@ -87,7 +87,7 @@ def program(see: See, recipe: Recipe) -> None:
         see("loss", loss)
         see.grads("loss", loss, model)
         model.eval()
-        z = points(see, recipe.m, seed=5).requires_grad_(recipe.derivative == "by points")
+        z = points(see, recipe.m, seed=5).requires_grad_(recipe.derivative in ("by points", "twice"))
         if recipe.late:
             p = model(z)
             if not see.first:  # what is read late is what it was
@@ -114,11 +114,10 @@ def _read(see: See, recipe: Recipe, model: Any, p: Any, z: torch.Tensor) -> None
         if p.mean.requires_grad:
             see.grads("mean", p.mean.sin(), by)
     elif recipe.derivative == "twice" and p.variance.requires_grad:
-        ps = [q for q in model.parameters() if q.requires_grad]
-        first = torch.autograd.grad(p.variance.sum(), ps, create_graph=True, allow_unused=True)
-        graphs = [g for g in first if g is not None and g.requires_grad]
-        if graphs:
-            see.grads("second", sum(g.sin().sum() for g in graphs), model)
+        (first,) = torch.autograd.grad(p.variance.sum(), z, create_graph=True)
+        see("first", first)
+        if first.requires_grad:
+            see.grads("second", first.sin(), {"z": z})
     elif recipe.derivative == "batched" and p.variance.requires_grad:
         ps = [q for q in model.parameters() if q.requires_grad]
         each = torch.eye(p.variance.numel(), dtype=p.variance.dtype)[:3]

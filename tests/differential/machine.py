@@ -175,9 +175,20 @@ class Life(RuleBasedStateMachine):
     def fantasise(self, q: int) -> None:
         z = self.at(q, 77)
         noise = {} if hasattr(self.ours.likelihood, "raw_noise") else {"noise": torch.full((q,), 0.2).double()}
-        made = self.both(lambda model: model.get_fantasy_model(z, z[:, 0], **noise))
-        if None not in made:
-            self.ours, self.theirs = made
+
+        def grow(model: Any) -> Any:
+            return model.get_fantasy_model(z, z[:, 0], **noise)
+
+        ours, failed = attempted(lambda: grow(self.ours))
+        with self.stock():
+            theirs, stale = attempted(lambda: grow(self.theirs))
+            if theirs is None:  # caches that no longer hold may be too bad to grow
+                fresh = self.fresh()
+                _, fails = attempted(lambda: moments(fresh(z)))
+                theirs, fails = (None, fails) if fails else attempted(lambda: grow(fresh))
+        assert ours is not None or failed == stale, f"{failed} was raised, by stock {stale or 'nothing'}"
+        if None not in (ours, theirs):
+            self.ours, self.theirs = ours, theirs
 
     @rule(how=st.sampled_from(["pickle", "deepcopy"]))
     def duplicate(self, how: str) -> None:
