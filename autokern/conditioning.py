@@ -24,7 +24,7 @@ from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
 from autokern.arguments import DIAGONAL, variances
 from autokern.explained import Differentiated
-from autokern.frozen import frozen
+from autokern.frozen import frozen, thawed
 from autokern.inverse_factor import Conditioned
 from autokern.kernels import tree as trees
 
@@ -178,13 +178,18 @@ def is_exact(strategy: Any) -> bool:
     return kept is not None and kept.exact
 
 
-def _matrix(made_of: tuple[Any, Any], attached: bool) -> torch.Tensor:
-    """Return the noisy covariance of lazy kernel matrix and diagonal, points and noise detached unless `attached`."""
+def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torch.Tensor:
+    """Return the noisy covariance of lazy kernel matrix and diagonal, points and noise detached unless `attached`.
+
+    A backward pass may read the kernel late, so it is frozen then; `known` is the same one if that was done already.
+    """
     lazy, diagonal = made_of
     x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
     if lazy.x1 is lazy.x2:
         x2 = x1
-    kernel = frozen(lazy.kernel) if torch.is_grad_enabled() else lazy.kernel  # the graph may be read late
+    kernel = lazy.kernel
+    if torch.is_grad_enabled():
+        kernel = known if known is not None and thawed(known) is kernel else frozen(kernel)
     k = LazyEvaluatedKernelTensor(x1, x2, kernel=kernel, **lazy.params).evaluate_kernel().to_dense()
     noise = variances(diagonal) if attached else variances(diagonal).detach()
     ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # another kernel may keep what it returns
@@ -195,10 +200,10 @@ def _matrix(made_of: tuple[Any, Any], attached: bool) -> torch.Tensor:
     return cast("torch.Tensor", k)
 
 
-def for_covariances(strategy: Any, fast: bool) -> Conditioned | Differentiated:
+def for_covariances(strategy: Any, fast: bool, kernel: Any = None) -> Conditioned | Differentiated:
     """Return what answers for covariances of a strategy that is `plain`, with caches made if they are not there.
 
-    Without `fast_pred_var` the library lets gradients through the kernel.
+    Without `fast_pred_var` the library lets gradients through the kernel, which the caller may have frozen.
     """
     known = of(strategy)
     assert known is not None
@@ -207,7 +212,7 @@ def for_covariances(strategy: Any, fast: bool) -> Conditioned | Differentiated:
     made_of = parts(strategy)
     if made_of is None or not any(p.requires_grad for p in made_of[0].kernel.parameters()):
         return known
-    return Differentiated(known, _matrix(made_of, attached=False))
+    return Differentiated(known, _matrix(made_of, attached=False, known=kernel))
 
 
 def _made(strategy: Any, attached: bool) -> Conditioned:

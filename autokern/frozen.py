@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from gpytorch.priors import Prior
 
-__all__ = ["frozen", "is_library"]
+__all__ = ["frozen", "is_library", "thawed"]
 
+_ORIGINAL = "_autokern_frozen_from"
 _LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch", "torch"})
 
 
@@ -36,11 +37,14 @@ def frozen(module: torch.nn.Module) -> Any:
     Parameters
     ----------
     module : torch.nn.Module
-        A kernel, of which `is_library` holds.
+        A kernel, of which `is_library` holds; one that is frozen already is returned as it is.
     """
+    if _ORIGINAL in module.__dict__:
+        return module
     copied = object.__new__(type(module))
     own = copied.__dict__
     own.update(module.__dict__)
+    own[_ORIGINAL] = module
     for name, value in module.__dict__.items():
         if isinstance(value, torch.Tensor):
             own[name] = value.clone()
@@ -49,3 +53,9 @@ def frozen(module: torch.nn.Module) -> Any:
     parts = own["_modules"].items()
     own["_modules"] = {name: p if p is None or isinstance(p, Prior) else frozen(p) for name, p in parts}
     return copied
+
+
+def thawed(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that a frozen one was made from, any other itself."""
+    original: torch.nn.Module = module.__dict__.get(_ORIGINAL, module)
+    return original

@@ -17,6 +17,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator, to_linear_operator
 from linear_operator.utils.getitem import _is_noop_index
 
+from autokern.frozen import frozen
 from autokern.kernels import tree as trees
 
 __all__ = ["Explains", "PosteriorCovariance", "by_blocks"]
@@ -86,6 +87,15 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     """
 
     _check_size = False
+
+    @classmethod
+    def deferred(
+        cls, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
+    ) -> PosteriorCovariance:
+        """Return the covariance with the kernel of `prior`, and of a lazy `cross`, as it is now (`frozen`)."""
+        kernel = frozen(prior.kernel)
+        lazy = isinstance(cross, LazyEvaluatedKernelTensor)
+        return cls(_by(kernel, prior), _by(kernel, cross) if lazy else cross, known, multiply, block)
 
     def __init__(
         self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
@@ -189,6 +199,11 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         return copy.copy, (self.formed(),)
+
+
+def _by(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
+    """Return a lazy covariance of the same points by another kernel."""
+    return LazyEvaluatedKernelTensor(lazy.x1, lazy.x2, kernel=kernel, **lazy.params)
 
 
 def _as_formed(name: str) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import torch
+from gpytorch.priors import Prior
 
 __all__ = ["State"]
 
@@ -25,18 +26,18 @@ _PLAIN = (bool, int, float, str, torch.Size, type(None))
 
 
 class _Held(NamedTuple):
-    """A module, and what it held: parameters, buffers, parts by their addresses, and attributes that have a meaning."""
+    """A module, and what it held: parameters, buffers and parts by their addresses, attributes that have a meaning."""
 
     module: weakref.ref[torch.nn.Module]
-    parameters: tuple[Any, ...]
-    buffers: tuple[Any, ...]
-    parts: tuple[int, ...]
-    read: Callable[[dict[str, Any]], tuple[Any, ...]]
+    addresses: tuple[list[int], list[int], list[int]]
+    read: Callable[[dict[str, Any]], tuple[Any, ...]] | None
     attributes: tuple[Any, ...]
 
 
 class State:
     """What a module and the modules in it hold, by identity and by value; it keeps none of them alive.
+
+    Priors do not count: no prediction reads them.
 
     Parameters
     ----------
@@ -53,49 +54,54 @@ class State:
         seen, stack = {id(but)}, [root]
         while stack:
             module = stack.pop()
-            if id(module) in seen:
+            if id(module) in seen or isinstance(module, Prior):
                 continue
             seen.add(id(module))
             own = module.__dict__
-            parts = tuple(own["_modules"].values())
-            read = _reader(own) if type(module).__module__.partition(".")[0] in _LIBRARIES else _nothing
-            held = _Held(
-                weakref.ref(module),
-                tuple(own["_parameters"].values()),
-                tuple(own["_buffers"].values()),
-                tuple(map(id, parts)),
-                read,
-                read(own),
-            )
-            self._held.append(held)
-            found = (*held.parameters, *held.buffers, *held.attributes)
+            read = _reader(own) if type(module).__module__.partition(".")[0] in _LIBRARIES else None
+            attributes = () if read is None else read(own)
+            self._held.append(_Held(weakref.ref(module), _addresses(own), read, attributes))
+            found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
             tensors += [t for t in found if isinstance(t, torch.Tensor)]
-            stack += [part for part in parts if part is not None]
-        self._tensors = [(t, _content(t), _version(t)) for t in tensors]
+            stack += [part for part in own["_modules"].values() if part is not None]
+        self._tensors = [(t, _version(t)) for t in tensors]  # alive, so that addresses stay theirs
+        self._little = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
+        self._large = [(t, t.detach().clone()) for t in tensors if not (t.is_cpu and t.numel() <= _FEW)]
 
     def holds(self) -> bool:
         """Whether everything is as it was: the same objects with the same values."""
-        return self._same_objects() and all(_is_still(t, content) for t, content, _ in self._tensors)
+        if not self._same_objects():
+            return False
+        for tensor, numbers in self._little:
+            if tensor.tolist() != numbers:
+                return False
+        return all(_is_still(tensor, content) for tensor, content in self._large)
 
     def counted(self) -> bool:
         """Whether a change shows without a look at values: an object was replaced, or a version counter has moved."""
-        return not self._same_objects() or any(_version(t) != version for t, _, version in self._tensors)
+        return not self._same_objects() or any(_version(t) != version for t, version in self._tensors)
 
     def _same_objects(self) -> bool:
-        for ref, parameters, buffers, parts, read, attributes in self._held:
+        for ref, addresses, read, attributes in self._held:
             module = ref()
             if module is None:
                 return False
             own = module.__dict__
-            if not (
-                _same(own["_parameters"].values(), parameters)
-                and _same(own["_buffers"].values(), buffers)
-                and tuple(map(id, own["_modules"].values())) == parts
-                and (read is _nothing or _alike(read, own, attributes))
-            ):
+            if _addresses(own) != addresses or (read is not None and not _alike(read, own, attributes)):
                 return False
         root = self._held[0].module()
-        return root is not None and _same(_data(root), self._data)
+        if root is None:
+            return False
+        now = _data(root)
+        return len(now) == len(self._data) and all(map(is_, now, self._data))
+
+
+def _addresses(own: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
+    return (
+        list(map(id, own["_parameters"].values())),
+        list(map(id, own["_buffers"].values())),
+        list(map(id, own["_modules"].values())),
+    )
 
 
 def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
@@ -103,18 +109,10 @@ def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
     return tuple(t for t in (*(own.get("train_inputs") or ()), own.get("_train_targets")) if t is not None)
 
 
-def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
     """Return what reads the attributes of a module that are numbers, words or tensors."""
     names = [name for name, value in own.items() if isinstance(value, (torch.Tensor, *_PLAIN))]
-    return itemgetter(*names) if len(names) > 1 else _nothing  # every module has several
-
-
-def _nothing(own: dict[str, Any]) -> tuple[Any, ...]:
-    return ()
-
-
-def _same(now: Any, then: tuple[Any, ...]) -> bool:
-    return len(now) == len(then) and all(map(is_, now, then))
+    return itemgetter(*names) if len(names) > 1 else None  # every module has several
 
 
 def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any], then: tuple[Any, ...]) -> bool:
@@ -124,17 +122,7 @@ def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any
         return False
 
 
-def _content(tensor: torch.Tensor) -> Any:
-    return tensor.tolist() if _is_little(tensor) else tensor.detach().clone()
-
-
-def _is_little(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.numel() <= _FEW
-
-
-def _is_still(tensor: torch.Tensor, content: Any) -> bool:
-    if not isinstance(content, torch.Tensor):
-        return bool(tensor.numel() <= _FEW and tensor.tolist() == content)
+def _is_still(tensor: torch.Tensor, content: torch.Tensor) -> bool:
     if tensor.shape != content.shape or tensor.dtype is not content.dtype or tensor.device != content.device:
         return False
     if torch.equal(tensor, content):

@@ -34,12 +34,12 @@ _lanczos_module = _modules["linear_operator.utils.lanczos"]
 _solve_module = _modules["linear_operator.functions._solve"]
 _pinverse_module = _modules["linear_operator.utils.pinverse"]
 
-_dispatch_cholesky = route(get("cholesky"))
-_dispatch_eigh = route(get("eigh"))
-_dispatch_inv_quad_logdet = route(get("inv_quad_logdet"))
-_dispatch_matmul = route(get("matmul"))
-_dispatch_pinverse = route(get("pinverse_root"))
-_dispatch_qr = route(get("qr"))
+_dispatch_cholesky = route(get("cholesky"), looked=True)
+_dispatch_eigh = route(get("eigh"), looked=True)
+_dispatch_inv_quad_logdet = route(get("inv_quad_logdet"), looked=True)
+_dispatch_matmul = route(get("matmul"), looked=True)
+_dispatch_pinverse = route(get("pinverse_root"), looked=True)
+_dispatch_qr = route(get("qr"), looked=True)
 
 
 def stay_out() -> bool:

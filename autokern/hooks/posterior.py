@@ -34,8 +34,8 @@ from autokern.posterior import PosteriorCovariance
 
 __all__ = ["patches"]
 
-_dispatch_predict = route(get("predict"))
-_dispatch_fantasy = route(get("fantasy"))
+_dispatch_predict = route(get("predict"), looked=True)
+_dispatch_fantasy = route(get("fantasy"), looked=True)
 
 
 def _stay_out() -> bool:
@@ -62,7 +62,8 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
         origin.made(None)  # what keywords or modes have made of it is not known
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
     pairs = list(zip(train_inputs, test_inputs, strict=True))
-    lead = torch.broadcast_shapes(*(t.shape[:-2] for pair in pairs for t in pair))  # type: ignore[no-untyped-call]
+    leads = {t.shape[:-2] for pair in pairs for t in pair}
+    lead = torch.broadcast_shapes(*leads) if len(leads) > 1 else leads.pop()  # type: ignore[no-untyped-call]
     full = [torch.cat([t.expand(*lead, *t.shape[-2:]) for t in pair], dim=-2) for pair in pairs]
     output = super(ExactGP, self).__call__(*full, **kwargs)
     if gpytorch.settings.debug.on() and not isinstance(output, gpytorch.distributions.MultivariateNormal):
@@ -77,22 +78,23 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
 def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
     """Return the covariance of the points after the first n, and theirs with those, lazy where that is safe.
 
-    What is lazy is evaluated by a kernel as it is now, whatever becomes of the model's own.
+    Where gradients are wanted, backward passes read tensors of the kernel later, so it is frozen here already.
     """
     if kernel is None or kernel is not origin.kernel_in(covariance):
         return covariance[..., n:, n:].evaluate_kernel(), covariance[..., n:, :n].evaluate_kernel()
-    make = functools.partial(LazyEvaluatedKernelTensor, kernel=frozen(kernel))
-    if kernel.num_outputs_per_input(covariance.x1, covariance.x2) == 1:
-        new, old = covariance.x1[..., n:, :], covariance.x2[..., :n, :]
-        return make(new, new), make(new, old)
-    whole = make(covariance.x1, covariance.x2)
-    return whole[..., n:, n:], whole[..., n:, :n]
+    make = functools.partial(LazyEvaluatedKernelTensor, kernel=frozen(kernel) if torch.is_grad_enabled() else kernel)
+    if kernel.num_outputs_per_input(covariance.x1, covariance.x2) != 1:
+        whole = make(covariance.x1, covariance.x2)
+        return whole[..., n:, n:], whole[..., n:, :n]
+    new, old = covariance.x1[..., n:, :], covariance.x2[..., :n, :]
+    return make(new, new), make(new, old)
 
 
 class _Predicting(threading.local):
-    """The strategy of which this thread is computing a prediction, after it was looked at."""
+    """The strategy of which this thread is computing a prediction, after it was looked at, and the kernel by which."""
 
     strategy: Any = None
+    kernel: Any = None
 
 
 _predicting = _Predicting()
@@ -107,11 +109,11 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
     if found != ORDERED and conditioning.plain(self) and not _formless(self):
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or conditioning.is_exact(self)
-        _predicting.strategy = self
+        _predicting.strategy, _predicting.kernel = self, test_test_covar.kernel
         try:
             return _dispatch_predict(self, test_mean, test_test_covar, test_train_covar, exact, fast)
         finally:
-            _predicting.strategy = None
+            _predicting.strategy = _predicting.kernel = None
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
         return _structured(self, test_mean, test_test_covar, test_train_covar)
     return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
@@ -135,7 +137,7 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     """Predict with a covariance that the library solves by its structure; variances when they are read."""
     mean = strategy.exact_predictive_mean(test_mean, _evaluated(cross))
     if gpytorch.settings.fast_pred_var.on():
-        return mean, PosteriorCovariance(prior, cross, Rooted(strategy.covar_cache))
+        return mean, PosteriorCovariance.deferred(prior, cross, Rooted(strategy.covar_cache))
     nothing = strategy.train_prior_dist.__class__(
         torch.zeros_like(strategy.train_prior_dist.mean), strategy.train_prior_dist.lazy_covariance_matrix
     )
@@ -143,7 +145,7 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     if gpytorch.settings.detach_test_caches.on():
         operator = operator.detach()
     operator = operator.evaluate_kernel()  # hyperparameters may change before it is used
-    return mean, PosteriorCovariance(prior, cross, Structured(operator))
+    return mean, PosteriorCovariance.deferred(prior, cross, Structured(operator))
 
 
 _stock_mean_cache = DefaultPredictionStrategy._mean_cache
@@ -208,7 +210,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     if known is None:
         return _stock_covariance(self, test_test_covar, test_train_covar)
     rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
-    explained = conditioning.for_covariances(self, fast=False).explained_covariance(rows)
+    explained = conditioning.for_covariances(self, fast=False, kernel=_predicting.kernel).explained_covariance(rows)
     if isinstance(test_test_covar, torch.Tensor):
         return to_linear_operator(test_test_covar - explained)
     return test_test_covar + to_linear_operator(-explained)

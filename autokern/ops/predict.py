@@ -270,14 +270,14 @@ def stock(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact:
 @PREDICT.candidate("eager", accuracy="better", features=_joint_features, memory=_memory_of(3, 1, 1, kept=2), parts=True)
 def eager(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """The joint covariance of all test points at once, from the model's one factor."""
-    known, rows = conditioning.for_covariances(strategy, fast), cross.to_dense()
+    known, rows = conditioning.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
     mean = strategy.exact_predictive_mean(test_mean, rows)
     return mean, to_linear_operator(prior.to_dense() - known.explained_covariance(rows))
 
 
 def _kept(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, fast: bool, multiply: bool) -> Prediction:
-    known, rows = conditioning.for_covariances(strategy, fast), cross.to_dense()
-    return strategy.exact_predictive_mean(test_mean, rows), PosteriorCovariance(prior, rows, known, multiply)
+    known, rows = conditioning.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
+    return strategy.exact_predictive_mean(test_mean, rows), PosteriorCovariance.deferred(prior, rows, known, multiply)
 
 
 @PREDICT.candidate("lazy", accuracy="better", parts=True)
@@ -310,14 +310,14 @@ def _register_rows(size: int) -> None:
         return Features(plain.calls * (1 + problem.m / size), plain.flops, plain.bytes)
 
     def rows(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
-        known = conditioning.for_covariances(strategy, fast)
+        known = conditioning.for_covariances(strategy, fast, prior.kernel)
 
         def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
             part: torch.Tensor = strategy.exact_predictive_mean(test_mean[..., start:stop], block)
             return part
 
         mean = by_blocks(cross, size, mean_of)
-        return mean, PosteriorCovariance(prior, cross, known, block=size)
+        return mean, PosteriorCovariance.deferred(prior, cross, known, block=size)
 
     rows.__doc__ = f"In blocks of {size} test points, whose covariances with the training points are never kept."
     register = PREDICT.candidate(
