@@ -15,7 +15,7 @@ from drawn import complaints, recipes
 from machine import WAYS, Life
 
 WRONG: list[str] = []
-EXAMPLES, LIVES, STEPS = 60, 12, 16
+EXAMPLES, LIVES, STEPS = 40, 8, 16
 FEW = {
     "deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck),
     "phases": (Phase.explicit, Phase.generate),
