@@ -219,7 +219,7 @@ def _made(strategy: Any, attached: bool) -> Conditioned:
     made_of = parts(strategy)
     assert made_of is not None
     k = _matrix(made_of, attached)
-    lower = psd_safe_cholesky(k)
+    lower = psd_safe_cholesky(k) if k.shape[-1] > 1 else k.clamp_min(0.0).sqrt()  # as the library does a single entry
     residual = strategy.train_labels - strategy.train_prior_dist.loc
     if not attached:  # the library's own uses of the factor find it here
         factor = TriangularLinearOperator(lower)

@@ -20,7 +20,7 @@ from linear_operator.utils.getitem import _is_noop_index
 from autokern.frozen import frozen
 from autokern.kernels import tree as trees
 
-__all__ = ["Explains", "PosteriorCovariance", "by_blocks"]
+__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel"]
 
 _BYTES = 2**22
 """Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
@@ -95,7 +95,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         """Return the covariance with the kernel of `prior`, and of a lazy `cross`, as it is now (`frozen`)."""
         kernel = frozen(prior.kernel)
         lazy = isinstance(cross, LazyEvaluatedKernelTensor)
-        return cls(_by(kernel, prior), _by(kernel, cross) if lazy else cross, known, multiply, block)
+        return cls(by_kernel(kernel, prior), by_kernel(kernel, cross) if lazy else cross, known, multiply, block)
 
     def __init__(
         self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
@@ -201,7 +201,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         return copy.copy, (self.formed(),)
 
 
-def _by(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
+def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
     """Return a lazy covariance of the same points by another kernel."""
     return LazyEvaluatedKernelTensor(lazy.x1, lazy.x2, kernel=kernel, **lazy.params)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -23,14 +24,14 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from autokern import conditioning
 from autokern.dispatch import route
 from autokern.explained import Rooted, Structured
-from autokern.frozen import frozen
+from autokern.frozen import frozen, thawed
 from autokern.hooks import Patch, matrixfree, origin
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.regime import EXACT, ITERATIVE, ORDERED, regime
 from autokern.op import get
-from autokern.posterior import PosteriorCovariance
+from autokern.posterior import PosteriorCovariance, by_kernel
 
 __all__ = ["patches"]
 
@@ -116,7 +117,8 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
             _predicting.strategy = _predicting.kernel = None
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
         return _structured(self, test_mean, test_test_covar, test_train_covar)
-    return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
+    plainly = (_evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
+    return _stock_prediction(self, test_mean, *plainly)
 
 
 def _formless(strategy: Any) -> bool:
@@ -125,8 +127,17 @@ def _formless(strategy: Any) -> bool:
     return parts is not None and matrixfree.too_large(parts[0])
 
 
-def _evaluated(covariance: Any) -> Any:
-    return covariance.evaluate_kernel() if isinstance(covariance, LinearOperator) else covariance
+def _evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
+    """Return a covariance as stock has it, with what `of` makes of its kernel if it is lazy."""
+    return _with(of, covariance).evaluate_kernel() if isinstance(covariance, LinearOperator) else covariance
+
+
+def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
+    """Return a covariance with what `of` makes of its kernel, if it is lazy."""
+    if type(covariance) is not LazyEvaluatedKernelTensor:
+        return covariance
+    kernel = of(covariance.kernel)
+    return covariance if kernel is covariance.kernel else by_kernel(kernel, covariance)
 
 
 def _defers() -> bool:
@@ -138,9 +149,8 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     mean = strategy.exact_predictive_mean(test_mean, _evaluated(cross))
     if gpytorch.settings.fast_pred_var.on():
         return mean, PosteriorCovariance.deferred(prior, cross, Rooted(strategy.covar_cache))
-    nothing = strategy.train_prior_dist.__class__(
-        torch.zeros_like(strategy.train_prior_dist.mean), strategy.train_prior_dist.lazy_covariance_matrix
-    )
+    prior_dist = strategy.train_prior_dist
+    nothing = prior_dist.__class__(torch.zeros_like(prior_dist.mean), _with(frozen, prior_dist.lazy_covariance_matrix))
     operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
     if gpytorch.settings.detach_test_caches.on():
         operator = operator.detach()

@@ -214,7 +214,7 @@ class _Analytic(torch.autograd.Function):
 
         k = ctx.kept.take() if slope is None or wanted[3] else slope
         k = again(outputscale) if k is None else k
-        moments = _moments(grad, k if slope is None else slope, first, second, layout, wanted)
+        moments = _moments(grad, k if slope is None else slope, first, second, layout, wanted, same=rest[1])
         grads: list[Any] = [None] * 4
         sign = rest[0]
         to_input = math.sqrt(abs(family.gamma)) / lengthscale
@@ -254,16 +254,23 @@ def _moments(
     second: torch.Tensor,
     layout: str,
     wanted: tuple[bool, ...],
+    same: bool,
 ) -> _Moments:
-    """Return ``W x'``, row sums, column sums and ``W^T x`` (where wanted), W formed strip by strip where it pays."""
+    """Return ``W x'``, row sums, column sums and ``W^T x`` (where wanted), W formed strip by strip where it pays.
+
+    Where both are the same points, what lies on the diagonal cancels, and is left out; but for NaN.
+    """
     d = second.shape[-1]
     right = torch.cat((second, torch.ones_like(second[..., :1])), dim=-1)
     if layout == "whole" or grad.dim() != 2 or first.dim() != 2 or second.dim() != 2:
         w = (grad * slope).to(right.dtype)
+        total = w.sum((-2, -1))
+        if same:
+            w.diagonal(dim1=-2, dim2=-1).mul_(0)
         product = w @ right
         columns = w.sum(-2).unsqueeze(-1)
         turned = w.mT @ first if wanted[1] else first
-        return _Moments(w.sum((-2, -1)), product[..., :d], product[..., d:], columns, turned)
+        return _Moments(total, product[..., :d], product[..., d:], columns, turned)
     n, m = grad.shape
     product = right.new_empty(n, d + 1)
     columns = right.new_zeros(m)
@@ -273,9 +280,11 @@ def _moments(
     buffer = grad.new_empty(strips[0][1] if strips else 0, m)
     for start, stop in strips:
         w = torch.mul(grad[start:stop], slope[start:stop], out=buffer[: stop - start]).to(right.dtype)
+        total += w.sum()
+        if same:
+            w.diagonal(start).mul_(0)
         torch.mm(w, right, out=product[start:stop])
         columns += w.sum(0)
-        total += w.sum()
         if wanted[1]:
             turned.addmm_(w.mT, first[start:stop])
     return _Moments(total, product[:, :d], product[:, d:], columns.unsqueeze(-1), turned)

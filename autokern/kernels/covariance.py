@@ -14,9 +14,8 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 from autokern.kernels.family import Family, family_of
-from autokern.kernels.far import centre_of
 
-__all__ = ["Covariance", "comparable", "family_name", "recognise", "reference", "same_points"]
+__all__ = ["Covariance", "are_numbers", "family_name", "recognise", "reference", "same_points"]
 
 _SERVED = (RBFKernel, MaternKernel)
 """Classes whose formula is one of the distance in units of the lengthscale alone."""
@@ -72,16 +71,9 @@ def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:
     return torch.equal(x1, x2)
 
 
-def comparable(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two sets of points whose differences can be taken.
-
-    In stock, which takes the centre of the first off both, a point that is NaN or infinite reaches all others.
-    """
-    if math.isfinite(x1.detach().sum().item()):
-        return x1, x2
-    centre = centre_of(x1)
-    first = x1 - centre
-    return first, first if x2 is x1 else x2 - centre
+def are_numbers(*points: torch.Tensor) -> bool:
+    """Whether no coordinate is NaN or infinite."""
+    return all(math.isfinite(x.detach().sum().item()) for x in points)
 
 
 def reference(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -99,7 +91,6 @@ def reference(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> tor
     Tensor
         Shape ``(..., n, m)``; takes ``n * m * d`` elements of memory.
     """
-    x1, x2 = comparable(x1, x2)
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     scaled = difference / covariance.lengthscale.unsqueeze(-2)
     k = covariance.family(scaled.square().sum(-1) * covariance.family.gamma)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autokern.kernels import analytic
-from autokern.kernels.covariance import Covariance, comparable, same_points
+from autokern.kernels.covariance import Covariance, same_points
 from autokern.kernels.family import TINY, Family, families
 from autokern.kernels.far import reach
 
@@ -29,7 +29,7 @@ def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch
     """Return the kernel matrix of single sets of points by torch.vmap over both; batch dimensions must be ones."""
     family, lengthscale, outputscale = covariance
     shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], lengthscale.shape[:-2])
-    x1, x2 = comparable(x1.reshape(x1.shape[-2:]), x2.reshape(x2.shape[-2:]))
+    x1, x2 = x1.reshape(x1.shape[-2:]), x2.reshape(x2.shape[-2:])
     scale, value = lengthscale.reshape(-1), family.formula
 
     def of_two_points(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,6 @@ def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch
 def by_cdist(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """Return the kernel matrix ``(..., n, m)`` by torch.cdist on differences (its matrix product is not PSD)."""
     family, lengthscale, outputscale = covariance
-    x1, x2 = comparable(x1, x2)
     distance = torch.cdist(x1 / lengthscale, x2 / lengthscale, compute_mode="donot_use_mm_for_euclid_dist")
     k = family(distance.square() * family.gamma)
     return k if outputscale is None else k * outputscale[..., None, None]

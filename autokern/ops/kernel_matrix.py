@@ -12,14 +12,15 @@ are those of the formula.
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
 from autokern import host, kernels
-from autokern.kernels import analytic, graph
-from autokern.op import Op
+from autokern.kernels import analytic, covariance, graph
+from autokern.op import Op, Run
 from autokern.ops import _kernel_memory as memory
 from autokern.ops._shared import (
     EPS,
@@ -183,6 +184,18 @@ def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     return kernel.forward(x1, x2)
 
 
+def _of_numbers(run: Run) -> Run:
+    """Return `run` for points that are numbers: of others stock, expanding squares, makes NaN of more than those."""
+
+    @functools.wraps(run)
+    def checked(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+        points = (x1,) if x1 is x2 else (x1, x2)
+        found: torch.Tensor = (run if covariance.are_numbers(*points) else stock)(kernel, x1, x2)
+        return found
+
+    return checked
+
+
 @KERNEL_MATRIX.candidate("gemm")
 def gemm(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """One GEMM, epilogue in place, closed-form gradients."""
@@ -220,6 +233,7 @@ def _explicit_why_not(problem: Problem) -> str | None:
 @KERNEL_MATRIX.candidate(
     "broadcast", why_not=_explicit_why_not, memory=memory.of_differences, features=_features_with(20)
 )
+@_of_numbers
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """All differences at once by broadcasting."""
     return kernels.reference(kernels.recognise(kernel), x1, x2)
@@ -239,6 +253,7 @@ def _vmap_why_not(problem: Problem) -> str | None:
 
 
 @KERNEL_MATRIX.candidate("vmap", why_not=_vmap_why_not, memory=memory.of_differences, features=_features_with(20))
+@_of_numbers
 def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.vmap of the covariance of two points, over both sets."""
     return graph.vmapped(kernels.recognise(kernel), x1, x2)
@@ -249,6 +264,7 @@ def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     why_not=_forward_only("torch.cdist has no second derivatives"),
     memory=memory.by_family(memory.of_each(3, 4, 5, 5), memory.of_each(6, 8, 9, 11)),
 )
+@_of_numbers
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.cdist without its matrix product, then the formula."""
     return graph.by_cdist(kernels.recognise(kernel), x1, x2)
