@@ -9,7 +9,7 @@ import torch
 from builders import points, regression
 from table import See, cases, scenarios
 
-from scenarios.events import EVENTS
+from scenarios.events import EVENTS, STALE
 from scenarios.predictions import under
 
 
@@ -161,3 +161,27 @@ def copies(see: See, how: str, of: str, kernel: str = "scaled rbf", likelihood: 
             see("dense", COPIES[how](p.lazy_covariance_matrix).to_dense())
         else:
             see.posterior("copy", COPIES[how](p))
+
+
+@scenarios(
+    cases(how=list(COPIES), event=["lengthscale setter", "data copy", "in place", "points in place"]),
+    cases(how="pickle", event="outputscale setter", setting=["fast", "attached"]),
+    stale=STALE,
+)
+def copied_between_changes(see: See, how: str, event: str, setting: str = "defaults"):
+    """A pickle holds stock's stale caches too: the copy's mean is that one or a fresh one, nothing between."""
+    with under(setting):
+        model, x = regression(see, 22).eval(), points(see, 8, seed=1)
+        if see.first:
+            with torch.no_grad():
+                _ = model(x).variance
+        EVENTS[event](see, model)
+        if see.first:
+            with torch.no_grad():
+                _ = model(x).variance
+        other = COPIES[how](model)
+        if see.first:
+            with torch.no_grad():
+                _ = other(x).variance
+        EVENTS["outputscale setter"](see, other)
+        see.posterior("copy", other(x))
