@@ -7,6 +7,7 @@ of autokern.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,13 @@ from gpytorch.priors import Prior
 
 __all__ = ["frozen", "is_library", "thawed"]
 
+_CHANGING = frozenset(
+    {
+        "DistributionalInputKernel", "GridInterpolationKernel", "GridKernel", "InducingPointKernel", "LCEAKernel",
+        "MultiDeviceKernel", "OrthogonalAdditiveKernel", "RFFKernel",
+    }
+)  # fmt: skip
+"""Kernels of the libraries that draw, move or cache something of their own while they are evaluated, or call others."""
 _ORIGINAL = "_autokern_frozen_from"
 _LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch", "torch"})
 
@@ -21,11 +29,24 @@ _LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch", "torch"})
 def is_library(module: torch.nn.Module) -> bool:
     """Whether a module and all modules in it are of the libraries' own classes, whose state is all in plain sight.
 
-    A class of the user's may keep anything anywhere, count its calls, or mean something else by a method.
+    Evaluating one of these changes nothing in it. A class of the user's, or a function of the user's that a module of
+    the libraries calls, may keep anything anywhere, count its calls, or mean something else by a method.
     """
-    if type(module).__module__.partition(".")[0] not in _LIBRARIES or "forward" in module.__dict__:
+    kind = type(module)
+    if not _is_theirs(kind) or kind.__name__ in _CHANGING or not all(map(_is_theirs, _functions(module))):
         return False
     return all(part is None or is_library(part) for part in module._modules.values())
+
+
+def _functions(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield what a module keeps as attributes and may call."""
+    own = module.__dict__.values()
+    return (v for v in own if callable(v) and not isinstance(v, (torch.Tensor, type)))
+
+
+def _is_theirs(thing: Any) -> bool:
+    """Whether a class or function comes from one of the libraries, or is built in."""
+    return (getattr(thing, "__module__", None) or "torch").partition(".")[0] in _LIBRARIES
 
 
 def frozen(module: torch.nn.Module) -> Any:

@@ -167,10 +167,8 @@ class Conditioned:
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``, in the same two ways."""
         if multiply or self.lower is None:
-            white = self.whitened(rows)
-            return white @ white.mT
-        white = self._substituted(rows)
-        return white.mT @ white
+            return _gram(self.whitened(rows))
+        return _gram(self._substituted(rows).mT)
 
     def _substituted(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``L^-1 rows^T``, shape ``(..., n, m)``, by forward substitution."""
@@ -236,6 +234,17 @@ class Conditioned:
             old = torch.nn.functional.pad(self.border, (0, q)).expand(*rows.shape[:-2], -1, -1)
             rows = torch.cat((old, rows), dim=-2)
         return Conditioned(inverse=self.inverse, border=rows, alpha=alpha)
+
+
+def _gram(white: torch.Tensor) -> torch.Tensor:
+    """Return ``white @ white^T``; in single precision, variances are what is left of its diagonal, so torch sums that.
+
+    A BLAS loses several times as many digits over long sums as torch, which sums in pairs.
+    """
+    found: torch.Tensor = white @ white.mT
+    if white.dtype is torch.float32:
+        found.diagonal(dim1=-2, dim2=-1).copy_(white.square().sum(-1))
+    return found
 
 
 def _lost(left: torch.Tensor) -> bool:

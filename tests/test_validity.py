@@ -11,7 +11,7 @@ import pytest
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import LinearKernel, RBFKernel, RFFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 
@@ -233,6 +233,24 @@ def test_gradients_of_what_is_read_late_are_those_of_the_call(candidate, change)
 
 
 @each_candidate
+def test_gradients_through_caches_that_were_first_made_without(candidate):
+    x = points(300, seed=5)
+
+    def gradients(model):
+        with settings.detach_test_caches(False):
+            posterior = model(x)
+            total = posterior.variance.sum() + posterior.mean.sum()
+        return torch.autograd.grad(total, list(model.parameters()))
+
+    expected = gradients(Regression())
+    with autokern.enabled(), autokern.using(force={"predict": candidate}):
+        model = Regression()
+        with torch.no_grad():
+            moments(model(x))
+        close(gradients(model), expected, 1e-6)
+
+
+@each_candidate
 def test_what_is_read_late_under_autocast_or_in_inference_mode(candidate):
     x = points(300, seed=5)
 
@@ -287,6 +305,40 @@ def test_a_kernel_of_the_users_gets_the_calls_that_stock_makes(candidate, m):
     assert made == calls
 
 
+@pytest.mark.parametrize("m", [20, 700])
+def test_a_kernel_that_draws_its_weights_when_it_is_first_called(m):
+    def predicted():
+        torch.manual_seed(0)
+        model = Regression(kernel=ScaleKernel(RFFKernel(10) * RBFKernel()))
+        found = moments(model(points(m, seed=5)))
+        return [*found, *moments(model(points(m, seed=6))), torch.rand(1)]
+
+    expected = predicted()
+    with autokern.enabled():
+        close(predicted(), expected)
+
+
+@pytest.mark.parametrize("m", [20, 700])
+def test_functions_of_the_users_in_kernels_of_the_library(m):
+    def predicted():
+        strength, calls = [1.0], []
+
+        def transform(value):
+            calls.append(1)
+            return torch.nn.functional.softplus(value) * strength[0]
+
+        constraint = gpytorch.constraints.Positive(transform=transform)
+        model = Regression(kernel=ScaleKernel(RBFKernel(lengthscale_constraint=constraint)))
+        found = moments(model(points(m, seed=5)))
+        posterior = model(points(m, seed=6))
+        strength[0] = 2.0
+        return [*found, posterior.variance.detach(), *moments(model(points(m, seed=7)))[1:], torch.tensor(len(calls))]
+
+    expected = predicted()
+    with autokern.enabled():
+        close(predicted(), expected)
+
+
 class Counting(GaussianLikelihood):
     calls = 0
 
@@ -309,6 +361,35 @@ def test_a_likelihood_of_the_users_gets_the_calls_that_stock_makes():
         found = counted()
     assert [calls for calls, _ in found] == [calls for calls, _ in expected]
     assert [total for _, total in found] == pytest.approx([total for _, total in expected])
+
+
+@pytest.mark.parametrize("whole", ["stock", "gemm", "tiled", "symmetric"])
+@pytest.mark.parametrize("part", ["stock", "gemm", "broadcast"])
+def test_points_far_from_the_origin_whichever_candidates_serve(whole, part):
+    """Covariances between training points, and of those with others, must err alike, or not at all."""
+
+    def errors(force):
+        found = []
+        for dtype in (torch.float64, torch.float32):
+            x, new = points(150) + 5000, points(20, seed=5) + 5000
+            model = Regression(1)
+            model.set_train_data(x, values(x - 5000), strict=False)
+            model.likelihood.noise = 1e-2
+            model.to(dtype)
+            with autokern.using(force=force if dtype is torch.float32 else None), torch.no_grad():
+                if force is None:
+                    found.append(model(new.to(dtype)))
+                    continue
+                with autokern.using(force={"kernel_matrix": whole}):
+                    model(new[:1].to(dtype)).mean
+                found.append(model(new.to(dtype)))
+        truth, single = (moments(posterior) for posterior in found)
+        return [((s.double() - t).abs().max() / t.abs().max()).item() for t, s in zip(truth, single, strict=True)]
+
+    limits = errors(None)
+    with autokern.enabled():
+        for error, limit in zip(errors({"kernel_matrix": part}), limits, strict=True):
+            assert error < 2 * limit
 
 
 # --- fantasies --------------------------------------------------------------------------------------------------------

@@ -37,6 +37,19 @@ def _stay_out() -> bool:
     return gpytorch.settings.trace_mode.on() or stay_out()
 
 
+def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return points in single precision relative to one of them, which moves no distance.
+
+    Far from the origin, a point in units of a lengthscale has lost its digits. Stock forgives that: it errs alike
+    between training points and between those and others. Here another candidate may serve each of the two.
+    """
+    if x1.dtype is not torch.float32 or x2.dtype is not torch.float32 or not x1.numel():
+        return x1, x2
+    origin = x1.detach()[(0,) * (x1.dim() - 1)]
+    first = x1 - origin
+    return first, first if x2 is x1 else x2 - origin
+
+
 def _hooked(kind: type) -> Any:
     stock = vars(kind)["forward"]
 
@@ -45,7 +58,7 @@ def _hooked(kind: type) -> Any:
         plain = type(self) is kind and not diag and trivial(params)
         if not plain or kernels.family_name(self) is None or _stay_out():
             return stock(self, x1, x2, diag=diag, **params)
-        return _dispatch(self, x1, x2)
+        return _dispatch(self, *_near(x1, x2))
 
     return forward
 
@@ -58,7 +71,7 @@ def _hooked_scale() -> Any:
         plain = type(self) is ScaleKernel and not (diag or last_dim_is_batch) and trivial(params)
         if not plain or kernels.family_name(self) is None or _stay_out():
             return stock(self, x1, x2, last_dim_is_batch=last_dim_is_batch, diag=diag, **params)
-        return _dispatch(self, x1, x2)
+        return _dispatch(self, *_near(x1, x2))
 
     return forward
 

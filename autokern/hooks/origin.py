@@ -12,6 +12,7 @@ import weakref
 from typing import Any, NamedTuple
 
 import gpytorch
+import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
 from linear_operator.operators import BatchRepeatLinearOperator
@@ -33,9 +34,10 @@ _newest = _Newest()
 
 
 class _Origin(NamedTuple):
-    """What a strategy was made of: the kernel of its model, and states of that, of its likelihood, and of a parent."""
+    """What a strategy was made of, and whether with a graph: states of its model, of the likelihood, of a parent."""
 
     kernel: weakref.ref[Any]
+    graph: bool
     prior: State
     noise: State
     parent: State | None
@@ -52,6 +54,8 @@ class _Origin(NamedTuple):
         """
         if not self.prior.holds() or not (self.parent is None or self.parent.holds()):
             return False
+        if not self.graph and torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off():
+            return False  # gradients are to pass through caches that were made without
         return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
 
@@ -73,6 +77,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         return False
     _origins[strategy] = _Origin(
         weakref.ref(kernel),
+        torch.is_grad_enabled(),
         State(model, but=model.likelihood),
         State(model.likelihood),
         None if parent is None else State(theirs),
