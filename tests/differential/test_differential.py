@@ -18,7 +18,7 @@ def told(found: dict[str, list[str]]) -> str:
     return "\n".join(f"[{way}] {text}" for way, texts in found.items() for text in texts[:6])
 
 
-BY_FORCE = 5
+BY_FORCE = 4
 """Runs of a scenario with candidates by force: the ops' usual ones; the tortures go on until each has run."""
 
 

@@ -136,9 +136,9 @@ def strides(see: See, how: str):
     see.grads("across", across, {**dict(k.named_parameters()), "x": x})
 
 
-@scenarios(cases(which=["kernel", "points", "both halves", "scale only"]))
+@scenarios(cases(which=["kernel", "points", "both halves", "scale only"], kappa=30.0))
 def mixed_dtypes(see: See, which: str):
-    """Parameters of one dtype and points of the other."""
+    """Parameters of one dtype and points of the other: a float64 result of what was rounded to float32."""
     k, x = made(see, "scaled rbf"), points(see, 15)
     if which == "kernel":
         x = x.float()
