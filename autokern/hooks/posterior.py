@@ -180,14 +180,14 @@ def _shared(strategy: Any, *cached: str) -> Any:
     None where the library keeps what it is needed for, in its cache under the name and arguments of `cached`.
     """
     known = conditioning.found(strategy)
-    if known is not None or not origin.is_ours(strategy) or _stay_out():
+    if known is not None or type(strategy) is not DefaultPredictionStrategy or _stay_out():
         return known
     if (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
         return None
     found = regime(strategy.num_train, library.fast_computations.solves)
     if found == EXACT or (found == ITERATIVE and conditioning.is_exact(strategy)):
         guard_cache(strategy, cached[0])
-        return conditioning.of(strategy)
+        return conditioning.of(strategy) if origin.is_ours(strategy) else None
     return None
 
 
