@@ -38,14 +38,20 @@ def _stay_out() -> bool:
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points in single precision relative to one of them, which moves no distance.
+    """Return points in single precision relative to one of them, along each dimension where that loses nothing.
 
     Far from the origin, a point in units of a lengthscale has lost its digits. Stock forgives that: it errs alike
-    between training points and between those and others. Here another candidate may serve each of the two.
+    between training points and between those and others. Here another candidate may serve each of the two. A
+    difference of numbers within a factor of two is exact (Sterbenz 1974, theorem 4.3.1), and moves no distance.
     """
-    if x1.dtype is not torch.float32 or x2.dtype is not torch.float32 or not x1.numel():
+    if x1.dtype is not torch.float32 or x2.dtype is not torch.float32 or not (x1.numel() and x2.numel()):
         return x1, x2
-    origin = x1.detach()[(0,) * (x1.dim() - 1)]
+    with torch.no_grad():
+        origin = x1[(0,) * (x1.dim() - 1)]
+        spread = torch.stack([(x - origin).abs().flatten(0, -2).amax(0) for x in ((x1,) if x2 is x1 else (x1, x2))])
+        origin = torch.where(2 * spread.amax(0) <= origin.abs(), origin, 0.0)
+        if not origin.any():
+            return x1, x2
     first = x1 - origin
     return first, first if x2 is x1 else x2 - origin
 

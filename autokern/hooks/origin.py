@@ -46,15 +46,16 @@ class _Origin(NamedTuple):
         """Whether all is as it was."""
         return self.prior.holds() and self.noise.holds() and (self.parent is None or self.parent.holds())
 
-    def serves(self) -> bool:
-        """Whether caches of that time may serve.
+    def serves(self, growing: bool) -> bool:
+        """Whether caches of that time may serve a prediction, or a fantasy that grows from them.
 
         With `fast_pred_var`, noise written past the version counters is not seen, as in stock: the library's own tests
         ask for that. Factor and covariances still belong together then.
         """
         if not self.prior.holds() or not (self.parent is None or self.parent.holds()):
             return False
-        if not self.graph and torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off():
+        through = torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off()
+        if through and not self.graph and self.parent is None and not growing:
             return False  # gradients are to pass through caches that were made without
         return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
@@ -94,11 +95,14 @@ def kernel_in(covariance: Any) -> Any:
 
 
 @unless_it_fails
-def ours(model: Any) -> Any:
-    """Return the strategy of a model, made anew if what it was made of has changed; None if it is not ours to serve."""
+def ours(model: Any, growing: bool = False) -> Any:
+    """Return the strategy of a model, made anew if what it was made of has changed; None if it is not ours to serve.
+
+    With `growing`, a fantasy is made of it, and not a prediction.
+    """
     strategy = model.prediction_strategy
     if strategy in _origins:
-        if _origins[strategy].serves():
+        if _origins[strategy].serves(growing):
             return strategy
         prior = model._get_train_prior_distribution(list(model.train_inputs))
         strategy = prediction_strategy(

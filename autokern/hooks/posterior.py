@@ -273,7 +273,7 @@ _stock_fantasy_model = ExactGP.get_fantasy_model
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
     if _stay_out() or self.prediction_strategy is None:
         return _stock_fantasy_model(self, inputs, targets, **kwargs)
-    origin.ours(self)
+    origin.ours(self, growing=True)
     made = _stock_fantasy_model(self, inputs, targets, **kwargs)
     if origin.just_made(made.prediction_strategy):
         origin.adopt(made, made.prediction_strategy, parent=self)
