@@ -60,6 +60,8 @@ class _Origin(NamedTuple):
         return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
 
+_ADOPTED = "_autokern_adopted"
+"""In the dictionary of a strategy of which a model has all that it was made of, so that it can be made anew."""
 _origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
 """Of the strategies that are ours to serve; of any other it is not known what it was made of."""
 
@@ -76,6 +78,8 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
     known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
     if type(strategy) is not DefaultPredictionStrategy or not known or not strategy.num_train:
         return False
+    if parent is None:
+        strategy.__dict__[_ADOPTED] = True
     _origins[strategy] = _Origin(
         weakref.ref(kernel),
         torch.is_grad_enabled(),
@@ -101,9 +105,9 @@ def ours(model: Any, growing: bool = False) -> Any:
     With `growing`, a fantasy is made of it, and not a prediction.
     """
     strategy = model.prediction_strategy
-    if strategy in _origins:
-        if _origins[strategy].serves(growing):
-            return strategy
+    if strategy in _origins and _origins[strategy].serves(growing):
+        return strategy
+    if strategy in _origins or _ADOPTED in strategy.__dict__:  # or it came out of a pickle
         prior = model._get_train_prior_distribution(list(model.train_inputs))
         strategy = prediction_strategy(
             train_inputs=list(model.train_inputs),

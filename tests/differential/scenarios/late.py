@@ -140,6 +140,7 @@ COPIES = {"pickle": lambda it: pickle.loads(pickle.dumps(it)), "deepcopy": copy.
     cases(how=list(COPIES), of=["model", "read model"], kernel=["scaled rbf", "rbf + linear"]),
     cases(how=list(COPIES), of=["posterior", "read posterior", "covariance"]),
     cases(how=list(COPIES), of=["read model"], likelihood=["fixed", "counting"]),
+    stale="what a model out of a pickle was made of is not known, so that it predicts as a fresh one",
 )
 def copies(see: See, how: str, of: str, kernel: str = "scaled rbf", likelihood: str = "gaussian"):
     model = regression(see, 22, kernel, likelihood).eval()
