@@ -54,8 +54,8 @@ class _Origin(NamedTuple):
         """
         if not self.prior.holds() or not (self.parent is None or self.parent.holds()):
             return False
-        through = torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off()
-        if through and not self.graph and self.parent is None and not growing:
+        plain = not self.graph and self.parent is None and not growing
+        if plain and torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off():
             return False  # gradients are to pass through caches that were made without
         return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
