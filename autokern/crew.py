@@ -7,6 +7,7 @@ a call and end with it: nothing is left that a fork could break. Between `thread
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -15,6 +16,18 @@ import torch
 from autokern import threads
 
 __all__ = ["Member", "run", "size"]
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _StoppedError(Exception):
@@ -52,8 +65,11 @@ class Member:
 
 
 def size(device: torch.device) -> int:
-    """Return how many members a crew should have: as many as torch uses threads; one for an accelerator."""
-    return threads.current() if device.type == "cpu" and threads.allowed() else 1
+    """Return how many members a crew should have: as many as torch uses threads; one for an accelerator.
+
+    One in a forked process, too: MKL's allocator may loop for ever there as soon as two threads multiply.
+    """
+    return threads.current() if device.type == "cpu" and threads.allowed() and not _forked else 1
 
 
 def run(work: Callable[[Member], None], count: int) -> None:

@@ -87,14 +87,25 @@ def _kinds() -> list[type]:
     return [kind for kind in held.values() if isinstance(kind, type)]
 
 
+_DEFAULTS = [
+    (kind, name, vars(kind)[name])
+    for kind in _kinds()
+    for name in ("_default", "_global_value", "_state")
+    if name in vars(kind)
+]
+
+
+def _as_set_by_the_libraries() -> None:
+    for kind, name, value in _DEFAULTS:
+        setattr(kind, name, value)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _library_defaults():
-    """BoTorch changes the libraries' defaults for good when it is imported; no module does so to the next."""
-    names = ("_default", "_global_value", "_state")
-    before = [(kind, name, vars(kind)[name]) for kind in _kinds() for name in names if name in vars(kind)]
+    """BoTorch changes the libraries' defaults when it is imported, while tests are collected too: no module sees it."""
+    _as_set_by_the_libraries()
     yield
-    for kind, name, value in before:
-        setattr(kind, name, value)
+    _as_set_by_the_libraries()
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
-"""What stands in for what needs a GPU: CuPy, played by NumPy, and recorded steps, by functions that run again."""
+"""What stands in for what is not there: CuPy, played by NumPy, recorded steps, a process without autokern."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -11,6 +13,17 @@ import pytest
 import torch
 
 from autokern.foreign import cupy_
+
+
+class _WithoutAutokern(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        assert not module.startswith("autokern"), f"{module}.{name} is needed to read this pickle"
+        return super().find_class(module, name)
+
+
+def unpickled_without_autokern(packed: bytes) -> object:
+    """What is in a pickle, read as where autokern is not installed."""
+    return _WithoutAutokern(io.BytesIO(packed)).load()
 
 
 class FakeCuPy:

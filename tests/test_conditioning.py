@@ -16,6 +16,7 @@ import gpytorch
 import psutil
 import pytest
 import torch
+from fakes import unpickled_without_autokern
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, LinearKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
@@ -547,7 +548,7 @@ def test_pickled_models_know_nothing_of_autokern(detached):
         expected = model(at).variance
         imagined = model.get_fantasy_model(points(2, seed=3), drawn(2))
         packed = [pickle.dumps(m) for m in (model, imagined)]
-        assert not any(b"autokern" in p for p in packed)
+        assert all(unpickled_without_autokern(p) is not None for p in packed)
         torch.testing.assert_close(pickle.loads(packed[0])(at).variance, expected)
         after = imagined(at).variance
     torch.testing.assert_close(pickle.loads(packed[0])(at).variance, expected)

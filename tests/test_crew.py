@@ -345,17 +345,20 @@ def test_crews_of_several_threads_do_not_meet():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_afterwards_works_as_before():
+def test_a_fork_afterwards_works_with_one_thread():
     code = """
         import os, torch
         torch.set_num_threads(2)
         from autokern import crew
-        done = []
+        done, cpu = [], torch.device("cpu")
+        assert crew.size(cpu) == 2
         crew.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
+        torch.set_num_threads(1)
         child = os.fork()
         if not child:
-            crew.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
-            os._exit(0 if len(done) == 4 else 1)
+            count = crew.size(cpu)
+            crew.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
+            os._exit(0 if len(done) == 3 and count == 1 else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
     run = subprocess.run(
