@@ -14,16 +14,14 @@ from linear_operator.operators import LinearOperator
 from autokern.dispatch import route
 from autokern.op import get
 
-__all__ = ["cholesky", "cholesky_inverse", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr", "solve_triangular"]
+__all__ = ["cholesky", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr"]
 
 _cholesky = route(get("cholesky"))
-_cholesky_inverse = route(get("cholesky_inverse"))
 _eigh = route(get("eigh"))
 _inv_quad_logdet = route(get("inv_quad_logdet"))
 _matmul = route(get("matmul"))
 _pinverse = route(get("pinverse_root"))
 _qr = route(get("qr"))
-_solve_triangular = route(get("solve_triangular"))
 
 
 def qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,16 +64,6 @@ def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None
         If it is not positive definite with the largest jitter.
     """
     return cast("torch.Tensor", _cholesky(a, jitter, max_tries))
-
-
-def cholesky_inverse(lower: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of ``L L^T`` from the lower factor, shape ``(..., n, n)``."""
-    return cast("torch.Tensor", _cholesky_inverse(lower))
-
-
-def solve_triangular(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Return the solution of ``L X = B`` for lower triangular L ``(..., n, n)`` and B ``(..., n, k)``."""
-    return cast("torch.Tensor", _solve_triangular(lower, rhs))
 
 
 def pinverse(root: torch.Tensor) -> torch.Tensor:

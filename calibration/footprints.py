@@ -66,10 +66,8 @@ def op_problems(dtype: str) -> Iterator[tuple[Problem, tuple[str, ...]]]:
     yield base.replace(op="cholesky", d=0), ()
     yield batched.replace(op="cholesky", d=0), ()
     yield base.replace(op="cholesky", d=0, grad="a"), ("stock",)
-    yield base.replace(op="cholesky_inverse", d=0), ()
     yield base.replace(op="eigh", m=n * 6 // 10, n=n * 6 // 10, d=0), ()
     yield base.replace(op="qr", m=5 * n, n=n // 5, d=0), ()
-    yield base.replace(op="solve_triangular", rhs=n, d=0), ()
     products = base.replace(op="kernel_matmul", rhs=11, variant="matern52/same")
     wide = products.replace(m=100_000, n=100_000, d=60)  # points and sums are what tiles leave to count
     for grad in ("", "theta", "theta/x/rhs"):

@@ -24,7 +24,6 @@ LIBRARIES = ("default", "cusolver", *(["magma"] if torch.cuda.has_magma else [])
 SHAPES = ((1, 128), (1, 512), (1, 2048), (8, 400), (64, 128), (1024, 16))
 FUNCTIONS: dict[str, Callable[[torch.Tensor], object]] = {
     "cholesky": torch.linalg.cholesky_ex,
-    "cholesky_inverse": torch.cholesky_inverse,
     "eigh": torch.linalg.eigh,
     "qr": torch.linalg.qr,
 }
@@ -43,7 +42,6 @@ def measured(device: str, seconds: float) -> list[dict[str, Any]]:
         for batch, n in SHAPES:
             a = torch.rand(batch, n, n, dtype=torch.float64, device=device)
             a = a @ a.mT + n * torch.eye(n, dtype=a.dtype, device=device)
-            a = torch.linalg.cholesky(a) if name == "cholesky_inverse" else a
             calls = {library: functools.partial(by, library, function, a) for library in LIBRARIES}
             try:
                 with warnings.catch_warnings():

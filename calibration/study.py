@@ -33,7 +33,7 @@ from autokern.settings import Settings
 from autokern.store import read_file
 
 HERE = Path(__file__).parent
-OPS = ("qr", "cholesky", "matmul", "kernel_matrix", "pinverse_root", "cholesky_inverse", "solve_triangular", "eigh")
+OPS = ("qr", "cholesky", "matmul", "kernel_matrix", "pinverse_root", "eigh")
 
 
 def threshold(columns: float) -> Callable[[Problem], str]:

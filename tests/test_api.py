@@ -52,9 +52,7 @@ def test_the_public_names_are_these():
     assert sorted(autokern.__all__) == NAMES
     assert all(hasattr(autokern, name) for name in NAMES)
     assert autokern.covariance.__all__ == ["matmul", "matrix"]
-    assert autokern.linalg.__all__ == [
-        "cholesky", "cholesky_inverse", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr", "solve_triangular",
-    ]  # fmt: skip
+    assert autokern.linalg.__all__ == ["cholesky", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr"]
 
 
 def modules() -> list[str]:
@@ -148,9 +146,9 @@ def test_an_explanation_of_nothing():
 
 
 def test_calibrate_measures_keeps_and_uses(monkeypatch):
-    found = autokern.calibrate(["solve_triangular"], budget=0.5, progress=False)
+    found = autokern.calibrate(["pinverse_root"], budget=0.5, progress=False)
     assert isinstance(found, Profile)
-    assert {t.problem.op for t in found.trials} == {"solve_triangular"}
+    assert {t.problem.op for t in found.trials} == {"pinverse_root"}
     assert autokern.profile() == found
     assert dispatch.reset().profile == found
     monkeypatch.setenv("AUTOKERN_HOME", str(dispatch.session().settings.home) + "-elsewhere")
@@ -262,15 +260,12 @@ ON_MODELS = {"kernel_matrix", "kernel_matmul", "exact_log_prob", "predict", "fan
 def test_linear_algebra(spd, seed):
     rhs = torch.randn(*spd.shape[:-1], 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     tall = spd[..., :5]
-    eye = torch.eye(20, dtype=torch.float64)
     with autokern.using(force=None if seed is None else f"random:{seed}"):
         q, r = autokern.linalg.qr(tall)
         torch.testing.assert_close(q @ r, tall)
         torch.testing.assert_close(q.mT @ q, torch.eye(5, dtype=torch.float64).expand(*spd.shape[:-2], 5, 5))
         lower = autokern.linalg.cholesky(spd)
         torch.testing.assert_close(lower, torch.linalg.cholesky(spd))
-        torch.testing.assert_close(autokern.linalg.cholesky_inverse(lower) @ spd, eye.expand_as(spd))
-        torch.testing.assert_close(lower @ autokern.linalg.solve_triangular(lower, rhs), rhs)
         torch.testing.assert_close(autokern.linalg.pinverse(tall), torch.linalg.pinv(tall))
         values, vectors = autokern.linalg.eigh(spd)
         torch.testing.assert_close(vectors * values.unsqueeze(-2) @ vectors.mT, spd)

@@ -133,7 +133,7 @@ its points lie from their centre."""
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.usefixtures("with_graphs")
-@pytest.mark.parametrize("name", ["kernel_matrix", "kernel_matmul", "matmul", "solve_triangular", "exact_log_prob"])
+@pytest.mark.parametrize("name", ["kernel_matrix", "kernel_matmul", "matmul", "exact_log_prob"])
 def test_nothing_waits_for_the_gpu_unseen(name):
     op = get(name)
     for problem in problems(op, "cuda", "float64"):

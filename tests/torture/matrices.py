@@ -72,7 +72,7 @@ class Recipe:
             a = _spoilt(a, self.spoilt)
         a = a.to(self.dtype).requires_grad_(self.requires_grad)
         a = _LAYOUTS[self.layout](a)
-        if self.op not in ("matmul", "solve_triangular"):
+        if self.op != "matmul":
             return (a,)
         rhs = torch.randn(*a.shape[:-2], a.shape[-1], self.columns, dtype=self.dtype)
         return a, rhs.requires_grad_(self.requires_grad)
@@ -126,16 +126,9 @@ def _wide(recipe: Recipe) -> torch.Tensor:
     return _general(recipe, recipe.n, max(1, recipe.n - recipe.more))
 
 
-def _factor(recipe: Recipe) -> torch.Tensor:
-    """Cholesky factors of such matrices, as far as they go where the matrix is not positive definite."""
-    return torch.linalg.cholesky_ex(_shifted(recipe)).L
-
-
 _MAKERS: dict[str, Callable[[Recipe], torch.Tensor]] = {
     "cholesky": _shifted,
     "eigh": _symmetric,
-    "cholesky_inverse": _factor,
-    "solve_triangular": _factor,
     "qr": _tall,
     "pinverse_root": _tall,
     "matmul": _wide,
@@ -193,7 +186,7 @@ def corpus(op: str) -> Iterator[tuple[Any, ...]]:
             torch.stack((nan, eye[:3, :3])), eye.new_empty(0, 0), eye.new_empty(0, 3, 3), eye.new_empty(3, 0, 0),
             *((arrow, eye.new_empty(4, 0)) if op in ("qr", "pinverse_root", "matmul") else ()),
         ):  # fmt: skip
-            if op in ("matmul", "solve_triangular"):
+            if op == "matmul":
                 yield a, torch.ones(*a.shape[:-2], a.shape[-1], 2, dtype=dtype)
             else:
                 yield (a,)

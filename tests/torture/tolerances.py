@@ -47,8 +47,6 @@ TOLERANCES = {
     "cholesky": Tolerance((20, 1), (100, 1), "A", "Higham 2002, theorem 10.8; two solves with L in the gradient"),
     "qr": Tolerance((50, 1), (100, 2), "A", "Higham 2002, section 19.9; R is inverted twice in the gradient"),
     "eigh": Tolerance((20, 0), (100, 2), "gaps", "Weyl for the values; vectors turn by ‖A‖ over the gaps"),
-    "cholesky_inverse": Tolerance((10, 1), (100, 1), "LLᵀ", "Higham 2002, section 14.1"),
-    "solve_triangular": Tolerance((10, 1), (100, 2), "L", "Higham 2002, theorem 8.5, norms in place of components"),
     "pinverse_root": Tolerance((100, 1), (100, 2), "A", "Wedin 1973"),
     "matmul": Tolerance((4, 0), (40, 0), "", "entries in units of those of abs(A) abs(B): Higham 2002, section 3.5"),
 }
@@ -66,8 +64,7 @@ def condition(op: str, a: torch.Tensor) -> float:
         return values.abs().amax().item() / gap if gap else float("inf")
     values = torch.linalg.svdvals(a)
     smallest = values[..., -1]
-    kappa = float("inf") if bool((smallest == 0).any()) else (values[..., 0] / smallest).amax().item()
-    return kappa**2 if of == "LLᵀ" else kappa
+    return float("inf") if bool((smallest == 0).any()) else (values[..., 0] / smallest).amax().item()
 
 
 def table() -> str:
