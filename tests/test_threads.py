@@ -1,29 +1,20 @@
-"""threads, blas and their hook: counts are lowered where asked, in no other thread, and always restored."""
+"""threads: counts are lowered where asked, in no other thread, and always restored."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import subprocess
 import sys
 import threading
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.linalg  # noqa: F401  (loads SciPy's BLAS)
 import torch
-from scipy import optimize
-from scipy.optimize import _lbfgsb
 
 import autokern
-from autokern import blas, hooks, host, threads
-from autokern.blas import blas_limited
-from autokern.hooks import scipy as scipy_hooks
+from autokern import host, threads
 
 REAL = (threads._setters, lambda: (torch.set_num_threads, int))
-STEP = _lbfgsb.setulb
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +68,7 @@ def test_lowered_inside_and_never_raised(count_inside, count, inside):
     assert elsewhere(lambda: (count_inside(count), threads.current())) == (inside, 3)
 
 
-@pytest.mark.parametrize("make", [lambda count: threads.limited(len, count), threads.scope, blas_limited])
+@pytest.mark.parametrize("make", [lambda count: threads.limited(len, count), threads.scope])
 def test_no_thread_at_all_is_refused(make):
     with pytest.raises(ValueError, match="1 or more, not 0"):
         make(0)
@@ -264,7 +255,6 @@ def test_off(monkeypatch):
     with autokern.enabled():
         assert not threads.allowed()
         assert (threads.current(), wrapped(1), in_scope(1)) == (3, 3, 3)
-        assert _lbfgsb.setulb is STEP
     assert threads.allowed()
     assert wrapped(1) == 1
 
@@ -276,253 +266,3 @@ def test_a_number_is_a_ceiling(monkeypatch, order, inside):
         assert threads.current() == inside
         assert elsewhere(threads.current) == inside
     assert threads.current() == 3
-
-
-# --- BLAS of SciPy and NumPy ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def libraries():
-    """BLAS libraries at two threads each."""
-    controller = blas._libraries()
-    if controller is None:
-        pytest.skip("needs a NumPy or SciPy whose BLAS threadpoolctl knows")
-    with controller.limit(limits=2):
-        for library in controller.lib_controllers:  # so that other threads may set them, too
-            getattr(library, "clear_controlling_thread", bool)()
-        yield controller.lib_controllers
-        assert counts(controller.lib_controllers) == {2}
-    assert blas._turn.acquire(blocking=False)
-    blas._turn.release()
-
-
-def counts(libraries):
-    return {library.get_num_threads() for library in libraries}
-
-
-def test_blas_is_limited_and_restored(libraries):
-    with blas_limited():
-        assert counts(libraries) == {1}
-        assert threads.current() == 3
-    assert counts(libraries) == {2}
-    with blas_limited(5):
-        assert counts(libraries) == {2}
-    with pytest.raises(KeyboardInterrupt), blas_limited():
-        raise KeyboardInterrupt
-
-
-def test_nested_blas_blocks_never_raise(libraries):
-    for library in libraries:
-        library.set_num_threads(4)
-    with blas_limited(3):
-        with blas_limited(1):
-            with blas_limited(2):
-                assert counts(libraries) == {1}
-            assert counts(libraries) == {1}
-        assert counts(libraries) == {3}
-    assert counts(libraries) == {4}
-    for library in libraries:
-        library.set_num_threads(2)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_blas_blocks_that_overlap_in_threads(libraries, count):
-    """Each saving and restoring for itself, the second would restore what the first has lowered."""
-    entered, leave = threading.Event(), threading.Event()
-
-    def overlap():
-        with blas_limited():
-            entered.set()
-            leave.wait(10)
-
-    thread = threading.Thread(target=overlap)
-    with blas_limited(count):
-        thread.start()
-        entered.wait(10)
-        assert counts(libraries) == {1}
-    leave.set()
-    thread.join()
-    assert counts(libraries) == {2}
-
-
-def test_blas_in_many_threads_at_once(libraries):
-    def work():
-        for _ in range(100):
-            with blas_limited(), blas_limited():
-                pass
-
-    pool = [threading.Thread(target=work) for _ in range(8)]
-    for thread in pool:
-        thread.start()
-    for thread in pool:
-        thread.join()
-    with blas_limited():
-        assert counts(libraries) == {1}
-
-
-@pytest.mark.parametrize("step", range(4))
-def test_blas_is_restored_when_the_interrupt_comes_while_setting(libraries, monkeypatch, step):
-    steps = iter(range(4))
-
-    def interrupted(set_num_threads):
-        def call(count):
-            set_num_threads(count)
-            if next(steps, None) == step:
-                raise KeyboardInterrupt
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for library in libraries:
-            patch.setattr(library, "set_num_threads", interrupted(library.set_num_threads))
-        if step < 2 * len(libraries):
-            with pytest.raises(KeyboardInterrupt), blas_limited():
-                pass
-    assert counts(libraries) == {2}
-
-
-def test_nothing_happens_without_threadpoolctl(libraries, monkeypatch):
-    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
-    monkeypatch.setattr(blas, "_found", (0, None))
-    with blas_limited():
-        assert counts(libraries) == {2}
-
-
-def test_torchs_own_blas_is_left_alone(libraries):
-    assert not any(map(blas._of_torch, libraries))
-    shipped = Path(torch.__file__).parent / "lib" / "libopenblas.so.0"
-    assert blas._of_torch(types.SimpleNamespace(filepath=str(shipped)))
-    shared = ctypes.CDLL(torch._C.__file__)
-    if hasattr(shared, "MKL_Get_Max_Threads"):
-        assert blas._of_torch(types.SimpleNamespace(filepath="/usr/lib/libmkl_rt.so", dynlib=shared))
-
-
-# --- the hook ---------------------------------------------------------------------------------------------------------
-
-
-def rosenbrock(x):
-    return optimize.rosen(x), optimize.rosen_der(x)
-
-
-def minimum(**options):
-    return optimize.minimize(rosenbrock, np.full(5, -1.0), jac=True, method="L-BFGS-B", **options)
-
-
-def test_the_hook_is_put_in_and_taken_out():
-    assert _lbfgsb.setulb is STEP
-    with autokern.enabled():
-        first = _lbfgsb.setulb
-        assert first is not STEP
-        assert (first.__wrapped__, first.__name__, first.__doc__) == (STEP, STEP.__name__, STEP.__doc__)
-        with autokern.enabled():
-            assert _lbfgsb.setulb is first
-        assert _lbfgsb.setulb is first
-    assert _lbfgsb.setulb is STEP
-    with autokern.enabled():
-        assert _lbfgsb.setulb is first
-
-
-def test_the_same_optimum(libraries):
-    stock = minimum()
-    with autokern.enabled():
-        limited = minimum()
-        kept = _lbfgsb.setulb
-    assert (limited.x == stock.x).all()
-    assert (limited.nit, limited.nfev, limited.message) == (stock.nit, stock.nfev, stock.message)
-    with pytest.MonkeyPatch.context() as patch:  # a wrapper that outlives its block does as stock does
-        patch.setattr(_lbfgsb, "setulb", kept)
-        assert (minimum().x == stock.x).all()
-
-
-def test_steps_are_limited_and_the_objective_is_not(libraries, monkeypatch):
-    in_steps, in_objective = set(), set()
-
-    def step(*args):
-        in_steps.update(counts(libraries))
-        return STEP(*args)
-
-    def objective(x):
-        in_objective.update(counts(libraries))
-        return rosenbrock(x)
-
-    monkeypatch.setattr(_lbfgsb, "setulb", step)
-    scipy_hooks._hooked.cache_clear()
-    with autokern.enabled():
-        optimize.minimize(objective, np.zeros(5), jac=True, method="L-BFGS-B")
-    scipy_hooks._hooked.cache_clear()
-    assert (in_steps, in_objective) == ({1}, {2})
-
-
-def test_exceptions_of_the_objective_pass_through(libraries):
-    def fail(x):
-        raise ZeroDivisionError
-
-    with autokern.enabled(), pytest.raises(ZeroDivisionError):
-        optimize.minimize(fail, np.zeros(5), jac=True, method="L-BFGS-B")
-    with autokern.enabled(), pytest.raises(TypeError):
-        _lbfgsb.setulb()
-
-
-def test_an_import_while_enabled_is_seen(monkeypatch):
-    before = list(sys.meta_path)
-    monkeypatch.setattr(optimize, "_lbfgsb", _lbfgsb)  # so that it is put back
-    monkeypatch.delitem(sys.modules, scipy_hooks._MODULE)
-    with autokern.enabled():
-        assert sys.meta_path[1:] == before
-        assert scipy_hooks.patches() == []
-        import scipy.optimize._lbfgsb as anew
-
-        assert anew.setulb.__wrapped__ is not None
-        assert "exec_module" not in vars(anew.__spec__.loader)
-    assert not hasattr(anew.setulb, "__wrapped__")
-    assert sys.meta_path == before
-    assert not hooks.is_enabled()
-
-
-FITS = """
-import sys, warnings
-import torch
-import autokern
-from autokern.hooks import scipy as hook
-
-steps = [0]
-limit = hook.blas_limited
-def counted():
-    steps[0] += 1
-    return limit()
-hook.blas_limited = counted
-
-autokern.enable()
-assert not [name for name in ("scipy.optimize", "botorch") if name in sys.modules]
-import botorch
-from botorch.models import SingleTaskGP
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from scipy.optimize import _lbfgsb
-assert _lbfgsb.setulb.__wrapped__
-
-def fitted():
-    steps[0] = 0
-    x = torch.linspace(0, 1, 12, dtype=torch.float64)[:, None]
-    mll = ExactMarginalLogLikelihood((model := SingleTaskGP(x, (6 * x).sin())).likelihood, model)
-    botorch.fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 10}})
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), steps[0]
-
-after, taken = fitted()
-autokern.disable()
-assert not hasattr(_lbfgsb.setulb, "__wrapped__")
-assert not [finder for finder in sys.meta_path if isinstance(finder, hook._Watch)]
-stock, none = fitted()
-with autokern.enabled():
-    before, again = fitted()
-print(taken > 0, none, again == taken, torch.allclose(after, stock), after.equal(before))
-"""
-
-
-@pytest.mark.slow
-def test_botorch_imported_after_and_before():
-    """In a process of its own, where nobody has imported SciPy's optimisers."""
-    command = [sys.executable, "-W", "ignore", "-c", FITS]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "2"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "0", "True", "True", "True"]

@@ -127,9 +127,6 @@ def _install(settings: Settings) -> None:
 
 def _limit_threads(settings: Settings) -> None:
     global _threads_before
-    from autokern.hooks import scipy
-
-    scipy.watch(_put_scipy)
     ceiling = host.thread_ceiling() if settings.threads == "auto" else int(settings.threads)
     before = torch.get_num_threads()
     if before > ceiling:
@@ -145,20 +142,8 @@ def _put(patch: Patch) -> None:
     setattr(patch.owner, patch.name, patch.replacement)
 
 
-def _put_scipy() -> None:
-    """Put SciPy's patches in: with the others, or when SciPy is imported later."""
-    from autokern.hooks import scipy
-
-    with _lock:
-        for patch in scipy.patches() if is_enabled() else ():
-            _put(patch)
-
-
 def _remove() -> None:
     global _threads_before
-    from autokern.hooks import scipy
-
-    scipy.unwatch()
     while _originals:
         patch, original = _originals.pop()
         if vars(patch.owner)[patch.name] is patch.replacement:
