@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern import host, keops, memory_probe, pages, store
+from autokern import host, keops, pages, store
 from autokern.backends import backends, judged
 from autokern.errors import AutokernError, ProfileError
 from autokern.files import Folder
@@ -50,15 +50,12 @@ class Finding(msgspec.Struct, frozen=True):
         What was found.
     advice : str
         What to do; empty where there is nothing to do.
-    figures : dict
-        What was measured, by name; a name ends in the unit, or in ``gain`` for a ratio.
     """
 
     name: str
     status: str
     found: str
     advice: str = ""
-    figures: dict[str, float] = {}
 
 
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
@@ -83,8 +80,8 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         found += [environment, *_cache(settings), _threads(settings), _memory(), _huge_pages()]
         progress(0.1, ", ".join(names))
         answers = _gather(probes, progress)
-        progress(0.95, "BLAS, memory")
-        found += [_blas(), _reuse(), _gpu(answers.get("GPU")), _tf32()]
+        progress(0.95, "BLAS")
+        found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
         found.append(_probed("hooks", answers["hooks"], "put in and taken out again; a small model agrees with stock"))
         if not quick:
             found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
@@ -216,13 +213,6 @@ def _huge_pages() -> Finding:
     if pages.supported():
         return Finding("huge pages", "ok", "given to those who ask")
     return Finding("huge pages", "note", "not to be had here; large results fill a little more slowly")
-
-
-def _reuse() -> Finding:
-    reuse = memory_probe.measure()
-    if isinstance(reuse, str):
-        return Finding("memory reuse", "note", reuse, "large buffers are reused all the same")
-    return Finding("memory reuse", "ok", str(reuse), figures=reuse.figures())
 
 
 def _blas() -> Finding:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from autokern import allocator, keops
+from autokern import keops
 from autokern.profile import Tool
 
 __all__ = ["PROGRAMS", "Answer", "Probe", "try_keops"]
@@ -105,34 +105,6 @@ assert all(vars(p.owner)[p.name] is b for p, b in zip(patches, before)), "a hook
 import json, autokern
 from autokern.backends import tried
 print(json.dumps(tried()))
-""",
-    "memory reuse": f"""
-import ctypes, importlib.util, json, mmap, statistics, time
-size, huge_page, advice = {2**26}, {2**21}, getattr(mmap, "MADV_HUGEPAGE", None)
-process = ctypes.CDLL(None)
-process.malloc.restype, process.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-process.free.argtypes, process.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-def fill(kept=None, advise=False):
-    began = time.perf_counter()
-    address = kept or process.malloc(size)
-    if advise and advice is not None:
-        start = -(-address // huge_page) * huge_page
-        process.madvise(start, (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE, advice)
-    ctypes.memset(address, 1, size)
-    if not kept:
-        process.free(address)
-    return time.perf_counter() - began
-kept = process.malloc(size)
-fill(kept, advise=True)
-rounds = [(fill(), fill(advise=True), fill(kept)) for _ in range(7)]
-spec = importlib.util.spec_from_file_location("allocator", {allocator.__file__!r})  # importing torch takes a second
-allocator = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(allocator)
-obstacle = allocator.retain()
-retained = [(fill(kept), fill())[1] for _ in range(9)][2:]  # between the two the caches hold something else
-fresh, huge_pages, pool = map(statistics.median, zip(*rounds))
-retain = None if obstacle else statistics.median(retained)
-print(json.dumps(dict(fresh=fresh, huge_pages=huge_pages, pool=pool, retain=retain, obstacle=obstacle or "")))
 """,
 }
 

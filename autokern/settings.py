@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from autokern.errors import SettingsError
+from autokern.errors import AutokernWarning, SettingsError
 
 __all__ = ["ORDERED_ACCURACIES", "VARIABLES", "Settings", "from_environment", "parse_bytes", "revised"]
 
@@ -31,13 +32,17 @@ VARIABLES = {
     "AUTOKERN_MAX_ERROR": "largest relative error that what approximates may be measured to have (default 1e-3)",
     "AUTOKERN_MEMORY": "most memory that one call may take, e.g. 8GiB (default, and never more: what is free)",
     "AUTOKERN_CALLS": "calls of one size over which compiling must repay itself (default: as many as were seen so far)",
-    "AUTOKERN_ALLOCATOR": "default, or retain: glibc keeps the memory of what is freed for the next large result",
     "AUTOKERN_THREADS": "auto (default: at most what CPU quota and affinity allow), a number (at most that), or off",
     "AUTOKERN_GRAPHS": "off (default), or on: small training steps on a GPU may be recorded as CUDA graphs",
     "AUTOKERN_DETERMINISTIC": "1: nothing is measured; choices come from a pinned profile or an order, else stock",
     "AUTOKERN_STRICT": "1: cache trouble and candidate failures raise instead of falling back",
     "AUTOKERN_LOG": "debug, info, warning (default) or error",
 }
+
+_REMOVED = {
+    "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
+}
+"""Variables of earlier versions, and what to do in their place."""
 
 ORDERED_ACCURACIES = ("same", "approximate")
 """What a user may allow: nothing but what keeps the bounds, or lower precision too."""
@@ -65,7 +70,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_error: float = 1e-3
     memory: int | None = None
     calls: int | None = None
-    allocator: str = "default"
     threads: int | str = "auto"
     graphs: str = "off"
     deterministic: bool = False
@@ -86,7 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings that the environment gives.
+    """Return the settings that the environment gives; a variable that was removed is ignored, with a warning.
 
     Raises
     ------
@@ -94,7 +98,10 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
         If a variable has a value that cannot be obeyed, or an unknown ``AUTOKERN_*`` variable is set.
     """
     source = os.environ if environ is None else environ
-    unknown = sorted(k for k in source if k.startswith("AUTOKERN") and k not in VARIABLES)
+    for name in _REMOVED.keys() & source.keys():
+        message = f"{name} was removed from autokern and is ignored; unset it, and {_REMOVED[name]}"
+        warnings.warn(message, AutokernWarning, stacklevel=2)
+    unknown = sorted(k for k in source if k.startswith("AUTOKERN") and k not in VARIABLES and k not in _REMOVED)
     if unknown:
         known = ", ".join(sorted(VARIABLES))
         raise SettingsError(f"unknown environment variable {unknown[0]}; autokern knows {known}")
@@ -298,7 +305,6 @@ _PARSERS: dict[str, _Parser] = {
     "AUTOKERN_MAX_ERROR": _max_error,
     "AUTOKERN_MEMORY": _memory,
     "AUTOKERN_CALLS": _calls,
-    "AUTOKERN_ALLOCATOR": _one_of("allocator", "default", "retain"),
     "AUTOKERN_THREADS": _threads,
     "AUTOKERN_GRAPHS": _one_of("graphs", "off", "on"),
     "AUTOKERN_DETERMINISTIC": _flag("deterministic"),

@@ -35,7 +35,6 @@ def test_everything_is_looked_at_and_hooks_are_really_tried():
     told = CliRunner().invoke(app, ["doctor", "--quick", "--json"])
     found = {f["name"]: f for f in json.loads(told.stdout)}
     names = {"versions", "environment", "cache folder", "profile", "threads", "memory", "BLAS", "GPU", "TF32", "hooks"}
-    names |= {"memory reuse"}
     assert names <= set(found)
     assert found["hooks"]["status"] == "ok", found["hooks"]
     assert torch.__version__ in found["versions"]["found"]

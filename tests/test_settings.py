@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autokern.errors import SettingsError
+from autokern.errors import AutokernWarning, SettingsError
 from autokern.settings import VARIABLES, Settings, from_environment, parse_bytes, revised
 
 GOOD = [
@@ -40,8 +40,6 @@ GOOD = [
     ("AUTOKERN_MEMORY", "8GiB", "memory", 8 * 2**30),
     ("AUTOKERN_MEMORY", "512 MB", "memory", 512 * 10**6),
     ("AUTOKERN_CALLS", "500", "calls", 500),
-    ("AUTOKERN_ALLOCATOR", "default", "allocator", "default"),
-    ("AUTOKERN_ALLOCATOR", "Retain", "allocator", "retain"),
     ("AUTOKERN_THREADS", "auto", "threads", "auto"),
     ("AUTOKERN_THREADS", "off", "threads", "off"),
     ("AUTOKERN_THREADS", "3", "threads", 3),
@@ -88,7 +86,6 @@ BAD = [
     ("AUTOKERN_MEMORY", "-8GiB"),
     ("AUTOKERN_MEMORY", "8 parsecs"),
     ("AUTOKERN_MEMORY", "9" * 400),
-    ("AUTOKERN_ALLOCATOR", "jemalloc"),
     ("AUTOKERN_GRAPHS", "maybe"),
     ("AUTOKERN_THREADS", "0"),
     ("AUTOKERN_THREADS", "-2"),
@@ -129,6 +126,11 @@ def test_unknown_variables_are_named():
     with pytest.raises(SettingsError, match="AUTOKERN_FROCE") as caught:
         from_environment({"AUTOKERN_FROCE": "qr=cpu"})
     assert all(name in str(caught.value) for name in VARIABLES)
+
+
+def test_a_variable_that_was_removed_is_ignored_with_a_warning():
+    with pytest.warns(AutokernWarning, match="AUTOKERN_ALLOCATOR was removed .* MALLOC_MMAP_THRESHOLD_"):
+        assert from_environment({"AUTOKERN_ALLOCATOR": "retain"}) == Settings()
 
 
 def test_the_environment_is_read_when_asked(monkeypatch):

@@ -1,4 +1,4 @@
-"""workspace.py and allocator.py: memory that is used again, never twice at once, within bounds, and given back."""
+"""workspace.py: memory that is used again, never twice at once, within bounds, and given back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from itertools import pairwise
 
-import msgspec
 import psutil
 import pytest
 import torch
@@ -18,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autokern
-from autokern import allocator, doctor, host, memory_probe, pages, probes, workspace
+from autokern import host, pages, workspace
 from autokern.workspace import SMALLEST, borrow
 
 MIB = 2**20
 DOUBLE = torch.empty(0, dtype=torch.float64)
 SIDE = 600
 """Of a float64 matrix that is large enough to be kept."""
-LINUX = sys.platform.startswith("linux")
 
 
 @pytest.fixture(autouse=True)
@@ -510,122 +507,3 @@ def test_the_last_disable_frees(monkeypatch):
         assert workspace.held() > 0
     assert workspace.held() == 0
     assert workspace.limit() > 6 * MIB
-
-
-# --- the allocator ----------------------------------------------------------------------------------------------------
-
-needs_glibc = pytest.mark.skipif(not LINUX or allocator.why_not() is not None, reason="needs glibc's own allocator")
-
-
-@needs_glibc
-def test_freed_memory_is_kept_until_restored():
-    script = """
-import psutil, torch
-from autokern import allocator
-resident = lambda: psutil.Process().memory_info().rss // 2**20
-fill = lambda: float(torch.ones(25_000_000, dtype=torch.float64)[0])
-before = resident()
-fill()
-assert resident() - before < 100, "stock glibc keeps a large block"
-assert allocator.retain() is None and allocator.retained()
-fill()
-assert resident() - before > 150, "glibc was told to keep it and did not"
-allocator.restore()
-assert not allocator.retained()
-assert resident() - before < 100, "what was kept was not given back"
-fill()
-assert resident() - before < 100, "glibc still keeps large blocks"
-print("fine")
-"""
-    assert child(script) == "fine"
-
-
-@pytest.mark.parametrize(("order", "expected"), [("retain", ["retain", "restore"]), ("default", ["restore"])])
-def test_it_is_told_from_enable_to_the_last_disable(monkeypatch, order, expected):
-    told = []
-    monkeypatch.setattr(allocator, "retain", lambda: told.append("retain"))
-    monkeypatch.setattr(allocator, "restore", lambda: told.append("restore"))
-    monkeypatch.setenv("AUTOKERN_ALLOCATOR", order)
-    with autokern.enabled():
-        with autokern.enabled():
-            pass
-        assert told == expected[:-1]
-    assert told == expected
-
-
-@needs_glibc
-@pytest.mark.parametrize(
-    ("name", "value"), [("MALLOC_TRIM_THRESHOLD_", "1000000"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_max=3")]
-)
-def test_orders_to_glibc_prevail_and_a_warning_says_so(monkeypatch, caplog, name, value):
-    monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AUTOKERN_ALLOCATOR", "retain")
-    with autokern.enabled():
-        assert not allocator.retained()
-    assert [r.getMessage() for r in caplog.records] == [
-        f"AUTOKERN_ALLOCATOR=retain has no effect: {name} orders otherwise"
-    ]
-
-
-def test_elsewhere_nothing_is_done_and_the_reason_told(monkeypatch):
-    monkeypatch.setattr(allocator, "_set", lambda **sizes: pytest.fail("glibc was told something"))
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert allocator.why_not() == allocator.retain() == "the C library is not glibc"
-    assert not allocator.retained()
-    allocator.restore()
-
-
-@needs_glibc
-def test_retaining_is_idempotent_and_a_refusal_is_told(monkeypatch):
-    told = []
-    monkeypatch.setattr(allocator, "_set", lambda **sizes: told.append(sizes) or True)
-    monkeypatch.setattr(allocator, "_retained", False)
-    assert allocator.retain() is None
-    assert allocator.retain() is None
-    allocator.restore()
-    allocator.restore()
-    assert told == [{"mmap": 2**30, "trim": -1}, {"mmap": 32 * MIB, "trim": 64 * MIB}]
-    monkeypatch.setattr(allocator, "_set", lambda **sizes: False)
-    assert allocator.retain() == "glibc refused"
-    assert not allocator.retained()
-
-
-# --- doctor -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(os.name != "posix", reason="measured on POSIX systems only")
-def test_doctor_measures_what_reuse_gains():
-    began = time.monotonic()
-    reuse = memory_probe.measure()
-    assert time.monotonic() - began < 2 * memory_probe._LONGEST
-    assert isinstance(reuse, memory_probe.Reuse), reuse
-    assert min(reuse.fresh, reuse.huge_pages, reuse.pool) > 0
-    assert (reuse.retain is None) == bool(reuse.obstacle) == (allocator.why_not() is not None)
-    figures = reuse.figures()
-    assert figures["pool_gain"] == pytest.approx(reuse.fresh / reuse.pool, abs=0.01)
-    assert figures["fresh_ms"] == pytest.approx(1e3 * reuse.fresh, abs=0.001)
-
-
-def test_doctor_tells_figures(monkeypatch):
-    found = memory_probe.Reuse(fresh=0.030, huge_pages=0.011, pool=0.006, retain=None, obstacle="no glibc")
-    monkeypatch.setattr(memory_probe, "measure", lambda: found)
-    finding = doctor._reuse()
-    assert finding.status == "ok"
-    assert "30.0 ms fresh" in finding.found
-    assert "6.0 ms (5.0×) from the pool" in finding.found
-    assert "retain not possible, no glibc" in finding.found
-    assert finding.figures["pool_gain"] == 5.0
-    assert "retain_ms" not in finding.figures
-    assert msgspec.to_builtins(finding)["figures"] == finding.figures
-
-
-@pytest.mark.parametrize("program", ["print('works')", "raise OSError('no')", "import time; time.sleep(99)"])
-def test_a_measurement_that_fails_is_a_note(monkeypatch, program):
-    monkeypatch.setitem(probes.PROGRAMS, "memory reuse", program)
-    monkeypatch.setattr(memory_probe, "_LONGEST", 0.5)
-    assert doctor._reuse().status == "note"
-
-
-def test_nothing_is_measured_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr(host, "available_memory", lambda device: 100 * MIB)
-    assert "too little memory" in doctor._reuse().found

@@ -8,7 +8,6 @@ Floor 4: may import the floors below.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern import allocator, dispatch, host, threads, workspace
+from autokern import dispatch, host, threads, workspace
 from autokern.settings import Settings, from_environment
 
 __all__ = ["Patch", "disable", "enable", "enabled", "everywhere", "is_enabled", "patches"]
@@ -45,7 +44,6 @@ def everywhere(package: str, name: str, original: Any, replacement: Any) -> list
     return [Patch(module, name, replacement) for module in holders if vars(module).get(name) is original]
 
 
-_log = logging.getLogger("autokern")
 _lock = threading.RLock()
 _depth = 0
 _originals: list[tuple[Patch, Any]] = []
@@ -118,8 +116,6 @@ def _install(settings: Settings) -> None:
     for patch in patches():
         _put(patch)
     workspace.set_limit(settings.memory)
-    if settings.allocator == "retain" and (reason := allocator.retain()) is not None:
-        _log.warning("AUTOKERN_ALLOCATOR=retain has no effect: %s", reason)
     threads.allow(settings.threads != "off")
     if threads.allowed():
         _limit_threads(settings)
@@ -153,5 +149,4 @@ def _remove() -> None:
         _threads_before = None
     workspace.set_limit(None)
     workspace.free()
-    allocator.restore()
     threads.allow(True)
