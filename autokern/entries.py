@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-import torch
 
-from autokern import budget, host
+from autokern import budget
 from autokern.decision import Decision
-from autokern.op import Candidate, Op, Run, get, inside
+from autokern.op import Candidate, Op, get, inside
 from autokern.problem import Problem
 from autokern.settings import Settings
 
@@ -25,25 +24,6 @@ NEVER = sys.maxsize
 """A number of calls that no key reaches."""
 
 Decide = Callable[[Op, Problem, Settings], Decision]
-
-
-def _repeatable(run: Run) -> Run:
-    """Return `run` such that, if it fails, the random state is what it was: another candidate repeats the call."""
-
-    def guarded(*args: Any) -> Any:
-        state = torch.random.get_rng_state()
-        device = host.accelerator()
-        module = torch.get_device_module(device) if device is not None and device.type != "cpu" else None
-        elsewhere = module.get_rng_state() if module is not None else None
-        try:
-            return run(*args)
-        except Exception:
-            torch.random.set_rng_state(state)
-            if module is not None:
-                module.set_rng_state(elsewhere)
-            raise
-
-    return guarded
 
 
 class Entry:
@@ -75,7 +55,7 @@ class Entry:
         """Let a candidate run from now on; one that approximates is looked at on its next call (`spotcheck`)."""
         self.candidate = candidate
         self.due = self.count + 1 if candidate.accuracy == "approximate" else NEVER
-        self.run = _repeatable(candidate.run) if candidate.random else candidate.run
+        self.run = candidate.run
         self.parts = candidate.parts
 
     def demote(self, successor: Candidate) -> None:

@@ -84,8 +84,6 @@ class Candidate:
     setup : bool
         Whether the first call in a process is dear (it compiles): measured only by a full calibration, and chosen
         only where the saving repays it.
-    random : bool
-        Whether it draws random numbers, so that their state is restored before another candidate repeats the call.
     threads : int
         Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
     parts : bool
@@ -106,7 +104,6 @@ class Candidate:
     memory: Callable[[Problem], int] = lambda problem: 0
     features: Callable[[Problem], Features] = lambda problem: Features()
     setup: bool = False
-    random: bool = False
     threads: int = 0
     parts: bool = False
     as_stock: bool = False
@@ -204,7 +201,6 @@ class Op:
         memory: Callable[[Problem], int] | None = None,
         features: Callable[[Problem], Features] | None = None,
         setup: bool = False,
-        random: bool = False,
         threads: int = 0,
         parts: bool = False,
         as_stock: bool = False,
@@ -226,7 +222,6 @@ class Op:
                     memory=memory or self.memory,
                     features=features or self.features,
                     setup=setup,
-                    random=random,
                     threads=threads,
                     parts=parts or (self.composite and name == "stock"),
                     as_stock=as_stock or name == "stock",

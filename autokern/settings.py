@@ -100,7 +100,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
     source = os.environ if environ is None else environ
     for name in _REMOVED.keys() & source.keys():
         message = f"{name} was removed from autokern and is ignored; unset it, and {_REMOVED[name]}"
-        warnings.warn(message, AutokernWarning, stacklevel=2)
+        warnings.warn(message, AutokernWarning, stacklevel=1)  # of one place, so told once
     unknown = sorted(k for k in source if k.startswith("AUTOKERN") and k not in VARIABLES and k not in _REMOVED)
     if unknown:
         known = ", ".join(sorted(VARIABLES))

@@ -788,23 +788,6 @@ def test_many_threads_make_one_session_and_lose_no_call(toy):
     assert len(toy.runs) == 8 * 19
 
 
-def test_a_failing_candidate_that_draws_random_numbers_leaves_their_state(make_op):
-    op = make_op("toy")
-    op.candidate("stock")(lambda a: 2 * a)
-
-    @op.candidate("dicing", random=True)
-    def dicing(a):
-        """Draws, then fails."""
-        torch.rand(3)
-        raise RuntimeError("lost")
-
-    with dispatch.using(force={op.name: "dicing"}):
-        before = torch.random.get_rng_state()
-        with pytest.warns(AutokernWarning, match="lost"):
-            dispatch.route(op)(torch.ones(2, 2))
-        assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_what_was_decided_is_told_after_another_profile_came(make_op):
     """To measure one op at its first use does not make a program forget why it runs the others as it does."""
     op = make_op("told")
