@@ -21,9 +21,22 @@ PROFILE = Profile(trials=[Trial(Problem(op="qr"), {"stock": Timing(1e-3)})], cre
 
 
 @pytest.fixture
-def no_probes(monkeypatch):
+def no_probes(program):
     """Programs that answer at once; the real hooks are tried by one test."""
-    monkeypatch.setattr(probes, "PROGRAMS", dict.fromkeys(probes.PROGRAMS, "print('works')"))
+    for name in probes.PROGRAMS:
+        program(name, "print('works')")
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """Puts some code in the place of a program."""
+
+    def put(name, code):
+        path = tmp_path / f"{name}.py"
+        path.write_text(code)
+        monkeypatch.setitem(probes.PROGRAMS, name, path)
+
+    return put
 
 
 def _by_name(quick: bool = True) -> dict[str, doctor.Finding]:
@@ -190,15 +203,15 @@ def test_compilers_that_work_and_that_do_not(judge, answer, status):
 
 
 @pytest.mark.parametrize(
-    ("program", "works", "words"),
+    ("code", "works", "words"),
     [
         ("print('first'); print('last word')", True, "last word"),
         ("import sys; print('noise', file=sys.stderr); raise ValueError('no good')", False, "ValueError: no good"),
         ("import os; os.kill(os.getpid(), 9)", False, "signal 9"),
     ],
 )
-def test_a_probe_reports_what_came_of_it(monkeypatch, program, works, words):
-    monkeypatch.setitem(probes.PROGRAMS, "hooks", program)
+def test_a_probe_reports_what_came_of_it(program, code, works, words):
+    program("hooks", code)
     with Probe("hooks") as probe:
         while (answer := probe.poll()) is None:
             pass
@@ -206,9 +219,9 @@ def test_a_probe_reports_what_came_of_it(monkeypatch, program, works, words):
     assert words in answer.text
 
 
-def test_a_probe_that_hangs_is_ended_with_all_that_it_started(monkeypatch):
+def test_a_probe_that_hangs_is_ended_with_all_that_it_started(program):
     sleeper = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(99)'])"
-    monkeypatch.setitem(probes.PROGRAMS, "hooks", sleeper)
+    program("hooks", sleeper)
     with Probe("hooks") as probe:
         assert probe.poll() is None
         answer = probe.poll(give_up=True)
@@ -247,15 +260,15 @@ def test_a_compiler_that_is_missing_or_broken_is_told_apart(monkeypatch, tmp_pat
 
 
 @needs_keops
-def test_a_build_folder_that_cannot_be_made(monkeypatch, tmp_path):
+def test_a_build_folder_that_cannot_be_made(program, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    prelude = f"import os; os.environ['KEOPS_CACHE_FOLDER'] = {str(tmp_path / 'file' / 'keops')!r}\n"
-    monkeypatch.setitem(probes.PROGRAMS, "KeOps", prelude + probes.PROGRAMS["KeOps"])
+    prelude = f"import os, runpy; os.environ['KEOPS_CACHE_FOLDER'] = {str(tmp_path / 'file' / 'keops')!r}\n"
+    program("KeOps", f"{prelude}runpy.run_path({str(probes.PROGRAMS['KeOps'])!r}, run_name='__main__')")
     assert "build folder cannot be made" in probes.try_keops(100).found
 
 
-def test_keops_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setitem(probes.PROGRAMS, "KeOps", "import time; time.sleep(99)")
+def test_keops_that_hangs_is_given_up(program):
+    program("KeOps", "import time; time.sleep(99)")
     found = probes.try_keops(0.5)
     assert not found.works
     assert "did not finish" in found.found

@@ -208,8 +208,9 @@ def test_the_example_in_the_docs_works_whichever_is_imported_first(tmp_path):
 # --- what doctor says -------------------------------------------------------------------------------------------------
 
 
-def test_doctor_lists_every_plugin(install, monkeypatch):
-    monkeypatch.setattr(probes, "PROGRAMS", dict.fromkeys(probes.PROGRAMS, "print('works')"))
+def test_doctor_lists_every_plugin(install, monkeypatch, tmp_path):
+    (tmp_path / "program.py").write_text("print('works')")
+    monkeypatch.setattr(probes, "PROGRAMS", dict.fromkeys(probes.PROGRAMS, tmp_path / "program.py"))
     install(
         {"a:good": "theirs:register", "b:bad": "others", "c:idle": "idle"},
         theirs=GOOD,
@@ -277,8 +278,7 @@ def test_candidates_are_tried(install, body, words):
 
 
 def test_trying_is_a_program_of_its_own():
-    code = probes.PROGRAMS["plugins"]
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = subprocess.run([sys.executable, probes.PROGRAMS["plugins"]], capture_output=True, text=True, check=True)
     found = json.loads(told.stdout.splitlines()[-1])
     assert {"xla", "cupy"} <= set(found)
     assert all(not wrong for _, wrong in found.values())
