@@ -11,7 +11,7 @@ from autokern.op import registered
 from autokern.problem import Problem
 from autokern.profile import Ban, Crossover, Profile, Trial, group_key
 
-__all__ = ["Known", "Rough", "Summary", "Winner", "known", "rough", "summaries", "winners"]
+__all__ = ["Known", "Rough", "Summary", "Winner", "known", "present", "rough", "summaries", "winners"]
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
@@ -93,33 +93,44 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     rough: list[Rough] = []
 
 
-def _named(ops: Iterable[str] | None) -> set[str]:
-    """Return the names of some ops, or of all: a profile may hold others, that an earlier version had."""
-    return {op.name for op in registered()} if ops is None else set(ops)
+def present(profile: Profile) -> Profile:
+    """Return a profile without ops and candidates that are not registered, as an earlier version had them."""
+    there = {(op.name, name) for op in registered() for name in op.names()}
+    trials = [
+        Trial(t.problem, {name: timing for name, timing in t.timings.items() if (t.problem.op, name) in there})
+        for t in profile.trials
+    ]
+    return msgspec.structs.replace(
+        profile,
+        trials=[trial for trial in trials if trial.timings],
+        banned=[ban for ban in profile.banned if (ban.op, ban.candidate) in there],
+        setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[::2] in there},
+    )
 
 
 def known(profile: Profile, ops: Iterable[str] | None = None) -> Known:
     """Return what a profile says of some ops, problem by problem, or of all ops in short."""
-    names = _named(ops)
+    profile = present(profile)
+    names = None if ops is None else set(ops)
     return Known(
         fingerprint=profile.fingerprint,
         created=profile.created,
         ops=summaries(profile, names),
-        banned=[ban for ban in profile.banned if ban.op in names],
-        setup={k: s for k, s in profile.setup.items() if k.partition(".")[0] in names},
-        winners=[] if ops is None else winners(profile, names),
+        banned=[ban for ban in profile.banned if names is None or ban.op in names],
+        setup={k: s for k, s in profile.setup.items() if names is None or k.partition(".")[0] in names},
+        winners=[] if names is None else winners(profile, names),
         rough=rough(profile, names),
     )
 
 
 def rough(profile: Profile, ops: Iterable[str] | None = None) -> list[Rough]:
     """Return what was measured of candidates of lower precision, those of some ops or of all."""
-    names = _named(ops)
+    names = None if ops is None else set(ops)
     found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
     for trial in profile.trials:
         p, best = trial.problem, min((t.ratio for t in trial.usual.values()), default=1.0)
         for name, timing in trial.timings.items():
-            if timing.relative_error is not None and p.op in names:
+            if timing.relative_error is not None and (names is None or p.op in names):
                 pairs = found.setdefault((p.op, p.device, p.dtype, name), [])
                 pairs.append((best / timing.ratio, timing.relative_error))
     return [
@@ -138,10 +149,10 @@ def rough(profile: Profile, ops: Iterable[str] | None = None) -> list[Rough]:
 
 def summaries(profile: Profile, ops: Iterable[str] | None = None) -> list[Summary]:
     """Return a summary of each op, device and dtype that was measured."""
-    names = _named(ops)
+    names = None if ops is None else set(ops)
     groups: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in profile.trials:
-        if trial.problem.op in names:
+        if names is None or trial.problem.op in names:
             groups.setdefault((trial.problem.op, trial.problem.device, trial.problem.dtype), []).append(trial)
     return [_summary(profile, key, trials) for key, trials in sorted(groups.items())]
 

@@ -81,7 +81,7 @@ def op_problems(dtype: str) -> Iterator[tuple[Problem, tuple[str, ...]]]:
         yield exact.replace(m=n // 6, n=n // 6, batch=36, variant=f"{words}/cholesky"), ("stock", "fused", "recursive")
     for how in ("solve", "fast"):
         yield predict.replace(variant=f"{how}/cholesky"), ()
-    yield predict.replace(m=20 * n, n=n // 8, variant="fast/cholesky"), ("lazy", "rows@4096")
+    yield predict.replace(m=20 * n, n=n // 8, variant="fast/cholesky"), ("lazy",)
     yield predict.replace(m=n // 4, n=n, grad="theta", variant="fast/cholesky"), ()
     yield base.replace(op="fantasy", m=2, rhs=1, variant="cholesky"), ()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autokern.profile import Profile, Trial
-from autokern.report import summaries, winners
+from autokern.report import present, summaries, winners
 from autokern.store import read_file
 from autokern.tables import by_size
 
@@ -34,7 +34,7 @@ THRESHOLDS = {2048: "before linear_operator 0.5.3", 128: "since"}
 
 def page(hosts: Sequence[Path]) -> str:
     """Return the page."""
-    return "\n".join([HEAD, *("\n".join(section(path.stem, read_file(path))) for path in hosts)])
+    return "\n".join([HEAD, *("\n".join(section(path.stem, present(read_file(path)))) for path in hosts)])
 
 
 def section(name: str, profile: Profile) -> Iterator[str]:

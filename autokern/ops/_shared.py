@@ -26,7 +26,6 @@ __all__ = [
     "is_ours",
     "is_paged",
     "iterates",
-    "looped",
     "matrix_key",
     "matrix_problem",
     "moved",
@@ -172,27 +171,6 @@ def with_copies(
         return Features(plain.calls + 3, plain.flops, plain.bytes, copied)
 
     return charged
-
-
-def looped(run: Run) -> Run:
-    """Return `run` applied matrix by matrix to the batch of its one tensor argument.
-
-    Where one of them fails, the batch is run as a whole: the exception says which element it was.
-    """
-
-    @functools.wraps(run)
-    def one_by_one(a: torch.Tensor) -> Any:
-        try:
-            parts = [run(matrix) for matrix in a.flatten(0, -3).unbind(0)]
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # documented all the same
-            return run(a)
-        if isinstance(parts[0], tuple):
-            stacked = [torch.stack(column) for column in zip(*parts, strict=True)]
-            return tuple(s.view(*a.shape[:-2], *s.shape[1:]) for s in stacked)
-        whole = torch.stack(parts)
-        return whole.view(*a.shape[:-2], *whole.shape[1:])
-
-    return one_by_one
 
 
 def with_fewer_threads(op: Op, name: str) -> None:

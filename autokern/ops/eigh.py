@@ -13,12 +13,10 @@ from autokern import host
 from autokern.op import Op
 from autokern.ops._shared import (
     EPS,
-    looped,
     matrix_key,
     matrix_problem,
     moved,
     needs_accelerator,
-    needs_batch,
     needs_cpu_detour,
     positive_definite,
     with_copies,
@@ -111,6 +109,3 @@ EIGH.candidate("cpu", why_not=needs_cpu_detour, features=_copied)(on_cpu)
 on_accelerator = moved(_native, host.accelerator)
 on_accelerator.__doc__ = "Decomposed on the accelerator, both copies charged."
 EIGH.candidate("accelerator", why_not=needs_accelerator, features=_copied)(on_accelerator)
-one_by_one = looped(_native)
-one_by_one.__doc__ = "One matrix of the batch after the other."
-EIGH.candidate("looped", why_not=needs_batch)(one_by_one)

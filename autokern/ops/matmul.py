@@ -157,11 +157,7 @@ def stock(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.matmul(matrix, rhs)
 
 
-def _twice(problem: Problem) -> int:
-    return _memory_of(problem, 2 * problem.rhs)
-
-
-@MATMUL.candidate("transposed", why_not=_small_batch, memory=_twice)
+@MATMUL.candidate("transposed", why_not=_small_batch, memory=lambda problem: _memory_of(problem, 2 * problem.rhs))
 def transposed(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """(V^T K^T)^T with the columns laid out one after the other."""
     return torch.matmul(rhs.mT.contiguous(), matrix.mT).mT.contiguous()
@@ -206,7 +202,7 @@ def _memory_padded(width: int) -> Callable[[Problem], int]:
     return memory
 
 
-for _width in (4, 8, 12, 16):
+for _width in (4, 16):
     _run = _padded(_width, stock)
     _run.__doc__ = f"Columns padded with zeros to a multiple of {_width}."
     MATMUL.candidate(f"padded-{_width}", why_not=_unless_aligned(_width), memory=_memory_padded(_width))(_run)
@@ -218,25 +214,6 @@ MATMUL.candidate(
     why_not=_unless_aligned(4),
     memory=lambda problem: _memory_of(problem, 2 * _to_multiple(problem.rhs, 4)),
 )(_run)
-
-
-def _split_why_not(problem: Problem) -> str | None:
-    if problem.rhs < 5 or problem.rhs % _strip(problem.dtype) == 0:
-        return "the columns fit the strips of the BLAS already"
-    return _small_batch(problem)
-
-
-def _strip(dtype: str) -> int:
-    return 16 if dtype == "float32" else 12
-
-
-@MATMUL.candidate("split", why_not=_split_why_not, memory=_twice)
-def split(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Whole strips of columns by one product, the remainder by another, transposed one."""
-    strip = _strip("float32" if rhs.dtype is torch.float32 else "float64")
-    whole = rhs.shape[-1] // strip * strip or rhs.shape[-1] // 4 * 4
-    first = torch.matmul(matrix, rhs[..., :whole].contiguous())
-    return torch.cat((first, transposed(matrix, rhs[..., whole:])), dim=-1)
 
 
 _copied = with_copies(_features, lambda p: p.m * p.n + p.rhs * (p.m + p.n))

@@ -37,7 +37,7 @@ from autokern.strips import Strips
 __all__ = ["PREDICT"]
 
 _stock = DefaultPredictionStrategy.exact_prediction
-_BLOCKS = (256, 1024, 4096)
+_BLOCK = 1024
 """Test points of a block."""
 _JOINT = 16
 """Test points whose joint covariance is read."""
@@ -234,7 +234,7 @@ def _presumed(problem: Problem) -> str:
         return "lazy"
     if problem.m < 1024 or problem.n > 4000:
         return "stock"
-    return "rows@1024" if _memory(problem) > 2**28 else "lazy"
+    return "rows" if _memory(problem) > 2**28 else "lazy"
 
 
 PREDICT = Op(
@@ -296,35 +296,31 @@ def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any,
     return _kept(strategy, test_mean, prior, cross, fast, multiply=True)
 
 
-def _register_rows(size: int) -> None:
-    def memory(problem: Problem) -> int:
-        return _memory_of(0, 3.5, 1)(problem.replace(m=min(problem.m, size)))
-
-    def why_not(problem: Problem) -> str | None:
-        if problem.grad:
-            return "gradients keep the blocks anyway"
-        return None if problem.m > size else f"no more than {size} test points"
-
-    def features(problem: Problem) -> Features:
-        plain = _features(problem)
-        return Features(plain.calls * (1 + problem.m / size), plain.flops, plain.bytes)
-
-    def rows(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
-        known = conditioning.for_covariances(strategy, fast, prior.kernel)
-
-        def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-            part: torch.Tensor = strategy.exact_predictive_mean(test_mean[..., start:stop], block)
-            return part
-
-        mean = by_blocks(cross, size, mean_of)
-        return mean, PosteriorCovariance.deferred(prior, cross, known, block=size)
-
-    rows.__doc__ = f"In blocks of {size} test points, whose covariances with the training points are never kept."
-    register = PREDICT.candidate(
-        f"rows@{size}", accuracy="better", why_not=why_not, memory=memory, features=features, parts=True
-    )
-    register(rows)
+def _rows_why_not(problem: Problem) -> str | None:
+    if problem.grad:
+        return "gradients keep the blocks anyway"
+    return None if problem.m > _BLOCK else f"no more than {_BLOCK} test points"
 
 
-for _size in _BLOCKS:
-    _register_rows(_size)
+def _rows_memory(problem: Problem) -> int:
+    return _memory_of(0, 3.5, 1)(problem.replace(m=min(problem.m, _BLOCK)))
+
+
+def _rows_features(problem: Problem) -> Features:
+    plain = _features(problem)
+    return Features(plain.calls * (1 + problem.m / _BLOCK), plain.flops, plain.bytes)
+
+
+@PREDICT.candidate(
+    "rows", accuracy="better", why_not=_rows_why_not, memory=_rows_memory, features=_rows_features, parts=True
+)
+def rows(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+    """In blocks of test points, whose covariances with the training points are never kept."""
+    known = conditioning.for_covariances(strategy, fast, prior.kernel)
+
+    def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        part: torch.Tensor = strategy.exact_predictive_mean(test_mean[..., start:stop], block)
+        return part
+
+    mean = by_blocks(cross, _BLOCK, mean_of)
+    return mean, PosteriorCovariance.deferred(prior, cross, known, block=_BLOCK)

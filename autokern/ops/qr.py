@@ -17,12 +17,10 @@ from autokern.cotangents import each_cotangent
 from autokern.op import Op, Run
 from autokern.ops._shared import (
     EPS,
-    looped,
     matrix_key,
     matrix_problem,
     moved,
     needs_accelerator,
-    needs_batch,
     needs_cpu_detour,
     random_matrix,
     with_copies,
@@ -216,13 +214,3 @@ class _QR(torch.autograd.Function):
         core = r @ grad_r.mT - grad_q.mT @ q
         symmetric = core.tril() + core.tril(-1).mT
         return torch.linalg.solve_triangular(r, (grad_q + q @ symmetric).mT, upper=True).mT, None
-
-
-def _looped_features(problem: Problem) -> Features:
-    plain = _features(problem)
-    return Features(plain.calls * 4, plain.flops, plain.bytes)
-
-
-looped_qr = looped(native)
-looped_qr.__doc__ = "Householder QR, one matrix of the batch after the other."
-QR.candidate("looped", why_not=needs_batch, features=_looped_features)(looped_qr)
