@@ -29,7 +29,6 @@ section precision 100 python calibration/precision.py --device cuda --seconds 3 
 section study 100 python calibration/study.py --problems 180 --seconds 80 --devices all --output "$OUT/study.json"
 section products 150 python calibration/products.py --device cuda --sections scaling,regret --regret-seconds 60 --output "$OUT/products.json"
 section products_main 300 python calibration/products.py --device cuda --sections main --output "$OUT/products.json"
-section libraries 60 python calibration/libraries.py --seconds 0.5 --output "$OUT/libraries.json"
 section end_to_end 150 python calibration/end_to_end.py --quick --output-dir "$OUT" training diabetes co2 cg posterior fantasies acquisition
 if [ -d "${PEERS:-}" ]; then # unpacked source distributions of linear_operator and gpytorch: there is no network
   section peers 180 python calibration/peers.py --workdir "$PEERS" -k cuda

@@ -176,18 +176,6 @@ def matrixfree_rows(figures: Results) -> Iterator[Row]:
         yield Row(what, "", f"{case['products']} products", "", agreement, False)
 
 
-def keops_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each state of pykeops, with or without autokern."""
-    for case in figures["cases"]:
-        what = f"KeOps example, pykeops {case['state']}, n = {case['n']:,}"
-        time = "failed" if "failed" in case else duration(case["seconds"])
-        agreement = case.get("failed") or case.get("refused")
-        if not agreement:
-            served = "".join(f", {name} {count}" for name, count in case.get("candidates", {}).items())
-            agreement = f"loss {case['loss']:.4f}, RMSE {case['rmse']:.3f}, {mebibytes(case['bytes'])}{served}"
-        yield Row(what, *(("", time) if case["on"] else (time, "")), "", agreement, False)
-
-
 def refusal_rows(figures: Results) -> Iterator[Row]:
     """Yield a row for what was said to a matrix that cannot be had."""
     child = figures["child"]
@@ -267,7 +255,6 @@ ROWS: Mapping[str, Callable[[Results], Iterator[Row]]] = {
     "co2": co2_rows,
     "cg": cg_rows,
     "matrixfree": matrixfree_rows,
-    "keops": keops_rows,
     "refusal": refusal_rows,
     "elevation": elevation_rows,
 }

@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parents[1] / "calibration"
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
 WORKLOADS = (
     "training", "jump", "diabetes", "processes", "memory", "posterior", "points", "fantasies", "stream", "co2", "cg",
-    "matrixfree", "keops", "refusal", "elevation", "acquisition", "botorch",
+    "matrixfree", "refusal", "elevation", "acquisition", "botorch",
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def load(name: str) -> ModuleType:
 def script() -> Iterator[ModuleType]:
     names = (
         "children", "rows", "figures", "measuring", "workloads", "training", "fits", "posteriors", "processes",
-        "matrixfree", "roads", "elevation", "end_to_end",
+        "matrixfree", "elevation", "end_to_end",
     )  # fmt: skip
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     with warnings.catch_warnings():
@@ -95,8 +95,6 @@ def tiny(script: ModuleType) -> Any:
         evaluations=2,
         free=(48, 8, 3),
         free_compared=50,
-        roads=50,
-        roads_stock=40,
         terrain=60,
         terrain_steps=1,
         terrain_part=(30, 2),
@@ -125,12 +123,12 @@ def results(script: ModuleType) -> dict[str, Any]:
             stack.enter_context(gpytorch.settings.fast_computations())  # BoTorch changes both
             stack.enter_context(gpytorch.settings.max_cholesky_size(800))
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            for name in ("matrixfree", "roads", "elevation"):
+            for name in ("matrixfree", "elevation"):
                 patch.setattr(sys.modules[name], "in_child", here)
             figures = {name: run(tiny(script), NULL, said.append) for name, run in script.WORKLOADS.items()}
     finally:
         torch.set_num_threads(threads)
-    assert len(said) == 4 + 4 + 4 + (1 + 1) + 1 + (4 + 1 + 2 + 1) + 1 + 4 + (1 + 6) + 5 + 1 + 1 + 2 + 1
+    assert len(said) == 4 + 4 + 4 + (1 + 1) + 1 + (4 + 1 + 2 + 1) + 1 + 4 + (1 + 6) + 1 + 1 + 2 + 1
     described = script.describe({}, quick=True)
     return {**described, **{name: {"run": script.stamp(described), **figure} for name, figure in figures.items()}}
 
@@ -422,23 +420,6 @@ def test_conjugate_gradients_without_a_matrix_see_the_same_probes(script: Module
         case = sys.modules["matrixfree"].agreement(830, torch.float64, "no preconditioner", toggles)
     assert case["products"] > 1
     assert max(case["loss"], case["gradient"]) < 1e-3
-
-
-def test_the_example_of_keops_runs_in_every_state(results: dict[str, Any]) -> None:
-    cases = results["keops"]["cases"]
-    assert [(case["state"], case["n"], case["on"]) for case in cases[-2:]] == [
-        ("hidden", 40, False),
-        ("hidden", 40, True),
-    ]
-    assert all("failed" in case or "refused" in case or case["loss"] > 0 for case in cases)
-
-
-def test_what_became_of_keops_is_told(script: ModuleType) -> None:
-    outcome = sys.modules["roads"].outcome
-    assert outcome({"failed": "not done after 1 s"}) == "not done after 1 s"
-    assert outcome({"refused": "Error: no", "seconds": 1.0, "bytes": 2**20}) == "Error: no (1.00 s, 1 MiB)"
-    told = outcome({"loss": 1.0, "rmse": 0.5, "seconds": 1.0, "bytes": 0, "candidates": {"tiled": 3}})
-    assert told == "loss 1.0000, RMSE 0.500, 1.00 s, 0 MiB, tiled 3"
 
 
 def test_what_cannot_be_had_is_told_soon(results: dict[str, Any]) -> None:

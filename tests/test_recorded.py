@@ -15,7 +15,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "calibration"))
 
 import example
-import libraries
 import machines
 
 from autokern.costs import CostModel
@@ -121,10 +120,3 @@ def test_the_page_of_a_machine_with_a_gpu_says_what_thresholds_cost(with_a_gpu):
     assert machines.rule_costs(with_a_gpu.trials, 2048, "float64") == [1, 1, 1, pytest.approx(2), pytest.approx(4)]
     assert "| CPU up to 2048 (before linear_operator 0.5.3) | float64 | 5 | 1.52 | 4.0 |" in text
     assert "| CPU up to 128 (since) | float64 | 5 | 1.15 | 2.0 |" in text
-
-
-def test_libraries_are_compared_on_a_gpu_only(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(libraries.host, "accelerator", lambda: None)
-    assert libraries.main(["--output", str(tmp_path / "out.json")]) == 1
-    assert "CUDA" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
