@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import importlib
 import importlib.util
 import io
 import json
 import sys
-import warnings
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn for the diabetes data"
 pytest.importorskip("statsmodels", reason="needs statsmodels for the CO2 series")
 
 pytestmark = pytest.mark.slow
-FOLDER = Path(__file__).parents[1] / "calibration"
+FOLDER = Path(__file__).parents[2] / "calibration"
 NULL = {"off": contextlib.nullcontext, "on": contextlib.nullcontext}
 WORKLOADS = (
     "training", "jump", "diabetes", "processes", "memory", "posterior", "points", "fantasies", "stream", "co2", "cg",
@@ -32,30 +31,9 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    names = (
-        "children", "rows", "figures", "measuring", "workloads", "training", "fits", "posteriors", "processes",
-        "matrixfree", "elevation", "end_to_end",
-    )  # fmt: skip
-    known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # linear_operator scripts functions when it is imported
-        modules = [load(name) for name in names]
-    yield modules[-1]
-    for name in names:
-        del sys.modules[name]
-    sys.modules.update(known)
+def script() -> ModuleType:
+    return importlib.import_module("end_to_end")
 
 
 def tiny(script: ModuleType) -> Any:
