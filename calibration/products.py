@@ -3,7 +3,7 @@
 `main` times KeOps, the matrix itself and every candidate at one size in turn, and compares them with a floor; `regret`
 the choice with the best candidate over sizes, dimensions and columns; `scaling` looks at the dispatched product over
 n², `memory` at its peak in fresh processes. Writes `products.json`; a run of some sections keeps the others if host,
-versions and scale are the same. May import `product_runs`, `figures` and `rows`.
+versions and scale are the same. May import `product_runs`, `figures` and `figures`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from figures import brief, console, plain, table
+from figures import KERNELS, brief, console, duration, plain, table
 from product_runs import ACCELERATOR, FULL, QUICK, SECTIONS
 from rich.table import Table
-from rows import KERNELS, duration
 
 import autokern
 

@@ -591,23 +591,23 @@ def test_figures_from_elsewhere_become_plain_json(script: ModuleType) -> None:
 
 
 def test_figures_that_are_not_finite_become_none_and_print(script: ModuleType) -> None:
-    rows = sys.modules["rows"]
+    small = script.figures.small
     assert script.figures.plain({"error": float("nan"), "of": [float("inf"), 1.0]}) == {
         "error": None,
         "of": [None, 1.0],
     }
-    assert [rows.small(value) for value in (None, float("nan"), 0.0, 2e-5)] == ["nan", "nan", "0", "2e-05"]
+    assert [small(value) for value in (None, float("nan"), 0.0, 2e-5)] == ["nan", "nan", "0", "2e-05"]
 
 
 @pytest.mark.parametrize(("rate", "text"), [(1234.5, "1,234/s"), (99.4, "99.4/s"), (0.123, "0.123/s")])
 def test_rates_have_three_digits_and_a_unit(script: ModuleType, rate: float, text: str) -> None:
-    assert sys.modules["rows"].per_second(rate) == text
+    assert script.figures.per_second(rate) == text
 
 
 def test_two_processes_at_100_points_are_a_headline(script: ModuleType, results: dict[str, Any]) -> None:
     figures = copy.deepcopy(results["processes"])
     figures["cases"] += [{**figures["cases"][0], "processes": count, "n": 100} for count in (2, 3)]
-    rows = list(sys.modules["rows"].processes_rows(figures))
+    rows = list(script.figures.processes_rows(figures))
     assert [row.what.partition(",")[0] for row in rows] == ["one process", "two processes", "3 processes"]
     assert [row.headline for row in rows] == [False, True, False]
     assert len(script.figures.processes_table(figures).columns) == 4
