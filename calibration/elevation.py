@@ -2,8 +2,7 @@
 
 The data come with matplotlib (`jacksboro_fault_dem.npz`: 344 × 403 heights around Jacksboro, Tennessee). Every sixth
 point in both directions is held out; a random part of the others is learned. As Wang et al. (2019) do, an exact model
-on a small part gives the hyperparameters to begin with; it is the yardstick too. May import `children`, `matrixfree`,
-`measuring`, `figures`, `training` and `workloads`.
+on a small part gives the hyperparameters to begin with; it is the yardstick too.
 """
 
 from __future__ import annotations

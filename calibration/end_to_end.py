@@ -6,7 +6,6 @@ gradients on a dense kernel matrix), and the command line of all workloads: `tra
 online learning in `posteriors.py`, what has no matrix in `matrixfree.py` and `elevation.py`.
 Each workload steps independent copies in turn, under stock and under autokern, and compares them pair by pair
 (`measuring.py`). The models live in `workloads.py`; tables, plots and the README's block in `figures.py`.
-This is a script: it may import all of these, and the public names of `autokern`.
 
 A run of some workloads keeps the figures of the others only if host, versions and scale are the same; each workload
 says when and where it was run.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import documents
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -21,7 +22,6 @@ from rich.markup import escape
 from rich.table import Table
 
 JSON_NAME, PLOT_NAME, TERRAIN_NAME = "end_to_end.json", "co2.png", "elevation.png"
-BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 OLD_THRESHOLD = 2048
 KERNELS = {"rbf": "RBF", "matern52": "Matérn 5/2"}
 COUNTS = {1: "one process", 2: "two processes", 4: "four processes"}
@@ -315,20 +315,6 @@ def markdown_table(results: Results) -> str:
     return "\n".join([*lines, "", caption(results)])
 
 
-def with_block(text: str, table: str) -> str:
-    """Return a document with the block between the markers replaced.
-
-    Raises
-    ------
-    ValueError
-        If the document does not hold exactly one pair of markers, in order.
-    """
-    if (text.count(BEGIN), text.count(END)) != (1, 1) or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"no place for the figures: expected one {BEGIN} followed by one {END}")
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
-
-
 def read(folder: Path) -> dict[str, Any]:
     """Return the results in the JSON of a folder."""
     return dict(json.loads((folder / JSON_NAME).read_text(encoding="utf-8")))
@@ -336,14 +322,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 def refresh(document: Path, folder: Path, check: bool) -> int:
     """Bring the figures in a document up to date; with `check` change nothing and return 1 if they are not."""
-    text = document.read_text(encoding="utf-8")
-    fresh = with_block(text, markdown_table(read(folder)))
-    if check and fresh != text:
+    same = documents.refresh(document, "figures", markdown_table(read(folder)) + "\n", check)
+    if check and not same:
         console.print(f"The figures in {document.name} are not those of {JSON_NAME}: rewrite them with --readme.")
-        return 1
-    if not check:
-        document.write_text(fresh, encoding="utf-8")
-    return 0
+    return int(check and not same)
 
 
 def table(title: str, heads: Sequence[str], caption: str = "", left: int = 1) -> Table:

@@ -1,8 +1,6 @@
 """Whole fits for `end_to_end.py`: BoTorch's, and a thousand models fitted and dropped to see what memory they leave.
 
 `acquisition` evaluates BoTorch's knowledge gradient and expected improvement with gradients, on a fitted model.
-
-May import `measuring`, `training`, `workloads` and `figures`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `matrixfree` trains and predicts in a fresh process that may take little memory, and compares loss and gradient without
 a matrix with those of stock's conjugate gradients, at a size where the matrix fits; `refusal` asks for a matrix that
-cannot be had. May import `children`, `measuring`, `training`, `figures` and `workloads`.
+cannot be had.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How every workload of `end_to_end.py` is measured: how much one run does, sides taking turns, pairs compared.
 
-Nothing here knows a model. May import no other file of this folder.
+Nothing here knows a model.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 `posterior` times a model's first prediction and a later one; `points` asks for very many test points, in processes of
 their own so that their memory is seen; `fantasies` times one update at several sizes, and looks at what 500 of them
-leave of the accuracy; `stream` takes 4,900 points one by one. May import `children`, `measuring`, `training`,
-`workloads` and `figures`.
+leave of the accuracy; `stream` takes 4,900 points one by one.
 """
 
 from __future__ import annotations

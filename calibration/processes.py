@@ -2,7 +2,7 @@
 
 Workers are real processes, `python processes.py off` and `python processes.py on`, with the environment of this one.
 Each reads one job per line, warms up, says that it is ready, waits for the word to go, and counts its steps until the
-window closes. May import `measuring`, `workloads` and `figures`.
+window closes.
 """
 
 from __future__ import annotations

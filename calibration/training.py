@@ -3,7 +3,7 @@
 `training` times a step of Adam under stock with default settings, under stock forced to stay exact, and under
 autokern. All copies go back to the library's initial values before every step, where training begins and where
 conjugate gradients have their easiest problem. `jump` looks at loss and gradient where stock goes from one way to the
-other. May import `measuring`, `workloads` and `figures`.
+other.
 """
 
 from __future__ import annotations
