@@ -1,6 +1,6 @@
 """One function of this folder in a fresh process, so that its memory is seen, with a time limit.
 
-Nothing here knows a model. May import no other file of this folder.
+Nothing here knows a model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ def in_child(
     function: str,
     *arguments: Any,
     environment: Mapping[str, str] | None = None,
-    hidden: Sequence[str] = (),
     limit: float = 600.0,
 ) -> dict[str, Any]:
     """Return what a function of a module returns in a fresh process, or why it failed, under `failed`.
@@ -37,19 +36,16 @@ def in_child(
         What JSON can hold.
     environment : mapping, optional
         Variables that differ from those of this process.
-    hidden : sequence of str
-        Modules that cannot be imported.
     limit : float
         Seconds after which the process is ended.
     """
     code = (
         "import json, sys\n"
-        "name, function, arguments, hidden = json.loads(sys.argv[1])\n"
-        "sys.modules.update(dict.fromkeys(hidden))\n"
+        "name, function, arguments = json.loads(sys.argv[1])\n"
         "module = __import__(name)\n"
         "print(json.dumps(getattr(module, function)(*arguments)))"
     )
-    command = [sys.executable, "-c", code, json.dumps([module, function, arguments, list(hidden)])]
+    command = [sys.executable, "-c", code, json.dumps([module, function, arguments])]
     surroundings = {**os.environ, **MALLOC, **(environment or {})}
     try:
         done = subprocess.run(

@@ -2,8 +2,7 @@
 
 The data come with matplotlib (`jacksboro_fault_dem.npz`: 344 × 403 heights around Jacksboro, Tennessee). Every sixth
 point in both directions is held out; a random part of the others is learned. As Wang et al. (2019) do, an exact model
-on a small part gives the hyperparameters to begin with; it is the yardstick too. May import `children`, `matrixfree`,
-`measuring`, `rows`, `training` and `workloads`.
+on a small part gives the hyperparameters to begin with; it is the yardstick too.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from children import Peak, in_child
+from figures import duration
 from matrixfree import products, rmse, stock_bytes
 from measuring import Report, Scale, Toggles
-from rows import duration
 from torch import Tensor
 from training import forced_exact
 from workloads import Regression, Trainer, scaled

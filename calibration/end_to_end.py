@@ -3,10 +3,9 @@
 Here are `diabetes` (exact training), `co2` (online learning, one fantasy update per week) and `cg` (conjugate
 gradients on a dense kernel matrix), and the command line of all workloads: `training` and `jump` live in
 `training.py`, `botorch`, `acquisition` and `memory` in `fits.py`, `processes` in `processes.py`, predictions and
-online learning in `posteriors.py`, what has no matrix in `matrixfree.py`, `roads.py` and `elevation.py`.
+online learning in `posteriors.py`, what has no matrix in `matrixfree.py` and `elevation.py`.
 Each workload steps independent copies in turn, under stock and under autokern, and compares them pair by pair
-(`measuring.py`). The models live in `workloads.py`; tables, plots and the README's block in `figures.py` and `rows.py`.
-This is a script: it may import all of these, and the public names of `autokern`.
+(`measuring.py`). The models live in `workloads.py`; tables, plots and the README's block in `figures.py`.
 
 A run of some workloads keeps the figures of the others only if host, versions and scale are the same; each workload
 says when and where it was run.
@@ -29,14 +28,13 @@ import linear_operator
 import psutil
 import torch
 from elevation import run_elevation
+from figures import sentence
 from fits import run_acquisition, run_botorch, run_memory
 from linear_operator.utils.warnings import NumericalWarning
 from matrixfree import run_matrixfree, run_refusal
 from measuring import DTYPES, FULL, QUICK, SIDES, Report, Scale, Toggles, compare, geomean, interleave, largest, word
 from posteriors import run_fantasies, run_points, run_posterior, run_stream
 from processes import run_processes
-from roads import run_keops
-from rows import sentence
 from torch import Tensor
 from training import run_jump, run_training
 from workloads import (
@@ -174,7 +172,6 @@ WORKLOADS: dict[str, Callable[[Scale, Toggles, Report], dict[str, Any]]] = {
     "co2": run_co2,
     "cg": run_cg,
     "matrixfree": run_matrixfree,
-    "keops": run_keops,
     "refusal": run_refusal,
     "elevation": run_elevation,
     "acquisition": run_acquisition,

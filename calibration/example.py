@@ -1,15 +1,13 @@
-"""The worked example of `docs/how-it-decides.md`: one decision on a recorded host, written out from its profile.
-
-May import no other file of this folder.
-"""
+"""The worked example of `docs/how-it-decides.md`: one decision on a recorded host, written out from its profile."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import documents
 
 from autokern.costs import CostModel
 from autokern.op import get
@@ -20,7 +18,6 @@ from autokern.store import read_file
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "how-it-decides.md"
-BLOCK = re.compile(r"(<!-- example: [^>]*-->\n).*?(<!-- /example -->)", re.DOTALL)
 HOST = "intel-xeon-processor"
 ASKED = Problem(op="kernel_matmul", m=6000, n=6000, d=10, rhs=11, dtype="float64", variant="rbf/same")
 NEARLY = Problem(op="cholesky", m=1500, n=1500, dtype="float64")
@@ -52,11 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if the example is out of date")
     options = parser.parse_args(arguments)
-    text = DOCUMENT.read_text(encoding="utf-8")
-    fresh = BLOCK.sub(lambda match: match[1] + markdown() + match[2], text)
-    if not options.check:
-        DOCUMENT.write_text(fresh, encoding="utf-8")
-    return int(options.check and fresh != text)
+    same = documents.refresh(DOCUMENT, "example", markdown(), options.check)
+    return int(options.check and not same)
 
 
 if __name__ == "__main__":

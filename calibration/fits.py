@@ -1,8 +1,6 @@
 """Whole fits for `end_to_end.py`: BoTorch's, and a thousand models fitted and dropped to see what memory they leave.
 
 `acquisition` evaluates BoTorch's knowledge gradient and expected improvement with gradients, on a fitted model.
-
-May import `measuring`, `training`, `workloads` and `rows`.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from unittest import mock
 
 import psutil
 import torch
+from figures import sentence
 from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest, nothing
-from rows import sentence
 from torch import Tensor
 from training import forced_exact
 from workloads import noisy, smooth_trainer, uniform

@@ -1,6 +1,6 @@
 """The cases of `memory.py`: candidates of ops, guarded calls of gpytorch and linear_operator, and how one is run.
 
-What runs here runs in a process of its own. May import `children`.
+What runs here runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -25,11 +25,10 @@ section doctor 60 python -m autokern doctor
 section tests 120 python -m pytest -m gpu -p no:cacheprovider tests
 section calibrate 200 python -m autokern calibrate --full --budget 170 --output "$OUT/host.json"
 section rough 60 python -m autokern calibrate --quick --accuracy approximate --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
-section precision 100 python calibration/precision.py --device cuda --seconds 3 --output "$OUT/precision.json"
-section study 100 python calibration/study.py --problems 180 --seconds 80 --devices all --output "$OUT/study.json"
-section products 150 python calibration/products.py --device cuda --sections scaling,regret --regret-seconds 60 --output "$OUT/products.json"
-section products_main 300 python calibration/products.py --device cuda --sections main --output "$OUT/products.json"
-section libraries 60 python calibration/libraries.py --seconds 0.5 --output "$OUT/libraries.json"
+for study in precision:100 regret:100 scaling:90 product_regret:90 products:300; do
+  name=${study%:*} limit=${study#*:}
+  section "$name" "$limit" python calibration/study.py "$name" --device cuda --seconds $((limit * 2 / 3)) --output "$OUT/study.json"
+done
 section end_to_end 150 python calibration/end_to_end.py --quick --output-dir "$OUT" training diabetes co2 cg posterior fantasies acquisition
 if [ -d "${PEERS:-}" ]; then # unpacked source distributions of linear_operator and gpytorch: there is no network
   section peers 180 python calibration/peers.py --workdir "$PEERS" -k cuda

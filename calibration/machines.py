@@ -1,7 +1,6 @@
 """Writes `docs/machines.md` from the recorded hosts: what is fastest where, and what fixed thresholds cost there.
 
-Nothing is timed: the figures are those that `autokern calibrate --full` recorded. May import no other file of this
-folder.
+Nothing is timed: the figures are those that `autokern calibrate --full` recorded.
 """
 
 from __future__ import annotations

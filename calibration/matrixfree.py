@@ -2,7 +2,7 @@
 
 `matrixfree` trains and predicts in a fresh process that may take little memory, and compares loss and gradient without
 a matrix with those of stock's conjugate gradients, at a size where the matrix fits; `refusal` asks for a matrix that
-cannot be had. May import `children`, `measuring`, `training`, `rows` and `workloads`.
+cannot be had.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import gpytorch
 import torch
 from children import Peak, in_child
+from figures import duration, slashed
 from linear_operator.utils.warnings import NumericalWarning
 from measuring import DTYPES, Report, Scale, Toggles, word
-from rows import duration, slashed
 from torch import Tensor
 from training import disagreement
 from workloads import Regression, Trainer, noisy, scaled, uniform

@@ -1,6 +1,6 @@
 """How every workload of `end_to_end.py` is measured: how much one run does, sides taking turns, pairs compared.
 
-Nothing here knows a model. May import no other file of this folder.
+Nothing here knows a model.
 """
 
 from __future__ import annotations
@@ -79,9 +79,6 @@ class Scale:
     free_steps: int = 2
     free_memory: str = "2GiB"
     free_compared: int = 5000
-    # keops: road points, and as many as stock can take without pykeops
-    roads: int = 20_000
-    roads_stock: int = 6000
     # refusal: points
     refused: int = 400_000
     # elevation: training points, steps, what autokern may take; points and steps of the exact model on a part
@@ -125,8 +122,6 @@ QUICK = Scale(
     free=(8000, 200, 10),
     free_memory="256MiB",
     free_compared=2500,
-    roads=5000,
-    roads_stock=2000,
     terrain=6000,
     terrain_steps=3,
     terrain_memory="128MiB",

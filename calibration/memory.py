@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import documents
 import msgspec
 from footprints import Case, cases, predicted, run, subject
 from rich.console import Console
@@ -26,7 +26,6 @@ from autokern.op import get
 
 JSON = Path(__file__).parent / "memory.json"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "how-it-decides.md"
-BLOCK = re.compile(r"(<!-- memory: .*? -->\n).*?(<!-- /memory -->)", re.DOTALL)
 WITHIN = 0.2
 """What a prediction may be off by, as a part of what is measured."""
 LEAST = 200 * 2**20
@@ -124,11 +123,7 @@ def markdown(rows: Iterable[Row]) -> str:
 
 def refresh(rows: Iterable[Row], check: bool) -> bool:
     """Write the table into the docs, or with `check` only tell whether it is there."""
-    text = DOCUMENT.read_text()
-    fresh = BLOCK.sub(lambda match: match[1] + markdown(rows) + match[2], text)
-    if not check:
-        DOCUMENT.write_text(fresh)
-    return fresh == text
+    return documents.refresh(DOCUMENT, "memory", markdown(rows), check)
 
 
 def show(rows: Iterable[Row]) -> None:

@@ -2,8 +2,7 @@
 
 `posterior` times a model's first prediction and a later one; `points` asks for very many test points, in processes of
 their own so that their memory is seen; `fantasies` times one update at several sizes, and looks at what 500 of them
-leave of the accuracy; `stream` takes 4,900 points one by one. May import `children`, `measuring`, `training`,
-`workloads` and `rows`.
+leave of the accuracy; `stream` takes 4,900 points one by one.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import gpytorch
 import psutil
 import torch
 from children import status
+from figures import sentence
 from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest, nothing
-from rows import sentence
 from torch import Tensor
 from training import forced_exact
 from workloads import Regression, noisy, scaled, uniform

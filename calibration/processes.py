@@ -2,7 +2,7 @@
 
 Workers are real processes, `python processes.py off` and `python processes.py on`, with the environment of this one.
 Each reads one job per line, warms up, says that it is ready, waits for the word to go, and counts its steps until the
-window closes. May import `measuring`, `workloads` and `rows`.
+window closes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from figures import rates
 from measuring import SIDES, Report, Scale, Toggles, compare, turns
-from rows import rates
 from workloads import Trainer, smooth_trainer
 
 KERNEL = "matern52"

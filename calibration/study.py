@@ -1,39 +1,57 @@
-"""The regret study: how far decisions are from the best candidate, measured here and replayed over recorded hosts.
+"""Candidates against each other: named studies, each timed in turns, in one file of figures, `study.json`.
 
-Measured: random problems off the grid; every candidate is timed, and the time of the one that autokern's policy chose
-is compared with the best one's, beside what constants would have chosen (always where the data lies, always the CPU,
-the CPU up to 128 or up to 2048 columns). Replayed: each trial of a recorded profile is decided from the other trials.
+`regret` times every candidate on random problems off the grid and compares the one that autokern's policy chose with
+the best, beside what constants would have chosen (always where the data lies, always the CPU, the CPU up to 128 or up
+to 2048 columns); `product_regret` does so for products of kernel matrices over a grid. `replay` decides each trial of
+a recorded host from the other trials. `precision` compares lower precision with the fastest that keeps the bound.
+`products`, `scaling` and `peaks` live in `products.py`.
+
+A run of some studies leaves the figures of the others as they are: each says when and where it was run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import math
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+import documents
 import msgspec
-from rich.console import Console
-from rich.table import Table
+import products
+import torch
+from figures import console, table
+from measuring import Report, geomean
 
 import autokern
-from autokern.bench.problems import random_problems
-from autokern.bench.regret import Row, regret
+from autokern import accuracies, bench, host, timer
 from autokern.costs import CostModel
 from autokern.dispatch import explain
-from autokern.op import get, known
+from autokern.op import get, inside, known
 from autokern.policy import decide
 from autokern.problem import Problem
 from autokern.profile import Profile, Trial
-from autokern.progress import display
 from autokern.settings import Settings
 from autokern.store import read_file
 
 HERE = Path(__file__).parent
+JSON = HERE / "study.json"
+DOCUMENT = HERE.parent / "docs" / "how-it-decides.md"
 OPS = ("qr", "cholesky", "matmul", "kernel_matrix", "pinverse_root", "eigh")
+PROBLEMS, SEED = 320, 1
+MOST_TRUTH = 2**25
+"""Elements up to which float64 truth is formed; larger problems are compared with the best that keeps the bound."""
+HIDDEN = ("ratios", "noise", "failed")
+"""What tables leave out."""
+
+# --- the choice against the best --------------------------------------------------------------------------------------
 
 
 def threshold(columns: float) -> Callable[[Problem], str]:
@@ -53,57 +71,80 @@ RULES: dict[str, Callable[[Problem], str]] = {
 }
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What one way of choosing came to: ratios are times over the best candidate's, or over stock's."""
-
-    problems: int
-    regret_geomean: float
-    regret_p95: float
-    slower_than_stock: float
-    speedup: float
-
-
-def outcome(pairs: Sequence[tuple[float, float]]) -> Outcome:
-    """Summarise pairs of (time over best, time over stock)."""
-    regrets = sorted(r for r, _ in pairs)
-    count = len(pairs)
-    return Outcome(
-        problems=count,
-        regret_geomean=math.exp(sum(map(math.log, regrets)) / count),
-        regret_p95=regrets[min(count - 1, math.ceil(0.95 * count) - 1)],
-        slower_than_stock=sum(s > 1.05 for _, s in pairs) / count,
-        speedup=math.exp(-sum(math.log(s) for _, s in pairs) / count),
-    )
+def outcome(by: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Summarise pairs of (time over best, time over stock) of one way of choosing."""
+    regrets, stock = sorted(r for r, _ in pairs), [s for _, s in pairs]
+    return {
+        "by": by, "problems": len(pairs), "regret_geomean": geomean(regrets),
+        "regret_p95": regrets[math.ceil(0.95 * len(pairs)) - 1],
+        "slower_than_stock": sum(s > 1.05 for s in stock) / len(pairs), "speedup": 1 / geomean(stock),
+    }  # fmt: skip
 
 
-def of_rule(rule: Callable[[Problem], str], rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return what a rule would have cost; where it names no candidate of its own, stock does just what it says."""
-    pairs = []
+def by_op(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> list[dict[str, Any]]:
+    """Return the outcome of autokern, over all and by op."""
+    every = outcome("autokern", list(itertools.chain(*pairs.values())))
+    return [every, *(outcome(f"autokern, {op}", found) for op, found in sorted(pairs.items()))]
+
+
+def measured(rows: Sequence[bench.Row]) -> list[dict[str, Any]]:
+    """Return the outcome of autokern, and of each constant; a rule without a candidate means stock."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        ratio = row.ratios.get(rule(row.problem), row.ratios["stock"])
-        pairs.append((ratio / row.ratios[row.best], ratio))
-    return pairs
+        pairs.setdefault(row.problem.op, []).append((row.regret, row.over_stock))
+    found = by_op(pairs)
+    for name, rule in RULES.items():
+        ratios = [row.ratios.get(rule(row.problem), row.ratios["stock"]) for row in rows]
+        over_best = [ratio / row.ratios[row.best] for ratio, row in zip(ratios, rows, strict=True)]
+        found.append(outcome(name, list(zip(over_best, ratios, strict=True))))
+    return found
 
 
-def measured(rows: Sequence[Row]) -> dict[str, Outcome]:
-    """Return the outcome of autokern, over all and by op, and of each constant rule."""
-    found = {"autokern": outcome([(r.regret, r.over_stock) for r in rows])}
-    for name in sorted({r.problem.op for r in rows}):
-        found[f"autokern, {name}"] = outcome([(r.regret, r.over_stock) for r in rows if r.problem.op == name])
-    return found | {name: outcome(of_rule(rule, rows)) for name, rule in RULES.items()}
+def judged(problems: Sequence[Problem], budget: float, report: Report, **options: Any) -> list[bench.Row]:
+    """Time all candidates of the problems for which there is time."""
+    rows = bench.regret(problems, time.perf_counter() + budget, lambda p: explain(p).candidate, **options)
+    report(f"regret: {len(rows)} of {len(problems)} problems")
+    return rows
 
 
-def replayed(profile: Profile, folds: int = 10) -> dict[str, Outcome]:
+def run_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
+    """Compare the choice with the best on random problems; of data on a GPU and of data on the CPU, if there is one."""
+    kinds = tuple(dict.fromkeys(("cpu", device)))
+    found = [bench.random_problems(PROBLEMS // len(kinds), SEED, ops=OPS, device=kind) for kind in kinds]
+    problems = list(itertools.chain(*found))
+    random.Random(SEED).shuffle(problems)
+    rows = judged(problems, seconds, report, seconds=0.8)
+    return {"summary": measured(rows), "rows": msgspec.to_builtins(rows)}
+
+
+def product_problems(device: str) -> list[Problem]:
+    """Return products whose matrix stock can hold, small ones first."""
+    base = Problem(op="kernel_matmul", m=1, n=1, device=device, variant="rbf/same")
+    kinds = [(d, t, "float32") for d in (1, 3, 10, 50, 200) for t in (1, products.COLUMNS, 64)]
+    kinds += [(d, products.COLUMNS, "float64") for d in (1, 3, 10, 50, 200)]
+    sizes = itertools.product((3000, 10_000, 30_000), kinds)
+    return [base.replace(m=n, n=n, d=d, rhs=columns, dtype=dtype) for n, (d, columns, dtype) in sizes]
+
+
+def run_product_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
+    """Compare the choice with the best for products, what is compiled included where KeOps works."""
+    rows = judged(
+        product_problems(device), seconds, report, seconds=4.0, rounds=(3, 9), setup=not products.without_keops()
+    )
+    return {"summary": by_op({"kernel_matmul": [(r.regret, r.over_stock) for r in rows]}),
+            "rows": msgspec.to_builtins(rows)}  # fmt: skip
+
+
+def replayed(profile: Profile, folds: int = 10) -> list[dict[str, Any]]:
     """Decide each trial of a profile from the trials of the other folds, and return the outcomes by op."""
     trials = [t for t in profile.trials if known(t.problem.op) and "stock" in t.timings]
     pairs: dict[str, list[tuple[float, float]]] = {}
     for fold in range(folds):
         others = [t for i, t in enumerate(trials) if i % folds != fold]
         model = CostModel(msgspec.structs.replace(profile, trials=others))
-        for trial in (t for i, t in enumerate(trials) if i % folds == fold):
+        for trial in trials[fold::folds]:
             pairs.setdefault(trial.problem.op, []).append(_replay(trial, model))
-    every = [pair for found in pairs.values() for pair in found]
-    return {"autokern": outcome(every)} | {f"autokern, {op}": outcome(found) for op, found in sorted(pairs.items())}
+    return by_op(pairs)
 
 
 def _replay(trial: Trial, model: CostModel) -> tuple[float, float]:
@@ -115,66 +156,171 @@ def _replay(trial: Trial, model: CostModel) -> tuple[float, float]:
     return ratios.get(chosen, 1.0) / min(ratios.values()), ratios.get(chosen, 1.0)
 
 
-def table(title: str, outcomes: dict[str, Outcome]) -> Table:
-    """Return outcomes as a table for people."""
-    shown = Table(title=title)
-    shown.add_column("chosen by")
-    for head in ("problems", "regret (geomean)", "regret (95 %)", "> 5 % slower than stock", "times stock's speed"):
-        shown.add_column(head, justify="right")
-    for name, o in outcomes.items():
-        figures = (f"{o.regret_geomean:.3f}", f"{o.regret_p95:.3f}", f"{o.slower_than_stock:.1%}", f"{o.speedup:.2f}")
-        shown.add_row(name, str(o.problems), *figures)
-    return shown
+def run_replay(device: str, seconds: float, report: Report) -> dict[str, Any]:
+    """Replay every recorded host; nothing is timed."""
+    hosts = sorted((HERE / "hosts").glob("*.json"))
+    return {"rows": [{"recorded": path.stem, **row} for path in hosts for row in replayed(read_file(path))]}
 
 
-def worst(rows: Sequence[Row], count: int = 12) -> Table:
-    """Return the problems with the largest regret, so that a reader sees what went wrong."""
-    shown = Table(title="largest regrets")
-    for head in ("problem", "chosen", "best", "regret", "over stock"):
-        shown.add_column(head)
-    for row in sorted(rows, key=lambda r: -r.regret)[:count]:
-        shown.add_row(str(row.problem), row.chosen, row.best, f"{row.regret:.2f}", f"{row.over_stock:.2f}")
-    return shown
+# --- lower precision --------------------------------------------------------------------------------------------------
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--problems", type=int, default=320)
-    parser.add_argument("--seconds", type=float, default=600.0, help="budget for measuring")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ops", default=",".join(OPS))
-    parser.add_argument("--devices", default="cpu", help="device kinds, or all")
-    parser.add_argument("--replay-only", action="store_true", help="measure nothing, replay the recorded hosts")
-    parser.add_argument("--output", type=Path, default=HERE / "study.json")
-    arguments = parser.parse_args()
-    console = Console()
-    results: dict[str, dict[str, Outcome]] = {}
-    rows: list[Row] = []
-    for path in sorted((HERE / "hosts").glob("*.json")):
-        results[f"replayed: {path.stem}"] = replayed(read_file(path))
-    if not arguments.replay_only:
-        names = arguments.ops.split(",")
-        kinds = ("cpu", "cuda") if arguments.devices == "all" else tuple(arguments.devices.split(","))
-        problems = [
-            p
-            for kind in kinds
-            for p in random_problems(arguments.problems // len(kinds), arguments.seed, ops=names, device=kind)
-        ]
-        random.Random(arguments.seed).shuffle(problems)
-        with display("measuring regret") as shown:
-            deadline = time.perf_counter() + arguments.seconds
-            rows = regret(problems, deadline, lambda p: explain(p).candidate, seconds=0.8, progress=shown)
-        results["measured here"] = measured(rows)
-    for name, outcomes in results.items():
-        console.print(table(name, outcomes))
-    if rows:
-        console.print(worst(rows))
-        document = {
-            "host": autokern.profile().host,
-            "outcomes": results,
-            "rows": rows,
+def precision_problems(device: str) -> list[Problem]:
+    """Return what is compared: products that no memory limits, and what a training step takes."""
+    found = []
+    large = 12000 if device == "cpu" else 60000
+    for dtype in ("float64",) if device == "cpu" else ("float64", "float32"):
+        base = Problem(op="kernel_matmul", m=4000, n=4000, d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
+        found += [base, base.replace(m=large, n=large), base.replace(d=50, variant="matern52/cross")]
+        found.append(base.replace(grad="theta"))
+    for n in (300, 1000, 2500, 5000):
+        variant = "cholesky" if n <= 800 else "cg"
+        one = Problem(op="exact_log_prob", m=n, n=n, d=8, device=device, grad="theta", variant=f"matern52/{variant}")
+        found += [one, one.replace(op="inv_quad_logdet", d=0, rhs=1, grad="a", variant=variant)]
+    return found
+
+
+def rougher(problem: Problem, seconds: float) -> list[dict[str, Any]]:
+    """Return what approximates beside the fastest candidate that does not, on one problem, timed in turns."""
+    op, synchronize = get(problem.op), products.synchronizer(problem.device)
+    room = 0.4 * host.available_memory(problem.device)
+    able = [c for c in op.feasible(problem) if not c.setup and c.memory(problem) < room]
+    args = op.sample(problem, torch.Generator().manual_seed(5))
+    calls = {c.name: op.trial(c.run, problem, args) for c in able}
+    once = {name: min(timer.once(call, synchronize) for _ in range(2)) for name, call in calls.items()}
+    rough = [c.name for c in able if c.accuracy == "approximate"]
+    exact = [c.name for c in able if c.name not in rough and not (c.as_stock and problem.variant.endswith("cg"))]
+    kept = min(exact, key=once.__getitem__)
+    compared = {name: calls[name] for name in (kept, *rough)}
+    found = timer.compare(compared, synchronize=synchronize, seconds=seconds, rounds=(5, 200))
+    small = problem.batch * problem.m * problem.n <= MOST_TRUTH
+    truth = accuracies.truth(op, problem, args) if small else calls[kept]()
+    return [
+        {
+            "problem": msgspec.to_builtins(problem), "candidate": name, "seconds": timing.seconds,
+            "speedup": 1 / timing.ratio, "memory": op[name].memory(problem),
+            "relative_error": accuracies.relative_error(op, calls[name](), truth),
         }
-        arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+        for name, timing in found.items()
+    ]  # fmt: skip
+
+
+def run_precision(device: str, seconds: float, report: Report) -> dict[str, Any]:
+    """Compare what approximates with the best that does not: time, memory and measured error."""
+    rows, problems = [], precision_problems(device)
+    inside.active = True
+    try:
+        for problem in problems:
+            rows += rougher(problem, seconds / len(problems))
+            report(f"precision, {problem}: done")
+    finally:
+        inside.active = False
+    return {"rows": rows}
+
+
+def precision_table(figures: Mapping[str, Any]) -> str:
+    """Return the table of the docs."""
+    cpu, last = figures["run"]["host"]["cpu"], None
+    lines = [f"{cpu['model']}, {cpu['torch_threads']} threads:\n"]
+    lines += ["| problem | candidate | ms | × | MiB | error |", "|---|---|---|---|---|---|"]
+    for row in figures["rows"]:
+        label, last = "" if row["problem"] == last else f"`{problem_of(row)}`", row["problem"]
+        cells = label, row["candidate"], f"{1e3 * row['seconds']:.3g}", f"{row['speedup']:.2f}"
+        lines.append(f"| {' | '.join(cells)} | {row['memory'] / 2**20:.0f} | {row['relative_error']:.0e} |")
+    return "\n".join([*lines, ""])
+
+
+def problem_of(row: Mapping[str, Any]) -> Problem:
+    """Return the problem of a row."""
+    return msgspec.convert(row["problem"], Problem)
+
+
+# --- files and the command line ---------------------------------------------------------------------------------------
+
+STUDIES: dict[str, Callable[[str, float, Report], dict[str, Any]]] = {
+    "replay": run_replay,
+    "regret": run_regret,
+    "product_regret": run_product_regret,
+    "products": products.run_products,
+    "scaling": products.run_scaling,
+    "peaks": products.run_peaks,
+    "precision": run_precision,
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the figures of a file, or none if there is no file."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def write(results: Mapping[str, Any], path: Path) -> None:
+    """Write all figures, each row on a line of its own."""
+    fields = [
+        f'  "{name}": {{\n' + ",\n".join(f'    "{key}": {_lines(value)}' for key, value in figures.items()) + "\n  }"
+        for name, figures in results.items()
+    ]
+    path.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
+
+
+def _lines(value: Any) -> str:
+    if not (isinstance(value, list) and value and isinstance(value[0], dict)):
+        return json.dumps(value, ensure_ascii=False)
+    return "[\n" + ",\n".join(f"      {json.dumps(row, ensure_ascii=False)}" for row in value) + "\n    ]"
+
+
+def show(name: str, figures: Mapping[str, Any]) -> None:
+    """Print the summary of a study, or else its rows; and the rows with the largest regret."""
+    rows = figures["rows"]
+    if "summary" in figures:
+        console.print(_table(name, figures["summary"]))
+        rows = sorted(rows, key=lambda row: -row["regret"])[:12]
+    console.print(_table(f"{name}, largest regrets" if "summary" in figures else name, rows))
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    heads = [key for key in dict.fromkeys(itertools.chain(*rows)) if key not in HIDDEN]
+    made = table(title, heads)
+    for row in rows:
+        shown = {**row, "problem": str(problem_of(row))} if "problem" in row else row
+        made.add_row(*(_cell(shown.get(head, "")) for head in heads))
+    return made
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key} {_cell(item)}" for key, item in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; 0 is fine, 1 a table in the docs that is not that of the figures, 2 bad usage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"any of {', '.join(STUDIES)}; default all")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or the kind of an accelerator")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for each study, about")
+    parser.add_argument("--output", type=Path, default=JSON)
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--docs", action="store_true", help="run nothing, write the table of `precision` into the docs")
+    task.add_argument("--check", action="store_true", help="run nothing, exit 1 if that table is out of date")
+    options = parser.parse_args(arguments)
+    results = read(options.output)
+    if options.docs or options.check:
+        same = documents.refresh(DOCUMENT, "precision", precision_table(results["precision"]), options.check)
+        return int(options.check and not same)
+    if unknown := sorted(set(options.studies) - set(STUDIES)):
+        parser.error(f"unknown study {', '.join(unknown)}; known are {', '.join(STUDIES)}")
+    names = [name for name in STUDIES if name in (options.studies or STUDIES)]
+    if set(names) - {"replay"} and not any(trial.problem.op == "kernel_matmul" for trial in autokern.profile().trials):
+        autokern.calibrate(level="full", budget=300.0)
+    for name in names:
+        run = {
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "device": options.device,
+            "host": host.current().fields,
+        }
+        results[name] = {"run": run, **STUDIES[name](options.device, options.seconds, console.print)}
+        write({one: results[one] for one in STUDIES if one in results}, options.output)
+        show(name, results[name])
     return 0
 
 

@@ -3,7 +3,7 @@
 `training` times a step of Adam under stock with default settings, under stock forced to stay exact, and under
 autokern. All copies go back to the library's initial values before every step, where training begins and where
 conjugate gradients have their easiest problem. `jump` looks at loss and gradient where stock goes from one way to the
-other. May import `measuring`, `workloads` and `rows`.
+other.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import gpytorch
 import torch
+from figures import sentence, small
 from measuring import DTYPES, SIDES, Report, Scale, Toggles, compare, geomean, interleave, word
-from rows import sentence, small
 from torch import Tensor
 from workloads import SURFACE_NOISE, Trainer, dense_kernel, smooth_trainer, surface_trainer
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import gpytorch
@@ -18,7 +16,6 @@ from autokern.budget import LARGE, Room
 from autokern.errors import MemoryBudgetError
 from autokern.settings import Settings
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "calibration"))
 GIB = 2**30
 
 
@@ -173,40 +170,6 @@ def test_training_goes_on_where_only_the_frugal_way_fits():
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------
-
-
-def test_the_committed_figures_are_within_a_fifth_and_the_docs_show_them():
-    import memory
-
-    rows = memory.read().rows
-    found = memory.groups(rows)
-    assert {"kernel_matrix", "matmul", "cholesky", "eigh", "qr", "inv_quad_logdet"} <= set(found)
-    assert {"exact_log_prob", "predict", "fantasy", "evaluate_kernel", "to_dense", "_cholesky"} <= set(found)
-    off = [str(row.case) for mine in found.values() for row in mine if abs(row.now - 1) > memory.WITHIN]
-    assert off == []
-    assert memory.refresh(rows, check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the peak of resident memory that Linux keeps")
-@pytest.mark.parametrize(
-    "words",
-    [
-        "kernel_matrix stock,float64,matern52/same/ard)",
-        "exact_log_prob fused exact_log_prob(m=5200,float64,matern52/cholesky",
-        "evaluate_kernel sum,float64,stock)",
-        "cholesky stock cholesky(m=5200,n=5200,float64,cpu)",
-    ],
-)
-def test_predictions_hold_here_and_now(words):
-    import footprints
-    import memory
-
-    case = next(c for c in footprints.cases() if all(word in str(c) for word in words.split(",")))
-    row = memory.in_child(case)
-    assert isinstance(row, memory.Row), row
-    assert row.measured >= memory.LEAST
-    assert abs(row.ratio - 1) <= memory.WITHIN
 
 
 def test_what_is_not_known_counts_nothing():

@@ -6,24 +6,16 @@ Nothing is timed here: the figures are those that were recorded, so the outcome 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "calibration"))
-
-import example
-import libraries
-import machines
-
 from autokern import report
 from autokern.costs import CostModel
 from autokern.op import get, known
 from autokern.policy import decide
-from autokern.problem import Problem
-from autokern.profile import Profile, Timing, Trial
+from autokern.profile import Profile, Trial
 from autokern.settings import Settings
 from autokern.store import read_file
 
@@ -106,46 +98,3 @@ class TestRecordedHost:
 
     def test_dtypes_may_be_given_as_torch_has_them(self, profile: Profile) -> None:
         assert profile.thresholds("qr", "cpu", torch.float64) == profile.thresholds("qr", "cpu", "float64")  # type: ignore[arg-type]
-
-
-# --- docs that are made from recorded hosts ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("script", [example, machines], ids=lambda module: module.__name__)
-def test_what_the_docs_say_of_recorded_hosts_is_what_the_scripts_write(script):
-    assert script.main(["--check"]) == 0, f"run calibration/{script.__name__}.py"
-
-
-@pytest.fixture
-def with_a_gpu():
-    """The profile of a machine that does not exist: decompositions below 512 columns are faster on its CPU."""
-    trials = []
-    for n in (64, 128, 256, 1024, 2048):
-        cpu, there = 1e-9 * n**2.5, 512e-9 * n**1.5
-        stock, other, name = (cpu, there, "native") if n <= 128 else (there, cpu, "cpu")
-        timings = {"stock": Timing(stock), name: Timing(other, other / stock, 0.01, 5)}
-        trials.append(Trial(Problem(op="qr", m=n, n=n, device="cuda"), timings))
-    batch = {"stock": Timing(8.0), "choleskyqr2": Timing(0.1, 0.0125, 0.01, 5)}
-    trials.append(Trial(Problem(op="qr", m=3, n=3, batch=8192, device="cuda", dtype="float32"), batch))
-    gpu = {"kind": "cuda", "name": "A GPU"}
-    fields = {"cpu": {"model": "A CPU", "threads": 4}, "accelerators": [gpu]}
-    fields["versions"] = dict.fromkeys(("torch", "gpytorch", "linear_operator"), "1.0")
-    return Profile(host=fields, trials=trials, created="2026-01-01T00:00:00Z")
-
-
-def test_the_page_of_a_machine_with_a_gpu_says_what_thresholds_cost(with_a_gpu):
-    text = "\n".join(machines.section("a-gpu", with_a_gpu))
-    assert "## A GPU, A CPU, 4 threads" in text
-    assert "| `qr` | cuda | float32 | 8192 × 3 × 3 | choleskyqr2 | 8e+03 | 80.00 |" in text
-    assert machines.rule_costs(with_a_gpu.trials, 512, "float64") == [1.0] * 5
-    assert machines.rule_costs(with_a_gpu.trials, 128, "float64") == [1, 1, pytest.approx(2), 1, 1]
-    assert machines.rule_costs(with_a_gpu.trials, 2048, "float64") == [1, 1, 1, pytest.approx(2), pytest.approx(4)]
-    assert "| CPU up to 2048 (before linear_operator 0.5.3) | float64 | 5 | 1.52 | 4.0 |" in text
-    assert "| CPU up to 128 (since) | float64 | 5 | 1.15 | 2.0 |" in text
-
-
-def test_libraries_are_compared_on_a_gpu_only(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(libraries.host, "accelerator", lambda: None)
-    assert libraries.main(["--output", str(tmp_path / "out.json")]) == 1
-    assert "CUDA" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())

@@ -1,0 +1,123 @@
+"""The logic of `calibration/study.py` on tiny sizes: structure, values, tables and documents; never a timing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import documents
+import products
+import pytest
+import study
+import torch
+
+import autokern
+from autokern.problem import Problem
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes for a test, children in this process, nothing compiled, nothing calibrated."""
+    problems = [Problem(op="kernel_matmul", m=n, n=n, d=2, rhs=11, variant="rbf/same") for n in (40, 80)]
+    monkeypatch.setattr(products, "SIZES", {"cpu": (60, (2,))})
+    monkeypatch.setattr(products, "GROWN", {"cpu": (20, 40, 60)})
+    monkeypatch.setattr(products, "HELD", (100,))
+    monkeypatch.setattr(products, "TILES", {"cpu": ((16, 32), 1)})
+    monkeypatch.setattr(products, "without_keops", lambda: "nothing is compiled here")
+    monkeypatch.setattr(products, "in_child", lambda module, function, *args, **_: getattr(products, function)(*args))
+    monkeypatch.setattr(study, "PROBLEMS", 6)
+    monkeypatch.setattr(study, "OPS", ("cholesky",))
+    monkeypatch.setattr(study, "product_problems", lambda device: problems)
+    monkeypatch.setattr(study, "precision_problems", lambda device: problems)
+    monkeypatch.setattr(study.bench, "random_problems", lambda *_, **__: [Problem(op="cholesky", m=30, n=30)])
+    monkeypatch.setattr(autokern, "calibrate", lambda **_: None)
+
+
+def run(path: Path, *names: str) -> dict[str, Any]:
+    assert study.main([*names, "--seconds", "1", "--output", str(path)]) == 0
+    return study.read(path)
+
+
+@pytest.mark.slow
+def test_every_study_of_products_has_rows(tiny: None, tmp_path: Path) -> None:
+    found = run(tmp_path / "study.json", "products", "scaling", "peaks")
+    assert list(found) == ["products", "scaling", "peaks"]
+    assert all({"date", "device", "host"} == set(figures["run"]) for figures in found.values())
+    assert found["products"]["keops"] == "nothing is compiled here"
+    for row in found["products"]["rows"]:
+        assert {"the matrix", "stock", "tiled", row["chosen"]} <= set(row["seconds"])
+        assert ("tiled-symmetric" in row["seconds"]) == row["same"]
+        assert 0 < row["floor"]["half"] <= row["floor"]["seconds"]
+    assert [row["n"] for row in found["scaling"]["rows"]] == [20, 40, 60]
+    assert all(row["bytes"] >= 0 and row["candidates"] for row in found["peaks"]["rows"])
+
+
+@pytest.mark.slow
+def test_a_run_of_some_studies_keeps_the_others(tiny: None, tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    before = run(path, "product_regret", "precision")
+    assert all(row["regret"] >= 1 for row in before["product_regret"]["rows"])
+    assert {row["candidate"] for row in before["precision"]["rows"]} >= {"float32"}
+    assert "float32" in study.precision_table(before["precision"])
+    after = run(path, "regret")
+    assert list(after) == ["regret", "product_regret", "precision"]
+    assert {name: after[name] for name in before} == before
+    assert [row["by"] for row in after["regret"]["summary"]][:2] == ["autokern", "autokern, cholesky"]
+
+
+def test_unknown_studies_are_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        study.main(["regrets"])
+    assert stop.value.code == 2
+    assert "regrets" in capsys.readouterr().err
+
+
+def test_committed_figures_have_tables_and_are_written_as_they_are_read(tmp_path: Path) -> None:
+    committed = study.read(study.JSON)
+    assert list(committed) == list(study.STUDIES)
+    for name, figures in committed.items():
+        study.show(name, figures)
+    study.write(committed, tmp_path / "study.json")
+    assert (tmp_path / "study.json").read_bytes() == study.JSON.read_bytes()
+    assert json.loads(study.JSON.read_bytes()) == committed
+
+
+def test_the_docs_show_the_committed_figures_of_precision() -> None:
+    assert study.main(["--check"]) == 0, "run calibration/study.py --docs"
+
+
+def test_a_document_has_one_place_for_a_block(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("a\n<!-- it: here -->\nold\n<!-- /it -->\nb\n", encoding="utf-8")
+    assert not documents.refresh(path, "it", "new\n", check=True)
+    assert not documents.refresh(path, "it", "new\n", check=False)
+    assert path.read_text(encoding="utf-8") == "a\n<!-- it: here -->\nnew\n<!-- /it -->\nb\n"
+    assert documents.refresh(path, "it", "new\n", check=True)
+    with pytest.raises(ValueError, match="0 places for that"):
+        documents.refresh(path, "that", "new\n", check=True)
+
+
+@pytest.mark.parametrize("family", ["rbf", "matern52"])
+@pytest.mark.parametrize("same", [True, False])
+def test_the_matrix_itself_is_multiplied_rightly(family: str, same: bool) -> None:
+    of = products.case(family, 50, 3, same, torch.float64, "cpu")
+    with torch.no_grad():
+        expected = of.kernel(of.x1, of.x2).to_dense() @ of.rhs
+        torch.testing.assert_close(products.whole(of)(), expected)
+
+
+def test_all_layouts_give_one_product() -> None:
+    k, v = torch.rand(7, 9, dtype=torch.float64), torch.rand(9, 5, dtype=torch.float64)
+    for way in products.layouts(v).values():
+        torch.testing.assert_close(way(k), k @ v)
+
+
+def test_the_floor_halves_what_is_symmetric() -> None:
+    floor = products.Floor(1.0, 3.0, 4.0)
+    assert (floor.seconds(1, False), floor.seconds(1, True), floor.half(1)) == (8.0, 6.0, 4.0)
+
+
+def test_without_pykeops_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products.importlib.util, "find_spec", lambda name: None)
+    assert products.without_keops() == "pykeops is not installed"
