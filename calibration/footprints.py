@@ -5,14 +5,13 @@ What runs here runs in a process of its own.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpytorch
 import msgspec
 import torch
-from children import forget_peak, status
+from children import Peak, forget_peak
 from gpytorch import kernels
 from linear_operator import operators
 
@@ -134,38 +133,25 @@ def cases() -> list[Case]:
     return found
 
 
-class Meter:
-    """The peak of resident memory above what there was at the start."""
-
-    def __init__(self) -> None:
-        gc.collect()
-        self._before, self.peak = status("VmRSS"), 0
-        forget_peak()
-
-    def read(self, given: int = 0) -> None:
-        """Take in the peak since the last reset, less what was `given` since the start."""
-        self.peak = max(self.peak, status("VmHWM") - self._before - given)
-
-
 def run_op(case: Case) -> tuple[int, int]:
     """Run a candidate as a dispatched call does, with its backward pass; return bytes predicted and measured."""
     op, problem = get(case.what), case.problem
     candidate = op[case.candidate]
     args = op.sample(problem, torch.Generator().manual_seed(0))
     leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
-    meter = Meter()
+    meter = Peak()
     inside.active = not candidate.parts
     with torch.set_grad_enabled(bool(problem.grad)):
         out = op.read(candidate.run(*args))
-    meter.read()
+    most = meter.bytes()
     if problem.grad:
         outputs = tuple(t for t in tensors_in(op.canonical(out)) if t.requires_grad)
         cotangents = [torch.rand(o.shape, dtype=o.dtype) for o in outputs]
         forget_peak()
         torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
-        meter.read(sum(c.numel() * c.element_size() for c in cotangents))
+        most = max(most, meter.bytes() - sum(c.numel() * c.element_size() for c in cotangents))
     inside.active = False
-    return candidate.memory(problem), meter.peak
+    return candidate.memory(problem), most
 
 
 def subject(case: Case) -> tuple[Any, Callable[[], Any]]:
@@ -203,12 +189,12 @@ def run_guard(case: Case) -> tuple[int, int]:
     before = predicted(case, watched)
     tiled = case.problem.variant == "tiled"
     with autokern.using(force={"kernel_matrix": "tiled" if tiled else "stock"}):
-        meter = Meter()
+        meter = Peak()
         with torch.set_grad_enabled(bool(case.problem.grad)):
             out = call()
-        meter.read()
+        peak = meter.bytes()
     del out
-    return before, meter.peak
+    return before, peak
 
 
 def run(case: Case) -> tuple[int, int]:

@@ -8,8 +8,6 @@ nothing and tells whether the committed figures and the table in docs/how-it-dec
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import documents
 import msgspec
+from children import in_child
 from footprints import Case, cases, predicted, run, subject
 from rich.console import Console
 from rich.table import Table
@@ -30,11 +29,6 @@ WITHIN = 0.2
 """What a prediction may be off by, as a part of what is measured."""
 LEAST = 200 * 2**20
 """Smaller peaks are not compared: interpreter and libraries take some megabytes too."""
-CHILD = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**20),  # what is freed goes back at once, and what was freed before hides nothing
-    "MALLOC_TRIM_THRESHOLD_": str(2**20),
-    "AUTOKERN_CALIBRATE": "never",
-}
 console = Console(width=150)
 
 
@@ -68,20 +62,23 @@ class Document(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-def in_child(case: Case) -> Row | str:
-    """Measure one case in a fresh process; return its last words if it fails."""
-    command = [sys.executable, __file__, "--one", msgspec.json.encode(case).decode()]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **CHILD}, check=False)
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Row)
+def measured(case: dict[str, object]) -> dict[str, object]:
+    """Measure one case in this process, which is to be a fresh one."""
+    of = msgspec.convert(case, Case)
+    return dict(msgspec.to_builtins(Row(of, *run(of))))
+
+
+def of_child(case: Case) -> Row | str:
+    """Measure one case in a fresh process; return why it failed, if it does."""
+    found = in_child("memory", "measured", msgspec.to_builtins(case), environment={"AUTOKERN_CALIBRATE": "never"})
+    return str(found["failed"]) if "failed" in found else msgspec.convert(found, Row)
 
 
 def measure(chosen: Sequence[Case], at_once: int) -> list[Row]:
     """Measure cases, some at once, and report each."""
     found = []
     with ThreadPoolExecutor(at_once) as pool:
-        for case, row in zip(chosen, pool.map(in_child, chosen), strict=True):
+        for case, row in zip(chosen, pool.map(of_child, chosen), strict=True):
             if isinstance(row, str):
                 console.print(f"[red]{case}: {row}")
                 continue
@@ -141,15 +138,10 @@ def show(rows: Iterable[Row]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; 0 is fine, 1 a prediction that is too far off or a document out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="words that a case must have, by commas; other figures stay")
     parser.add_argument("--at-once", type=int, default=2, help="processes at once")
     parser.add_argument("--check", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
-    if options.one:
-        case = msgspec.json.decode(options.one, type=Case)
-        print(msgspec.json.encode(Row(case, *run(case))).decode())
-        return 0
     if options.check:
         rows = read().rows
     else:

@@ -32,7 +32,7 @@ def test_the_committed_figures_are_within_a_fifth_and_the_docs_show_them():
 )
 def test_predictions_hold_here_and_now(words):
     case = next(c for c in footprints.cases() if all(word in str(c) for word in words.split(",")))
-    row = memory.in_child(case)
+    row = memory.of_child(case)
     assert isinstance(row, memory.Row), row
     assert row.measured >= memory.LEAST
     assert abs(row.ratio - 1) <= memory.WITHIN
