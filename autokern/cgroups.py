@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_quota", "memory_left"]
+__all__ = ["cpu_quota", "memory_left", "text_of"]
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -28,9 +28,9 @@ def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
     """
     quotas = []
     for folder in _groups("cpu", root, proc):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
-        quota = quota or _text(folder / "cpu.cfs_quota_us")
-        period = period or _text(folder / "cpu.cfs_period_us")
+        quota, _, period = text_of(folder / "cpu.max").partition(" ")
+        quota = quota or text_of(folder / "cpu.cfs_quota_us")
+        period = period or text_of(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:  # neither `max` nor -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -43,10 +43,10 @@ def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
     """
     left = []
     for folder in _groups("memory", root, proc):
-        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
-        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
+        limit = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")
+        used = text_of(folder / "memory.current") or text_of(folder / "memory.usage_in_bytes")
         if limit.isdigit() and used.isdigit():
-            pages = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
+            pages = dict(re.findall(r"^(\w+) (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE))
             cache = int(pages.get("total_inactive_file") or pages.get("inactive_file") or 0)  # v1 has both
             left.append(max(0, int(limit) - int(used) + cache))
     return min(left, default=None)
@@ -57,7 +57,7 @@ def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
 
     In a container the listed path may be the host's while the mount shows only our part: folders may not exist.
     """
-    for line in _text(proc).splitlines():
+    for line in text_of(proc).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:  # v2: "0::/path", mounted beside v1's folders on hybrid systems
@@ -71,7 +71,8 @@ def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
             yield from (mount.joinpath(*parts[:depth]) for mount in mounts)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what a file of the system says, nothing where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-__all__ = ["Lent", "Taken", "each_cotangent"]
+__all__ = ["Lent", "Taken", "each_cotangent", "version"]
 
 _torch: Any = torch  # some of what vmap is made of is not declared
 _functorch: Any = torch._C._functorch
@@ -98,16 +98,17 @@ class Taken:
 
     def __init__(self, *tensors: torch.Tensor | None) -> None:
         self._tensors = tensors
-        self._versions = [_version(t) for t in tensors]
+        self._versions = [version(t) for t in tensors]
 
     def unchanged(self) -> tuple[torch.Tensor | None, ...]:
         """Return the arguments; raises RuntimeError, in torch's own words, if one was changed in place."""
-        if [_version(t) for t in self._tensors] != self._versions:
+        if [version(t) for t in self._tensors] != self._versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation"
             )
         return self._tensors
 
 
-def _version(tensor: torch.Tensor | None) -> int:
+def version(tensor: torch.Tensor | None) -> int:
+    """Return the number of changes of a tensor; those of inference mode count none."""
     return 0 if tensor is None or tensor.is_inference() else tensor._version

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from gpytorch.priors import Prior
 
-__all__ = ["frozen", "is_library", "thawed"]
+__all__ = ["LIBRARIES", "frozen", "is_library", "thawed"]
 
 _CHANGING = frozenset(
     {
@@ -23,7 +23,9 @@ _CHANGING = frozenset(
 )  # fmt: skip
 """Kernels of the libraries that draw, move or cache something of their own while they are evaluated, or call others."""
 _ORIGINAL = "_autokern_frozen_from"
-_LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch", "torch"})
+LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch"})
+"""Packages whose modules keep nothing in attributes that changes without meaning."""
+_THEIRS = LIBRARIES | {"torch"}
 
 
 def is_library(module: torch.nn.Module) -> bool:
@@ -46,7 +48,7 @@ def _functions(module: torch.nn.Module) -> Iterator[Any]:
 
 def _is_theirs(thing: Any) -> bool:
     """Whether a class or function comes from one of the libraries, or is built in."""
-    return (getattr(thing, "__module__", None) or "torch").partition(".")[0] in _LIBRARIES
+    return (getattr(thing, "__module__", None) or "torch").partition(".")[0] in _THEIRS
 
 
 def frozen(module: torch.nn.Module) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern.cgroups import cpu_quota, memory_left
+from autokern.cgroups import cpu_quota, memory_left, text_of
 
 __all__ = [
     "Host",
@@ -66,15 +66,12 @@ class Host(msgspec.Struct, frozen=True):
         Nested, JSON-able description. All of it but ``"remarks"`` moves timings and is part of the fingerprint.
     fingerprint : str
         32 hexadecimal digits; equal for equal hosts, in every process.
-    slug : str
-        Short name of the GPU or CPU, fit for a file name.
     devices : tuple of str
         Device kinds, the CPU first.
     """
 
     fields: dict[str, Any]
     fingerprint: str
-    slug: str
     devices: tuple[str, ...]
 
 
@@ -207,13 +204,7 @@ def _describe(device: torch.device | None) -> Host:
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         },
     }
-    name = str(gpus[0].get("name", kind)) if gpus else str(_cpu()["model"])
-    return Host(fields, fingerprint_of(fields), _slug(name), ("cpu",) if kind == "cpu" else ("cpu", kind))
-
-
-def _slug(name: str) -> str:
-    plain = re.sub(r"\((r|tm)\)|\bcpu\b|@.*", " ", name.lower())
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:48].strip("-") or "unknown"
+    return Host(fields, fingerprint_of(fields), ("cpu",) if kind == "cpu" else ("cpu", kind))
 
 
 def _versions(kind: str) -> dict[str, str]:
@@ -242,7 +233,7 @@ def _libraries(config: str) -> dict[str, str]:
 def _cpu() -> dict[str, Any]:
     import psutil
 
-    first = _text(_CPU_INFO).partition("\n\n")[0]
+    first = text_of(_CPU_INFO).partition("\n\n")[0]
     lines = (line.partition(":") for line in first.splitlines())
     info = {key.strip(): value.strip() for key, _, value in lines}
     flags = info.get("flags", info.get("Features", "")).split()
@@ -287,7 +278,7 @@ def _gpus(kind: str) -> list[dict[str, Any]]:
 
 def _accelerator(kind: str, properties: Any) -> dict[str, Any]:
     """Describe one device; a slice of a GPU (MIG) has its own name, memory and processors."""
-    driver = re.search(r"\d+\.\d+(\.\d+)?", _text(_NVIDIA_DRIVER)) if kind == "cuda" else None
+    driver = re.search(r"\d+\.\d+(\.\d+)?", text_of(_NVIDIA_DRIVER)) if kind == "cuda" else None
     return {
         "kind": kind,
         "name": str(properties.name),
@@ -305,10 +296,3 @@ def _free_memory() -> int:
     left = memory_left()
     free = int(psutil.virtual_memory().available)
     return free if left is None else min(free, left)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -2,7 +2,7 @@
 
 Version counters miss what is written through ``.data``, by gpytorch's setters, or by fused optimisers. So values are
 compared: all parameters and buffers, tensors kept as attributes of the libraries' own modules, and the training data:
-some hundreds of numbers beside a matrix of n^2. Floor 0: imports nothing of autokern.
+some hundreds of numbers beside a matrix of n^2. Floor 0: may import `cotangents` and `frozen`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from gpytorch.priors import Prior
 
+from autokern.cotangents import version
+from autokern.frozen import LIBRARIES
+
 __all__ = ["State"]
 
 _FEW = 32
 """Elements up to which Python compares numbers faster than torch compares tensors."""
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
-_LIBRARIES = frozenset({"gpytorch", "linear_operator", "botorch"})
-"""Packages whose modules keep nothing in attributes that changes without meaning."""
 _PLAIN = (bool, int, float, str, torch.Size, type(None))
 
 
@@ -58,13 +59,13 @@ class State:
                 continue
             seen.add(id(module))
             own = module.__dict__
-            read = _reader(own) if type(module).__module__.partition(".")[0] in _LIBRARIES else None
+            read = _reader(own) if type(module).__module__.partition(".")[0] in LIBRARIES else None
             attributes = () if read is None else read(own)
             self._held.append(_Held(weakref.ref(module), _addresses(own), read, attributes))
             found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
             tensors += [t for t in found if isinstance(t, torch.Tensor)]
             stack += [part for part in own["_modules"].values() if part is not None]
-        self._tensors = [(t, _version(t)) for t in tensors]  # alive, so that addresses stay theirs
+        self._tensors = [(t, version(t)) for t in tensors]  # alive, so that addresses stay theirs
         self._little = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
         self._large = [(t, t.detach().clone()) for t in tensors if not (t.is_cpu and t.numel() <= _FEW)]
 
@@ -79,7 +80,7 @@ class State:
 
     def counted(self) -> bool:
         """Whether a change shows without a look at values: an object was replaced, or a version counter has moved."""
-        return not self._same_objects() or any(_version(t) != version for t, version in self._tensors)
+        return not self._same_objects() or any(version(t) != then for t, then in self._tensors)
 
     def _same_objects(self) -> bool:
         for ref, addresses, read, attributes in self._held:
@@ -129,7 +130,3 @@ def _is_still(tensor: torch.Tensor, content: torch.Tensor) -> bool:
         return True
     bits = _BITS.get(tensor.element_size())  # missing observations are NaN, and as they were all the same
     return bits is not None and torch.equal(tensor.detach().view(bits), content.view(bits))
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version  # tensors of inference mode count no versions

@@ -106,7 +106,6 @@ def test_current_describes_this_host():
     assert here == host.current(refresh=True)
     assert json.loads(json.dumps(here.fields)) == here.fields
     assert re.fullmatch(r"[0-9a-f]{32}", here.fingerprint)
-    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", here.slug)
     assert here.devices[0] == "cpu"
     assert here.fields["cpu"]["threads"] == min(host.thread_ceiling(), torch.get_num_threads())
     assert here.fields["versions"]["torch"] == torch.__version__
@@ -183,7 +182,6 @@ def test_values_do_not_move_with_load(monkeypatch):
 def test_equal_gpus_count_once_and_in_any_order(monkeypatch):
     one = with_gpus(monkeypatch, gpu())
     assert one.devices == ("cpu", "cuda")
-    assert one.slug == "nvidia-h200"
     assert with_gpus(monkeypatch, gpu(), gpu(), gpu()).fingerprint == one.fingerprint
     mixed = with_gpus(monkeypatch, gpu(), gpu("NVIDIA L4", 23 * GIB, 58))
     assert mixed.fingerprint != one.fingerprint
@@ -386,22 +384,6 @@ def test_importing_does_no_device_or_thread_work():
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [
-        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "intel-xeon"),
-        ("AMD EPYC 9B14", "amd-epyc-9b14"),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "nvidia-a100-sxm4-40gb-mig-1g-5gb"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("", "unknown"),
-        ("龍芯", "unknown"),
-        ("x" * 99, "x" * 48),
-    ],
-)
-def test_slug(name, slug):
-    assert host._slug(name) == slug
 
 
 def test_libraries():

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from autokern import host, timer
+from autokern.bench.problems import synchronize
 from autokern.op import Candidate, Op, Trialled, get, inside
 from autokern.problem import Problem
 from autokern.profile import Timing
@@ -154,9 +155,9 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
             continue
         call = op.trial(candidate.run, problem, args)
         try:
-            first = timer.once(call, _synchronize) if candidate.setup else 0.0
+            first = timer.once(call, synchronize) if candidate.setup else 0.0
             found = call()
-            warm[name] = timer.once(call, _synchronize)
+            warm[name] = timer.once(call, synchronize)
         except Exception as error:
             fail(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:120])
             continue
@@ -168,7 +169,7 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
         calls[name] = call
     if "stock" not in calls:
         return list(cells.values())
-    timings = timer.compare(calls, synchronize=_synchronize, seconds=seconds, rounds=(5, 15), warm=warm)
+    timings = timer.compare(calls, synchronize=synchronize, seconds=seconds, rounds=(5, 15), warm=warm)
     for name, timing in timings.items():
         cells[name] = _timed(cells[name], timing, calls[name], problem)
     return list(cells.values())
@@ -205,7 +206,7 @@ def _timed(cell: Cell, timing: Timing, call: Callable[[], Any], problem: Problem
 
 def _by_events(call: Callable[[], Any], repeats: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    _synchronize()
+    synchronize()
     start.record()
     for _ in range(repeats):
         call()
@@ -218,11 +219,6 @@ def _by_profiler(call: Callable[[], Any], repeats: int) -> float:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(repeats):
             call()
-        _synchronize()
+        synchronize()
     microseconds = sum(float(event.self_device_time_total) for event in profile.key_averages())
     return microseconds / 1e6 / repeats
-
-
-def _synchronize() -> None:
-    device = host.accelerator()
-    host.synchronize("cpu" if device is None else device.type)

@@ -11,7 +11,7 @@ from autokern.errors import SettingsError
 from autokern.op import Candidate, Op, get, registered
 from autokern.problem import Problem
 
-__all__ = ["LIMITS", "contenders", "random_problems"]
+__all__ = ["LIMITS", "contenders", "random_problems", "synchronize"]
 
 LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "matmul": {"n": 8000, "m": 8000}, "kernel_matrix": {"n": 4000}}
 """Largest sizes that are drawn, where they are not those of the op's full grid."""
@@ -118,3 +118,9 @@ def _drawn(op: Op, kind: list[Problem], draw: random.Random) -> Problem:
     if base.batch > 1:
         changes["batch"] = min(_MOST_BATCH, size("batch", low=2))
     return base.replace(**changes)
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, if there is one."""
+    device = host.accelerator()
+    host.synchronize("cpu" if device is None else device.type)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from autokern import host, timer
-from autokern.bench.problems import contenders
+from autokern import timer
+from autokern.bench.problems import contenders, synchronize
 from autokern.errors import SettingsError
 from autokern.op import Candidate, Op, Trialled, get, inside
 from autokern.problem import Problem
@@ -178,7 +178,7 @@ def _warmed(
         call = op.trial(candidate.run, problem, args)
         try:
             call()
-            warm[candidate.name] = timer.once(call, _synchronize)
+            warm[candidate.name] = timer.once(call, synchronize)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception:
@@ -194,12 +194,7 @@ def _compare(
     rounds: tuple[int, int],
     warm: dict[str, float],
 ) -> dict[str, Timing]:
-    return timer.compare(calls, synchronize=_synchronize, seconds=seconds, rounds=rounds, warm=warm)
-
-
-def _synchronize() -> None:
-    device = host.accelerator()
-    host.synchronize("cpu" if device is None else device.type)
+    return timer.compare(calls, synchronize=synchronize, seconds=seconds, rounds=rounds, warm=warm)
 
 
 def verdict(rows: Sequence[Row]) -> Verdict:
