@@ -11,14 +11,14 @@ import io as _io
 with _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so on standard output
     from autokern import ops as _ops  # noqa: F401  (first: it registers every Op)
 from autokern import covariance, linalg
-from autokern import plugins as _plugins
-from autokern.api import Explanation, calibrate, explain, op, profile
-from autokern.decision import Decision
-from autokern.dispatch import stats, using
-from autokern.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
+from autokern.core import plugins as _plugins
+from autokern.core.decision import Decision
+from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
+from autokern.core.problem import Problem
 from autokern.hooks import disable, enable, enabled
-from autokern.problem import Problem
-from autokern.profile import Profile
+from autokern.runtime.api import Explanation, calibrate, explain, op, profile
+from autokern.runtime.dispatch import stats, using
+from autokern.tuning.profile import Profile
 
 __version__ = "0.1.0"
 

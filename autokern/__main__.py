@@ -2,6 +2,6 @@
 
 import sys
 
-from autokern.cli import main
+from autokern.cli.app import main
 
 sys.exit(main())

@@ -8,9 +8,9 @@ import gpytorch
 import torch
 
 from autokern import kernels
-from autokern.dispatch import route
-from autokern.errors import SettingsError
-from autokern.op import get
+from autokern.core.errors import SettingsError
+from autokern.core.op import get
+from autokern.runtime.dispatch import route
 
 __all__ = ["matmul", "matrix"]
 

@@ -11,8 +11,8 @@ from typing import cast
 import torch
 from linear_operator.operators import LinearOperator
 
-from autokern.dispatch import route
-from autokern.op import get
+from autokern.core.op import get
+from autokern.runtime.dispatch import route
 
 __all__ = ["cholesky", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import documents
 
-from autokern.costs import CostModel
-from autokern.op import get
-from autokern.policy import CONFIDENCE, NOISE, decide
-from autokern.problem import Problem
-from autokern.settings import Settings
-from autokern.store import read_file
+from autokern.core.op import get
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.policy import CONFIDENCE, NOISE, decide
+from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "how-it-decides.md"

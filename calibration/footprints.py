@@ -16,10 +16,10 @@ from gpytorch import kernels
 from linear_operator import operators
 
 import autokern
-from autokern.arguments import tensors_in
-from autokern.op import get, inside
+from autokern.core.arguments import tensors_in
+from autokern.core.op import get, inside
+from autokern.core.problem import Problem
 from autokern.ops._models import trained
-from autokern.problem import Problem
 
 SIZES = {"float64": 5200, "float32": 7400}
 """A matrix of so many rows and columns takes 206 and 209 MiB."""

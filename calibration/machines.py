@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autokern.profile import Profile, Trial
-from autokern.report import present, summaries, winners
-from autokern.store import read_file
-from autokern.tables import by_size
+from autokern.cli.tables import by_size
+from autokern.tuning.profile import Profile, Trial
+from autokern.tuning.store import read_file
+from autokern.tuning.summary import present, summaries, winners
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "machines.md"

@@ -44,7 +44,7 @@ def smooth_data(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def stock_bytes(n: int, dtype: torch.dtype = torch.float32, family: str = "rbf") -> int:
     """Return what gpytorch's own evaluation of the covariance of n points takes at its peak, gradients kept."""
-    from autokern import footprint
+    from autokern.gp import footprint
 
     held = footprint.of_kernel(scaled(family, DIMENSIONS), DIMENSIONS, True, dispatched=False)
     return int(held.peak * n**2 * dtype.itemsize)

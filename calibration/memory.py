@@ -20,8 +20,8 @@ from footprints import Case, cases, predicted, run, subject
 from rich.console import Console
 from rich.table import Table
 
-from autokern import host
-from autokern.op import get
+from autokern.core.op import get
+from autokern.system import host
 
 JSON = Path(__file__).parent / "memory.json"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "how-it-decides.md"

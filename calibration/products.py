@@ -23,9 +23,10 @@ from torch import Tensor
 from workloads import scaled
 
 import autokern
-from autokern import budget, crew, host, timer
-from autokern.dispatch import explain
-from autokern.op import get, inside
+from autokern.core.op import get, inside
+from autokern.runtime.dispatch import explain
+from autokern.system import host, memory_limit, thread_pool
+from autokern.tuning import timer
 
 Call = Callable[[], object]
 COLUMNS = 11
@@ -177,7 +178,7 @@ def floor(d: int, dtype: torch.dtype, device: str) -> Floor:
 
     As many threads work at once, each on tiles of its own, as torch uses for one operation.
     """
-    members, (sizes, turns) = crew.size(torch.device(device)), TILES[on(device)]
+    members, (sizes, turns) = thread_pool.size(torch.device(device)), TILES[on(device)]
     least = dict.fromkeys(Floor._fields, math.inf)
     for size in sizes:
         tiles = [pieces(size, d, dtype, device) for _ in range(members)]
@@ -207,11 +208,11 @@ def pieces(size: int, d: int, dtype: torch.dtype, device: str) -> dict[str, dict
 def together(each: list[Call], turns: int) -> Call:
     """Return a function in which every member of the crew does its call some times."""
 
-    def work(member: crew.Member) -> None:
+    def work(member: thread_pool.Member) -> None:
         for _ in range(turns):
             each[member.number]()
 
-    return lambda: crew.run(work, len(each))
+    return lambda: thread_pool.run(work, len(each))
 
 
 def run_products(device: str, seconds: float, report: Report) -> dict[str, Any]:
@@ -239,10 +240,10 @@ def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
     op, args, device = get("kernel_matmul"), (of.kernel, of.x1, of.x2, of.rhs), of.rhs.device.type
     problem, elements = op.problem_of(*args), len(of.x1) * len(of.x2)
     calls: dict[str, Call] = {"KeOps": by_keops(of)} if keops else {}
-    if budget.fits(2 * elements * of.rhs.itemsize, device):
+    if memory_limit.fits(2 * elements * of.rhs.itemsize, device):
         calls["the matrix"] = whole(of)
     able = [c for c in op.feasible(problem) if keops or not c.setup]
-    fitting = [c for c in able if budget.fits(c.memory(problem), device)]
+    fitting = [c for c in able if memory_limit.fits(c.memory(problem), device)]
     calls |= {c.name: op.trial(c.run, problem, args) for c in fitting}
     failed = {}
     inside.active = True  # what a candidate calls itself is not dispatched

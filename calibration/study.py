@@ -31,15 +31,17 @@ from figures import console, table
 from measuring import Report, geomean
 
 import autokern
-from autokern import accuracies, bench, host, timer
-from autokern.costs import CostModel
-from autokern.dispatch import explain
-from autokern.op import get, inside, known
-from autokern.policy import decide
-from autokern.problem import Problem
-from autokern.profile import Profile, Trial
-from autokern.settings import Settings
-from autokern.store import read_file
+from autokern.cli import bench
+from autokern.core.op import get, inside, known
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.runtime.dispatch import explain
+from autokern.system import host
+from autokern.tuning import accuracy, timer
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.policy import decide
+from autokern.tuning.profile import Profile, Trial
+from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent
 JSON = HERE / "study.json"
@@ -194,12 +196,12 @@ def rougher(problem: Problem, seconds: float) -> list[dict[str, Any]]:
     compared = {name: calls[name] for name in (kept, *rough)}
     found = timer.compare(compared, synchronize=synchronize, seconds=seconds, rounds=(5, 200))
     small = problem.batch * problem.m * problem.n <= MOST_TRUTH
-    truth = accuracies.truth(op, problem, args) if small else calls[kept]()
+    truth = accuracy.truth(op, problem, args) if small else calls[kept]()
     return [
         {
             "problem": msgspec.to_builtins(problem), "candidate": name, "seconds": timing.seconds,
             "speedup": 1 / timing.ratio, "memory": op[name].memory(problem),
-            "relative_error": accuracies.relative_error(op, calls[name](), truth),
+            "relative_error": accuracy.relative_error(op, calls[name](), truth),
         }
         for name, timing in found.items()
     ]  # fmt: skip

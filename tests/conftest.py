@@ -12,11 +12,13 @@ import linear_operator
 import pytest
 import torch
 
-from autokern import dispatch, hooks, keops
-from autokern.kernels import cuts
-from autokern.op import Op, inside
-from autokern.problem import Features, Problem
-from autokern.settings import Settings
+from autokern import hooks
+from autokern.core.op import Op, inside
+from autokern.core.problem import Features, Problem
+from autokern.core.settings import Settings
+from autokern.kernels import partition
+from autokern.runtime import dispatch
+from autokern.system import keops
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,7 +63,7 @@ def _isolated(tmp_path, _bare_environment):
 @pytest.fixture
 def make_op(monkeypatch):
     """A maker of ops that are gone after the test; unless told otherwise they double a matrix, without candidates."""
-    module = sys.modules["autokern.op"]  # `autokern.op` is the public function
+    module = sys.modules["autokern.core.op"]  # `autokern.op` is the public function
     monkeypatch.setattr(module, "_REGISTRY", dict(module._REGISTRY))
 
     def make(name: str, **options: Any) -> Op:
@@ -120,8 +122,8 @@ def one_thread():
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 16 points, so that small matrices have several, and some that are not full."""
-    cut = cuts.bounds
-    monkeypatch.setattr(cuts, "bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
+    cut = partition.bounds
+    monkeypatch.setattr(partition, "bounds", lambda n, tile, multiple: cut(n, min(tile, 16), multiple))
 
 
 @pytest.fixture

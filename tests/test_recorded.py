@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from autokern import report
-from autokern.costs import CostModel
-from autokern.op import get, known
-from autokern.policy import decide
-from autokern.profile import Profile, Trial
-from autokern.settings import Settings
-from autokern.store import read_file
+from autokern.core.op import get, known
+from autokern.core.settings import Settings
+from autokern.tuning import summary as report
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.policy import decide
+from autokern.tuning.profile import Profile, Trial
+from autokern.tuning.store import read_file
 
 HOSTS = sorted((Path(__file__).parents[1] / "calibration" / "hosts").glob("*.json"))
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern import dispatch, host, threads, workspace
-from autokern.settings import Settings, from_environment
+from autokern.core.settings import Settings, from_environment
+from autokern.runtime import dispatch
+from autokern.system import buffers, host, threads
 
 __all__ = ["Patch", "disable", "enable", "enabled", "everywhere", "is_enabled", "patches"]
 
@@ -31,10 +32,10 @@ class Patch(NamedTuple):
 
 def patches() -> list[Patch]:
     """Return all patches of gpytorch and linear_operator, in the order in which they go in."""
-    from autokern.hooks import gpytorch, linear_operator, matrixfree, memory, posterior
+    from autokern.hooks import gpytorch, linear_operator, matrixfree, memory, prediction
 
     return [
-        patch for module in (linear_operator, gpytorch, posterior, memory, matrixfree) for patch in module.patches()
+        patch for module in (linear_operator, gpytorch, prediction, memory, matrixfree) for patch in module.patches()
     ]
 
 
@@ -115,7 +116,7 @@ def is_enabled() -> bool:
 def _install(settings: Settings) -> None:
     for patch in patches():
         _put(patch)
-    workspace.set_limit(settings.memory)
+    buffers.set_limit(settings.memory)
     threads.allow(settings.threads != "off")
     if threads.allowed():
         _limit_threads(settings)
@@ -147,6 +148,6 @@ def _remove() -> None:
     if _threads_before is not None:
         torch.set_num_threads(_threads_before)
         _threads_before = None
-    workspace.set_limit(None)
-    workspace.free()
+    buffers.set_limit(None)
+    buffers.free()
     threads.allow(True)

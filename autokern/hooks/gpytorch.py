@@ -19,13 +19,13 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern import kernels
-from autokern.dispatch import route
+from autokern.core.op import get
 from autokern.hooks import Patch, everywhere, is_enabled
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import trivial, unless_it_fails
-from autokern.hooks.regime import DEFAULT, EXACT, ORDERED, is_default, regime
-from autokern.op import get
+from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.ops.exact_log_prob import parts
+from autokern.runtime.dispatch import route
 
 __all__ = ["patches"]
 

@@ -16,10 +16,10 @@ from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator, _linear_operator
 from linear_operator.utils import qr as qr_module
 
-from autokern.dispatch import bypassed, route
+from autokern.core.op import get
 from autokern.hooks import Patch, everywhere, is_enabled
-from autokern.hooks.regime import EXACT, ORDERED, regime
-from autokern.op import get
+from autokern.hooks.solver_choice import EXACT, ORDERED, regime
+from autokern.runtime.dispatch import bypassed, route
 
 __all__ = ["patches", "stay_out"]
 

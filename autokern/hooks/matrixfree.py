@@ -17,14 +17,16 @@ from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
 from linear_operator import settings as library
 from linear_operator.operators import LinearOperator
 
-from autokern import budget, dispatch, footprint
+from autokern.core.op import get, inside
+from autokern.gp import footprint
 from autokern.hooks import Patch
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import trivial, unless_it_fails
-from autokern.hooks.regime import EXACT, is_default, regime
+from autokern.hooks.solver_choice import EXACT, is_default, regime
 from autokern.kernels import tree as trees
-from autokern.op import get, inside
-from autokern.operators import MatrixFreeKernelOperator, matrix_free
+from autokern.runtime import dispatch
+from autokern.system import memory_limit
 
 __all__ = ["instead_of_dense", "patches", "too_large"]
 
@@ -59,11 +61,11 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
 def too_large(lazy: Any) -> bool:
     """Whether a covariance that the library only multiplies could not be factorised for want of memory."""
     need = _FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize
-    if need < budget.LARGE or lazy.last_dim_is_batch or not trivial(lazy.params):
+    if need < memory_limit.LARGE or lazy.last_dim_is_batch or not trivial(lazy.params):
         return False
     if not _known(lazy.kernel, lazy.x1, lazy.x2) or not _iterates(lazy):
         return False
-    return not budget.fits(need, lazy.device)
+    return not memory_limit.fits(need, lazy.device)
 
 
 def _has_keops(kernel: Any) -> bool:
@@ -83,7 +85,7 @@ def _fits(lazy: Any) -> bool:
     need = footprint.of_dense(lazy).peak
     if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, lazy.x2, *lazy.kernel.parameters())):
         need += 2
-    return budget.fits(int(need * lazy.shape.numel()) * lazy.dtype.itemsize, lazy.device)
+    return memory_limit.fits(int(need * lazy.shape.numel()) * lazy.dtype.itemsize, lazy.device)
 
 
 def _same(x1: torch.Tensor, x2: torch.Tensor) -> bool:

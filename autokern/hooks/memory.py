@@ -31,11 +31,12 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import add_to_cache
 
-from autokern import budget, footprint
+from autokern.gp import footprint
 from autokern.hooks import Patch, everywhere, matrixfree
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import unless_it_fails
-from autokern.operators import MatrixFreeKernelOperator
+from autokern.system import memory_limit
 
 __all__ = ["guard_cache", "needed", "patches"]
 
@@ -79,15 +80,15 @@ def _refuse(position: str, subject: Any, need: int) -> None:
     of = type(operator).__name__ if kernel is None else type(kernel).__name__
     shape = " x ".join(map(str, operator.shape))
     asked = f"{position} of {of}, {shape}, {operator.dtype}, {operator.device},"
-    ways = budget.ways_out(str(operator.dtype), kernel is not None or position in _CACHES)
-    budget.refuse(asked, need, operator.device, ways)
+    ways = memory_limit.ways_out(str(operator.dtype), kernel is not None or position in _CACHES)
+    memory_limit.refuse(asked, need, operator.device, ways)
 
 
 def _guard(position: str, subject: Any) -> None:
     """Refuse a call that is known not to fit; what cannot be read is the library's to complain about."""
     need = _needed(position, subject)
     device = subject.lik_train_train_covar.device if position in _CACHES else subject.device
-    if need is not None and not budget.fits(need, device):
+    if need is not None and not memory_limit.fits(need, device):
         _refuse(position, subject, need)
 
 
@@ -142,10 +143,10 @@ def _guard_points(position: str, kernel: Any, x1: Any, x2: Any, per_pair: int) -
         return
     pairs = batch.numel() * x1.shape[-2] * x2.shape[-2]
     need = pairs * per_pair * x1.element_size()
-    if not budget.fits(need, x1.device):
+    if not memory_limit.fits(need, x1.device):
         of = "" if kernel is None else f" of {type(kernel).__name__}"
         asked = f"{position}{of}, {x1.shape[-2]} x {x2.shape[-2]} points, {x1.shape[-1]} dimensions, {x1.dtype},"
-        budget.refuse(asked, need, x1.device, budget.ways_out(str(x1.dtype), of_kernel=True))
+        memory_limit.refuse(asked, need, x1.device, memory_limit.ways_out(str(x1.dtype), of_kernel=True))
 
 
 _keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]

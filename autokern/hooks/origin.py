@@ -17,9 +17,9 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
 from linear_operator.operators import BatchRepeatLinearOperator
 
-from autokern.frozen import is_library
+from autokern.gp.frozen import is_library
+from autokern.gp.state import State
 from autokern.hooks.reading import unless_it_fails
-from autokern.state import State
 
 __all__ = ["adopt", "holds", "is_ours", "just_made", "kernel_in", "kernel_of", "made", "ours"]
 

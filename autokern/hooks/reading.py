@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autokern.errors import AutokernError
+from autokern.core.errors import AutokernError
 
 __all__ = ["trivial", "unless_it_fails"]
 

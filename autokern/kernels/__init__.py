@@ -4,14 +4,9 @@ A family is one file of this package; importing the package finds them all. Floo
 formulae from here; nothing here knows of Ops or of decisions.
 """
 
-import importlib
-import pkgutil
-
+from autokern.kernels import families as _families  # noqa: F401  (each file registers its family)
 from autokern.kernels.covariance import Covariance, family_name, recognise, reference, same_points
 from autokern.kernels.family import Family, families, family
-
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "Covariance",

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern import pages
-from autokern.cotangents import Lent, each_cotangent
-from autokern.factors import plain_gradients
+from autokern.core.cotangents import Lent, each_cotangent
+from autokern.gp.factors import plain_gradients
 from autokern.kernels.blocks import room, strips
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family
 from autokern.kernels.far import UNSEEN, Reach, centred, reach, settled
+from autokern.system import pages
 
 __all__ = ["LAYOUTS", "matrix", "strip_bytes"]
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern import pages
-from autokern.cotangents import each_cotangent
-from autokern.factors import plain_gradients
+from autokern.core.cotangents import each_cotangent
+from autokern.gp.factors import plain_gradients
 from autokern.kernels import products
 from autokern.kernels import tree as trees
-from autokern.kernels.cuts import Plan
+from autokern.kernels.partition import Plan
 from autokern.kernels.tree import Node, Tree
+from autokern.system import pages
 
 __all__ = ["Multiply", "matmul", "matrix", "pulled"]
 

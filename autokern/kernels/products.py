@@ -12,19 +12,19 @@ from collections.abc import Callable
 
 import torch
 
-from autokern import crew
-from autokern.crew import Member
-from autokern.kernels import cuts
-from autokern.kernels.cuts import Place, Plan
-from autokern.kernels.narrow import at_precision
+from autokern.kernels import partition
+from autokern.kernels.partition import Place, Plan
+from autokern.kernels.precision import at_precision
 from autokern.kernels.tiles import Sides, Tiles, prepare, sides
 from autokern.kernels.tree import Tree, peeled
+from autokern.system import thread_pool
+from autokern.system.thread_pool import Member
 
 __all__ = ["filled", "product", "pulled", "pulled_from"]
 
 
 def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
-    return like.new_empty((tile + cuts.ALIGNED) ** 2)
+    return like.new_empty((tile + partition.ALIGNED) ** 2)
 
 
 def _benches(known: Sides, like: torch.Tensor, plan: Plan, members: int) -> list[tuple[Tiles, torch.Tensor]]:
@@ -40,8 +40,8 @@ def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
 def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; every member has columns of its own."""
     n, m = known.shape
-    members = crew.size(vt.device)
-    rows, columns = cuts.bounds(n, plan.tile, 1), cuts.bounds(m, plan.tile, members)
+    members = thread_pool.size(vt.device)
+    rows, columns = partition.bounds(n, plan.tile, 1), partition.bounds(m, plan.tile, members)
     members = min(members, len(columns))
     out, benches = vt.new_zeros(vt.shape[0], m), _benches(known, vt, plan, members)
 
@@ -56,17 +56,17 @@ def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
                 tiles.fill(at, k)
                 total.addmm_(vt[:, top:bottom], k)
 
-    crew.run(work, members)
+    thread_pool.run(work, members)
     return out
 
 
 def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``K v`` for ``v`` of shape ``(m, t)``, laid out in columns and padded: shape ``(n, t)``."""
     n, m = known.shape
-    members = crew.size(v.device)
-    rows, columns = cuts.bounds(n, plan.tile, members), cuts.bounds(m, plan.tile, 1)
+    members = thread_pool.size(v.device)
+    rows, columns = partition.bounds(n, plan.tile, members), partition.bounds(m, plan.tile, 1)
     t = v.shape[1]
-    wide = v.new_zeros(m, -(-t // cuts.ALIGNED) * cuts.ALIGNED)
+    wide = v.new_zeros(m, -(-t // partition.ALIGNED) * partition.ALIGNED)
     wide[:, :t] = v
     members = min(members, len(rows))
     out, benches = v.new_zeros(n, wide.shape[1]), _benches(known, v, plan, members)
@@ -82,7 +82,7 @@ def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
                 tiles.fill(at, k)
                 total.addmm_(k, wide[left:right])
 
-    crew.run(work, members)
+    thread_pool.run(work, members)
     return out[:, :t]
 
 
@@ -96,18 +96,18 @@ def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: t
 
 def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` of a symmetric matrix, each tile below the diagonal serving both halves."""
-    members = crew.size(vt.device)
-    rounds, out = cuts.rounds(*known.shape, known.same, plan.tile, members), torch.zeros_like(vt)
+    members = thread_pool.size(vt.device)
+    rounds, out = partition.rounds(*known.shape, known.same, plan.tile, members), torch.zeros_like(vt)
     benches = _benches(known, vt, plan, members)
 
     def work(member: Member) -> None:
         tiles, memory = benches[member.number]
-        for at in cuts.dealt(rounds, plan.tile, known.same, member):
+        for at in partition.dealt(rounds, plan.tile, known.same, member):
             k = _tile(memory, at)
             tiles.fill(at, k)
             _multiply(known, at, vt, k, out)
 
-    crew.run(work, members)
+    thread_pool.run(work, members)
     return out
 
 
@@ -155,14 +155,14 @@ def _pull(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> 
     it. `seen` gets each tile's value before.
     """
     like = known.tree.points[0]
-    members = crew.size(like.device)
-    rounds, sums = cuts.rounds(*known.shape, known.same, tile, members), Tiles.sums(known)
+    members = thread_pool.size(like.device)
+    rounds, sums = partition.rounds(*known.shape, known.same, tile, members), Tiles.sums(known)
     crew_tiles = [Tiles(known, sums) for _ in range(members)]
 
     def work(member: Member) -> None:
         tiles, memory = crew_tiles[member.number], _buffer(like, tile)
         values = memory if seen is None else _buffer(like, tile)
-        for at in cuts.dealt(rounds, tile, known.same, member):
+        for at in partition.dealt(rounds, tile, known.same, member):
             if seen is not None:
                 k = _tile(values, at)
                 tiles.fill(at, k, keep=True)
@@ -171,7 +171,7 @@ def _pull(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> 
             cotangent(at, g)
             tiles.pull(at, g)
 
-    crew.run(work, members)
+    thread_pool.run(work, members)
     first, *rest = [tiles for tiles in crew_tiles if tiles.has_pulled]
     points, shapes, weights = first.gradients()
     totals = [*shapes, *weights]
@@ -237,7 +237,7 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
     """
     known = sides(tree, others)
     n, m = known.shape
-    strips = cuts.bounds(n, max(1, plan.tile**2 // m), crew.size(out.device))
+    strips = partition.bounds(n, max(1, plan.tile**2 // m), thread_pool.size(out.device))
 
     def work(member: Member) -> None:
         tiles = Tiles(known)
@@ -245,7 +245,7 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
             member.check()
             tiles.fill(Place(top, bottom, 0, m), out[top:bottom])
 
-    crew.run(work, min(crew.size(out.device), len(strips)))
+    thread_pool.run(work, min(thread_pool.size(out.device), len(strips)))
     return out
 
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from autokern.kernels import graph, narrow
-from autokern.kernels.cuts import Place
+from autokern.kernels import graph
+from autokern.kernels import precision as narrow
 from autokern.kernels.family import Family
 from autokern.kernels.far import Reach, centred, reach, settled
+from autokern.kernels.partition import Place
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Leaf, Walk
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from autokern.core.problem import Problem
 from autokern.kernels import analytic
-from autokern.problem import Problem
 
 __all__ = ["by_family", "of_compiled", "of_differences", "of_each", "of_stock", "of_strips"]
 

@@ -11,8 +11,8 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 
+from autokern.core.problem import Problem
 from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
-from autokern.problem import Problem
 
 __all__ = ["Trained", "kernel_of", "trained"]
 

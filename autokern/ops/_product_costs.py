@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from autokern import crew
+from autokern.core.problem import Features, Problem
 from autokern.ops._shared import is_paged
-from autokern.problem import Features, Problem
+from autokern.system import thread_pool
 
 __all__ = ["features_with", "in_matrices", "in_tiles", "is_same", "leaves", "of_outputs", "of_stock"]
 
@@ -73,7 +73,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
 
     def memory(problem: Problem) -> int:
         held = leaves(problem) * (1 + 3 * bool(problem.grad)) + bool(problem.grad)
-        workers = crew.size(torch.device(problem.device))
+        workers = thread_pool.size(torch.device(problem.device))
         one = min(tile, problem.m) * min(tile, problem.n) * problem.itemsize
         return of_outputs(problem) + workers * held * one
 

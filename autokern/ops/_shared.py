@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from linear_operator import settings as library
 
-from autokern import host, threads
-from autokern.op import Op, Run
-from autokern.problem import Features, Problem
+from autokern.core.op import Op, Run
+from autokern.core.problem import Features, Problem
+from autokern.system import host, threads
 
 __all__ = [
     "CG_ITERATIONS",

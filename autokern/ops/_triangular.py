@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from autokern import pages
+from autokern.system import pages
 
 __all__ = ["inverse_from_cholesky", "inverse_lower"]
 

@@ -12,8 +12,8 @@ import torch
 from linear_operator.utils import cholesky as library
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern import host, pages
-from autokern.op import Op
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
 from autokern.ops._shared import (
     EPS,
     matrix_key,
@@ -25,7 +25,7 @@ from autokern.ops._shared import (
     positive_definite,
     with_copies,
 )
-from autokern.problem import Features, Problem
+from autokern.system import host, pages
 
 __all__ = ["CHOLESKY", "with_ladder"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from autokern import host
-from autokern.op import Op
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
 from autokern.ops._shared import (
     EPS,
     matrix_key,
@@ -21,7 +21,7 @@ from autokern.ops._shared import (
     positive_definite,
     with_copies,
 )
-from autokern.problem import Features, Problem
+from autokern.system import host
 
 __all__ = ["EIGH"]
 

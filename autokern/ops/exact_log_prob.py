@@ -23,11 +23,12 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern import host, likelihood
-from autokern.arguments import DIAGONAL, in_float64, variances
+from autokern.core.arguments import DIAGONAL, in_float64, variances
+from autokern.core.op import Op, inside
+from autokern.core.problem import Features, Problem
+from autokern.gp import likelihood
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
-from autokern.op import Op, inside
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     CG_ITERATIONS,
@@ -46,7 +47,7 @@ from autokern.ops._shared import (
     with_fewer_threads,
 )
 from autokern.ops._triangular import inverse_from_cholesky
-from autokern.problem import Features, Problem
+from autokern.system import host
 
 __all__ = ["EXACT_LOG_PROB", "ingredients", "ladder", "parts"]
 

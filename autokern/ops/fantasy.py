@@ -21,12 +21,12 @@ from linear_operator.operators import BatchRepeatLinearOperator
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.memoize import get_from_cache
 
-from autokern import conditioning
-from autokern.arguments import in_float64
-from autokern.op import Op
+from autokern.core.arguments import in_float64
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp import factor_cache
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
-from autokern.problem import Features, Problem
 
 __all__ = ["FANTASY"]
 
@@ -48,7 +48,7 @@ def _key(
         strategy.__class__, strategy.train_labels.shape, inputs[0].shape, targets.shape, x.__class__, x.shape, x.dtype,
         x.device, full_targets.shape, full_output.__class__, full_output.lazy_covariance_matrix.__class__,
         full_output.lazy_covariance_matrix.shape, strategy.train_inputs[0].shape,
-        noise is None, exact, _graph(full_inputs, targets), conditioning.plain(strategy),
+        noise is None, exact, _graph(full_inputs, targets), factor_cache.plain(strategy),
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def _problem_of(
     if type(strategy) is not DefaultPredictionStrategy or isinstance(full_output, MultitaskMultivariateNormal):
         return None
     lazy = full_output.lazy_covariance_matrix
-    if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch or not conditioning.plain(strategy):
+    if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch or not factor_cache.plain(strategy):
         return None
     x, n, total = full_inputs[0], strategy.num_train, full_targets.shape[-1]
     lead, own = full_targets.shape[:-1], lazy.shape[:-2]
@@ -117,7 +117,7 @@ def _read(out: Any) -> tuple[torch.Tensor, torch.Tensor]:
         found: tuple[torch.Tensor, torch.Tensor] = out
         return found
     with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads it
-        known = conditioning.found(out)
+        known = factor_cache.found(out)
         if known is not None:
             return known.alpha, known.explained(known.alpha.new_ones(1, known.n))
         alpha = get_from_cache(out, "mean_cache")  # what the update gave, with its graph
@@ -210,7 +210,7 @@ def stock(
     """
     with as_asked(exact, strategy.num_train):
         made = _stock(strategy, inputs, targets, full_inputs, full_targets, full_output, **_noise(noise))
-    conditioning.keep_mean(made, get_from_cache(made, "mean_cache"))
+    factor_cache.keep_mean(made, get_from_cache(made, "mean_cache"))
     return made
 
 
@@ -223,7 +223,7 @@ def rows(
     graph = bool(_graph(full_inputs, targets)) or gpytorch.settings.detach_test_caches.off()
     n, mean, covariance = strategy.num_train, full_output.mean, full_output.lazy_covariance_matrix
     with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
-        known = conditioning.of(strategy, graph=graph)
+        known = factor_cache.of(strategy, graph=graph)
         assert known is not None
         more = _noise(noise)
         likelihood = strategy.likelihood.get_fantasy_likelihood(**more)
@@ -241,5 +241,5 @@ def rows(
     made = strategy.__class__(
         train_inputs=full_inputs, train_prior_dist=prior, train_labels=full_targets, likelihood=likelihood
     )
-    conditioning.attach(made, grown, attached=grown is not None and grown.requires_grad)
+    factor_cache.attach(made, grown, attached=grown is not None and grown.requires_grad)
     return made

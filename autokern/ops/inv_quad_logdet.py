@@ -27,11 +27,11 @@ from linear_operator.operators import (
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern import host, threads
-from autokern.arguments import DIAGONAL, tensors_in, variances
-from autokern.cotangents import Taken, each_cotangent
-from autokern.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
-from autokern.op import Op
+from autokern.core.arguments import DIAGONAL, tensors_in, variances
+from autokern.core.cotangents import Taken, each_cotangent
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
 from autokern.ops._shared import (
     CG_ITERATIONS,
     EPS,
@@ -48,7 +48,7 @@ from autokern.ops._shared import (
     with_fewer_threads,
 )
 from autokern.ops._triangular import inverse_from_cholesky
-from autokern.problem import Features, Problem
+from autokern.system import host, threads
 
 __all__ = ["INV_QUAD_LOGDET", "dense_and_diagonal", "factorise", "is_unstructured", "plain", "summed"]
 

@@ -17,16 +17,16 @@ import torch
 from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
-from autokern import host
-from autokern.arguments import in_float64
-from autokern.keops import keops_problem
+from autokern.backends import keops_product
+from autokern.core.arguments import in_float64
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
 from autokern.kernels import embedded as forms
-from autokern.kernels import graph, lazy
+from autokern.kernels import graph
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
-from autokern.kernels.cuts import Plan, usual
 from autokern.kernels.embedded import Embedded
-from autokern.op import Op
+from autokern.kernels.partition import Plan, usual
 from autokern.ops._models import kernel_of
 from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, leaves, of_outputs, of_stock
 from autokern.ops._shared import (
@@ -40,7 +40,8 @@ from autokern.ops._shared import (
     random_matrix,
     with_copies,
 )
-from autokern.problem import Features, Problem
+from autokern.system import host
+from autokern.system.keops import keops_problem
 
 __all__ = ["KERNEL_MATMUL"]
 
@@ -245,7 +246,7 @@ def _elsewhere(
 def _keops_why_not(problem: Problem) -> str | None:
     if (many := needs_few(problem)) is not None:
         return many
-    return lazy.why_not(problem.d * leaves(problem), problem.device) or keops_problem(problem.device)
+    return keops_product.why_not(problem.d * leaves(problem), problem.device) or keops_problem(problem.device)
 
 
 def _keops_features(problem: Problem) -> Features:
@@ -258,7 +259,7 @@ def _keops_features(problem: Problem) -> Features:
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
     first, others = forms.both(kernel, x1, x2)
-    return lazy.product(first, first if others is None else first._replace(points=others), rhs)
+    return keops_product.product(first, first if others is None else first._replace(points=others), rhs)
 
 
 _copied = with_copies(features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 
-from autokern import host, kernels
+from autokern import kernels
+from autokern.core.op import Op, Run
+from autokern.core.problem import Features, Problem
 from autokern.kernels import analytic, covariance, graph
-from autokern.op import Op, Run
 from autokern.ops import _kernel_memory as memory
 from autokern.ops._shared import (
     EPS,
@@ -33,7 +34,7 @@ from autokern.ops._shared import (
     random_matrix,
     with_copies,
 )
-from autokern.problem import Features, Problem
+from autokern.system import host
 
 __all__ = ["KERNEL_MATRIX"]
 

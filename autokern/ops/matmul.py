@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from autokern import host
-from autokern.op import Op, Run
+from autokern.core.op import Op, Run
+from autokern.core.problem import Features, Problem
 from autokern.ops._shared import (
     EPS,
     is_ours,
@@ -27,7 +27,7 @@ from autokern.ops._shared import (
     random_matrix,
     with_copies,
 )
-from autokern.problem import Features, Problem
+from autokern.system import host
 
 __all__ = ["MATMUL"]
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from linear_operator.utils import pinverse as library
 
-from autokern.cotangents import each_cotangent
-from autokern.op import Op, Run
+from autokern.core.cotangents import each_cotangent
+from autokern.core.op import Op, Run
+from autokern.core.problem import Features, Problem
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
 from autokern.ops._triangular import inverse_lower
 from autokern.ops.qr import cholesky_qr2
-from autokern.problem import Features, Problem
 
 __all__ = ["PINVERSE_ROOT"]
 

@@ -23,16 +23,16 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import DenseLinearOperator, LinearOperator, to_linear_operator
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern import conditioning
-from autokern.arguments import in_float64
-from autokern.inverse_factor import Conditioned
+from autokern.core.arguments import in_float64
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp import factor_cache
+from autokern.gp.inverse_factor import Conditioned
+from autokern.gp.lazy_covariance import PosteriorCovariance, by_blocks
+from autokern.gp.row_blocks import Strips
 from autokern.kernels import tree as trees
-from autokern.op import Op
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
-from autokern.posterior import PosteriorCovariance, by_blocks
-from autokern.problem import Features, Problem
-from autokern.strips import Strips
 
 __all__ = ["PREDICT"]
 
@@ -63,8 +63,8 @@ def _key(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fas
     x = prior.x1
     return (
         strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
-        cross.x2.shape, prior.shape, _graph(prior), exact, fast, conditioning.plain(strategy),
-        conditioning.is_exact(strategy), gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
+        cross.x2.shape, prior.shape, _graph(prior), exact, fast, factor_cache.plain(strategy),
+        factor_cache.is_exact(strategy), gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
     )  # fmt: skip
 
 
@@ -72,12 +72,12 @@ def _problem_of(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bo
     lazy = LazyEvaluatedKernelTensor
     if type(strategy) is not DefaultPredictionStrategy or type(prior) is not lazy or type(cross) is not lazy:
         return None
-    if prior.last_dim_is_batch or gpytorch.settings.skip_posterior_variances.on() or not conditioning.plain(strategy):
+    if prior.last_dim_is_batch or gpytorch.settings.skip_posterior_variances.on() or not factor_cache.plain(strategy):
         return None
     x, n = prior.x1, strategy.num_train
     if not is_ours(x) or prior.shape[-1] != x.shape[-2] or cross.shape[-1] != n:
         return None
-    grown = conditioning.is_exact(strategy)
+    grown = factor_cache.is_exact(strategy)
     return matrix_problem(
         "predict",
         x,
@@ -92,7 +92,7 @@ def _problem_of(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bo
 
 def _grown(strategy: Any, problem: Problem) -> Conditioned:
     """Return a model's factor as if its last point had come later, for every matrix of a batch apart."""
-    known = conditioning.of(strategy)
+    known = factor_cache.of(strategy)
     assert known is not None
     if problem.batch == 1 or problem.n == 1:
         return Conditioned(inverse=known.inverse, alpha=known.alpha)
@@ -104,7 +104,7 @@ def _grown(strategy: Any, problem: Problem) -> Conditioned:
 def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
     model = trained(problem, generator)
     if problem.variant.endswith("grown"):
-        conditioning.attach(model.strategy, _grown(model.strategy, problem), attached=False)
+        factor_cache.attach(model.strategy, _grown(model.strategy, problem), attached=False)
     x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
     with torch.set_grad_enabled(bool(problem.grad)):
         prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
@@ -270,13 +270,13 @@ def stock(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact:
 @PREDICT.candidate("eager", accuracy="better", features=_joint_features, memory=_memory_of(3, 1, 1, kept=2), parts=True)
 def eager(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """The joint covariance of all test points at once, from the model's one factor."""
-    known, rows = conditioning.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
+    known, rows = factor_cache.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
     mean = strategy.exact_predictive_mean(test_mean, rows)
     return mean, to_linear_operator(prior.to_dense() - known.explained_covariance(rows))
 
 
 def _kept(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, fast: bool, multiply: bool) -> Prediction:
-    known, rows = conditioning.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
+    known, rows = factor_cache.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
     return strategy.exact_predictive_mean(test_mean, rows), PosteriorCovariance.deferred(prior, rows, known, multiply)
 
 
@@ -316,7 +316,7 @@ def _rows_features(problem: Problem) -> Features:
 )
 def rows(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """In blocks of test points, whose covariances with the training points are never kept."""
-    known = conditioning.for_covariances(strategy, fast, prior.kernel)
+    known = factor_cache.for_covariances(strategy, fast, prior.kernel)
 
     def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         part: torch.Tensor = strategy.exact_predictive_mean(test_mean[..., start:stop], block)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from linear_operator import settings as library
 
-from autokern import host
-from autokern.cotangents import each_cotangent
-from autokern.op import Op, Run
+from autokern.core.cotangents import each_cotangent
+from autokern.core.op import Op, Run
+from autokern.core.problem import Features, Problem
 from autokern.ops._shared import (
     EPS,
     matrix_key,
@@ -25,7 +25,7 @@ from autokern.ops._shared import (
     random_matrix,
     with_copies,
 )
-from autokern.problem import Features, Problem
+from autokern.system import host
 
 __all__ = ["QR", "Pair", "cholesky_qr2", "differentiable_qr"]
 

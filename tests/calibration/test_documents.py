@@ -6,8 +6,8 @@ import example
 import machines
 import pytest
 
-from autokern.problem import Problem
-from autokern.profile import Profile, Timing, Trial
+from autokern.core.problem import Problem
+from autokern.tuning.profile import Profile, Timing, Trial
 
 
 @pytest.mark.parametrize("script", [example, machines], ids=lambda module: module.__name__)

@@ -13,7 +13,7 @@ import study
 import torch
 
 import autokern
-from autokern.problem import Problem
+from autokern.core.problem import Problem
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from compare import differences, references
 from table import TABLE, count
 from ways import enabled, session, told
 
-from autokern.op import get
+from autokern.core.op import get
 
 
 def _scaled(run, *args):
@@ -124,7 +124,7 @@ def test_stock_does_not_differ_from_itself():
 
 def test_force_is_obeyed():
     """With autokern enabled, candidates named by force are those that run."""
-    from autokern import dispatch
+    from autokern.runtime import dispatch
 
     subject = TABLE["matrix, scaled rbf"]
     with enabled(), session(AUTOKERN_FORCE="kernel_matrix=broadcast"):

@@ -20,8 +20,10 @@ import torch
 from table import COUNTS, FORMULAE, Facts, Scenario, See, worded
 
 import autokern
-from autokern import dispatch, drift, hooks, store
-from autokern.op import get
+from autokern import hooks
+from autokern.core.op import get
+from autokern.runtime import dispatch, drift
+from autokern.tuning import store
 
 HOSTS = sorted((Path(__file__).parents[2] / "calibration" / "hosts").glob("*.json"))
 BOTORCH = botorch.__version__

@@ -16,10 +16,10 @@ if "autokern" not in sys.modules:
     _package.__path__ = list(_found.submodule_search_locations or [])
     sys.modules["autokern"] = _package
 
-from autokern import store
-from autokern.problem import Problem
-from autokern.profile import Profile, Timing, Trial
-from autokern.settings import Settings
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.tuning import store
+from autokern.tuning.profile import Profile, Timing, Trial
 
 __all__ = ["HOST", "NEW", "OLD", "Rewritten", "at", "leftovers", "profile", "saved", "sizes", "store"]
 

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from harness import Findings, Mutation, ended, forked, main
 
-from autokern import dispatch, host, store
-from autokern.op import get
-from autokern.problem import Problem
-from autokern.profile import Profile, Timing, Trial
-from autokern.session import Session
-from autokern.settings import from_environment
+from autokern.core.op import get
+from autokern.core.problem import Problem
+from autokern.core.settings import from_environment
+from autokern.runtime import dispatch
+from autokern.runtime.session import Session
+from autokern.system import host
+from autokern.tuning import store
+from autokern.tuning.profile import Profile, Timing, Trial
 
 OPS = ("cholesky", "qr", "eigh")
 MARK = 100_000

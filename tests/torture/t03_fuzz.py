@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from bare import HOST, at, leftovers, profile, saved, sizes, store
 from harness import Findings, Mutation, main
 
-from autokern.profile import SCHEMA, Profile
-from autokern.seals import sealed
+from autokern.tuning.checksum import sealed
+from autokern.tuning.profile import SCHEMA, Profile
 
 
 class Size(NamedTuple):

@@ -152,8 +152,9 @@ def _child(home: Home) -> None:
     import contextlib
 
     import autokern
-    from autokern import dispatch, store
-    from autokern.errors import AutokernWarning
+    from autokern.core.errors import AutokernWarning
+    from autokern.runtime import dispatch
+    from autokern.tuning import store
 
     with tempfile.TemporaryDirectory() as ordinary:
         os.environ["AUTOKERN_HOME"] = ordinary

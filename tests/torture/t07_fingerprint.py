@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from harness import Findings, Mutation, main
 
-from autokern import host, store
-from autokern.profile import Profile
-from autokern.settings import Settings
+from autokern.core.settings import Settings
+from autokern.system import host
+from autokern.tuning import store
+from autokern.tuning.profile import Profile
 
 CODE = """
 from autokern import host, store
-from autokern.settings import from_environment
+from autokern.core.settings import from_environment
 found = host.current().fingerprint
 print(found, store.load(from_environment(), found) is not None)
 """

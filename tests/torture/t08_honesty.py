@@ -15,14 +15,14 @@ from harness import Findings, Mutation, main
 from scipy.stats import binom
 from toy import GRID, believed, op_of, powers
 
-from autokern import dispatch
-from autokern.calibrate import calibrate
-from autokern.costs import CostModel
-from autokern.op import Op, registered
-from autokern.policy import decide
-from autokern.problem import Problem
-from autokern.profile import Profile
-from autokern.settings import Settings
+from autokern.core.op import Op, registered
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.runtime import dispatch
+from autokern.tuning.calibration import calibrate
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.policy import decide
+from autokern.tuning.profile import Profile
 
 BURST = """
 import random, time

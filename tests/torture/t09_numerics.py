@@ -25,12 +25,13 @@ from linear_operator.utils.warnings import NumericalWarning
 from matrices import corpus, recipes
 from tolerances import TOLERANCES, condition
 
-from autokern import dispatch, host, threads
-from autokern.arguments import tensors_in
-from autokern.calibrate import gradient_errors
-from autokern.op import Candidate, Op, get
+from autokern.core.arguments import tensors_in
+from autokern.core.op import Candidate, Op, get
+from autokern.core.problem import Problem
 from autokern.ops._shared import EPS
-from autokern.problem import Problem
+from autokern.runtime import dispatch
+from autokern.system import host, threads
+from autokern.tuning.calibration import gradient_errors
 
 OPS = tuple(TOLERANCES)
 """Ops whose arguments are tensors; those on kernels and distributions follow the problems of their grids."""

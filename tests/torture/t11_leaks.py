@@ -13,7 +13,7 @@ import torch
 from harness import Findings, Mutation, main
 from toy import believed, op_of
 
-from autokern import dispatch
+from autokern.runtime import dispatch
 
 KEYS = 10_000
 """Keys that a memo holds at most."""

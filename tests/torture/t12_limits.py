@@ -162,7 +162,7 @@ def memory(found: Findings, size: Size) -> None:
 
 
 def _threads(order: Mapping[str, Any]) -> dict[str, Any]:
-    from autokern import host, threads
+    from autokern.system import host, threads
 
     return {"threads": threads.ceiling(), "fingerprint": host.current().fingerprint}
 
@@ -173,8 +173,8 @@ def _memory(order: Mapping[str, Any]) -> dict[str, Any]:
     from gpytorch.kernels import MaternKernel, ScaleKernel
 
     import autokern
-    from autokern import host
-    from autokern.errors import MemoryBudgetError
+    from autokern.core.errors import MemoryBudgetError
+    from autokern.system import host
 
     torch.manual_seed(0)
     x, rhs = torch.rand(order["points"], 3), torch.randn(order["points"], 2)
@@ -199,7 +199,7 @@ def _child(what: str, order: Mapping[str, Any]) -> None:
     if order["enters"]:
         Path(order["enters"]).write_text(str(os.getpid()), encoding="utf-8")
     if order["root"]:
-        from autokern import cgroups
+        from autokern.system import cgroups
 
         mocked = (Path(order["root"]), Path(order["root"], "own"))
         for function in (cgroups.cpu_quota, cgroups.memory_left):

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from autokern import dispatch, host
-from autokern.op import Op
-from autokern.problem import Features, Problem
-from autokern.profile import Profile, Timing, Trial
-from autokern.settings import Settings
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.core.settings import Settings
+from autokern.runtime import dispatch
+from autokern.system import host
+from autokern.tuning.profile import Profile, Timing, Trial
 
 __all__ = ["GRID", "believed", "op_of", "powers"]
 

@@ -1,0 +1,148 @@
+"""The candidates `cupy` of `cholesky`, `qr` and `eigh`: cuSOLVER as CuPy calls it, for tensors on a CUDA device.
+
+CuPy chooses routines otherwise than torch (Jacobi rotations for batches of eigenproblems, say). Matrices go there and
+back through DLPack, on torch's current stream, without a copy of their own; gradients are closed forms in torch.
+Memory comes from CuPy's own pool, which keeps what it has for the next call. CuPy is imported by the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from autokern.core.cotangents import each_cotangent
+from autokern.core.problem import Problem
+from autokern.ops.cholesky import CHOLESKY, with_ladder
+from autokern.ops.eigh import EIGH
+from autokern.ops.qr import QR, Pair, differentiable_qr
+
+__all__ = ["cholesky_by_cupy", "eigh_by_cupy", "qr_by_cupy"]
+
+
+@functools.cache
+def _is_installed() -> bool:
+    return importlib.util.find_spec("cupy") is not None
+
+
+def _why_not(problem: Problem) -> str | None:
+    if problem.device != "cuda":
+        return "the data is not on a CUDA device, and CuPy serves no others"
+    if torch.version.hip is not None:
+        return "this torch is built for ROCm, and CuPy is used with CUDA only"
+    return None if _is_installed() else "CuPy is not installed: `pip install 'autokern[cupy]'`"
+
+
+@contextlib.contextmanager
+def _on_stream_of(a: torch.Tensor) -> Iterator[Any]:
+    """Let CuPy work on torch's current stream of a tensor's device, with cuSOLVER's errors raised; yields CuPy."""
+    import cupy
+    import cupyx
+
+    stream = torch.cuda.current_stream(a.device).cuda_stream
+    device = a.device.index
+    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device), cupyx.errstate(linalg="raise"):
+        yield cupy
+
+
+def _decomposed(name: str, a: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """Return what a function of `cupy.linalg` makes of a matrix, or None where cuSOLVER fails or leaves NaNs."""
+    with _on_stream_of(a) as cupy:
+        try:
+            found = getattr(cupy.linalg, name)(cupy.from_dlpack(a.detach()))
+        except cupy.linalg.LinAlgError:
+            return None
+        parts = tuple(from_dlpack(part) for part in (found if isinstance(found, tuple) else (found,)))
+    values = parts[0] if name == "eigh" else parts[0].diagonal(dim1=-2, dim2=-1)
+    return parts if name == "qr" or bool(values.isfinite().all()) else None
+
+
+class _Cholesky(torch.autograd.Function):
+    """The lower factor, with the gradient of Murray (2016, arXiv:1602.07527); raises where there is none."""
+
+    @staticmethod
+    def forward(ctx, a):  # type: ignore[no-untyped-def]
+        found = _decomposed("cholesky", a)
+        if found is None:
+            raise _NoFactorError
+        ctx.save_for_backward(found[0])
+        return found[0]
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (lower,) = ctx.saved_tensors
+        core = (lower.mT @ grad).tril()
+        core = core - 0.5 * torch.diag_embed(core.diagonal(dim1=-2, dim2=-1))
+        half = torch.linalg.solve_triangular(lower.mT, core, upper=True)
+        whole = torch.linalg.solve_triangular(lower, half, upper=False, left=False)
+        return 0.5 * (whole + whole.mT)
+
+
+class _NoFactorError(Exception):
+    """The matrix is not positive definite."""
+
+
+def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    try:
+        return _Cholesky.apply(a), a.new_zeros((), dtype=torch.int32)
+    except _NoFactorError:
+        return a, a.new_ones((), dtype=torch.int32)
+
+
+@CHOLESKY.candidate("cupy", why_not=_why_not)
+def cholesky_by_cupy(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    """CuPy's Cholesky factorisation (cuSOLVER), in batches where there are any."""
+    return with_ladder(_factor, a, jitter, max_tries)
+
+
+def _qr_why_not(problem: Problem) -> str | None:
+    if problem.grad and problem.m < problem.n:
+        return "a matrix with more columns than rows has no gradient of its decomposition"
+    return _why_not(problem)
+
+
+def _qr(a: torch.Tensor) -> Pair:
+    found = _decomposed("qr", a)
+    if found is None:
+        return QR.stock.run(a)
+    return found[0], found[1]
+
+
+@QR.candidate("cupy", why_not=_qr_why_not)
+def qr_by_cupy(a: torch.Tensor) -> Pair:
+    """CuPy's Householder QR (cuSOLVER), in batches where there are any."""
+    return differentiable_qr(_qr, a)
+
+
+class _Eigh(torch.autograd.Function):
+    """Eigenvalues and eigenvectors, with the gradient of Giles (2008, "Collected matrix derivative results", 3.1)."""
+
+    @staticmethod
+    def forward(ctx, a):  # type: ignore[no-untyped-def]
+        found = _decomposed("eigh", a)
+        values, vectors = torch.linalg.eigh(a) if found is None else found
+        ctx.save_for_backward(values, vectors)
+        return values, vectors
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx, grad_values, grad_vectors):  # type: ignore[no-untyped-def]
+        values, vectors = ctx.saved_tensors
+        gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
+        gaps = gaps + torch.eye(gaps.shape[-1], dtype=gaps.dtype, device=gaps.device)
+        turned = vectors.mT @ grad_vectors  # vectors can only turn: the other half moves nothing
+        turned = 0.5 * (turned - turned.mT) / gaps + torch.diag_embed(grad_values)
+        return vectors @ turned @ vectors.mT
+
+
+@EIGH.candidate("cupy", why_not=_why_not)
+def eigh_by_cupy(a: torch.Tensor) -> Pair:
+    """CuPy's eigendecomposition (cuSOLVER: divide and conquer, Jacobi rotations for batches)."""
+    values, vectors = _Eigh.apply(a)
+    return values, vectors

@@ -1,0 +1,148 @@
+"""Candidates of class ``approximate``: what lower precision gains where somebody has asked for it.
+
+They serve only under ``accuracy="approximate"``, and a problem only where the error measured on this machine is below
+`max_error`. Float32 for float64 products of kernel matrices; a float32 factor with float64 refinement for densities;
+half precision and TF32 on tensor cores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autokern.backends import mixed
+from autokern.core.problem import Features, Problem
+from autokern.kernels import embedded as forms
+from autokern.kernels import matmul as products
+from autokern.kernels.partition import usual
+from autokern.kernels.tree import Tree
+from autokern.ops._product_costs import features_with, in_tiles, is_same, of_outputs
+from autokern.ops._shared import needs_few
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ingredients
+from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal, factorise, plain, summed
+from autokern.ops.kernel_matmul import KERNEL_MATMUL
+
+__all__ = ["in_lower_precision"]
+
+_EXACT = mixed.Exact(factorise, plain)
+
+
+def in_lower_precision(
+    kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, precision: str = ""
+) -> torch.Tensor:
+    """Multiply a kernel matrix by columns tile by tile in float32, points rounded further where a precision is named.
+
+    Points are centred in their own dtype: a float32 has no digits left for what lies far from the origin.
+
+    Parameters
+    ----------
+    kernel, x1, x2, rhs
+        As the op `kernel_matmul` has them.
+    precision : {"", "float16", "bfloat16", "tf32"}
+        What points are rounded to before they are multiplied (`kernels.narrow`).
+
+    Returns
+    -------
+    Tensor
+        In the dtype of `rhs`.
+    """
+    tree, others = forms.both(kernel, x1, x2)
+    centres = [z.detach().mean(-2, keepdim=True) for z in tree.points]
+
+    def centred(points: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [_low(z - c) for z, c in zip(points, centres, strict=True)]
+
+    low = Tree(tree.node, centred(tree.points), [_low(s) for s in tree.shapes], [_low(w) for w in tree.weights])
+    columns, plan = None if others is None else centred(others), usual(x1.device)._replace(precision=precision)
+    return products.matmul(low, columns, _low(rhs), plan).to(rhs.dtype)
+
+
+def _low(t: torch.Tensor) -> torch.Tensor:
+    return t.to(torch.float32)
+
+
+def _only_float64(problem: Problem) -> str | None:
+    return None if problem.dtype == "float64" else "the data is in float32 already"
+
+
+def _float32_why_not(problem: Problem) -> str | None:
+    return _only_float64(problem) or needs_few(problem)
+
+
+def _tensor_cores_why_not(problem: Problem) -> str | None:
+    if problem.device != "cuda":
+        return "its precision is that of a GPU's tensor cores"
+    return needs_few(problem)
+
+
+def _low_memory(problem: Problem) -> int:
+    """Embedded points as they were, then all in float32."""
+    low = problem.replace(dtype="float32")
+    doubled = of_outputs(problem) // 4 if problem.dtype == "float64" else 0
+    return doubled + in_tiles(usual(torch.device(problem.device)).tile)(low)
+
+
+def _low_features(problem: Problem) -> Features:
+    return features_with(2, is_same(problem))(problem.replace(dtype="float32"))
+
+
+def _add(name: str, precision: str, summary: str, why_not: Callable[[Problem], str | None]) -> None:
+    """Register a kernel product in a precision."""
+
+    def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        return in_lower_precision(kernel, x1, x2, rhs, precision)
+
+    run.__doc__ = summary
+    register = KERNEL_MATMUL.candidate(
+        name, accuracy="approximate", why_not=why_not, memory=_low_memory, features=_low_features
+    )
+    register(run)
+
+
+_add("float32", "", "Tile by tile in float32, for points and columns in float64.", _float32_why_not)
+_add("tf32", "tf32", "Tile by tile, products in TF32 on tensor cores.", _tensor_cores_why_not)
+_add("float16", "float16", "Tile by tile, points in float16 on tensor cores.", _tensor_cores_why_not)
+_add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores.", _tensor_cores_why_not)
+
+
+def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
+    """Return the memory of so many matrices, with and without gradients; on a GPU the factor is not made in place."""
+
+    def memory(problem: Problem) -> int:
+        each = (matrices if problem.grad else forward) + 0.5 * (problem.device != "cpu")
+        return int(each * problem.batch * problem.n**2 * problem.itemsize)
+
+    return memory
+
+
+def _mixed_features(problem: Problem) -> Features:
+    """Half the passes over the matrix of float64, and products to refine with."""
+    elements = problem.batch * problem.n**2
+    flops = elements * problem.n * (1.0 if problem.grad else 1 / 3)
+    return Features(60.0, flops, (12.0 if problem.grad else 8.0) * elements * problem.itemsize)
+
+
+@INV_QUAD_LOGDET.candidate(
+    "mixed", accuracy="approximate", why_not=_only_float64, memory=_in_matrices(1.6, 0.6), features=_mixed_features
+)
+def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factor and inverse in float32, solutions refined to float64 by conjugate gradients."""
+    return summed(mixed.inv_quad_logdet(*dense_and_diagonal(operator), rhs, _EXACT), reduce)
+
+
+@EXACT_LOG_PROB.candidate(
+    "mixed", accuracy="approximate", why_not=_only_float64, memory=_in_matrices(2.6, 1.6), features=_mixed_features
+)
+def log_prob_mixed(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""
+    tree, added, residual = ingredients(distribution, noise, value)
+    k = products.matrix(tree, None, usual(residual.device))
+    batch = torch.broadcast_shapes(k.shape[:-2], added.shape[:-1], residual.shape[:-1])
+    n = residual.shape[-1]
+    matrix, diagonal = k.expand(*batch, n, n), added.expand(*batch, added.shape[-1])
+    columns = residual.unsqueeze(-1).expand(*batch, n, 1)
+    quadratic, logdet = mixed.inv_quad_logdet(matrix, diagonal, columns, _EXACT)
+    return -0.5 * (quadratic.squeeze(-1) + logdet + n * math.log(2 * math.pi))

@@ -1,0 +1,193 @@
+"""The candidate `xla` of `kernel_matmul`: the product of a kernel matrix with few columns by JAX and its compiler.
+
+Rows are taken in blocks, one after the other; of each block XLA fuses the families' own formulae into what passes over
+it. Gradients are torch's, tile by tile. JAX is imported by the first call, for it is large, starts threads that no fork
+survives, and takes most of a GPU unless told not to.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from autokern.core.problem import Problem
+from autokern.kernels import embedded as forms
+from autokern.kernels import products
+from autokern.kernels.family import Family
+from autokern.kernels.matmul import matmul
+from autokern.kernels.partition import Plan, usual
+from autokern.kernels.tiles import sides
+from autokern.kernels.tree import Node, Tree, evaluated, peeled
+from autokern.ops._product_costs import features_with, in_tiles, leaves, of_outputs
+from autokern.ops._shared import needs_few
+from autokern.ops.kernel_matmul import KERNEL_MATMUL
+from autokern.system import host, threads
+
+__all__ = ["by_xla", "product"]
+
+_BLOCK = {"cpu": 2**22, "cuda": 2**26}
+"""Bytes of a block of rows, about."""
+_GPU_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+_NO_PREALLOCATION = ("XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "0"))
+_failure = ""
+
+
+@functools.cache
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _jax() -> ModuleType:
+    """Import JAX; what keeps it from being imported is remembered."""
+    global _failure
+    try:
+        import jax
+        import jax.numpy
+    except Exception as error:
+        _failure = f"JAX is installed, but importing it fails ({type(error).__name__}: {' '.join(str(error).split())})"
+        raise
+    return jax
+
+
+def _jax_problem(device: str) -> str | None:
+    """Return why XLA cannot work here on a kind of device, as far as that can be told without importing JAX."""
+    if _failure:
+        return _failure
+    if not _installed("jax"):
+        return "JAX is not installed: `pip install 'autokern[xla]'`"
+    if host.forked():
+        return "this process was forked, and JAX's threads were not"
+    gpu = any(map(_installed, _GPU_PACKAGES)) and os.environ.get("JAX_PLATFORMS", "cuda").lower() != "cpu"
+    if device not in _BLOCK or (device == "cuda" and not gpu):
+        return f"the JAX that is installed has no devices of kind {device}"
+    name, off = _NO_PREALLOCATION
+    if gpu and os.environ.get(name, "").lower() not in off:
+        return f"JAX would take most of the GPU's memory for itself: set {name}=false, or JAX_PLATFORMS=cpu"
+    few = min(threads.current(), host.thread_ceiling())
+    if device == "cpu" and 2 * few < host.affinity():
+        return f"XLA takes all {host.affinity()} CPUs, and only {few} threads are wanted"
+    return None
+
+
+def _why_not(problem: Problem) -> str | None:
+    return needs_few(problem) or _jax_problem(problem.device)
+
+
+def _padded(size: int) -> int:
+    """Return a size of few binary digits that is not much larger: each one is compiled for."""
+    return -(-size // step) * step if (step := 2 ** max(0, size.bit_length() - 5)) > 1 else size
+
+
+def _rows_at_once(n: int, m: int, itemsize: int, device: str) -> int:
+    """Return the rows of a block, a multiple of eight, such that blocks are equal and few rows are added."""
+    blocks = max(1, n * m * itemsize // _BLOCK.get(device, 1))
+    return -(-n // (8 * blocks)) * 8
+
+
+def _memory(problem: Problem) -> int:
+    """Blocks of rows, one for each leaf and for what they make, and points and columns laid out once more."""
+    n, m = _padded(problem.m), _padded(problem.n)
+    blocks = (1 + leaves(problem)) * _rows_at_once(n, m, problem.itemsize, problem.device) * m * problem.itemsize
+    whole = blocks + 2 * of_outputs(problem)
+    return max(whole, in_tiles(768)(problem)) if problem.grad else whole
+
+
+@KERNEL_MATMUL.candidate("xla", why_not=_why_not, memory=_memory, features=features_with(2), setup=True)
+def by_xla(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """JAX's compiler with the family's own formula, by blocks of rows: compiled once per form, sizes and dtype."""
+    by = products.product if host.forked() else product  # a memo outlives a fork, JAX's threads do not
+    return matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), by)
+
+
+def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Return ``K rhs`` by XLA, for arguments as `products.product` has them; the plan is for the backward pass."""
+    jax = _jax()
+    inner, scale = peeled(tree)
+    known = sides(inner, others)
+    if any(side.rows.dtype is not rhs.dtype for side in known.leaves):  # far points
+        return products.product(tree, others, rhs, plan)
+    n, m = known.shape
+    block = _rows_at_once(_padded(n), _padded(m), rhs.element_size(), rhs.device.type)
+    high, wide = -(-_padded(n) // block) * block, _padded(m)
+    rows, columns = [_repeated(s.rows, high) for s in known.leaves], [_repeated(s.columns, wide) for s in known.leaves]
+    filled = torch.nn.functional.pad(rhs, (0, 0, 0, wide - m))
+    tensors = rows, columns, inner.shapes, inner.weights, filled
+    with jax.enable_x64(rhs.dtype is torch.float64):
+        arrays = jax.tree.map(lambda t: jax.dlpack.from_dlpack(t.detach().contiguous()), tensors)
+        try:
+            with jax.default_device(arrays[-1].device):
+                found = _compiled()(inner.node, known.same, block, *arrays)
+                found.block_until_ready()  # else it may still read what the caller changes next
+        except jax.errors.JaxRuntimeError as error:
+            raise (MemoryError if "RESOURCE_EXHAUSTED" in str(error) else RuntimeError)(str(error)) from error
+        out = from_dlpack(found)[:n]
+    return (out if scale is None else out * scale).contiguous()
+
+
+def _repeated(z: torch.Tensor, size: int) -> torch.Tensor:
+    """Return a matrix with its last row repeated up to a size: such a column meets zeros, such a row is cut off."""
+    return z if z.shape[0] == size else torch.cat((z, z[-1:].expand(size - z.shape[0], -1)))
+
+
+class _Value:
+    """An array of JAX as the formulae take it: functions as methods, and operators."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __getattr__(self, name: str) -> Callable[[], _Value]:
+        function = getattr(sys.modules["jax.numpy"], name)
+        return lambda: _Value(function(self.array))
+
+
+def _operator(name: str) -> Callable[..., _Value]:
+    def apply(self: _Value, *others: Any) -> _Value:
+        return _Value(getattr(self.array, name)(*(o.array if isinstance(o, _Value) else o for o in others)))
+
+    return apply
+
+
+for _name in ("neg", *(side + op for op in ("add", "sub", "mul", "truediv", "pow") for side in ("", "r"))):
+    setattr(_Value, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    """Return the product as JAX compiles it: once for each form and number of rows at once, shapes and dtype."""
+    jax, jnp = sys.modules["jax"], sys.modules["jax.numpy"]
+
+    def multiply(node: Node, same: bool, block: int, *arrays: Any) -> Any:
+        rows, columns, shapes, weights, rhs = arrays
+
+        def of_block(given: Any) -> Any:
+            start, own = given
+            pairs, parameters, scales = iter(zip(own, columns, strict=True)), iter(shapes), iter(weights)
+
+            def leaf(of: Family) -> _Value:
+                one, other = next(pairs)
+                u = jnp.matmul(one, other.T, precision="highest")
+                u = jnp.minimum(u, 0) if of.gamma < 0 else jnp.maximum(u, 0)
+                if same:
+                    down, right = (jax.lax.broadcasted_iota("int32", u.shape, axis) for axis in (0, 1))
+                    u = jnp.where(down + start == right, 0, u)
+                return of.formula(_Value(u), *([] if of.shape is None else [_Value(next(parameters))]))
+
+            def weight() -> _Value:
+                return _Value(next(scales))
+
+            k = jnp.broadcast_to(evaluated(node, leaf, weight).array, (block, rhs.shape[0]))
+            return jnp.matmul(k, rhs, precision="highest")
+
+        starts = jnp.arange(0, rows[0].shape[0], block, dtype="int32")
+        found = jax.lax.map(of_block, (starts, [z.reshape(-1, block, z.shape[1]) for z in rows]))
+        return found.reshape(rows[0].shape[0], rhs.shape[1])
+
+    return jax.jit(multiply, static_argnums=(0, 1, 2))

@@ -1,0 +1,169 @@
+"""Real models with autokern off and on, in turn: training an exact GP, and one-point fantasy updates."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import gpytorch
+import msgspec
+import torch
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from autokern.hooks import enabled
+from autokern.system.progress import Progress, silent
+
+__all__ = ["Workload", "end_to_end"]
+
+_SIDES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"off": nullcontext, "on": enabled}
+_WARMUP = 3
+"""Steps that are not counted: in them autokern decides, and measures what it never measured."""
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """One workload, off against on.
+
+    Parameters
+    ----------
+    name : str
+        What was done.
+    dtype : str
+        In which precision.
+    off, on : float
+        Median seconds of one step.
+    speedup : float
+        Median of the paired ratios off over on.
+    pairs : int
+        Number of pairs.
+    difference : float
+        Relative gap between the final losses or predictions.
+    """
+
+    name: str
+    dtype: str
+    off: float
+    on: float
+    speedup: float
+    pairs: int
+    difference: float
+
+
+class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
+    """An exact GP with a constant mean and a scaled ARD Matérn 5/2 kernel."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        super().__init__(x, y, GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=x.shape[-1]))
+        self.to(x)
+
+    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
+        """Return the prior at points ``(n, d)``."""
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class _Training:
+    """Each call is one step of Adam on the exact marginal log likelihood."""
+
+    def __init__(self, n: int, dtype: torch.dtype) -> None:
+        self._model = _Model(*_data(n, dtype)).train()
+        self._objective = ExactMarginalLogLikelihood(self._model.likelihood, self._model)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=0.05)
+        self.result = math.nan
+
+    def __call__(self) -> None:
+        self._optimizer.zero_grad()
+        loss = -self._objective(self._model(*self._model.train_inputs), self._model.train_targets)
+        loss.backward()
+        self._optimizer.step()
+        self.result = loss.item()
+
+
+class _Stream:
+    """Each call takes in one more point by a fantasy update and predicts at a fixed one."""
+
+    def __init__(self, n: int, dtype: torch.dtype, most: int) -> None:
+        x, y = _data(n + most, dtype)
+        self._model, self._rest = _Model(x[:n], y[:n]).eval(), zip(x[n:], y[n:], strict=True)
+        self._at = x[:1] + 0.05
+        self.result = math.nan
+        with torch.no_grad():
+            self._model(self._at)
+
+    def __call__(self) -> None:
+        x, y = next(self._rest)
+        with torch.no_grad():
+            self._model = self._model.get_fantasy_model(x.unsqueeze(0), y.unsqueeze(0))
+            self.result = self._model(self._at).mean.item()
+
+
+def _data(n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    x = torch.rand(n, 6, generator=generator, dtype=torch.float64)
+    y = (3 * x[:, 0]).sin() + x[:, 1] * x[:, 2] + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+    return x.to(dtype), y.to(dtype)
+
+
+def end_to_end(
+    deadline: float, *, rounds: int = 20, dtypes: Iterable[str] = ("float32", "float64"), progress: Progress = silent
+) -> list[Workload]:
+    """Time training steps at n = 500 and one-point updates at n = 400, off against on, step by step in turn.
+
+    Parameters
+    ----------
+    deadline : float
+        Time of `time.perf_counter` after which a workload ends with the pairs that it has.
+    rounds : int
+        Most pairs of each workload.
+    dtypes : iterable of str
+        ``"float32"``, ``"float64"``.
+    progress : callable, optional
+        Called with the fraction done and a line of text.
+    """
+    makers: list[tuple[str, str, Callable[[torch.dtype], _Training | _Stream]]] = []
+    for dtype in dtypes:
+        makers.append(("training step, n=500", dtype, lambda kind: _Training(500, kind)))
+        makers.append(("one-point update, n=400", dtype, lambda kind: _Stream(400, kind, _WARMUP + rounds)))
+    found = []
+    for index, (name, dtype, make) in enumerate(makers):
+        progress(index / len(makers), f"{name}, {dtype}")
+        share = (deadline - time.perf_counter()) / (len(makers) - index)
+        found.append(_workload(name, dtype, make, rounds=rounds, until=time.perf_counter() + share))
+    progress(1.0, "done")
+    return found
+
+
+def _workload(
+    name: str, dtype: str, make: Callable[[torch.dtype], _Training | _Stream], *, rounds: int, until: float
+) -> Workload:
+    steps = {}
+    for side, switch in _SIDES.items():
+        with switch():
+            steps[side] = make(getattr(torch, dtype))
+    seconds: dict[str, list[float]] = {side: [] for side in _SIDES}
+    for turn in range(_WARMUP + rounds):
+        for side in ("off", "on") if turn % 2 == 0 else ("on", "off"):
+            gc.collect(0)
+            with _SIDES[side]():
+                start = time.perf_counter()
+                steps[side]()
+                seconds[side].append(time.perf_counter() - start)
+        if turn >= _WARMUP + 2 and time.perf_counter() > until:
+            break
+    kept = {side: values[_WARMUP:] for side, values in seconds.items()}
+    results = [steps[side].result for side in ("off", "on")]
+    return Workload(
+        name=name,
+        dtype=dtype,
+        off=statistics.median(kept["off"]),
+        on=statistics.median(kept["on"]),
+        speedup=statistics.median(a / b for a, b in zip(kept["off"], kept["on"], strict=True)),
+        pairs=len(kept["on"]),
+        difference=abs(results[1] - results[0]) / max(abs(results[0]), 1e-12),
+    )

@@ -1,0 +1,225 @@
+"""The kernel table: every way to a kernel matrix that people recommend, timed against stock on this machine.
+
+A function that is never evaluated, or a device that is never waited for, gives beautiful timings. So every result is
+compared with stock's before it is timed, all work is waited for, and on a CUDA device events and the profiler time
+the same calls once more.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from autokern.cli.bench.problems import synchronize
+from autokern.core.op import Candidate, Op, Trialled, get, inside
+from autokern.core.problem import Problem
+from autokern.system import host
+from autokern.system.progress import Progress, silent
+from autokern.tuning import timer
+from autokern.tuning.profile import Timing
+
+__all__ = ["FAMILIES", "Cell", "kernel_matrices"]
+
+FAMILIES = ("rbf", "matern52")
+_D = 8
+_DETOURS = ("cpu", "accelerator")
+_TOLERANCE = {"float32": 2e-3, "float64": 1e-7}
+"""Largest relative gap to stock's values and gradients: far above rounding, far below anything not computed."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate on one problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        What was asked.
+    candidate : str
+        Name of the candidate.
+    seconds : float
+        Median seconds of one call by wall clock, all work waited for; nan where it was not timed.
+    ratio : float
+        Stock's time over that of the candidate, median over pairs.
+    agreement : float
+        Largest relative gap to stock's values and gradients.
+    agrees : bool
+        Whether that is no more than rounding explains.
+    refused : str
+        Why the dispatcher would not use the candidate here; empty where it would.
+    failed : str
+        Why there is no timing; empty where there is one.
+    setup_seconds : float
+        Seconds of the first call, which compiles; 0 where nothing is compiled.
+    event_seconds, profiler_seconds : float
+        Seconds of one call by CUDA events, and of its kernels by the torch profiler; 0 without CUDA.
+    """
+
+    problem: Problem
+    candidate: str
+    seconds: float = math.nan
+    ratio: float = math.nan
+    agreement: float = 0.0
+    agrees: bool = True
+    refused: str = ""
+    failed: str = ""
+    setup_seconds: float = 0.0
+    event_seconds: float = 0.0
+    profiler_seconds: float = 0.0
+
+
+def kernel_matrices(
+    sizes: Sequence[int],
+    deadline: float,
+    *,
+    families: Sequence[str] = FAMILIES,
+    dtypes: Sequence[str] = ("float32", "float64"),
+    devices: Sequence[str] = ("cpu",),
+    seconds: float = 2.0,
+    progress: Progress = silent,
+) -> list[Cell]:
+    """Time every candidate of `kernel_matrix`, forward and forward with backward (lengthscales and outputscale).
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Numbers of points; they have 8 dimensions, each with its own lengthscale.
+    deadline : float
+        Time of `time.perf_counter` after which nothing more is begun; what compiles comes last.
+    families, dtypes, devices : sequence of str
+        What to time.
+    seconds : float
+        Time for one problem, first calls not counted.
+    progress : callable, optional
+        Called with the fraction done and a line of text.
+
+    Returns
+    -------
+    list of Cell
+        In the order of the problems, candidates as registered.
+    """
+    op = get("kernel_matrix")
+    problems = [
+        Problem(op=op.name, m=n, n=n, d=_D, dtype=dtype, device=device, grad=grad, variant=f"{family}/same/ard")
+        for device in devices
+        for family in families
+        for dtype in dtypes
+        for n in sizes
+        for grad in ("", "theta")
+    ]
+    plain = [c for c in op.candidates if not c.setup]
+    compiling = [op.stock, *(c for c in op.candidates if c.setup)]
+    cells: dict[tuple[Problem, str], Cell] = {}
+    # Compiled functions serve every size, so problems that share one are neighbours; those with gradients come first.
+    later = sorted(problems, key=lambda p: (p.device, not p.grad, p.dtype, p.variant))
+    plan = [(p, plain) for p in problems] + [(p, compiling) for p in later if len(compiling) > 1]
+    began = time.perf_counter()
+    inside.active = True
+    try:
+        for index, (problem, candidates) in enumerate(plan):
+            now = time.perf_counter()
+            share = (now - began) / max(deadline - began, 1e-9) if math.isfinite(deadline) else 0.0
+            progress(max(index / len(plan), min(share, 1.0)), str(problem))
+            for cell in _cells(op, problem, candidates, seconds if now < deadline else 0.0):
+                cells.setdefault((problem, cell.candidate), cell)
+    finally:
+        inside.active = False
+    progress(1.0, "done")
+    return [cells[p, c.name] for p in problems for c in op.candidates if (p, c.name) in cells]
+
+
+def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: float) -> list[Cell]:
+    """Return a cell for each candidate; without seconds, cells that say that there was no time."""
+    refused = {c.name: c.why_not(problem) or "" for c in candidates}
+    cells = {c.name: Cell(problem=problem, candidate=c.name, refused=refused[c.name]) for c in candidates}
+
+    def fail(name: str, reason: str) -> None:
+        cells[name] = msgspec.structs.replace(cells[name], failed=reason)
+
+    if seconds <= 0:
+        for name in cells:
+            fail(name, "no time was left")
+        return list(cells.values())
+    args = op.sample(problem, torch.Generator().manual_seed(77))
+    calls: dict[str, Callable[[], Trialled]] = {}
+    warm: dict[str, float] = {}
+    truth: Trialled | None = None
+    for candidate in candidates:
+        name = candidate.name
+        why = _impossible(candidate, problem)
+        if why:
+            fail(name, why)
+            continue
+        call = op.trial(candidate.run, problem, args)
+        try:
+            first = timer.once(call, synchronize) if candidate.setup else 0.0
+            found = call()
+            warm[name] = timer.once(call, synchronize)
+        except Exception as error:
+            fail(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:120])
+            continue
+        truth = truth or found
+        gap = _gap(found, truth)
+        cells[name] = msgspec.structs.replace(
+            cells[name], agreement=gap, agrees=gap <= _TOLERANCE[problem.dtype], setup_seconds=first
+        )
+        calls[name] = call
+    if "stock" not in calls:
+        return list(cells.values())
+    timings = timer.compare(calls, synchronize=synchronize, seconds=seconds, rounds=(5, 15), warm=warm)
+    for name, timing in timings.items():
+        cells[name] = _timed(cells[name], timing, calls[name], problem)
+    return list(cells.values())
+
+
+def _impossible(candidate: Candidate, problem: Problem) -> str:
+    """Return why a candidate cannot even be tried, unlike one that the dispatcher only refuses."""
+    if candidate.name in _DETOURS and candidate.why_not(problem):
+        return "there is no other device to move to"
+    need, free = candidate.memory(problem), host.available_memory(problem.device)
+    return f"needs {need / 2**30:.1f} GiB of {free / 2**30:.1f}" if need > 0.5 * free else ""
+
+
+def _gap(found: Trialled, truth: Trialled) -> float:
+    pairs = zip((found.out, *found.grads), (truth.out, *truth.grads), strict=True)
+    return max(_relative(a.detach(), b.detach()) for a, b in pairs)
+
+
+def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    scale = b.abs().max().item() or 1.0
+    gap = (a - b).abs().max().item() / scale
+    return gap if math.isfinite(gap) else math.inf
+
+
+def _timed(cell: Cell, timing: Timing, call: Callable[[], Any], problem: Problem) -> Cell:
+    events = profiled = 0.0
+    if problem.device == "cuda":
+        repeats = max(1, min(50, math.ceil(0.01 / timing.seconds)))
+        events, profiled = _by_events(call, repeats), _by_profiler(call, repeats)
+    return msgspec.structs.replace(
+        cell, seconds=timing.seconds, ratio=1 / timing.ratio, event_seconds=events, profiler_seconds=profiled
+    )
+
+
+def _by_events(call: Callable[[], Any], repeats: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    synchronize()
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / repeats
+
+
+def _by_profiler(call: Callable[[], Any], repeats: int) -> float:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            call()
+        synchronize()
+    microseconds = sum(float(event.self_device_time_total) for event in profile.key_averages())
+    return microseconds / 1e6 / repeats

@@ -1,0 +1,310 @@
+"""Doctor: what of this machine really works, found out by trying, and what to do about the rest.
+
+Whatever may hang, crash or print (compilers, KeOps, drivers) is tried by `probes` in processes of their own.
+May import the floors below the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from autokern.cli.plugin_check import backends, judged
+from autokern.core.errors import AutokernError, ProfileError
+from autokern.core.settings import VARIABLES, Settings, from_environment
+from autokern.system import host, keops, pages
+from autokern.system.files import Folder
+from autokern.system.progress import Progress, silent
+from autokern.system.subprocess_probe import Answer, Probe
+from autokern.tuning import store
+from autokern.tuning.profile import Profile
+
+__all__ = ["Finding", "examine", "folder_obstacle"]
+
+_LONGEST = 27.0
+"""Seconds after which whatever is still being tried has failed."""
+_LITTLE_MEMORY = 2 * 2**30
+_SLOW_GEMM = 2e9
+"""Flops a second of a matrix product below which a BLAS deserves the name of none."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    name : str
+        What was looked at.
+    status : {"ok", "note", "problem"}
+        Whether it works; a note costs speed at most.
+    found : str
+        What was found.
+    advice : str
+        What to do; empty where there is nothing to do.
+    """
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
+    """Look at everything, in less than half a minute.
+
+    Parameters
+    ----------
+    quick : bool
+        Leave out what compiles.
+    progress : callable, optional
+        Called with the fraction done and a line of text.
+    """
+    with contextlib.ExitStack() as stack:
+        names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])
+        names += [] if quick else ["torch.compile"] + (["KeOps"] if importlib.util.find_spec("pykeops") else [])
+        foreign = backends()
+        names += ["plugins"] if not quick and any(backend.may_work for backend in foreign) else []
+        probes = {name: stack.enter_context(Probe(name)) for name in names}
+        progress(0.05, "versions, settings, cache folder")
+        found, settings = [_versions()], Settings()
+        environment, settings = _environment(os.environ)
+        found += [environment, *_cache(settings), _threads(settings), _memory(), _huge_pages()]
+        progress(0.1, ", ".join(names))
+        answers = _gather(probes, progress)
+        progress(0.95, "BLAS")
+        found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
+        found.append(_probed("hooks", answers["hooks"], "put in and taken out again; a small model agrees with stock"))
+        if not quick:
+            found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
+        found += [Finding(f"plugin {b.source}", *judged(b, answers.get("plugins"))) for b in foreign]
+    progress(1.0, "done")
+    return found
+
+
+def _gather(probes: Mapping[str, Probe], progress: Progress) -> dict[str, Answer]:
+    began = time.monotonic()
+    answers: dict[str, Answer] = {}
+    while len(answers) < len(probes):
+        spent = time.monotonic() - began
+        for name, probe in probes.items():
+            if name not in answers and (answer := probe.poll(give_up=spent > _LONGEST)) is not None:
+                answers[name] = answer
+        waiting = [name for name in probes if name not in answers]
+        progress(0.1 + 0.85 * min(1.0, spent / _LONGEST), ", ".join(waiting))
+        time.sleep(0.05)
+    return answers
+
+
+def _versions() -> Finding:
+    found = host.current().fields
+    names = ("python", "torch", "gpytorch", "linear_operator")
+    text = ", ".join(f"{name} {found['versions'].get(name) or '?'}" for name in names)
+    return Finding("versions", "ok", f"autokern {found['remarks']['autokern']}, {text}")
+
+
+def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
+    """Return what the variables are, and the settings that can be obeyed."""
+    ours = {name: environ[name] for name in sorted(environ) if name.startswith("AUTOKERN")}
+    try:
+        settings = from_environment(environ)
+    except AutokernError as error:
+        usable = {name: ours[name] for name in ("AUTOKERN_HOME",) if name in ours}
+        advice = "correct or unset it: until then autokern refuses to be enabled"
+        return Finding("environment", "problem", str(error), advice), from_environment(usable)
+    if not settings.enabled:
+        return Finding("environment", "note", "AUTOKERN=0: stock code everywhere", "unset it to use autokern"), settings
+    text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in VARIABLES)
+    if host.multi_rank():
+        advice = "measure beforehand with `autokern calibrate`; all ranks then share the profile"
+        return Finding("environment", "note", "one of several ranks: nothing is measured here", advice), settings
+    return Finding("environment", "ok", text or "no AUTOKERN_* variable is set"), settings
+
+
+def folder_obstacle(settings: Settings) -> str | None:
+    """Return why measurements cannot be kept, found out by writing a file and removing it, or None."""
+    path = store.home(settings)
+    if path is None:
+        return "this user has no cache folder"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.closing(Folder(path, private=True)) as folder, folder.temporary("0" * 8, b"autokern doctor"):
+            return None
+    except (OSError, ProfileError) as error:
+        return str(error)
+
+
+def _cache(settings: Settings) -> list[Finding]:
+    where = store.home(settings)
+    obstacle = folder_obstacle(settings)
+    if obstacle is not None:
+        advice = "set AUTOKERN_HOME to a private folder that can be written; until then every process measures anew"
+        return [Finding("cache folder", "problem", f"{where or 'none'}: {obstacle}", advice)]
+    assert where is not None
+    mode = stat.S_IMODE(where.stat().st_mode)
+    found = [Finding("cache folder", "ok", f"{where} can be written, mode {mode:04o}")]
+    return [*found, _profile(settings, where)]
+
+
+def _profile(settings: Settings, where: Path) -> Finding:
+    fingerprint = host.current().fingerprint
+    strict = msgspec.structs.replace(settings, strict=True)
+    try:
+        kept = store.load(strict, fingerprint) if settings.profile is None else store.read_file(settings.profile)
+    except ProfileError as error:
+        return Finding("profile", "problem", str(error), "`autokern calibrate` measures again")
+    names = [path.name for path in where.iterdir()]
+    bad = sum(name.endswith(".bad") for name in names)
+    foreign = sum(name.endswith(".json") and name != f"{fingerprint}.json" for name in names)
+    if kept is None or not kept.trials:
+        text = "nothing was measured on this machine as it is now"
+        if foreign:
+            text += f"; {foreign} of another state of it (other versions or threads)"
+        return Finding("profile", "note", text, "`autokern calibrate` takes 20 s; else the first calls measure")
+    return _kept(kept, settings, bad)
+
+
+def _kept(kept: Profile, settings: Settings, bad: int) -> Finding:
+    ops = len({trial.problem.op for trial in kept.trials})
+    text = f"{len(kept.trials)} problems of {ops} ops, last measured {kept.created[:10]}"
+    if settings.profile is not None:
+        text += f", pinned by AUTOKERN_PROFILE={settings.profile}"
+    if kept.banned:
+        text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
+    if bad:
+        return Finding("profile", "note", f"{text}; {bad} damaged files put aside", "`autokern clear` removes them")
+    return Finding("profile", "ok", text)
+
+
+def _threads(settings: Settings) -> Finding:
+    quota, cpus, ceiling = host.cpu_quota(), host.affinity(), host.thread_ceiling()
+    used = torch.get_num_threads()
+    text = f"torch uses {used}; affinity allows {cpus}, CPU quota {'none' if quota is None else f'{quota:g}'}"
+    if used > ceiling and settings.threads == "auto":
+        return Finding("threads", "note", text, f"autokern lowers it to {ceiling} while it is enabled")
+    if used > ceiling:
+        return Finding("threads", "problem", text, f"too many threads wait for each other: OMP_NUM_THREADS={ceiling}")
+    if used < ceiling and not os.environ.get("OMP_NUM_THREADS"):
+        physical = f"that leaves {ceiling - used} CPUs idle, which is right if they are hyper-threads"
+        return Finding("threads", "note", text, f"{physical}; else OMP_NUM_THREADS={ceiling}")
+    return Finding("threads", "ok", text)
+
+
+def _memory() -> Finding:
+    import psutil
+
+    free, total = host.available_memory("cpu"), psutil.virtual_memory().total
+    text = f"{free / 2**30:.1f} GiB can be had, of {total / 2**30:.1f} GiB"
+    if free < _LITTLE_MEMORY:
+        points = int((free / 32) ** 0.5)
+        return Finding("memory", "note", text, f"enough for some {points} points in float64; free some for more")
+    return Finding("memory", "ok", text)
+
+
+def _huge_pages() -> Finding:
+    if pages.supported():
+        return Finding("huge pages", "ok", "given to those who ask")
+    return Finding("huge pages", "note", "not to be had here; large results fill a little more slowly")
+
+
+def _blas() -> Finding:
+    """Name the libraries and run a matrix product by each."""
+    import numpy as np
+
+    versions = host.current().fields["versions"]
+    own = ", ".join(f"{name} {versions[name]}" for name in ("mkl", "openblas") if name in versions)
+    a = torch.ones(700, 700, dtype=torch.float64)
+    b = a.numpy()
+    speeds = {"torch": _speed(lambda: a @ a), "numpy": _speed(lambda: np.dot(b, b))}
+    text = f"torch: {own or versions.get('blas', 'unknown')}, {speeds['torch'] / 1e9:.0f} Gflop/s in float64; "
+    text += f"numpy: {_numpy_blas()}{speeds['numpy'] / 1e9:.0f}"
+    if min(speeds.values()) < _SLOW_GEMM:
+        advice = "a matrix product is far too slow: look for other processes, throttling or a reference BLAS"
+        return Finding("BLAS", "note", text, advice)
+    return Finding("BLAS", "ok", text)
+
+
+def _speed(product: object) -> float:
+    assert callable(product)
+    best = float("inf")
+    for _ in range(4):
+        start = time.perf_counter()
+        product()
+        best = min(best, time.perf_counter() - start)
+    return 2 * 700**3 / best
+
+
+def _numpy_blas() -> str:
+    if importlib.util.find_spec("threadpoolctl") is None:
+        return ""
+    pools = [p for p in importlib.import_module("threadpoolctl").threadpool_info() if p.get("user_api") == "blas"]
+    names = sorted({f"{p['internal_api']} {p.get('version') or ''}".strip() for p in pools})
+    return f"{', '.join(names)}, " if names else ""
+
+
+def _gpu(answer: Answer | None) -> Finding:
+    if answer is not None:
+        gpus = host.current().fields["accelerators"]
+        names = ", ".join(f"{g['name']} ({g['memory_mib'] / 1024:.0f} GiB)" for g in gpus if "memory_mib" in g)
+        return _probed("GPU", answer, f"{names or gpus[0].get('name', 'found')}: a product on it agrees with the CPU's")
+    if Path("/proc/driver/nvidia/version").exists():
+        text = f"an NVIDIA driver is here, but torch {torch.__version__} finds no device"
+        return Finding("GPU", "problem", text, "install a torch that is built for CUDA, or check CUDA_VISIBLE_DEVICES")
+    return Finding("GPU", "ok", "none; everything runs on the CPU")
+
+
+def _tf32() -> Finding:
+    settings: dict[str, Any] = {"CUDA devices": torch.backends.cuda, "the CPU": torch.backends.mkldnn}
+    precisions = {where: library.matmul.fp32_precision for where, library in settings.items()}
+    low = [f"{precision} on {where}" for where, precision in precisions.items() if precision not in ("none", "ieee")]
+    if not low:
+        return Finding("TF32", "ok", "off: float32 products are float32")
+    advice = "a GP loses digits that it needs: torch.set_float32_matmul_precision('highest')"
+    return Finding("TF32", "problem", f"float32 products run in {', '.join(low)}, where that is supported", advice)
+
+
+def _probed(name: str, answer: Answer, works: str) -> Finding:
+    if answer.works:
+        return Finding(name, "ok", f"{works} ({answer.seconds:.1f} s)")
+    return Finding(name, "problem", answer.text, "please report this with the output of `autokern doctor --json`")
+
+
+def _compiler(answer: Answer) -> Finding:
+    name = "torch.compile"
+    if answer.works:
+        return Finding(name, "ok", f"compiles and runs ({answer.seconds:.1f} s for the first function)")
+    if answer.timed_out:
+        return Finding(name, "note", answer.text, "candidates that compile cost more here than they can repay")
+    if "compiler" in answer.text.lower():
+        advice = "install a C++ compiler (g++ or clang++); until then candidates that compile are left out"
+        return Finding(name, "note", answer.text, advice)
+    return Finding(name, "problem", answer.text, "AUTOKERN_EXCLUDE=compiled leaves it out; all else works")
+
+
+def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
+    """Judge what came of trying it in an empty build folder, and what keeps this process from it in the usual one."""
+    if answer is None:
+        return Finding("KeOps", "note", "not installed", "`pip install pykeops`, where large kernel products matter")
+    if answer.timed_out:
+        return Finding("KeOps", "note", answer.text, "its first formula compiles for long; try again when idle")
+    if "compiler" in answer.text and not answer.works:
+        advice = "repair or install it (g++, or any that CXX names); until then candidates by KeOps are left out"
+        return Finding("KeOps", "note", answer.text, advice)
+    if not answer.works:
+        advice = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out, all else works"
+        return Finding("KeOps", "problem", answer.text, advice)
+    if obstacle is not None:
+        return Finding("KeOps", "problem", f"{answer.text}, but {obstacle}", "until then candidates by it are left out")
+    if "not on the GPU" in answer.text:
+        advice = "install the CUDA toolkit (libnvrtc and headers); until then it is left out there"
+        return Finding("KeOps", "note", answer.text, advice)
+    return Finding("KeOps", "ok", answer.text)

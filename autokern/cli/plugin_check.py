@@ -1,0 +1,131 @@
+"""Backends: what became of the plugins that add candidates, and whether those work here.
+
+May import the floors below the command line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from autokern.core import plugins
+from autokern.core.op import Candidate, Op, registered
+from autokern.core.problem import Problem
+from autokern.system import host
+from autokern.system.subprocess_probe import Answer
+
+__all__ = ["Backend", "backends", "judged", "tried"]
+
+
+class Backend(NamedTuple):
+    """A plugin and its candidates.
+
+    Parameters
+    ----------
+    source : str
+        Name of the plugin.
+    candidates : list of str
+        What it added, as ``op.candidate``.
+    failure : str
+        Why it could not be loaded.
+    obstacle : str
+        Why none of its candidates serves here; empty where one does.
+    """
+
+    source: str
+    candidates: list[str]
+    failure: str
+    obstacle: str
+
+    @property
+    def may_work(self) -> bool:
+        """Whether there is anything to try."""
+        return bool(self.candidates) and not (self.failure or self.obstacle)
+
+
+def backends() -> list[Backend]:
+    """Return all plugins that were found."""
+    return [_backend(plugin) for plugin in plugins.loaded()]
+
+
+def _backend(plugin: plugins.Plugin) -> Backend:
+    reasons: Counter[str] = Counter()
+    serves, names = False, []
+    for op, candidate in _of(plugin.source):
+        names.append(f"{op.name}.{candidate.name}")
+        found = [candidate.why_not(problem) for problem in _problems(op)]
+        serves |= None in found
+        reasons.update(reason for reason in found if reason is not None)
+    obstacle = "" if serves or not names else reasons.most_common(1)[0][0]
+    return Backend(plugin.source, names, plugin.failure, obstacle)
+
+
+def _of(source: str) -> list[tuple[Op, Candidate]]:
+    return [(op, candidate) for op in registered() for candidate in op.candidates if candidate.source == source]
+
+
+def _problems(op: Op) -> list[Problem]:
+    """Return what a quick calibration would measure here, the smallest first."""
+    kinds = [(dtype, device) for device in host.current().devices for dtype in ("float64", "float32")]
+    found = [problem for dtype, device in kinds for problem in op.grid("quick", dtype, device)]
+    return sorted(found, key=lambda p: p.batch * p.m * p.n)
+
+
+def tried() -> dict[str, tuple[float, str]]:
+    """Run the candidates of each plugin once, and return by plugin the seconds that took and what is wrong, if any."""
+    told = {}
+    for plugin in plugins.loaded():
+        began, wrong = time.perf_counter(), []
+        for op, candidate in _of(plugin.source):
+            problem = next((p for p in _problems(op) if candidate.why_not(p) is None), None)
+            if problem is not None and (failure := _failure(op, candidate, problem)):
+                wrong.append(f"{op.name}.{candidate.name} {failure}")
+        told[plugin.source] = time.perf_counter() - began, "; ".join(wrong)
+    return told
+
+
+def _failure(op: Op, candidate: Candidate, problem: Problem) -> str:
+    args = op.sample(problem, torch.Generator().manual_seed(7))
+    try:
+        error = op.check(problem, op.trial(candidate.run, problem, args)().out, args)
+    except Exception as failure:
+        return f"raised {type(failure).__name__} on {problem}: {' '.join(str(failure).split())}"
+    return "" if error <= 1 else f"misses the contract by a factor of {error:.3g} on {problem}"
+
+
+def judged(backend: Backend, answer: Answer | None) -> tuple[str, str, str]:
+    """Return status, finding and advice for `doctor`.
+
+    Parameters
+    ----------
+    backend : Backend
+        What there is.
+    answer : Answer or None
+        What came of `tried` in a process of its own, as JSON; None where it was not tried.
+    """
+    words = ", ".join(backend.candidates)
+    without = f"AUTOKERN_EXCLUDE={','.join(one.replace('.', '=') for one in backend.candidates)} leaves it out"
+    if backend.failure:
+        advice = "update or remove its package; until then its candidates are left out, all else works"
+        return "problem", f"could not be loaded: {backend.failure}", advice
+    if not backend.candidates:
+        return "note", "adds no candidate", "ask who made it"
+    if backend.obstacle:
+        return "note", f"{words}: {backend.obstacle}", "it is optional: its candidates are left out until then"
+    if answer is None:
+        return "ok", f"{words}: there, not tried", ""
+    if answer.timed_out:
+        return "note", f"{words}: {answer.text}", "try again when the machine is idle"
+    if not answer.works:
+        return "problem", f"{words}: {answer.text}", f"{without}; all else works"
+    try:
+        seconds, wrong = msgspec.json.decode(answer.text, type=dict[str, tuple[float, str]])[backend.source]
+    except (msgspec.MsgspecError, KeyError):
+        return "problem", f"{words}: trying it ended with {answer.text!r}", f"{without}; all else works"
+    if wrong:
+        return "problem", wrong, f"{without}; all else works"
+    return "ok", f"{words}: works ({seconds:.1f} s for the first calls)", ""

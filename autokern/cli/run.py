@@ -1,0 +1,147 @@
+"""`autokern run`: a script or module with autokern enabled, otherwise exactly as `python` would run it.
+
+Nothing heavy is imported that the program would not meet anyway: tables are loaded only if one was asked for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import io
+import os
+import runpy
+import sys
+import types
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from autokern import hooks
+from autokern.core.errors import SettingsError
+from autokern.runtime import api, dispatch
+
+__all__ = ["Order", "execute", "parse"]
+
+_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
+
+
+class Order(NamedTuple):
+    """What is to be run: a file or a module, its arguments, and what is to be told at the end."""
+
+    target: str
+    arguments: list[str]
+    module: bool = False
+    stats: bool = False
+    decisions: bool = False
+
+
+def parse(arguments: list[str]) -> Order | None:
+    """Return the order that a command line gives, or None if it asks for help.
+
+    Everything after the name of the script or module belongs to the program.
+
+    Raises
+    ------
+    SettingsError
+        If there is no program, or an option that is not known.
+    """
+    flags = {"--stats": False, "--explain": False}
+    rest = list(arguments)
+    while rest:
+        first = rest.pop(0)
+        if first in flags:
+            flags[first] = True
+        elif first in ("--help", "-h"):
+            return None
+        elif first == "-m" and rest:
+            return Order(rest[0], rest[1:], True, flags["--stats"], flags["--explain"])
+        elif first.startswith("-m") and len(first) > 2:
+            return Order(first[2:], rest, True, flags["--stats"], flags["--explain"])
+        elif first == "--" and rest:
+            return Order(rest[0], rest[1:], False, flags["--stats"], flags["--explain"])
+        elif first.startswith("-"):
+            raise SettingsError(
+                f"autokern run {first}: expected a script, or -m and a module; before them only --stats and --explain"
+            )
+        else:
+            return Order(first, rest, False, flags["--stats"], flags["--explain"])
+    raise SettingsError("autokern run: nothing to run was named; expected SCRIPT [ARGS] or -m MODULE [ARGS]")
+
+
+def execute(order: Order) -> int:
+    """Run a program to its end in this process; its exceptions and exits pass through as python's would.
+
+    Raises
+    ------
+    SettingsError
+        If the file is not there, or an environment variable cannot be obeyed; nothing was run then.
+    """
+    if not order.module and not os.path.exists(order.target):
+        raise SettingsError(f"can't open file {order.target!r}: there is none. Name a script, or -m and a module")
+    hooks.enable()
+    if order.stats or order.decisions:
+        from autokern.cli import tables  # now: at exit it may be too late to import
+
+        atexit.register(_tell, order, tables)
+    sys.argv = [order.target, *order.arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd() if order.module else str(Path(order.target).resolve().parent)
+    try:
+        if order.module:
+            runpy.run_module(order.target, run_name="__main__", alter_sys=True)
+        else:
+            _run_file(order.target)
+    except ImportError as error:
+        if _raised_by_runpy(error):  # no such module, as opposed to an import that failed in it
+            print(f"{sys.executable}: {error}", file=sys.stderr)
+            return 1
+        _hide_our_frames()
+        raise
+    except BaseException:
+        _hide_our_frames()
+        raise
+    return 0
+
+
+def _run_file(target: str) -> None:
+    """Run a script in a main module of its own, which stays until the process ends."""
+    if os.path.isdir(target) or zipfile.is_zipfile(target):
+        runpy.run_path(target, run_name="__main__")
+        return
+    path = os.path.abspath(target)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def _tell(order: Order, tables: types.ModuleType) -> None:
+    if order.decisions:
+        tables.show(tables.decisions(api.explain().decisions), stderr=True)  # type: ignore[union-attr]
+    if order.stats:
+        tables.show(tables.stats(dispatch.stats()), stderr=True)
+
+
+def _raised_by_runpy(error: BaseException) -> bool:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code.co_filename in _FRAMES
+
+
+def _hide_our_frames() -> None:
+    """Let the traceback that Python prints at the end begin in the program, as if Python had run it itself."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        theirs = trace
+        while theirs is not None and theirs.tb_frame.f_code.co_filename != __file__:
+            theirs = theirs.tb_next
+        while theirs is not None and theirs.tb_frame.f_code.co_filename in _FRAMES:
+            theirs = theirs.tb_next
+        shown(kind, error.with_traceback(theirs), theirs)
+
+    sys.excepthook = hook

@@ -1,0 +1,362 @@
+"""Op and Candidate: a mathematical operation, the ways to compute it, and the registry of all of them.
+
+An Op states a contract once (what its arguments mean, what counts as right, which sizes are worth measuring); each
+Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate the registry, so a new
+candidate is one decorated function beside its Op. Floor 1: may import `problem` and `errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from autokern.core.arguments import rebuilt, tensors_in
+from autokern.core.errors import AutokernError, SettingsError
+from autokern.core.problem import SIZES, Features, Problem
+
+__all__ = [
+    "ACCURACIES",
+    "LEVELS",
+    "Candidate",
+    "Op",
+    "Run",
+    "Trialled",
+    "get",
+    "inside",
+    "known",
+    "registered",
+    "registering",
+]
+
+ACCURACIES = ("same", "better", "approximate")
+LEVELS = ("quick", "full")
+WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
+"""How far apart an octave of each size puts two problems; doubling both sides of a matrix is one octave."""
+
+Run = Callable[..., Any]
+
+
+class _Inside(threading.local):
+    """What this thread is doing.
+
+    Whether it runs a candidate, so that its calls are not dispatched again; whether it calibrates; and whether kernel
+    matrices are to be multiplied without being formed.
+    """
+
+    active = False
+    measuring = False
+    formless = False
+
+
+inside = _Inside()
+_REGISTRY: dict[str, Op] = {}
+
+
+def _always(_: Problem) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute an Op.
+
+    Parameters
+    ----------
+    name : str
+        Unique within the Op.
+    run : callable
+        Takes the Op's arguments, returns what the Op returns.
+    accuracy : {"same", "better", "approximate"}
+        ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates,
+        ``approximate`` is never chosen unless asked for.
+    why_not : callable
+        Maps a Problem to the reason why this candidate cannot serve it, or None where it can.
+    memory : callable
+        Maps a Problem to the bytes it allocates at its peak, results included.
+    features : callable
+        Maps a Problem to the Features of this candidate, for extrapolation.
+    setup : bool
+        Whether the first call in a process is dear (it compiles): measured only by a full calibration, and chosen
+        only where the saving repays it.
+    threads : int
+        Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
+    parts : bool
+        Whether it is made of calls that are ops of their own, which then are dispatched inside of it.
+    as_stock : bool
+        Whether it does what stock does with other products: where stock approximates so does it, and it is not banned
+        for that.
+    source : str
+        The plugin that it comes from; empty for those that stand beside their Op.
+    summary : str
+        One line for people.
+    """
+
+    name: str
+    run: Run
+    accuracy: str = "same"
+    why_not: Callable[[Problem], str | None] = _always
+    memory: Callable[[Problem], int] = lambda problem: 0
+    features: Callable[[Problem], Features] = lambda problem: Features()
+    setup: bool = False
+    threads: int = 0
+    parts: bool = False
+    as_stock: bool = False
+    source: str = ""
+    summary: str = ""
+
+
+class Trialled(NamedTuple):
+    """What one trial gave: the candidate's result, and gradients with respect to the leaves of its arguments."""
+
+    out: Any
+    grads: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Op:
+    """A mathematical operation with a contract; creating one registers it.
+
+    Parameters
+    ----------
+    name : str
+        Unique name.
+    summary : str
+        What is computed, in one line.
+    contract : str
+        What every result must satisfy, with the bound that `check` measures in.
+    key : callable
+        Maps the arguments to something hashable that determines `problem_of`; called on every dispatch, so cheap.
+    problem_of : callable
+        Maps the arguments to their Problem, or None where the call is not ours and stock must run.
+    reference : callable
+        The plainest differentiable way to compute the Op; run in float64 it is the truth.
+    sample : callable
+        ``sample(problem, generator)`` makes valid random arguments; leaves require gradients if the problem does.
+    check : callable
+        ``check(problem, out, args)``: error of a result against float64 truth, in units of the bound.
+    grid : callable
+        ``grid(level, dtype, device)``: problems to measure, the most telling first.
+    features : callable
+        Features of a plain implementation; candidates that work otherwise have their own.
+    memory : callable
+        Bytes of the results and workspaces of a plain implementation.
+    axes : callable
+        Extra coordinates of a problem for interpolation, in octaves, where sizes alone do not tell.
+    canonical : callable
+        Maps a result to the form that the contract makes unique (signs of a QR), so that gradients can be compared.
+    raises : tuple of exception types
+        Errors that belong to the contract; dispatch passes them on unchanged.
+    composite : bool
+        Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
+        may keep caches, so every trial gets fresh ones.
+    read : callable
+        What a caller reads of a result that is computed only then: timed, checked and compared in its place.
+    again : callable
+        Maps a Problem to how often a trial repeats the call on what the first one has left in caches.
+    approximates : callable
+        Whether stock only approximates on a Problem, so that a better candidate may take its place at the same speed.
+    presumed : callable
+        Maps a Problem to the name of the candidate that runs while nothing is measured: stock, unless counting leaves
+        no doubt.
+    """
+
+    name: str
+    summary: str
+    contract: str
+    key: Callable[..., Any]
+    problem_of: Callable[..., Problem | None]
+    reference: Run
+    sample: Callable[[Problem, torch.Generator], tuple[Any, ...]]
+    check: Callable[[Problem, Any, tuple[Any, ...]], float]
+    grid: Callable[[str, str, str], list[Problem]]
+    features: Callable[[Problem], Features]
+    memory: Callable[[Problem], int]
+    axes: Callable[[Problem], tuple[float, ...]] = lambda problem: ()
+    canonical: Callable[[Any], Any] = lambda out: out
+    raises: tuple[type[BaseException], ...] = ()
+    composite: bool = False
+    read: Callable[[Any], Any] = lambda out: out
+    again: Callable[[Problem], int] = lambda problem: 0
+    approximates: Callable[[Problem], bool] = lambda problem: False
+    presumed: Callable[[Problem], str] = lambda problem: "stock"
+    candidates: list[Candidate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.name in _REGISTRY:
+            raise AutokernError(f"op {self.name!r} is registered twice; choose another name")
+        _REGISTRY[self.name] = self
+
+    def candidate(
+        self,
+        name: str,
+        *,
+        accuracy: str = "same",
+        why_not: Callable[[Problem], str | None] = _always,
+        memory: Callable[[Problem], int] | None = None,
+        features: Callable[[Problem], Features] | None = None,
+        setup: bool = False,
+        threads: int = 0,
+        parts: bool = False,
+        as_stock: bool = False,
+    ) -> Callable[[Run], Run]:
+        """Return a decorator that registers a function as a candidate; the first one must be ``stock``."""
+        if accuracy not in ACCURACIES:
+            raise AutokernError(f"{self.name}.{name}: accuracy {accuracy!r} is none of {', '.join(ACCURACIES)}")
+        if name in self.names() or (not self.candidates) != (name == "stock"):
+            raise AutokernError(f"{self.name}.{name}: registered twice, or not after 'stock'")
+
+        def register(run: Run) -> Run:
+            summary = (run.__doc__ or "").strip().partition("\n")[0]
+            self.candidates.append(
+                Candidate(
+                    name=name,
+                    run=run,
+                    accuracy=accuracy,
+                    why_not=why_not,
+                    memory=memory or self.memory,
+                    features=features or self.features,
+                    setup=setup,
+                    threads=threads,
+                    parts=parts or (self.composite and name == "stock"),
+                    as_stock=as_stock or name == "stock",
+                    summary=summary,
+                )
+            )
+            return run
+
+        return register
+
+    @property
+    def stock(self) -> Candidate:
+        """The candidate that does exactly what the hooked library would have done."""
+        return self.candidates[0]
+
+    def names(self) -> list[str]:
+        """Names of all candidates, stock first."""
+        return [candidate.name for candidate in self.candidates]
+
+    def __getitem__(self, name: str) -> Candidate:
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        raise SettingsError(f"op {self.name} has no candidate {name!r}; it has {', '.join(self.names())}")
+
+    def feasible(self, problem: Problem) -> list[Candidate]:
+        """Candidates that can serve a problem, stock first, whatever their accuracy."""
+        return [c for c in self.candidates if c.why_not(problem) is None]
+
+    def coordinates(self, problem: Problem) -> tuple[float, ...]:
+        """Sizes in octaves and the op's own axes: the place of a problem for interpolation."""
+        return (*(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES), *self.axes(problem))
+
+    def trial(self, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
+        """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
+
+        The function returns what the candidate returned, and the gradients of its canonical form with respect to all
+        leaves among the arguments, under cotangents that are the same for every candidate.
+        """
+        leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
+        cotangents: list[torch.Tensor] = []
+        nested = any(candidate.parts and candidate.run is run for candidate in self.candidates)
+
+        shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, who will walk it once more
+        repeats = self.again(problem)
+
+        def call() -> Any:
+            fresh = rebuilt(args) if self.composite else args
+            out = self.read(run(*fresh))
+            for _ in range(repeats):
+                out = self.read(run(*rebuilt(fresh)))
+            return out
+
+        def forward() -> Trialled:
+            with torch.no_grad():
+                return Trialled(call(), ())
+
+        def forward_and_backward() -> Trialled:
+            with torch.enable_grad():
+                out = call()
+                outputs = tuple(tensors_in(self.canonical(out)))
+            if not cotangents:
+                generator = torch.Generator().manual_seed(7)
+                for output in outputs:
+                    random = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
+                    cotangents.append(random.to(dtype=output.dtype, device=output.device))
+            return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents, retain_graph=shared))
+
+        whole = forward_and_backward if problem.grad else forward
+        return _dispatching(whole) if nested else whole
+
+
+def _dispatching(call: Callable[[], Trialled]) -> Callable[[], Trialled]:
+    """Return `call` such that the calls it makes are dispatched, as they are when a composite op runs stock."""
+
+    def open_call() -> Trialled:
+        before, inside.active = inside.active, False
+        try:
+            return call()
+        finally:
+            inside.active = before
+
+    return open_call
+
+
+def registered() -> list[Op]:
+    """Return all ops, in the order of their names."""
+    return [_REGISTRY[name] for name in sorted(_REGISTRY)]
+
+
+def _from(source: str, candidate: Candidate) -> Candidate:
+    """Return a plugin's candidate, which cannot serve where its own `why_not` raises."""
+
+    def why_not(problem: Problem) -> str | None:
+        try:
+            return candidate.why_not(problem)
+        except Exception as error:
+            return f"its why_not raised {type(error).__name__}: {error}"
+
+    return replace(candidate, source=source, why_not=why_not)
+
+
+@contextlib.contextmanager
+def registering(source: str) -> Iterator[None]:
+    """Note of the candidates that are registered inside the block where they come from.
+
+    Whatever is raised there leaves the registry as it was.
+    """
+    ops, before = dict(_REGISTRY), {name: list(op.candidates) for name, op in _REGISTRY.items()}
+    try:
+        yield
+    except BaseException:
+        _REGISTRY.clear()
+        _REGISTRY.update(ops)
+        for name, op in ops.items():
+            op.candidates[:] = before[name]
+        raise
+    for name, op in _REGISTRY.items():
+        known = {id(candidate) for candidate in before.get(name, ())}
+        op.candidates[:] = [c if id(c) in known else _from(source, c) for c in op.candidates]
+
+
+def known(name: str) -> bool:
+    """Whether an op of this name is registered."""
+    return name in _REGISTRY
+
+
+def get(name: str) -> Op:
+    """Return the op of a name.
+
+    Raises
+    ------
+    SettingsError
+        If there is none.
+    """
+    if name not in _REGISTRY:
+        raise SettingsError(f"unknown op {name!r}; autokern knows {', '.join(sorted(_REGISTRY))}")
+    return _REGISTRY[name]

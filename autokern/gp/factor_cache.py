@@ -1,0 +1,241 @@
+"""What conditioning on the training data leaves beside a prediction strategy: one factorisation per model.
+
+`of` finds or makes the `Conditioned` of a gpytorch prediction strategy. It is kept beside the strategy, not in it, so
+that models are pickled and copied as ever, and nothing outlives them. Between `kernels` and `ops`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, cast
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    BatchRepeatLinearOperator,
+    DenseLinearOperator,
+    TriangularLinearOperator,
+)
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
+
+from autokern.core.arguments import DIAGONAL, variances
+from autokern.gp.frozen import frozen, thawed
+from autokern.gp.inverse_by_root import Differentiated
+from autokern.gp.inverse_factor import Conditioned
+from autokern.kernels import tree as trees
+
+__all__ = ["attach", "for_covariances", "found", "is_exact", "keep_mean", "mean_of", "of", "parts", "plain"]
+
+
+class _Kept:
+    """What is known of one prediction strategy, by whether gradients are wanted through it."""
+
+    __slots__ = ("attached", "detached", "exact", "mean", "plain")
+
+    def __init__(self) -> None:
+        self.attached: Conditioned | None = None
+        self.detached: Conditioned | None = None
+        self.mean: torch.Tensor | None = None
+        self.plain: bool | None = None
+        self.exact = False
+
+
+_MARK = "conditioned"
+"""In the library's own cache of a strategy while an attached factor is valid: backward passes empty that cache."""
+_CACHES = ("mean_cache", "covar_cache")
+_kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+
+
+def _of(strategy: Any) -> _Kept:
+    kept = _kept.get(strategy)
+    if kept is None:
+        kept = _kept.setdefault(strategy, _Kept())
+    return kept
+
+
+def parts(strategy: Any) -> tuple[Any, Any] | None:
+    """Return lazy kernel matrix and diagonal of the noisy training covariance, None if it is made otherwise."""
+    covariance = strategy.lik_train_train_covar
+    if type(covariance) is not AddedDiagLinearOperator:
+        return None
+    lazy, diagonal = covariance._linear_op, covariance._diag_tensor
+    if type(lazy) is BatchRepeatLinearOperator:
+        lazy = lazy.base_linear_op
+    if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch:
+        return None
+    return (lazy, diagonal) if type(diagonal) in DIAGONAL else None
+
+
+def plain(strategy: Any) -> bool:
+    """Whether the covariance of the training data is one dense kernel matrix and a diagonal of noise."""
+    kept = _of(strategy)
+    if kept.plain is None:
+        made = None if isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal) else parts(strategy)
+        kept.plain = made is not None and (
+            trees.form(made[0].kernel) is not None or type(made[0].evaluate_kernel()) is DenseLinearOperator
+        )
+    return kept.plain
+
+
+def _attached(strategy: Any) -> bool:
+    """Whether gradients are to pass through the caches."""
+    if gpytorch.settings.detach_test_caches.on() or not torch.is_grad_enabled():
+        return False
+    return _differentiable(strategy)
+
+
+def _differentiable(strategy: Any) -> bool:
+    """Whether anything that the caches are made of requires gradients."""
+    prior = strategy.train_prior_dist
+    return bool(
+        strategy.lik_train_train_covar.requires_grad or strategy.train_labels.requires_grad or prior.loc.requires_grad
+    )
+
+
+def _valid(strategy: Any) -> Conditioned | None:
+    """Return what gradients pass through, None where there is none or a backward pass has freed its graph."""
+    kept = _kept.get(strategy)
+    if kept is not None and kept.attached is not None and _MARK not in strategy.__dict__.get("_memoize_cache", ()):
+        kept.attached = None
+    return None if kept is None else kept.attached
+
+
+def found(strategy: Any) -> Conditioned | None:
+    """Return what is there already for a strategy under the present settings."""
+    kept, attached = _kept.get(strategy), _valid(strategy)
+    if kept is None:
+        return None
+    if gpytorch.settings.detach_test_caches.on():
+        return kept.detached or (attached.detached() if attached is not None else None)
+    if attached is not None:
+        return attached
+    return None if kept.detached is None or _attached(strategy) else kept.detached
+
+
+def of(strategy: Any, graph: bool = False) -> Conditioned | None:
+    """Return the `Conditioned` of a prediction strategy, made from one factorisation if it is not there yet.
+
+    None if its covariance is not `plain`. With `graph`, one that gradients pass through is taken if there is any, or
+    made if the data require them, whatever the settings: BoTorch sets them where a fantasy is read, not where it is
+    made.
+
+    Raises
+    ------
+    linear_operator.utils.errors.NotPSDError, linear_operator.utils.errors.NanError
+        If the covariance cannot be factorised.
+    """
+    attached = _attached(strategy) or (graph and torch.is_grad_enabled() and _differentiable(strategy))
+    there = _valid(strategy) if attached or graph else None
+    if there is None and not attached:
+        there = found(strategy)
+    if there is not None or not plain(strategy):
+        return there
+    with torch.set_grad_enabled(attached):
+        made = _made(strategy, attached)
+    attach(strategy, made, attached)
+    return made
+
+
+def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
+    """Keep what was computed for a strategy; `attached` if gradients pass through it.
+
+    None says that it is to be factorised when it is first needed, whatever its size.
+    """
+    kept = _of(strategy)
+    kept.plain = True
+    kept.exact = made is None or made.grown
+    if made is None:
+        return
+    for key in [k for k in strategy.__dict__.get("_memoize_cache", ()) if k[0] in _CACHES]:
+        del strategy._memoize_cache[key]  # found by iterations, or before
+    if not attached:
+        kept.detached = made
+        return
+    kept.attached = made
+    strategy.__dict__.setdefault("_memoize_cache", {})[_MARK] = True
+    for tensor in (made.source, made.alpha):
+        _forget_after_backward(strategy, tensor)
+
+
+def keep_mean(strategy: Any, alpha: torch.Tensor) -> None:
+    """Keep a mean cache that no gradients are to pass through, for a strategy of which there is no factor."""
+    _of(strategy).mean = alpha.detach()
+
+
+def mean_of(strategy: Any) -> torch.Tensor | None:
+    """Return the mean cache that `keep_mean` kept, None where gradients are to pass through it."""
+    kept = _kept.get(strategy)
+    return None if kept is None or kept.mean is None or _attached(strategy) else kept.mean
+
+
+def is_exact(strategy: Any) -> bool:
+    """Whether a strategy grew from an exact one, so that it must not be mixed with iterations."""
+    kept = _kept.get(strategy)
+    return kept is not None and kept.exact
+
+
+def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torch.Tensor:
+    """Return the noisy covariance of lazy kernel matrix and diagonal, points and noise detached unless `attached`.
+
+    A backward pass may read the kernel late, so it is frozen then; `known` is the same one if that was done already.
+    """
+    lazy, diagonal = made_of
+    x1, x2 = (lazy.x1, lazy.x2) if attached else (lazy.x1.detach(), lazy.x2.detach())
+    if lazy.x1 is lazy.x2:
+        x2 = x1
+    kernel = lazy.kernel
+    if torch.is_grad_enabled():
+        kernel = known if known is not None and thawed(known) is kernel else frozen(kernel)
+    k = LazyEvaluatedKernelTensor(x1, x2, kernel=kernel, **lazy.params).evaluate_kernel().to_dense()
+    noise = variances(diagonal) if attached else variances(diagonal).detach()
+    ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # another kernel may keep what it returns
+    if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:
+        whole: torch.Tensor = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
+        return whole
+    k.diagonal(dim1=-2, dim2=-1).add_(noise)
+    return cast("torch.Tensor", k)
+
+
+def for_covariances(strategy: Any, fast: bool, kernel: Any = None) -> Conditioned | Differentiated:
+    """Return what answers for covariances of a strategy that is `plain`, with caches made if they are not there.
+
+    Without `fast_pred_var` the library lets gradients through the kernel, which the caller may have frozen.
+    """
+    known = of(strategy)
+    assert known is not None
+    if fast or not torch.is_grad_enabled() or gpytorch.settings.detach_test_caches.off():
+        return known
+    made_of = parts(strategy)
+    if made_of is None or not any(p.requires_grad for p in made_of[0].kernel.parameters()):
+        return known
+    return Differentiated(known, _matrix(made_of, attached=False, known=kernel))
+
+
+def _made(strategy: Any, attached: bool) -> Conditioned:
+    made_of = parts(strategy)
+    assert made_of is not None
+    k = _matrix(made_of, attached)
+    lower = psd_safe_cholesky(k) if k.shape[-1] > 1 else k.clamp_min(0.0).sqrt()  # as the library does a single entry
+    residual = strategy.train_labels - strategy.train_prior_dist.loc
+    if not attached:  # the library's own uses of the factor find it here
+        factor = TriangularLinearOperator(lower)
+        if strategy.lik_train_train_covar.shape == factor.shape:
+            add_to_cache(strategy.lik_train_train_covar, "cholesky", factor, upper=False)
+    return Conditioned(lower, matrix=k if k.requires_grad else None, residual=residual)
+
+
+def _forget_after_backward(strategy: Any, tensor: torch.Tensor | None) -> None:
+    """Empty the strategy's caches once a backward pass has freed the graph that they belong to, as the library does."""
+    if tensor is not None and tensor.grad_fn is not None:
+        owner = weakref.ref(strategy)
+
+        def clear(*_: Any) -> None:
+            there = owner()
+            if there is not None:
+                clear_cache_hook(there)
+
+        tensor.grad_fn.register_hook(clear)

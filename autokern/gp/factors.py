@@ -1,0 +1,126 @@
+"""Cholesky factor and inverse of a matrix in the memory that it stands in, for functions with closed-form gradients.
+
+Also what such functions do where those gradients are differentiated again. Below `kernels`: imports nothing of
+autokern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from autokern.core.cotangents import each_cotangent
+
+__all__ = ["factorised", "inv_quad_logdet_gradients", "inverted", "plain_gradients", "solved"]
+
+Solver = Callable[[torch.Tensor], torch.Tensor]
+_SMALL = 2**14
+"""Elements below which fresh memory costs less than working in place."""
+
+
+def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lower Cholesky factor of a row-major matrix whose lower triangle is filled, and LAPACK's info.
+
+    The factor takes the memory of the matrix where that pays. `torch.linalg.cholesky_ex` is called by name, once.
+    """
+    if matrix.numel() < _SMALL or not matrix.is_cpu:
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        return lower, info
+    turned = matrix.mT  # column-major, as LAPACK wants it: the lower triangle of the matrix is the upper one of this
+    info = torch.empty(matrix.shape[:-2], dtype=torch.int32, device="cpu")
+    torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
+    return matrix, info
+
+
+def inverted(lower: torch.Tensor) -> torch.Tensor:
+    """Return the symmetric inverse of the matrix of a lower factor by LAPACK's potri, in its memory where that pays."""
+    if lower.numel() < _SMALL:
+        return torch.cholesky_inverse(lower)
+    upper = lower.is_contiguous()
+    turned = lower.mT if upper else lower
+    return torch.cholesky_inverse(turned, upper=upper, out=turned)
+
+
+def plain_gradients(
+    function: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
+    inputs: Sequence[torch.Tensor | None],
+    wanted: Sequence[bool],
+    cotangents: torch.Tensor | Sequence[torch.Tensor],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of a plain function by the wanted inputs, as differentiable functions themselves.
+
+    Each input is differentiated by under a name of its own: the same tensor may stand there twice.
+    """
+    own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
+    sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
+    found = iter(torch.autograd.grad(function(*own), sources, cotangents, create_graph=True))
+    return [next(found) if want else None for want in wanted]
+
+
+def inv_quad_logdet_gradients(
+    inverse: Callable[[], torch.Tensor],
+    found: torch.Tensor,
+    cotangents: tuple[torch.Tensor, torch.Tensor],
+    diagonal: torch.Size | None,
+    wanted: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of quadratic forms and a log determinant by the matrix, the diagonal added, and the columns.
+
+    Parameters
+    ----------
+    inverse : callable
+        Returns the inverse, which is overwritten; called only where it is wanted.
+    found : Tensor
+        The solutions ``K^-1 B``, shape ``(..., n, t)``.
+    cotangents : tuple of Tensor
+        Derivatives by the quadratic forms ``(..., t)`` and the log determinant ``(...)``.
+    diagonal : torch.Size or None
+        Shape of what was added to the diagonal of the matrix.
+    wanted : sequence of bool
+        Which of the three gradients are wanted.
+    """
+    by_quadratic, by_logdet = cotangents
+    weighted = found * by_quadratic.unsqueeze(-2)
+    grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None]
+    if wanted[0] or wanted[1]:
+        inner = inverse()
+        inner.mul_(by_logdet[..., None, None])
+        if inner.dim() == 2:
+            inner.addmm_(weighted, found.mT, alpha=-1)
+        else:
+            inner.sub_(weighted @ found.mT)
+        grads[0] = inner if wanted[0] else None
+        if wanted[1] and diagonal is not None:
+            grads[1] = inner.diagonal(dim1=-2, dim2=-1).sum_to_size(diagonal)
+    return grads
+
+
+class _Solved(torch.autograd.Function):
+    """A solution by a factor that is there: d(K^-1 b) = K^-1 (db - dK K^-1 b), without a second factorisation."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(matrix, rhs)
+        ctx.solve = solve
+        return solve(rhs)
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        matrix, rhs = ctx.saved_tensors
+        by_rhs = solved(matrix, ctx.solve, grad)
+        by_matrix = None
+        if ctx.needs_input_grad[0]:
+            by_matrix = -(by_rhs @ solved(matrix, ctx.solve, rhs).mT)
+            by_matrix = (0.5 * (by_matrix + by_matrix.mT)).sum_to_size(matrix.shape)
+        return by_matrix, None, by_rhs.sum_to_size(rhs.shape) if ctx.needs_input_grad[2] else None
+
+
+def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
+    """Return ``matrix^-1 rhs``, differentiable in matrix and rhs as often as wanted.
+
+    What `solve` does with a factor of the matrix need not be differentiable: gradients take two more such solves.
+    """
+    return cast("torch.Tensor", _Solved.apply(matrix, solve, rhs))

@@ -1,0 +1,106 @@
+"""What answers for covariances as a `Conditioned` does, by other means: with gradients, by a root, by structure.
+
+Each has a batch shape, `explained` (the variances that the data explain) and `explained_covariance`. May import
+`factors` and `inverse_factor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from linear_operator import settings as library
+
+from autokern.gp.factors import solved
+from autokern.gp.inverse_factor import Conditioned
+
+__all__ = ["Differentiated", "Rooted", "Structured"]
+
+
+class Differentiated:
+    """The same answers with gradients by the covariance: the library detaches the noise in it, but not the kernel.
+
+    Parameters
+    ----------
+    known : Conditioned
+        Its factor.
+    matrix : Tensor
+        The covariance ``(..., n, n)`` itself, part of a graph.
+    """
+
+    def __init__(self, known: Conditioned, matrix: torch.Tensor) -> None:
+        self._known, self._matrix = known, matrix
+        self.batch = matrix.shape[:-2]
+
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        return (rows * solved(self._matrix, self._known.solve, rows.mT).mT).sum(-1)
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        return rows @ solved(self._matrix, self._known.solve, rows.mT)
+
+
+class Rooted:
+    """The same answers by a root of the inverse that the library keeps, of whatever shape.
+
+    Parameters
+    ----------
+    root : Tensor
+        S with ``S S^T = K^-1``, shape ``(..., n, k)``.
+    """
+
+    def __init__(self, root: torch.Tensor) -> None:
+        self._root = root
+        self.batch = root.shape[:-2]
+
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        return (rows @ self._root).square().sum(-1)
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        white = rows @ self._root
+        return white @ white.mT
+
+
+_SETTINGS = (
+    library.cg_tolerance, library.max_cg_iterations, library.max_cholesky_size, library.max_preconditioner_size,
+    library.min_preconditioning_size,
+)  # fmt: skip
+"""What decides how the library solves, and how well."""
+
+
+class Structured:
+    """The same questions answered by a covariance with structure of its own (Kronecker, Toeplitz), as the library does.
+
+    It solves under the settings that were in force when it was made.
+
+    Parameters
+    ----------
+    operator : LinearOperator
+        Noisy covariance of the training data.
+    """
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+        self.batch = torch.Size(operator.shape[:-2])
+        self._settings = [(kind, kind.value()) for kind in _SETTINGS]
+        self._solves = library.fast_computations.solves.on()
+
+    def _solved(self, rhs: torch.Tensor) -> torch.Tensor:
+        with contextlib.ExitStack() as stack:
+            for kind, value in self._settings:
+                stack.enter_context(kind(value))
+            stack.enter_context(library.fast_computations.solves(self._solves))
+            solution: torch.Tensor = self._operator.solve(rhs)
+        return solution
+
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        return (rows * self._solved(rows.mT).mT).sum(-1)
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        return rows @ self._solved(rows.mT)

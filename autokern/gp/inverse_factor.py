@@ -1,0 +1,267 @@
+"""The inverse factor of a covariance, what is solved with it, and its growth by new data.
+
+`Conditioned` holds the inverse factor W of the noisy covariance, ``W^T W = K^-1``, and ``alpha = K^-1 (y - mean)``;
+means, variances and fantasies all come from it. With q new points, cross covariance B and their own covariance D, the
+rows ``G^-1 [-F W, I]`` are appended to W, where ``F = B W^T`` and ``G G^T = D - F F^T`` (the bordering method, Golub
+and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n^2), no refactorisation. As long as the
+Cholesky factor is there, F and F W come from it by substitution, which keeps more digits. Beside `kernels`: may import
+`factors` and `strips`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.errors import NotPSDError
+
+from autokern.gp.factors import solved
+from autokern.gp.row_blocks import Strips
+
+__all__ = ["Conditioned"]
+
+_LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
+"""A new point whose variance given the others is a smaller part of its own than this loses half of the digits."""
+
+
+class Conditioned:
+    """The inverse factor of a covariance, and what is solved with it.
+
+    Parameters
+    ----------
+    lower : Tensor or None
+        Cholesky factor ``(..., n, n)``, where there was a factorisation.
+    inverse : Strips or None
+        Its inverse, W; computed from `lower` when first needed if None.
+    border : Tensor or None
+        Last rows of W ``(..., q, n)``, kept apart where they have more batch dimensions or need gradients.
+    alpha : Tensor or None
+        ``K^-1 (y - mean)``, shape ``(..., n)``; computed from the next two when first needed if None.
+    matrix, residual : Tensor or None
+        K and ``y - mean``.
+    """
+
+    def __init__(
+        self,
+        lower: torch.Tensor | None = None,
+        inverse: Strips | None = None,
+        border: torch.Tensor | None = None,
+        alpha: torch.Tensor | None = None,
+        matrix: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        self.lower, self.border = lower, border
+        self._inverse, self._alpha = inverse, alpha
+        self._matrix, self._residual = matrix, residual
+        self.source = matrix
+        self._detached: Conditioned | None = None
+        self._root: torch.Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of training points."""
+        if self.border is not None:
+            return self.border.shape[-1]
+        if self.lower is not None:
+            return self.lower.shape[-1]
+        assert self._inverse is not None
+        return self._inverse.n
+
+    @property
+    def alpha(self) -> torch.Tensor:
+        """``K^-1 (y - mean)``, shape ``(..., n)``."""
+        residual, matrix, alpha = self._residual, self._matrix, self._alpha  # cleared once there is an alpha
+        if alpha is not None:
+            return alpha
+        assert self.lower is not None
+        assert residual is not None
+        rhs = residual.unsqueeze(-1)
+        with torch.set_grad_enabled(self.requires_grad):  # of this object, not of the caller
+            solve = functools.partial(_substitute, self.lower.detach())  # holds nothing that holds its results
+            alpha = self._alpha = (solve(rhs) if matrix is None else solved(matrix, solve, rhs)).squeeze(-1)
+        self._residual = self._matrix = None
+        return alpha
+
+    @property
+    def inverse(self) -> Strips:
+        """The inverse factor of the points that are not in `border`."""
+        if self._inverse is None:
+            assert self.lower is not None
+            n = self.lower.shape[-1]
+            unit = torch.eye(n, dtype=self.lower.dtype, device=self.lower.device)
+            with torch.set_grad_enabled(self.lower.requires_grad):
+                self._inverse = Strips(torch.linalg.solve_triangular(self.lower, unit, upper=False))
+        return self._inverse
+
+    @property
+    def batch(self) -> torch.Size:
+        """Batch shape of the factor."""
+        matrix = self.border if self.border is not None else self.lower
+        return self.inverse.batch if matrix is None else matrix.shape[:-2]
+
+    @property
+    def grown(self) -> bool:
+        """Whether there was no factorisation: this came from another one by new data."""
+        return self.lower is None
+
+    @property
+    def root(self) -> torch.Tensor:
+        """``W^T``, shape ``(..., n, n)``: the root of the inverse that the library keeps."""
+        with torch.set_grad_enabled(self.requires_grad):
+            return self._formed_root()
+
+    def _formed_root(self) -> torch.Tensor:
+        whole = self.inverse.dense() if self._root is None else self._root
+        if self.border is not None:
+            lead, q = self.border.shape[:-2], self.border.shape[-2]
+            above = torch.nn.functional.pad(whole, (0, q)).expand(*lead, -1, -1)
+            whole = torch.cat((above, self.border), dim=-2)
+        elif not self.grown:  # it will be asked for again
+            self._root = whole
+        return whole.mT
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether anything here is part of a graph."""
+        held = (self.lower, self.border, self._alpha, self._matrix, self._residual)
+        return any(t is not None and t.requires_grad for t in held)
+
+    def detached(self) -> Conditioned:
+        """Return the same without gradients."""
+        if not self.requires_grad:
+            return self
+        if self._detached is None:
+            with torch.no_grad():
+                cut = [None if t is None else t.detach() for t in (self.lower, self.border, self.alpha)]
+                if self._inverse is None or self._inverse.requires_grad:
+                    inverse = None if cut[0] is not None else Strips(self.inverse.dense().detach())
+                else:
+                    inverse = self._inverse
+            self._detached = Conditioned(cut[0], inverse, cut[1], cut[2])
+        return self._detached
+
+    def whitened(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ W^T``, so that its product with its transpose is ``rows K^-1 rows^T``.
+
+        Parameters
+        ----------
+        rows : Tensor
+            Covariances of m points with the training points, shape ``(..., m, n)``.
+        """
+        if self.border is None:
+            return self.inverse.right_transposed(rows)
+        head = self.inverse.right_transposed(rows[..., : self.inverse.n])
+        last = rows @ self.border.mT
+        return torch.cat((head.expand(*last.shape[:-1], -1), last), dim=-1)
+
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``: the variances that the data explain.
+
+        By forward substitution, or by a product with the inverse factor if `multiply` says so or there is no other.
+        """
+        if multiply or self.lower is None:
+            return self.whitened(rows).square().sum(-1)
+        return self._substituted(rows).square().sum(-2)
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``, in the same two ways."""
+        if multiply or self.lower is None:
+            return _gram(self.whitened(rows))
+        return _gram(self._substituted(rows).mT)
+
+    def _substituted(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``L^-1 rows^T``, shape ``(..., n, m)``, by forward substitution."""
+        assert self.lower is not None
+        return _triangular_solve(self.lower, rows.mT)
+
+    def _unwhitened(self, white: torch.Tensor) -> torch.Tensor:
+        """Return ``white @ W``: what follows `whitened` on the way to ``rows @ K^-1``."""
+        first = self.inverse.n
+        back = self.inverse.right(white[..., :first])
+        if self.border is None:
+            return back
+        last = white[..., first:] @ self.border
+        return torch.cat((back + last[..., :first], last[..., first:]), dim=-1)
+
+    def solve(self, rhs: torch.Tensor) -> torch.Tensor:
+        """Return ``K^-1 rhs`` for columns ``(..., n, m)``, without gradients through the factor."""
+        if self.lower is not None:
+            return _substitute(self.lower.detach(), rhs)
+        return self._unwhitened(self.whitened(rhs.mT)).mT
+
+    def _solved(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``rows L^-T`` and ``rows K^-1``: by substitution, which is the more accurate, where L is there."""
+        if self.lower is None:
+            white = self.whitened(rows)
+            return white, self._unwhitened(white)
+        column = self._substituted(rows)
+        return column.mT, _triangular_solve(self.lower.mT, column, upper=True).mT
+
+    def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
+        """Return what q more points make of this, or None if that would lose accuracy.
+
+        Parameters
+        ----------
+        cross : Tensor
+            Covariances of the new points with the old, shape ``(..., q, n)``.
+        corner : Tensor
+            Noisy covariance of the new points, shape ``(..., q, q)``.
+        residual : Tensor
+            Their targets less the mean, shape ``(..., q)``.
+        """
+        f, back = self._solved(cross)
+        schur, own = corner - f @ f.mT, corner.detach().diagonal(dim1=-2, dim2=-1)
+        if _lost(schur.detach().diagonal(dim1=-2, dim2=-1) / own):
+            return None
+        try:
+            g = psd_safe_cholesky(schur)
+        except NotPSDError:
+            return None
+        if _lost(g.detach().diagonal(dim1=-2, dim2=-1).square() / own):
+            return None
+        q = cross.shape[-2]
+        unit = torch.eye(q, dtype=g.dtype, device=g.device).expand(*back.shape[:-1], q)
+        rows = torch.linalg.solve_triangular(g, torch.cat((-back, unit), dim=-1), upper=False)
+        news = (residual - (cross @ self.alpha.unsqueeze(-1)).squeeze(-1)).unsqueeze(-1)
+        white = torch.linalg.solve_triangular(g, news, upper=False)
+        last = torch.linalg.solve_triangular(g.mT, white, upper=True)  # by the rows, it would lose two bits more
+        alpha = torch.cat((self.alpha - (back.mT @ last).squeeze(-1), last.squeeze(-1)), dim=-1)
+        together = self.border is None and rows.shape[:-2] == self.inverse.batch
+        if together and not (rows.requires_grad or self.inverse.requires_grad):
+            return Conditioned(inverse=self.inverse.appended(rows), alpha=alpha)
+        if self.border is not None:
+            old = torch.nn.functional.pad(self.border, (0, q)).expand(*rows.shape[:-2], -1, -1)
+            rows = torch.cat((old, rows), dim=-2)
+        return Conditioned(inverse=self.inverse, border=rows, alpha=alpha)
+
+
+def _gram(white: torch.Tensor) -> torch.Tensor:
+    """Return ``white @ white^T``; in single precision, variances are what is left of its diagonal, so torch sums that.
+
+    A BLAS loses several times as many digits over long sums as torch, which sums in pairs.
+    """
+    found: torch.Tensor = white @ white.mT
+    if white.dtype is torch.float32:
+        found.diagonal(dim1=-2, dim2=-1).copy_(white.square().sum(-1))
+    return found
+
+
+def _lost(left: torch.Tensor) -> bool:
+    """Whether too little of any variance is left; also if it is NaN."""
+    return not bool((left > _LOST[left.dtype]).all())
+
+
+def _triangular_solve(triangle: torch.Tensor, columns: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    """Return ``triangle^-1 columns``; the columns of a batch are taken as one matrix where there is one triangle."""
+    if triangle.dim() > 2 or columns.dim() == 2:
+        found: torch.Tensor = torch.linalg.solve_triangular(triangle, columns, upper=upper)
+        return found
+    rows = columns.mT
+    flat = torch.linalg.solve_triangular(triangle, rows.reshape(-1, rows.shape[-1]).mT, upper=upper)
+    folded: torch.Tensor = flat.mT.reshape(rows.shape).mT
+    return folded
+
+
+def _substitute(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    return torch.cholesky_solve(rhs, lower)

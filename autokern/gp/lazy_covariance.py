@@ -1,0 +1,242 @@
+"""The covariance of a posterior that is formed only as far as it is read: its diagonal never takes the whole.
+
+`PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed block by block of test points;
+everything else forms the matrix once. Whenever that is, the result is that of the call: kernels are frozen
+(`frozen`), grad mode and precision are restored. Between `kernels` and `ops`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import LinearOperator, to_linear_operator
+from linear_operator.utils.getitem import _is_noop_index
+
+from autokern.gp.frozen import frozen
+from autokern.kernels import tree as trees
+
+__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel"]
+
+_BYTES = 2**22
+"""Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
+_OUTPUTS = 256
+"""Points of which a kernel that is not known forms the whole covariance to read its diagonal: stock asks no more."""
+
+
+class Explains(Protocol):
+    """What knows how much of a prior covariance the training data explain."""
+
+    @property
+    def batch(self) -> torch.Size:
+        """Batch shape of the factor."""
+
+    def explained(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``."""
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``."""
+
+
+def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:
+    """Return `of` every block of rows of a covariance, joined along the last dimension.
+
+    Parameters
+    ----------
+    cross : Tensor or LinearOperator
+        Covariances of test with training points, ``(..., m, n)``; a lazy one is evaluated block by block.
+    size : int
+        Rows of a block.
+    of : callable
+        Maps a dense block, its first row and the one after its last to a tensor ``(..., rows)``.
+    """
+
+    def block(start: int, stop: int) -> torch.Tensor:
+        rows = cross[..., start:stop, :]
+        return of(rows if isinstance(rows, torch.Tensor) else rows.to_dense(), start, stop)
+
+    if not isinstance(cross, (torch.Tensor, LazyEvaluatedKernelTensor)):
+        cross = cross.to_dense()  # the library takes slices of it by interpolation
+    m = cross.shape[-2]
+    steps = [(start, min(m, start + size)) for start in range(0, m, size)]
+    if len(steps) <= 1:
+        whole = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
+        return of(whole, 0, m)
+    return torch.cat([block(*step) for step in steps], dim=-1)
+
+
+class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
+    """The covariance ``(..., m, m)`` of the posterior at m test points.
+
+    Parameters
+    ----------
+    prior : LinearOperator
+        Their prior covariance, not evaluated yet, by a kernel that does not change (`frozen`).
+    cross : Tensor or LinearOperator
+        Their covariances with the n training points, ``(..., m, n)``: kept if dense, else evaluated block by block.
+    known : Explains
+        What the training data explain.
+    multiply : bool
+        Whether to use the inverse factor rather than substitution.
+    block : int
+        Test points of a block, 0 for as many as fit into the cache.
+    """
+
+    _check_size = False
+
+    @classmethod
+    def deferred(
+        cls, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
+    ) -> PosteriorCovariance:
+        """Return the covariance with the kernel of `prior`, and of a lazy `cross`, as it is now (`frozen`)."""
+        kernel = frozen(prior.kernel)
+        lazy = isinstance(cross, LazyEvaluatedKernelTensor)
+        return cls(by_kernel(kernel, prior), by_kernel(kernel, cross) if lazy else cross, known, multiply, block)
+
+    def __init__(
+        self, prior: LinearOperator, cross: Any, known: Explains, multiply: bool = False, block: int = 0
+    ) -> None:
+        super().__init__(prior, cross, known, multiply, block)
+        self._prior, self._cross, self._known, self._multiply, self._block = prior, cross, known, multiply, block
+        self._graph, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._formed: LinearOperator | None = None
+        self._variances: torch.Tensor | None = None
+
+    @contextlib.contextmanager
+    def _as_called(self) -> Iterator[None]:
+        """Compute as at the call, which was no place of autocast: the reader may be in another mode by now."""
+        with torch.inference_mode(self._inference), torch.set_grad_enabled(self._graph):
+            if not torch._C._is_any_autocast_enabled():
+                yield
+                return
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+
+    def formed(self) -> LinearOperator:
+        """Return the matrix itself."""
+        if self._formed is None:
+            with self._as_called():
+                rows = self._cross if isinstance(self._cross, torch.Tensor) else self._cross.to_dense()
+                self._formed = to_linear_operator(
+                    self._prior.to_dense() - self._known.explained_covariance(rows, self._multiply)
+                )
+        return self._formed
+
+    def _diagonal(self) -> torch.Tensor:
+        if self._formed is not None:
+            formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1)
+            return formed
+        with self._as_called():
+            if self._variances is None:
+                self._variances = self._computed_variances()
+            return self._variances.clone()
+
+    def _computed_variances(self) -> torch.Tensor:
+        cross, own = self._cross, _diagonal_of(self._prior)
+        row = cross.shape[:-2].numel() * cross.shape[-1] * own.element_size()
+        size = self._block or max(1, _BYTES // max(1, row))
+
+        def left(rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+            return own[..., start:stop] - self._known.explained(rows, self._multiply)
+
+        return by_blocks(cross, size, left)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        block = isinstance(row_index, slice) and row_index == col_index
+        if self._formed is None and block and all(_is_noop_index(index) for index in batch_indices):
+            with self._as_called():
+                part = self._prior[..., row_index, row_index], self._cross[..., row_index, :]
+                return PosteriorCovariance(*part, self._known, self._multiply, self._block)
+        return self.formed()._getitem(row_index, col_index, *batch_indices)
+
+    def evaluate_kernel(self) -> LinearOperator:
+        """Return the matrix itself: what the library asks for before it computes."""
+        return self.formed()
+
+    def to_dense(self) -> torch.Tensor:
+        """Return the matrix as a tensor."""
+        dense: torch.Tensor = self.formed().to_dense()
+        return dense
+
+    def representation(self) -> tuple[torch.Tensor, ...]:
+        """Return the tensors that the matrix is made of."""
+        found: tuple[torch.Tensor, ...] = self.formed().representation()
+        return found
+
+    def representation_tree(self) -> Any:
+        """Return how it is made of them."""
+        return self.formed().representation_tree()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix: a kernel and its points may have two."""
+        if isinstance(self._cross, torch.Tensor):
+            return self._cross.dtype
+        points = getattr(self._cross, "x1", None)
+        own: torch.dtype = self._prior.dtype
+        return own if points is None else torch.promote_types(own, points.dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether reading it gives a graph."""
+        return self._graph and bool(super().requires_grad)
+
+    def _size(self) -> torch.Size:
+        shape = self._prior.shape
+        lead = torch.broadcast_shapes(shape[:-2], self._known.batch)  # type: ignore[no-untyped-call]
+        return torch.Size((*lead, *shape[-2:]))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self
+
+    def _matmul(self, rhs: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = self.formed()._matmul(rhs)
+        return product
+
+    def __reduce__(self) -> Any:
+        return copy.copy, (self.formed(),)
+
+
+def by_kernel(kernel: Any, lazy: Any) -> LazyEvaluatedKernelTensor:
+    """Return a lazy covariance of the same points by another kernel."""
+    return LazyEvaluatedKernelTensor(lazy.x1, lazy.x2, kernel=kernel, **lazy.params)
+
+
+def _as_formed(name: str) -> Callable[..., Any]:
+    def method(self: PosteriorCovariance, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.formed(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "_bilinear_derivative", "_expand_batch", "_get_indices", "_permute_batch", "_prod_batch", "_sum_batch",
+    "_t_matmul", "_unsqueeze_batch", "clone", "cpu", "cuda", "detach", "double", "float", "half", "repeat",
+    "requires_grad_", "to", "type",
+):  # fmt: skip
+    setattr(PosteriorCovariance, _name, _as_formed(_name))
+
+
+def _diagonal_of(prior: Any) -> torch.Tensor:
+    """Return the prior variances, without the prior covariance."""
+    lazy = isinstance(prior, LazyEvaluatedKernelTensor)
+    if lazy and prior.x1 is prior.x2 and not prior.last_dim_is_batch and trees.form(prior.kernel) is not None:
+        return trees.diagonal(prior.kernel, prior.x1, prior.shape[:-1])
+    if not lazy:
+        own: torch.Tensor = prior.diagonal(dim1=-2, dim2=-1)
+        return own
+    if prior.shape[-1] == 0:
+        return torch.zeros(prior.shape[:-1], dtype=prior.x1.dtype, device=prior.x1.device)
+    step = _OUTPUTS * (prior.shape[-1] // prior.x1.shape[-2])
+    return torch.cat([_corner(prior, start, step) for start in range(0, prior.shape[-1], step)], dim=-1)
+
+
+def _corner(prior: Any, start: int, step: int) -> torch.Tensor:
+    stop = min(prior.shape[-1], start + step)
+    corner: torch.Tensor = prior[..., start:stop, start:stop].to_dense().diagonal(dim1=-2, dim2=-1)
+    return corner

@@ -1,0 +1,305 @@
+"""The log density of a Gaussian with a kernel tree as covariance: factorisation and all gradients in one function.
+
+``log p(r) = -(r^T K^-1 r + log |K| + n log 2 pi) / 2`` with ``dL/dK = (a a^T - K^-1) / 2``, ``a = K^-1 r``
+(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and pulled back in one borrowed
+buffer; derivatives of it are formed block by block and never kept. Second derivatives go through the plain formula.
+Between `kernels` and `ops`: may import `kernels`, `workspace`, `threads`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from autokern.core.cotangents import each_cotangent
+from autokern.gp.factors import factorised, inverted, plain_gradients
+from autokern.kernels import tree as trees
+from autokern.kernels.blocks import Blocks, room, strips
+from autokern.kernels.tree import Tree
+from autokern.system import buffers, threads
+
+__all__ = ["Arranged", "Ladder", "arranged", "at_once", "block_bytes", "log_prob", "plain", "reference"]
+
+Ladder = Callable[[torch.Tensor], torch.Tensor]
+Inverse = Callable[[torch.Tensor], torch.Tensor]
+_CACHED = 2**20
+"""A block of rows this large stays in a CPU's cache through the passes over it."""
+_LOG_2_PI = math.log(2 * math.pi)
+
+
+def log_prob(
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, inverse: Inverse | None = None
+) -> torch.Tensor:
+    """Return the log density of a residual.
+
+    Parameters
+    ----------
+    tree : Tree
+        The covariance without noise, of n points.
+    noise : Tensor
+        Variances added to the diagonal, shape ``(..., 1)`` or ``(..., n)``.
+    residual : Tensor
+        Targets less their mean, shape ``(..., n)``.
+    ladder : callable
+        What factorises a matrix whose plain Cholesky factorisation fails: warns, raises, or returns a lower factor.
+    inverse : callable, optional
+        Turns a lower factor into the symmetric inverse of the matrix, in place or not; default LAPACK's potri.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(...)``, the broadcast batch shape of all arguments.
+    """
+    these = arranged(tree, noise, residual)
+    out: torch.Tensor = _LogProb.apply(these.node, these.counts, ladder, inverse, *these.tensors)
+    return out if out.shape == these.shape else out.view(these.shape)
+
+
+class Arranged(NamedTuple):
+    """Arguments of a density as one list of tensors of the same batch shape, none or a single dimension.
+
+    Parameters
+    ----------
+    node : Node
+        The form of the tree.
+    counts : tuple of int
+        How many of the tensors are points, shapes and weights.
+    shape : torch.Size
+        The batch shape of the density.
+    tensors : tuple of Tensor
+        Noise, residual, and those of the tree.
+    """
+
+    node: trees.Node
+    counts: tuple[int, int, int]
+    shape: torch.Size
+    tensors: tuple[torch.Tensor, ...]
+
+
+def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Arranged:
+    """Return the arguments of a density as tensors of one batch shape."""
+    matrices = (*tree.points, *tree.shapes)
+    counts = (len(tree.points), len(tree.shapes), len(tree.weights))
+    if noise.dim() + residual.dim() + sum(t.dim() for t in (*matrices, *tree.weights)) == 2 + 2 * len(matrices):
+        single = (noise, residual, *matrices, *tree.weights)  # no batch anywhere, and nothing to broadcast
+        return Arranged(tree.node, counts, torch.Size(), single)
+    leads = [noise.shape[:-1], residual.shape[:-1], *(t.shape[:-2] for t in matrices)]
+    shape = torch.broadcast_shapes(*leads, *(t.shape for t in tree.weights))
+    batch = shape if not shape else torch.Size([shape.numel()])
+
+    def flat(t: torch.Tensor, own: int) -> torch.Tensor:
+        lead, rest = t.shape[: t.dim() - own], t.shape[t.dim() - own :]
+        return t if lead == batch else t.expand(*shape, *rest).reshape(*batch, *rest)
+
+    vectors, weights = (flat(noise, 1), flat(residual, 1)), (flat(t, 0) for t in tree.weights)
+    return Arranged(tree.node, counts, shape, (*vectors, *(flat(t, 2) for t in matrices), *weights))
+
+
+def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Return the same by explicit differences and autograd through Cholesky: differentiable twice, the truth."""
+    k = trees.dense(tree)
+    n = residual.shape[-1]
+    diagonal = torch.diag_embed(noise.expand(*noise.shape[:-1], n))
+    lower = torch.linalg.cholesky(k + diagonal)
+    white = torch.linalg.solve_triangular(lower, residual.unsqueeze(-1), upper=False).squeeze(-1)
+    logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    density: torch.Tensor = -0.5 * (white.square().sum(-1) + logdet + n * _LOG_2_PI)
+    return density
+
+
+def block_bytes(device: str) -> int:
+    """Return the bytes of a block of rows, a dozen of which are taken beside the matrix for each family."""
+    return room(_CACHED, device)
+
+
+def _regrouped(node: Any, counts: tuple[int, int, int], tensors: tuple[torch.Tensor, ...]) -> Tree:
+    first, second = counts[0], counts[0] + counts[1]
+    return Tree(node, list(tensors[:first]), list(tensors[first:second]), list(tensors[second:]))
+
+
+def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the blocks of rows, one of all rows for a batch."""
+    n = matrix.shape[-1]
+    if matrix.dim() > 2:
+        return [(0, n)]
+    return strips(n, n * matrix.element_size(), block_bytes(matrix.device.type))
+
+
+def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> None:
+    """Fill a buffer with the noisy covariance, its lower triangle at least."""
+    steps = _steps(buffer)
+    little = buffer.numel() * buffer.element_size() <= block_bytes(buffer.device.type)
+    for start, stop in steps:
+        whole = stop - start == buffer.shape[-1]
+        out = buffer if whole else buffer[start:stop, :stop]
+        blocks.fill((start, stop), out, keep and len(steps) == 1 and little)
+    buffer.diagonal(dim1=-2, dim2=-1).add_(noise)
+
+
+def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
+    """Return the log density by the factor and the whitened residual ``L^-1 r``."""
+    half_logdet = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    quadratic = torch.linalg.vecdot(white, white, dim=-2).view(half_logdet.shape)
+    return half_logdet.add_(white.shape[-2] * (0.5 * _LOG_2_PI)).neg_().sub_(quadratic, alpha=0.5)
+
+
+def at_once(
+    node: trees.Node, counts: tuple[int, int, int], wanted: tuple[bool, ...], tensors: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
+    """Return log density, LAPACK's info and all wanted gradients, with nothing read back to the host on the way.
+
+    Parameters
+    ----------
+    node, counts, tensors
+        As `arranged` gives them.
+    wanted : tuple of bool
+        Of which tensors the gradient is wanted.
+    """
+    noise, residual, *rest = tensors
+    buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
+    blocks = Blocks(_regrouped(node, counts, tuple(rest)), look=False)
+    _assemble(blocks, noise, buffer, keep=True)
+    factor, info = torch.linalg.cholesky_ex(buffer)
+    white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+    density = _density(factor, white)
+    state = _State(buffers.Lease(buffer), factor, blocks, white)
+    return density, info, _gradients(state, _inverse, noise, wanted, torch.ones_like(density))
+
+
+def _inverse(factor: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of the matrix of a lower factor by products: LAPACK's potri has something to report."""
+    n = factor.shape[-1]
+    unit = torch.eye(n, dtype=factor.dtype, device=factor.device).expand(factor.shape)
+    root = torch.linalg.solve_triangular(factor, unit, upper=False)
+    return root.mT @ root
+
+
+def _factorise(
+    tree: Tree, blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, ladder: Ladder, keep: bool
+) -> torch.Tensor:
+    """Return the lower factor of the noisy covariance, in `buffer` where that pays.
+
+    With `keep`, what the gradients need is kept if it is little.
+    """
+    _assemble(blocks, noise, buffer, keep)
+    lower, info = factorised(buffer)
+    if not (torch.any(info) if info.dim() else info.item()):
+        return lower
+    _assemble(blocks, noise, buffer, keep=False)
+    for start, stop in _steps(buffer)[1:]:
+        buffer[:start, start:stop] = buffer[start:stop, :start].mT
+    if buffer.isnan().any():  # the error counts them, also on the diagonal that blocks know without looking
+        buffer.copy_(trees.dense(tree)).diagonal(dim1=-2, dim2=-1).add_(noise)
+    return ladder(buffer)
+
+
+class _LogProb(torch.autograd.Function):
+    """The density with closed-form first derivatives by everything it is made of; second ones by the plain formula."""
+
+    @staticmethod
+    def forward(ctx, node, counts, ladder, inverse, noise, residual, *tensors):  # type: ignore[no-untyped-def]
+        n = residual.shape[-1]
+        differentiated = any(ctx.needs_input_grad)
+        lease = buffers.borrow((*residual.shape, n), residual)
+        buffer = lease.tensor
+        try:
+            tree = _regrouped(node, counts, tensors)
+            blocks = Blocks(tree)
+            factor = _factorise(tree, blocks, noise, buffer, ladder, keep=differentiated)
+            white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+            density = _density(factor, white)
+        except BaseException:
+            lease.release()
+            raise
+        if differentiated:
+            ctx.node, ctx.counts, ctx.ladder, ctx.inverse = node, counts, ladder, inverse
+            ctx.state, ctx.threads = _State(lease, factor, blocks, white), threads.current()
+            ctx.save_for_backward(noise, residual, *tensors)
+        else:
+            lease.release()
+        return density
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        noise, residual, *tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[4:]
+        if torch.is_grad_enabled():
+            return None, None, None, None, *plain(ctx.node, ctx.counts, ctx.saved_tensors, wanted, grad)
+        with threads.scope(ctx.threads):
+            state, ctx.state = ctx.state, None
+            if state is None:  # a second backward pass: the first one has used the memory of the factor
+                state = _again(ctx, noise, residual, tuple(tensors))
+            try:
+                found = _gradients(state, ctx.inverse or inverted, noise, wanted, grad)
+            finally:
+                state.lease.release()
+        return None, None, None, None, *found
+
+
+class _State(NamedTuple):
+    """What the forward pass leaves for the backward pass, apart from its arguments."""
+
+    lease: buffers.Lease
+    factor: torch.Tensor
+    blocks: Blocks
+    white: torch.Tensor
+
+
+def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> _State:
+    lease = buffers.borrow((*residual.shape, residual.shape[-1]), residual)
+    tree = _regrouped(ctx.node, ctx.counts, tensors)
+    blocks = Blocks(tree)
+    factor = _factorise(tree, blocks, noise, lease.tensor, ctx.ladder, keep=True)
+    white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+    return _State(lease, factor, blocks, white)
+
+
+def _gradients(
+    state: _State, inverse_of: Inverse, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Return the gradients by noise, residual and the tensors of the tree; the factor is overwritten."""
+    a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
+    vector = a.squeeze(-1)
+    found: list[torch.Tensor | None] = [None] * len(wanted)
+    by_vector = grad.unsqueeze(-1) if grad.dim() else grad
+    if wanted[1]:
+        found[1] = vector * -by_vector
+    if not (wanted[0] or any(wanted[2:])):
+        return found
+    inverse, half = inverse_of(state.factor), 0.5 * by_vector
+    if wanted[0]:
+        by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
+        if noise.shape[-1] == 1 < vector.shape[-1]:
+            by_noise = by_noise.sum(-1, keepdim=True)
+        found[0] = by_noise.mul_(half)
+    if any(wanted[2:]):
+        turned, factor = a.mT, half.unsqueeze(-1) if half.dim() else half
+        for start, stop in _steps(inverse):
+            if stop - start == inverse.shape[-1]:
+                g = torch.mul(a, turned).sub_(inverse)
+            else:
+                g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
+            state.blocks.pull((start, stop), g, factor)
+        points, shapes, weights = state.blocks.gradients()
+        pairs = zip((*points, *shapes, *weights), wanted[2:], strict=True)
+        found[2:] = [one if want else None for one, want in pairs]
+    return found
+
+
+def plain(
+    node: trees.Node,
+    counts: tuple[int, int, int],
+    tensors: tuple[torch.Tensor, ...],
+    wanted: tuple[bool, ...],
+    grad: torch.Tensor,
+) -> list[torch.Tensor | None]:
+    """Return the gradients as differentiable functions of everything; arguments as `at_once` has them."""
+
+    def density(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return reference(_regrouped(node, counts, rest), noise, residual)
+
+    return plain_gradients(density, tensors, wanted, grad)

@@ -1,0 +1,132 @@
+"""The state of a model by its values: what a factor was made of, and whether that still is so.
+
+Version counters miss what is written through ``.data``, by gpytorch's setters, or by fused optimisers. So values are
+compared: all parameters and buffers, tensors kept as attributes of the libraries' own modules, and the training data:
+some hundreds of numbers beside a matrix of n^2. Floor 0: may import `cotangents` and `frozen`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from operator import is_, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.priors import Prior
+
+from autokern.core.cotangents import version
+from autokern.gp.frozen import LIBRARIES
+
+__all__ = ["State"]
+
+_FEW = 32
+"""Elements up to which Python compares numbers faster than torch compares tensors."""
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+_PLAIN = (bool, int, float, str, torch.Size, type(None))
+
+
+class _Held(NamedTuple):
+    """A module, and what it held: parameters, buffers and parts by their addresses, attributes that have a meaning."""
+
+    module: weakref.ref[torch.nn.Module]
+    addresses: tuple[list[int], list[int], list[int]]
+    read: Callable[[dict[str, Any]], tuple[Any, ...]] | None
+    attributes: tuple[Any, ...]
+
+
+class State:
+    """What a module and the modules in it hold, by identity and by value; it keeps none of them alive.
+
+    Priors do not count: no prediction reads them.
+
+    Parameters
+    ----------
+    root : torch.nn.Module
+        The module; of an exact Gaussian process, the training data count too.
+    but : torch.nn.Module, optional
+        A module in it to leave out, with those in that one.
+    """
+
+    def __init__(self, root: torch.nn.Module, but: torch.nn.Module | None = None) -> None:
+        self._held: list[_Held] = []
+        self._data = _data(root)
+        tensors = list(self._data)
+        seen, stack = {id(but)}, [root]
+        while stack:
+            module = stack.pop()
+            if id(module) in seen or isinstance(module, Prior):
+                continue
+            seen.add(id(module))
+            own = module.__dict__
+            read = _reader(own) if type(module).__module__.partition(".")[0] in LIBRARIES else None
+            attributes = () if read is None else read(own)
+            self._held.append(_Held(weakref.ref(module), _addresses(own), read, attributes))
+            found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
+            tensors += [t for t in found if isinstance(t, torch.Tensor)]
+            stack += [part for part in own["_modules"].values() if part is not None]
+        self._tensors = [(t, version(t)) for t in tensors]  # alive, so that addresses stay theirs
+        self._little = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
+        self._large = [(t, t.detach().clone()) for t in tensors if not (t.is_cpu and t.numel() <= _FEW)]
+
+    def holds(self) -> bool:
+        """Whether everything is as it was: the same objects with the same values."""
+        if not self._same_objects():
+            return False
+        for tensor, numbers in self._little:
+            if tensor.tolist() != numbers:
+                return False
+        return all(_is_still(tensor, content) for tensor, content in self._large)
+
+    def counted(self) -> bool:
+        """Whether a change shows without a look at values: an object was replaced, or a version counter has moved."""
+        return not self._same_objects() or any(version(t) != then for t, then in self._tensors)
+
+    def _same_objects(self) -> bool:
+        for ref, addresses, read, attributes in self._held:
+            module = ref()
+            if module is None:
+                return False
+            own = module.__dict__
+            if _addresses(own) != addresses or (read is not None and not _alike(read, own, attributes)):
+                return False
+        root = self._held[0].module()
+        if root is None:
+            return False
+        now = _data(root)
+        return len(now) == len(self._data) and all(map(is_, now, self._data))
+
+
+def _addresses(own: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
+    return (
+        list(map(id, own["_parameters"].values())),
+        list(map(id, own["_buffers"].values())),
+        list(map(id, own["_modules"].values())),
+    )
+
+
+def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    own = module.__dict__
+    return tuple(t for t in (*(own.get("train_inputs") or ()), own.get("_train_targets")) if t is not None)
+
+
+def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
+    """Return what reads the attributes of a module that are numbers, words or tensors."""
+    names = [name for name, value in own.items() if isinstance(value, (torch.Tensor, *_PLAIN))]
+    return itemgetter(*names) if len(names) > 1 else None  # every module has several
+
+
+def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any], then: tuple[Any, ...]) -> bool:
+    try:
+        return read(own) == then  # compares what is not identical
+    except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or a tensor was replaced by another
+        return False
+
+
+def _is_still(tensor: torch.Tensor, content: torch.Tensor) -> bool:
+    if tensor.shape != content.shape or tensor.dtype is not content.dtype or tensor.device != content.device:
+        return False
+    if torch.equal(tensor, content):
+        return True
+    bits = _BITS.get(tensor.element_size())  # missing observations are NaN, and as they were all the same
+    return bits is not None and torch.equal(tensor.detach().view(bits), content.view(bits))

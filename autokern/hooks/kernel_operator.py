@@ -1,0 +1,196 @@
+"""The covariance matrix of a kernel tree as an operator that is multiplied tile by tile and formed only when asked for.
+
+linear_operator takes operators apart into tensors and builds them again inside its autograd functions, so this one is
+made of embedded points, shapes and weights, and of plain values; nothing is closed over. Products go through the op
+`kernel_matmul`. Floor 4: may import `dispatch`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import DenseLinearOperator, KernelLinearOperator, LinearOperator
+from linear_operator.utils.memoize import cached
+
+from autokern.core.op import get
+from autokern.kernels import embedded as forms
+from autokern.kernels import matmul as products
+from autokern.kernels import tree as trees
+from autokern.kernels.embedded import Embedded
+from autokern.kernels.partition import usual
+from autokern.kernels.tree import Node
+from autokern.runtime.dispatch import route
+
+__all__ = ["MatrixFreeKernelOperator", "matrix_free"]
+
+_dispatch = route(get("kernel_matmul"))
+
+
+def _covariance(x1: torch.Tensor, x2: torch.Tensor, node: Any, widths: Any, same: bool, **more: torch.Tensor) -> Any:
+    """Return the dense matrix of embedded points."""
+    kernel = _embedded(node, widths, more)
+    others = None if same else forms.read(kernel, x2).points
+    return products.matrix(forms.read(kernel, x1), others, usual(x1.device))
+
+
+def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded:
+    shapes = tuple(more[f"shape_{i}"] for i in range(sum(name.startswith("shape_") for name in more)))
+    weights = tuple(more[f"weight_{i}"] for i in range(sum(name.startswith("weight_") for name in more)))
+    return Embedded(node, widths, shapes, weights)
+
+
+def matrix_free(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> MatrixFreeKernelOperator:
+    """Return the covariance of two sets of points under a kernel whose form is known, as an operator.
+
+    Parameters
+    ----------
+    kernel : gpytorch.kernels.Kernel
+        Its own active dimensions are taken as selected already.
+    x1, x2 : Tensor
+        Shapes ``(..., n, d)`` and ``(..., m, d)``; the same points only where they are the same tensor.
+    """
+    same = x1 is x2
+    return _operator(*forms.embed(kernel, x1, None if same else x2), same)
+
+
+def _operator(embedded: Embedded, first: torch.Tensor, second: torch.Tensor, same: bool) -> MatrixFreeKernelOperator:
+    shapes = {f"shape_{i}": t for i, t in enumerate(embedded.shapes)}
+    weights = {f"weight_{i}": t for i, t in enumerate(embedded.weights)}
+    return MatrixFreeKernelOperator(
+        first,
+        second,
+        covar_func=_covariance,
+        num_nonbatch_dimensions=dict.fromkeys(weights, 0),
+        node=embedded.node,
+        widths=embedded.widths,
+        same=same,
+        **shapes,
+        **weights,
+    )
+
+
+class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
+    """The covariance matrix of two sets of points, ``(..., n, m)``; `matrix_free` makes it.
+
+    Parameters
+    ----------
+    x1, x2 : Tensor
+        Embedded points of all leaves beside each other.
+    covar_func : callable
+        Always the same function of this module.
+    num_outputs_per_input, num_nonbatch_dimensions, **params
+        As `KernelLinearOperator` has them; the form of the tree, the widths of its leaves and whether both sets are
+        the same are parameters too.
+    """
+
+    @property
+    def _kernel(self) -> Embedded:
+        return _embedded(self.nontensor_params["node"], self.nontensor_params["widths"], self.tensor_params)
+
+    @property
+    def _same(self) -> bool:
+        return bool(self.nontensor_params["same"])
+
+    def _others(self) -> list[torch.Tensor] | None:
+        return None if self._same else forms.read(self._kernel, self.x2).points
+
+    def _matmul(self, rhs: torch.Tensor) -> torch.Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
+        out: torch.Tensor = _dispatch(self._kernel, self.x1, self.x1 if self._same else self.x2, columns)
+        return out.squeeze(-1) if rhs.dim() == 1 else out
+
+    def _t_matmul(self, rhs: torch.Tensor) -> torch.Tensor:
+        transposed: torch.Tensor = self._transpose_nonbatch()._matmul(rhs)
+        return transposed
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self if self._same else super()._transpose_nonbatch()
+
+    def _bilinear_derivative(
+        self, left_vecs: torch.Tensor, right_vecs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of ``sum(left * (K right))`` by what this operator is made of, tile by tile."""
+        left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
+        by, by_others = products.pulled(
+            forms.read(self._kernel, self.x1), self._others(), left, right, usual(self.device)
+        )
+        x2 = None if by_others is None else torch.cat(by_others, -1)
+        return self._in_representation(torch.cat(by.points, -1), x2, by.shapes, by.weights)
+
+    def _in_representation(
+        self, x1: torch.Tensor, x2: torch.Tensor | None, shapes: list[torch.Tensor], weights: list[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Put gradients into the order in which linear_operator takes this operator apart."""
+        named = {f"shape_{i}": t for i, t in enumerate(shapes)} | {f"weight_{i}": t for i, t in enumerate(weights)}
+        return (x1, x2, *(named[name] for name in self._differentiable_kwargs))
+
+    def _mul_matrix(self, other: Any) -> LinearOperator:
+        """Multiply element by element: with another such operator into a third, with anything else as matrices.
+
+        The library would multiply roots, which are approximations of rank 100 where matrices are large.
+        """
+        other = other.evaluate_kernel()
+        if not isinstance(other, MatrixFreeKernelOperator):
+            return DenseLinearOperator(self.to_dense() * other.to_dense())
+        one, two = self._kernel, other._kernel
+        lead = torch.broadcast_shapes(self.batch_shape, other.batch_shape)  # type: ignore[no-untyped-call]
+        first, second = (
+            torch.cat([z.expand(*lead, *z.shape[-2:]) for z in pair], -1)
+            for pair in ((self.x1, other.x1), (self.x2, other.x2))
+        )
+        node = Node("product", children=(one.node, two.node))
+        both = Embedded(node, (*one.widths, *two.widths), (*one.shapes, *two.shapes), (*one.weights, *two.weights))
+        return _operator(both, first, second, self._same and other._same)
+
+    @cached  # type: ignore[untyped-decorator]
+    def to_dense(self) -> torch.Tensor:
+        """Return the matrix itself."""
+        found: torch.Tensor = self.covar_mat
+        return found
+
+    @cached(name="kernel_diag")  # type: ignore[untyped-decorator]
+    def _diagonal(self) -> torch.Tensor:
+        each = {n: t.unsqueeze(-3 if n.startswith("shape_") else -1) for n, t in self.tensor_params.items()}
+        return self._pairs(self.x1, self.x2, each)
+
+    def _pairs(self, x1: torch.Tensor, x2: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the covariances of points in pairs ``(..., d)``, each with its hyperparameters, or one set for all."""
+        kernel = _embedded(self.nontensor_params["node"], self.nontensor_params["widths"], tensors)
+        tree = forms.read(kernel, x1.unsqueeze(-2))
+        found: torch.Tensor = trees.dense(tree, forms.read(kernel, x2.unsqueeze(-2)).points)
+        shape = torch.broadcast_shapes(x1.shape[:-1], x2.shape[:-1])  # type: ignore[no-untyped-call]
+        return found.expand(*shape, 1, 1)[..., 0, 0]
+
+    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> torch.Tensor:
+        x1, x2 = self.x1[(*batch_indices, row_index)], self.x2[(*batch_indices, col_index)]
+        tensors = {name: t[batch_indices] if batch_indices else t for name, t in self.tensor_params.items()}
+        return self._pairs(x1, x2, tensors)
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        found = super()._getitem(row_index, col_index, *batch_indices)
+        same = self._same and _equal_indices(row_index, col_index)
+        return found if same == self._same else found._as_cross()
+
+    def _as_cross(self) -> MatrixFreeKernelOperator:
+        """Return the same operator, whose rows and columns are not the same points."""
+        return _operator(self._kernel, self.x1, self.x2, False)
+
+    def __reduce__(self) -> Any:
+        """Pickle what is read without autokern too: gpytorch's lazily evaluated covariance of the embedded points."""
+        x1 = self.x1.detach()
+        x2 = x1 if self._same else self.x2.detach()
+        return LazyEvaluatedKernelTensor, (x1, x2, forms.plain(self._kernel, x1.dtype))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LinearOperator:
+        copied: LinearOperator = self.representation_tree()(*copy.deepcopy(self.representation(), memo))
+        return copied
+
+
+def _equal_indices(one: Any, other: Any) -> bool:
+    if isinstance(one, slice) or isinstance(other, slice):
+        return isinstance(one, slice) and isinstance(other, slice) and one == other
+    return one is other or (torch.is_tensor(one) and torch.is_tensor(other) and torch.equal(one, other))

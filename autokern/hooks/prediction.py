@@ -1,0 +1,295 @@
+"""Hooks into gpytorch's exact prediction: test covariances stay lazy, caches share one factor, fantasies extend it.
+
+Only the library's own default strategy is served; strategies for structured kernels and models that override a step
+keep theirs. So do those of which it is not known what they were made of (`origin`). Floor 4.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.models import ExactGP
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator import settings as library
+from linear_operator.operators import LinearOperator, to_linear_operator
+
+from autokern.core.op import get
+from autokern.gp import factor_cache
+from autokern.gp.frozen import frozen, thawed
+from autokern.gp.inverse_by_root import Rooted, Structured
+from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
+from autokern.hooks import Patch, matrixfree, origin
+from autokern.hooks.linear_operator import stay_out
+from autokern.hooks.memory import guard_cache
+from autokern.hooks.reading import unless_it_fails
+from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, regime
+from autokern.runtime.dispatch import route
+
+__all__ = ["patches"]
+
+_dispatch_predict = route(get("predict"), looked=True)
+_dispatch_fantasy = route(get("fantasy"), looked=True)
+
+
+def _stay_out() -> bool:
+    return gpytorch.settings.trace_mode.on() or gpytorch.beta_features.checkpoint_kernel.value() or stay_out()
+
+
+_stock_init = DefaultPredictionStrategy.__init__
+
+
+@functools.wraps(_stock_init)
+def _init(self: Any, *args: Any, **kwargs: Any) -> None:
+    _stock_init(self, *args, **kwargs)
+    origin.made(None if _stay_out() else self)
+
+
+_stock_priors = ExactGP._get_test_prior_mean_and_covariances
+
+
+@functools.wraps(_stock_priors)
+def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
+    """Leave the covariances of the test points unevaluated: what reads no more than variances needs less."""
+    strategy = None if kwargs or _stay_out() else origin.ours(self)
+    if strategy is None:
+        origin.made(None)  # what keywords or modes have made of it is not known
+        return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
+    pairs = list(zip(train_inputs, test_inputs, strict=True))
+    leads = {t.shape[:-2] for pair in pairs for t in pair}
+    lead = torch.broadcast_shapes(*leads) if len(leads) > 1 else leads.pop()  # type: ignore[no-untyped-call]
+    full = [torch.cat([t.expand(*lead, *t.shape[-2:]) for t in pair], dim=-2) for pair in pairs]
+    output = super(ExactGP, self).__call__(*full, **kwargs)
+    if gpytorch.settings.debug.on() and not isinstance(output, gpytorch.distributions.MultivariateNormal):
+        raise RuntimeError("ExactGP.forward must return a MultivariateNormal")
+    mean, covariance, n = output.loc, output.lazy_covariance_matrix, strategy.num_train
+    points = output.event_shape[0] - strategy.train_shape[0]
+    test_shape = torch.Size([points, *output.event_shape[1:]])
+    prior, cross = _new_and_cross(origin.kernel_of(strategy), covariance, n)
+    return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
+
+
+def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
+    """Return the covariance of the points after the first n, and theirs with those, lazy where that is safe.
+
+    Where gradients are wanted, backward passes read tensors of the kernel later, so it is frozen here already.
+    """
+    if kernel is None or kernel is not origin.kernel_in(covariance):
+        return covariance[..., n:, n:].evaluate_kernel(), covariance[..., n:, :n].evaluate_kernel()
+    make = functools.partial(LazyEvaluatedKernelTensor, kernel=frozen(kernel) if torch.is_grad_enabled() else kernel)
+    if kernel.num_outputs_per_input(covariance.x1, covariance.x2) != 1:
+        whole = make(covariance.x1, covariance.x2)
+        return whole[..., n:, n:], whole[..., n:, :n]
+    new, old = covariance.x1[..., n:, :], covariance.x2[..., :n, :]
+    return make(new, new), make(new, old)
+
+
+class _Predicting(threading.local):
+    """The strategy of which this thread is computing a prediction, after it was looked at, and the kernel by which."""
+
+    strategy: Any = None
+    kernel: Any = None
+
+
+_predicting = _Predicting()
+_stock_prediction = DefaultPredictionStrategy.exact_prediction
+
+
+@functools.wraps(_stock_prediction)
+def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
+    if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or _stay_out():
+        return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
+    found = regime(self.num_train, library.fast_computations.solves)
+    if found != ORDERED and factor_cache.plain(self) and not _formless(self):
+        fast = gpytorch.settings.fast_pred_var.on()
+        exact = found == EXACT or factor_cache.is_exact(self)
+        _predicting.strategy, _predicting.kernel = self, test_test_covar.kernel
+        try:
+            return _dispatch_predict(self, test_mean, test_test_covar, test_train_covar, exact, fast)
+        finally:
+            _predicting.strategy = _predicting.kernel = None
+    if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
+        return _structured(self, test_mean, test_test_covar, test_train_covar)
+    plainly = (_evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
+    return _stock_prediction(self, test_mean, *plainly)
+
+
+def _formless(strategy: Any) -> bool:
+    """Whether the training covariance cannot even be formed: solves are iterations, and a factor is out of reach."""
+    parts = factor_cache.parts(strategy)
+    return parts is not None and matrixfree.too_large(parts[0])
+
+
+def _evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
+    """Return a covariance as stock has it, with what `of` makes of its kernel if it is lazy."""
+    return _with(of, covariance).evaluate_kernel() if isinstance(covariance, LinearOperator) else covariance
+
+
+def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
+    """Return a covariance with what `of` makes of its kernel, if it is lazy."""
+    if type(covariance) is not LazyEvaluatedKernelTensor:
+        return covariance
+    kernel = of(covariance.kernel)
+    return covariance if kernel is covariance.kernel else by_kernel(kernel, covariance)
+
+
+def _defers() -> bool:
+    return bool(gpytorch.settings.skip_posterior_variances.off())
+
+
+def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
+    """Predict with a covariance that the library solves by its structure; variances when they are read."""
+    mean = strategy.exact_predictive_mean(test_mean, _evaluated(cross))
+    if gpytorch.settings.fast_pred_var.on():
+        return mean, PosteriorCovariance.deferred(prior, cross, Rooted(strategy.covar_cache))
+    prior_dist = strategy.train_prior_dist
+    nothing = prior_dist.__class__(torch.zeros_like(prior_dist.mean), _with(frozen, prior_dist.lazy_covariance_matrix))
+    operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
+    if gpytorch.settings.detach_test_caches.on():
+        operator = operator.detach()
+    operator = operator.evaluate_kernel()  # hyperparameters may change before it is used
+    return mean, PosteriorCovariance.deferred(prior, cross, Structured(operator))
+
+
+_stock_mean_cache = DefaultPredictionStrategy._mean_cache
+
+
+@functools.wraps(_stock_mean_cache)
+def _mean_cache(self: Any, nan_policy: str) -> Any:
+    known = _shared(self, "mean_cache", nan_policy) if nan_policy == "ignore" else None
+    if known is not None:
+        return known.alpha
+    there = factor_cache.mean_of(self) if nan_policy == "ignore" else None
+    return _stock_mean_cache(self, nan_policy) if there is None else there
+
+
+_NO_ARGUMENTS = pickle.dumps({})
+"""How the library's cache files keyword arguments."""
+
+
+def _shared(strategy: Any, *cached: str) -> Any:
+    """Return the factor of a strategy where stock would factorise, or where there is one already.
+
+    None where the library keeps what it is needed for, in its cache under the name and arguments of `cached`.
+    """
+    known = factor_cache.found(strategy)
+    if known is not None or type(strategy) is not DefaultPredictionStrategy or _stay_out():
+        return known
+    if (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
+        return None
+    found = regime(strategy.num_train, library.fast_computations.solves)
+    if found == EXACT or (found == ITERATIVE and factor_cache.is_exact(strategy)):
+        guard_cache(strategy, cached[0])
+        return factor_cache.of(strategy) if origin.is_ours(strategy) else None
+    return None
+
+
+class _Cache(property):
+    """A property that wraps the library's own."""
+
+    __wrapped__: property
+
+
+_stock_covar_cache = vars(DefaultPredictionStrategy)["covar_cache"]
+
+
+def _read_covar_cache(self: Any) -> Any:
+    known = _shared(self, "covar_cache")
+    return _stock_covar_cache.fget(self) if known is None else known.root
+
+
+_covar_cache = _Cache(_read_covar_cache)
+_covar_cache.__wrapped__ = _stock_covar_cache
+
+
+_stock_covariance = DefaultPredictionStrategy.exact_predictive_covar
+
+
+@functools.wraps(_stock_covariance)
+def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
+    """Use the factor that is there, if it is still that of the model: the library factorises at each call."""
+    settings = gpytorch.settings
+    known = None if settings.fast_pred_var.on() or settings.skip_posterior_variances.on() else _in_force(self)
+    if known is None:
+        return _stock_covariance(self, test_test_covar, test_train_covar)
+    rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
+    explained = factor_cache.for_covariances(self, fast=False, kernel=_predicting.kernel).explained_covariance(rows)
+    if isinstance(test_test_covar, torch.Tensor):
+        return to_linear_operator(test_test_covar - explained)
+    return test_test_covar + to_linear_operator(-explained)
+
+
+@unless_it_fails
+def _in_force(strategy: Any) -> Any:
+    """Return the factor of a strategy if it still is that of its model."""
+    return factor_cache.found(strategy) if strategy is _predicting.strategy or origin.holds(strategy) else None
+
+
+def _keeps_noise(likelihood: Any) -> bool:
+    """Whether a likelihood takes up the noise of new observations, and has no other."""
+    fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
+    return fixed and getattr(likelihood, "second_noise_covar", None) is None
+
+
+_stock_fantasy = DefaultPredictionStrategy.get_fantasy_strategy
+
+
+@functools.wraps(_stock_fantasy)
+def _get_fantasy_strategy(
+    self: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, **kwargs: Any
+) -> Any:
+    args = (self, inputs, targets, full_inputs, full_targets, full_output)
+    found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
+    if found == ORDERED or not _grows(self, kwargs) or _stay_out():
+        found = _stock_fantasy(*args, **kwargs)
+        origin.made(None)
+        return found
+    grown = _dispatch_fantasy(*args, kwargs.get("noise"), found == EXACT or factor_cache.is_exact(self))
+    origin.made(grown)
+    return grown
+
+
+def _grows(strategy: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a fantasy is ours to make: of a strategy that is, and such that the model has all it was made of.
+
+    Noise that the likelihood does not take up is in the caches only, so that nothing may be computed anew.
+    """
+    if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
+        return False
+    return not kwargs or (kwargs.keys() == {"noise"} and _keeps_noise(strategy.likelihood))
+
+
+_stock_fantasy_model = ExactGP.get_fantasy_model
+
+
+@functools.wraps(_stock_fantasy_model)
+def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
+    if _stay_out() or self.prediction_strategy is None:
+        return _stock_fantasy_model(self, inputs, targets, **kwargs)
+    origin.ours(self, growing=True)
+    made = _stock_fantasy_model(self, inputs, targets, **kwargs)
+    if origin.just_made(made.prediction_strategy):
+        origin.adopt(made, made.prediction_strategy, parent=self)
+    return made
+
+
+def patches() -> list[Patch]:
+    """Return the patches of exact prediction."""
+    strategy = DefaultPredictionStrategy
+    return [
+        Patch(ExactGP, "_get_test_prior_mean_and_covariances", _get_test_prior_mean_and_covariances),
+        Patch(ExactGP, "get_fantasy_model", _get_fantasy_model),
+        Patch(strategy, "__init__", _init),
+        Patch(strategy, "exact_prediction", _exact_prediction),
+        Patch(strategy, "exact_predictive_covar", _exact_predictive_covar),
+        Patch(strategy, "_mean_cache", _mean_cache),
+        Patch(strategy, "covar_cache", _covar_cache),
+        Patch(strategy, "get_fantasy_strategy", _get_fantasy_strategy),
+    ]

@@ -1,0 +1,183 @@
+"""What the public functions of the package do that is more than a name: calibrate, profile, explain, op. Floor 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from autokern import hooks
+from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
+from autokern.core.decision import Decision
+from autokern.core.errors import SettingsError
+from autokern.core.op import Op, get
+from autokern.core.problem import Problem
+from autokern.runtime import dispatch
+from autokern.system.progress import display
+from autokern.tuning import store
+from autokern.tuning.calibration import calibrate as measure
+from autokern.tuning.calibration import chosen_devices, chosen_ops
+from autokern.tuning.profile import Profile
+
+__all__ = ["Explanation", "calibrate", "explain", "op", "problem", "profile"]
+
+
+def calibrate(
+    ops: Iterable[str] | None = None,
+    level: str = "quick",
+    budget: float = 10.0,
+    devices: Iterable[str] | None = None,
+    progress: bool = True,
+    accuracy: str | None = None,
+) -> Profile:
+    """Measure this machine, keep the result for later processes, and use it from now on.
+
+    Parameters
+    ----------
+    ops : iterable of str, optional
+        Names of ops; default all.
+    level : {"quick", "full"}
+        How many sizes, and how often.
+    budget : float
+        Seconds; a measurement that would exceed it is not begun.
+    devices : iterable of str, optional
+        Device kinds; default the CPU and the accelerator that torch finds.
+    progress : bool
+        Whether to show a progress bar on a terminal.
+    accuracy : {"same", "approximate"}, optional
+        Whether candidates of lower precision are measured too; default what `AUTOKERN_ACCURACY` says.
+
+    Returns
+    -------
+    Profile
+        Everything known of this machine now.
+
+    Raises
+    ------
+    SettingsError
+        For an unknown op, an absent device, an unknown level or a budget that allows nothing.
+
+    Examples
+    --------
+    >>> autokern.calibrate(["qr"], budget=2.0)  # doctest: +SKIP
+    """
+    chosen, kinds = chosen_ops(ops), chosen_devices(devices)
+    with hooks.enabled():  # parts of composite ops are dispatched while those are measured
+        here = dispatch.session()
+
+        def publish(found: Profile) -> None:
+            if here.settings.profile is None:
+                store.save(here.settings, found)
+            here.adopt(found)
+
+        with display("autokern measures this machine", progress) as shown:
+            wanted = here.settings.accuracy if accuracy is None else accuracy
+            return measure(chosen, level, budget, kinds, here.profile, accuracy=wanted, progress=shown, publish=publish)
+
+
+def profile() -> Profile:
+    """Return the profile in force: what is known of this machine, or what ``AUTOKERN_PROFILE`` names."""
+    return dispatch.session().profile
+
+
+def op(name: str) -> Op:
+    """Return an Op of the registry by name.
+
+    Parameters
+    ----------
+    name : str
+        One of the names that `autokern show` and the docs list.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such op.
+
+    Examples
+    --------
+    >>> op("qr").names()[0]
+    'stock'
+    """
+    return get(name)
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The decisions that this process took; prints as a table.
+
+    Parameters
+    ----------
+    decisions : list
+        Pairs of Decision and the number of calls it served.
+    """
+
+    decisions: list[tuple[Decision, int]]
+
+    def __str__(self) -> str:
+        if not self.decisions:
+            return "autokern has taken no decision in this process"
+        rows = [("calls", "problem", "runs", "x stock", "why")]
+        for decision, calls in sorted(self.decisions, key=lambda pair: -pair[1]):
+            rows.append(
+                (str(calls), str(decision.problem), decision.candidate, f"{decision.margin:.2f}", decision.reason)
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        return "\n".join(
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
+        )
+
+
+def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
+    """Say what would run, and why; without arguments, what this process decided so far.
+
+    Parameters
+    ----------
+    op : str, optional
+        Name of an op.
+    **fields
+        Fields of the Problem: ``m``, ``n``, ``d``, ``rhs``, ``batch``, ``dtype``, ``device``, ``grad``, ``variant``.
+
+    Returns
+    -------
+    Decision or Explanation
+        Both print well and have fields.
+
+    Raises
+    ------
+    SettingsError
+        For an unknown op or field, or a value that is out of range.
+
+    Examples
+    --------
+    >>> print(explain("qr", m=500, n=50))  # doctest: +SKIP
+    """
+    return Explanation(dispatch.decisions()) if op is None else dispatch.explain(problem(op, **fields))
+
+
+def problem(op: str, **fields: Any) -> Problem:
+    """Return the Problem that fields describe, what is left out being taken from the op's first measured problem."""
+    allowed = [name for name in Problem.__struct_fields__ if name != "op"]
+    unknown = sorted(set(fields) - set(allowed))
+    if unknown:
+        raise SettingsError(f"a problem has no {unknown[0]!r}; give {', '.join(allowed)}")
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for name in ("dtype", "device"):
+        if name in fields:
+            fields[name] = str(fields[name]).removeprefix("torch.").partition(":")[0]
+    dtype = fields.setdefault("dtype", "float64")
+    if dtype not in ("float32", "float64"):
+        raise SettingsError(f"dtype {dtype!r} was asked for; autokern serves float32 and float64")
+    for name in ("m", "n", "d", "rhs", "batch"):
+        size = fields.get(name, 0)
+        if not isinstance(size, int) or size < 0:
+            raise SettingsError(f"{name}={size!r} was asked for; sizes are whole numbers, 0 or more")
+    for one, other in (("m", "n"), ("n", "m")):
+        if one in fields:
+            fields.setdefault(other, fields[one])
+    grid = get(op).grid("quick", dtype, fields.get("device", "cpu"))
+    usual = grid[0]
+    if get(op).composite and fields.get("n"):  # what stock runs depends on the size
+        usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
+    without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
+    return usual.replace(**{"grad": "" if without else usual.grad, **fields})

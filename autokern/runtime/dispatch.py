@@ -1,0 +1,253 @@
+"""Dispatch: from a call to its Problem, to the memo, to a Decision, to the run.
+
+The hot path is one look-up in a dictionary by what is cheap to read of the arguments. Everything else happens once per
+key, in the session. Floor 3: may import `session` and the floors below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from autokern.core.decision import Decision
+from autokern.core.errors import AutokernWarning
+from autokern.core.op import Op, get, inside
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings, from_environment, revised
+from autokern.runtime.memo import Entry, Memo, counted
+from autokern.runtime.session import Session
+from autokern.system import memory_limit
+
+__all__ = ["Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "using"]
+
+_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+_transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_saving: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def bypassed() -> bool:
+    """Whether the present call must run stock code untouched.
+
+    That is so inside a candidate; where code is compiled, traced, transformed or differentiated forward; under
+    autocast, which would lower a candidate's precision; and where saved tensors are somebody else's business: a
+    checkpoint wants the same ones when it recomputes, whatever was chosen meanwhile.
+    """
+    return bool(
+        inside.active
+        or _compiling()
+        or _tracing() is not None
+        or _transforming() is not None
+        or _modes()
+        or _autocast()
+        or _saving(False) is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+class _Overlay:
+    """The settings of one `using` block, with a memo of its own, inside of another block or of none."""
+
+    def __init__(self, settings: Settings, outer: _Overlay | None) -> None:
+        self.settings = settings
+        self.outer = outer
+        self.memo: Memo = {}
+
+
+_overlay: ContextVar[_Overlay | None] = ContextVar("autokern_using", default=None)
+
+
+def _settings() -> Settings:
+    """Return the settings that hold in this thread or task."""
+    overlay = _overlay.get()
+    return session().settings if overlay is None else overlay.settings
+
+
+def _ordered_memory() -> int | None:
+    """Return the bytes that a call in this thread may take by the user's order."""
+    return _settings().memory
+
+
+memory_limit.orders_from(_ordered_memory)
+
+_session: Session | None = None
+_session_lock = threading.Lock()
+
+
+def session() -> Session:
+    """Return the session of this process, made from the environment when first asked for."""
+    global _session
+    if _session is None:
+        with _session_lock:
+            if _session is None:
+                _session = Session(from_environment())
+    return _session
+
+
+def reset(settings: Settings | None = None) -> Session:
+    """Start a new session, from given settings or from the environment; raises SettingsError for a bad one."""
+    global _session
+    fresh = Session(from_environment() if settings is None else settings)
+    with _session_lock:
+        _session = fresh
+    return fresh
+
+
+def route(op: Op, looked: bool = False) -> Callable[..., Any]:
+    """Return the dispatched form of an op: a function of its arguments.
+
+    A warm call costs about a microsecond more than the candidate it runs. With `looked`, the caller has asked
+    `bypassed` already.
+    """
+    key_of, name, stock, raises = op.key, op.name, op.stock.run, op.raises
+    flag, overlay_of = inside, _overlay.get
+
+    def call(*args: Any) -> Any:
+        if not looked and bypassed():
+            return stock(*args)
+        overlay = overlay_of()
+        here = _session or session()
+        memo = here.memo if overlay is None else overlay.memo
+        try:
+            key = key_of(*args)
+            table = memo.get(name)
+            entry = None if table is None else table.get(key)
+        except Exception:  # arguments that cannot be read are not ours
+            return stock(*args)
+        if entry is None:
+            entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
+            here.remember(memo, name, key, entry)
+        entry.count += 1
+        if entry.count >= entry.due:
+            entry = here.looked_at(op, entry, args, here.settings if overlay is None else overlay.settings)
+            here.remember(memo, name, key, entry)
+        flag.active = not entry.parts
+        try:
+            return entry.run(*args)
+        except raises:
+            raise
+        except Exception as error:
+            return _recovered(op, entry, args, error)
+        finally:
+            flag.active = False
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = op.summary
+    return call
+
+
+def _recovered(op: Op, entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
+    """Answer a failed candidate: the next one if memory ran out, else stock, whose own error is passed on."""
+    if entry.candidate.name == "stock":
+        raise error
+    failed = entry.candidate.name
+    exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    problem = entry.decision.problem
+    others = [op[name] for name in entry.decision.order if name != failed]
+    fitting = [c for c in others if memory_limit.fits(c.memory(problem), problem.device)]
+    if not exhausted:  # stock may have the same to say; only where it does not fit the next one has
+        fitting.sort(key=lambda candidate: candidate is not op.stock)
+    if not fitting:
+        raise error
+    successor = fitting[0]
+    result = successor.run(*args)
+    if (_session or session()).settings.strict and not exhausted:
+        raise error
+    entry.demote(successor)
+    what = "ran out of memory" if exhausted else f"failed ({type(error).__name__}: {error})"
+    warnings.warn(
+        f"autokern: {op.name}.{failed} {what} on {problem}; {successor.name} runs from now on. "
+        f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it",
+        AutokernWarning,
+        stacklevel=3,
+    )
+    return result
+
+
+@contextlib.contextmanager
+def using(
+    force: Mapping[str, str] | str | None = None,
+    exclude: Iterable[str] | None = None,
+    accuracy: str | None = None,
+    max_error: float | None = None,
+    memory: int | str | None = None,
+    calls: int | None = None,
+) -> Iterator[None]:
+    """Lay orders over the settings, in this thread or task only.
+
+    Parameters
+    ----------
+    force : mapping or str, optional
+        Candidate by op, e.g. ``{"qr": "cpu"}``, or ``"random:SEED"``.
+    exclude : iterable of str, optional
+        Candidates that must not run, by name or as ``op=name``.
+    accuracy : {"same", "approximate"}, optional
+        Whether lower precision is allowed, where its error was measured on this machine and is small enough.
+    max_error : float, optional
+        Largest error allowed of an entry of a result or a gradient, relative to the largest entry; default 1e-3.
+    memory : int or str, optional
+        Most bytes that one call may take, e.g. ``"4GiB"``.
+    calls : int, optional
+        Calls of one size that are to come: over so many, compiling must repay itself. Left out, what has been lost by
+        not compiling decides.
+
+    Raises
+    ------
+    SettingsError
+        If an order cannot be obeyed: unknown op, unknown candidate, malformed size.
+
+    Examples
+    --------
+    >>> with autokern.using(force={"kernel_matrix": "stock"}):  # doctest: +SKIP
+    ...     model(x)
+    """
+    settings = revised(
+        _settings(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
+    )
+    for name, candidate in settings.force:
+        get(name)[candidate]
+    overlay = _Overlay(settings, _overlay.get())
+    token = _overlay.set(overlay)
+    try:
+        yield
+    finally:
+        _overlay.reset(token)
+        session().forget(overlay.memo)
+
+
+def forced(op: str) -> str | None:
+    """Return the candidate that the user forces for an op in this thread, or None."""
+    return _settings().forced(op)
+
+
+def explain(problem: Problem) -> Decision:
+    """Return the decision that a problem would get now."""
+    return session().decide(get(problem.op), problem, _settings())
+
+
+def decisions() -> list[tuple[Decision, int]]:
+    """Return the decisions of this process outside of `using` blocks, with the number of calls each one served."""
+    return session().decisions()
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """Return the number of calls by op and candidate in this process."""
+    here, overlay = session(), _overlay.get()
+    total = here.past + counted(here.memo)
+    while overlay is not None:
+        total += counted(overlay.memo)
+        overlay = overlay.outer
+    result: dict[str, dict[str, int]] = {}
+    for (name, candidate), count in sorted(total.items()):
+        if count:
+            result.setdefault(name, {})[candidate] = count
+    return result

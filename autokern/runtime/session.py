@@ -1,0 +1,312 @@
+"""Session: what a process knows and decided so far, apart from the hot path that reads it.
+
+The settings in force, the profile, the memo of decided keys, measuring at first use. Floor 3: may import the floors
+below.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from autokern.backends import graphs
+from autokern.core import plugins
+from autokern.core.decision import Decision
+from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError
+from autokern.core.op import Op, get, inside
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.runtime import drift, spotcheck
+from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Told, counted, is_large, told
+from autokern.system import host, keops
+from autokern.system import memory_limit as budget
+from autokern.system.progress import display
+from autokern.tuning import store
+from autokern.tuning.calibration import calibrate
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.policy import decide
+from autokern.tuning.profile import Profile, dated, group_key
+
+__all__ = ["Session"]
+
+_log = logging.getLogger("autokern")
+_MOST_KEYS = 10_000
+"""A memo of this size is emptied: random shapes must not leak memory."""
+_MOST_EARLIER = 200
+"""Decisions that are remembered for people after the memo was emptied, those made last."""
+_PATIENCE = 24 * 3600.0
+"""Seconds for which an op is left alone of which a calibration at first use could measure nothing in its time."""
+_FIRST_SHARE = 0.35
+"""Part of the budget that one op may take at its first use, so that others get their turn."""
+
+
+def _stock_entry(op: Op, reason: str) -> Entry:
+    ours = Problem(op=op.name)
+    return Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
+
+
+class Session:
+    """What a process knows: its settings, the profile in force, and the decisions taken.
+
+    Parameters
+    ----------
+    settings : Settings
+        What the user ordered.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.memo: Memo = {}
+        self._decided: dict[tuple[Problem, Settings], Decision] = {}
+        self.past: Counter[tuple[str, str]] = Counter()
+        self._earlier: Told = {}
+        self._model: CostModel | None = None
+        self._lock = threading.RLock()
+        self._measuring = threading.Lock()
+        self._spent = 0.0
+        self._seen: Counter[tuple[Problem, str]] = Counter()
+        self._errors: dict[tuple[Problem, str], float] = {}
+        self._tried: set[tuple[str, ...]] = set()
+        _log.setLevel(settings.log.upper())
+        graphs.allow(settings.graphs == "on")
+        plugins.load()  # those that had to wait for their own import
+        plugins.announce(settings.strict)
+        for name, candidate in settings.force:
+            get(name)[candidate]
+
+    @property
+    def model(self) -> CostModel:
+        """The cost model of the profile in force, loaded when first asked for."""
+        if self._model is None:
+            with self._lock:
+                if self._model is None:
+                    self._model = _in_force(_load(self.settings))
+        return self._model
+
+    @property
+    def profile(self) -> Profile:
+        """The profile in force."""
+        return self.model.profile
+
+    def adopt(self, profile: Profile) -> None:
+        """Put another profile in force; decisions are taken afresh."""
+        with self._lock:
+            self._model = _in_force(profile)
+            self._decided.clear()
+            self.forget()
+
+    def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
+        """Put a decided key into a memo, which is emptied first if it has grown too large."""
+        entry.trial = inside.measuring
+        table = memo.setdefault(name, {})
+        if len(table) >= _MOST_KEYS and key not in table:
+            self.forget(memo)
+        table[key] = entry
+
+    def decisions(self) -> list[tuple[Decision, int]]:
+        """Return the decisions taken outside of `using` blocks, with the number of calls each one served."""
+        with self._lock:
+            return list(told(self.memo, self._earlier).values())
+
+    def forget(self, memo: Memo | None = None) -> None:
+        """Empty the memo, or that of a `using` block; counts of calls are kept."""
+        memo = self.memo if memo is None else memo
+        with self._lock:
+            self.past += counted(memo)
+            if memo is self.memo:
+                self._earlier = dict(list(told(memo, self._earlier).items())[-_MOST_EARLIER:])
+            for table in list(memo.values()):
+                for entry in list(table.values()):
+                    if entry.candidate.accuracy == "approximate":
+                        self._seen[_watched(entry.decision)] = entry.before + entry.count
+                table.clear()
+            if max(len(self._seen), len(self._errors)) > _MOST_KEYS:
+                self._seen.clear()
+                self._errors.clear()
+
+    def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> Entry:
+        """Decide a call that is not in the memo; whatever goes wrong in deciding means stock."""
+        if not settings.enabled:
+            return _stock_entry(op, "autokern is off (AUTOKERN=0)")
+        try:
+            problem = op.problem_of(*args)
+        except Exception as error:  # stock has the say on arguments that do not fit together
+            if self.settings.strict:
+                raise
+            _log.debug("arguments of %s that cannot be read: %r", op.name, error)
+            problem = None
+        if problem is None:
+            return _stock_entry(op, "not a call that autokern serves")
+        try:
+            if inside.measuring:  # what is measured holds for everybody
+                settings = msgspec.structs.replace(settings, accuracy="same")
+            self._measure_first_use(op, problem, settings.accuracy)
+            decision = self._shared(op, problem, settings)
+        except AutokernError:
+            raise
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            words = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
+            warnings.warn(words, AutokernWarning, stacklevel=3)
+            return _stock_entry(op, "deciding failed")
+        _log.debug("%s", decision)
+        return self._made(op, decision, settings)
+
+    def _made(self, op: Op, decision: Decision, settings: Settings, count: int = 0) -> Entry:
+        ordered = settings
+        while self._errors.get(_watched(decision), 0.0) > settings.max_error:  # it has failed on these data before
+            failed = f"{op.name}={decision.candidate}"
+            ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
+            decision = self.decide(op, decision.problem, ordered, count)
+        if is_large(op, decision):
+            entry: Entry = LargeEntry(decision, op, settings, self.decide)
+        else:
+            entry = Entry(decision, op[decision.candidate])
+        entry.count = count
+        if entry.candidate.accuracy == "approximate":
+            entry.before = self._seen[_watched(decision)]
+            entry.due = spotcheck.due(entry.before + count) - entry.before
+        else:
+            drift.schedule(entry, op, settings)
+        return entry
+
+    def looked_at(self, op: Op, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
+        """Look at a key that was called as often as it said, or more often.
+
+        Its decision may be due again, for what compiles may repay itself by now; else the machine may have drifted, or
+        lower precision no longer suffice for the data.
+        """
+        due, entry.due = entry.due, NEVER
+        if due == NEVER:  # another thread is at it
+            return entry
+        if entry.candidate.accuracy == "approximate":
+            key = _watched(entry.decision)
+            self._errors[key] = max(self._errors.get(key, 0.0), spotcheck.check(entry, op, args, settings))
+            return entry
+        if due != entry.decision.review:
+            drift.check(entry, op, args)
+            return entry
+        decision = self.decide(op, entry.decision.problem, settings, entry.count)
+        return self._made(op, decision, settings, entry.count)
+
+    def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
+        """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
+
+        Where memory or an order by exact size or problem matters, it is decided for itself.
+        """
+        exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
+        if exact or max(c.memory(problem) for c in op.candidates) >= budget.LARGE:
+            return self.decide(op, problem, settings)
+        key = (problem.coarse, settings)
+        decision = self._decided.get(key)
+        if decision is None:
+            if len(self._decided) >= _MOST_KEYS:
+                self._decided.clear()
+            decision = self._decided[key] = self.decide(op, problem.coarse, settings)
+        if op[decision.candidate].why_not(problem) is not None:
+            return self.decide(op, problem, settings)
+        return msgspec.structs.replace(decision, problem=problem)
+
+    def decide(self, op: Op, problem: Problem, settings: Settings, seen: int = 0) -> Decision:
+        """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
+        there = None
+        if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
+            there = budget.room(problem.device)  # what a recorded host has is only explained here
+        try:
+            return decide(problem, op, self.model, settings, there, seen)
+        except MemoryBudgetError:
+            if there is None or there.source:
+                raise
+        return decide(problem, op, self.model, settings, budget.named(there, problem.device), seen)
+
+    def _measure_first_use(self, op: Op, problem: Problem, accuracy: str) -> None:
+        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile.
+
+        Where lower precision is allowed, nothing is known as long as no error was measured.
+        """
+        settings = self.settings
+        pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
+        asked = (*problem.group, accuracy)
+        if pinned or inside.measuring or asked in self._tried or _knows(self.model, op, problem, accuracy):
+            return
+        if _tried_lately(self.profile, problem):
+            return
+        left = min(settings.budget - self._spent, _FIRST_SHARE * settings.budget)
+        if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
+            return
+        if not self._measuring.acquire(blocking=False):
+            return
+        started = time.perf_counter()
+        self._tried.add(asked)
+        try:
+            with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
+                if ours and not self._learnt(op, problem, accuracy):
+                    self._calibrate(op, problem, left, accuracy)
+        except (AutokernError, RuntimeError, OSError) as error:
+            if settings.strict:
+                raise
+            warnings.warn(f"autokern could not measure {op.name}, so stock runs: {error}", AutokernWarning, 2)
+        finally:
+            self._spent += time.perf_counter() - started
+            self._measuring.release()
+
+    def _learnt(self, op: Op, problem: Problem, accuracy: str) -> bool:
+        """Whether another process has measured this, or tried to, since the profile was read; that is then in force."""
+        kept = _load(self.settings)
+        if not _tried_lately(kept, problem) and not _knows(CostModel(kept), op, problem, accuracy):
+            return False
+        self.adopt(self.profile.merge(kept))
+        return True
+
+    def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str) -> None:
+        def publish(profile: Profile) -> None:
+            store.save(self.settings, profile)
+            self.adopt(profile)
+
+        with display(f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine") as shown:
+            calibrate(
+                [op],
+                "quick",
+                budget,
+                [problem.device],
+                self.profile,
+                dtypes=(problem.dtype,),
+                accuracy=accuracy,
+                progress=shown,
+                publish=publish,
+            )
+
+
+def _watched(decision: Decision) -> tuple[Problem, str]:
+    """Return by what the accuracy of a candidate is remembered: neighbours in size are one."""
+    return decision.problem.coarse, decision.candidate
+
+
+def _knows(model: CostModel, op: Op, problem: Problem, accuracy: str) -> bool:
+    """Whether an op was measured for this dtype and device, and where lower precision is allowed, its errors too."""
+    if accuracy == "approximate" and any(c.accuracy == "approximate" for c in op.feasible(problem)):
+        return model.knows_errors(problem)
+    return model.knows(problem)
+
+
+def _tried_lately(profile: Profile, problem: Problem) -> bool:
+    return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
+
+
+def _in_force(profile: Profile) -> CostModel:
+    keops.believe(profile.tools.get("keops"))
+    return CostModel(profile)
+
+
+def _load(settings: Settings) -> Profile:
+    if settings.profile is not None:
+        return store.read_file(settings.profile)
+    here = host.current()
+    return store.load(settings, here.fingerprint) or Profile(host=here.fields, fingerprint=here.fingerprint)

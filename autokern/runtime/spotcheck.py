@@ -1,0 +1,92 @@
+"""Spot checks: whether lower precision is as accurate on the caller's own data as it was measured to be.
+
+An error depends on the numbers: a lengthscale that shrinks while a model is trained lets it grow. What approximates is
+therefore run beside what does not at the first call of a problem, the second, the fourth, the eighth and so on, and
+gives way to it for the rest of the process where it errs more than is allowed. Floor 3: may import `entries`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import msgspec
+
+from autokern.core.errors import AutokernWarning
+from autokern.core.op import Candidate, Op, inside
+from autokern.core.settings import Settings
+from autokern.runtime.memo import Entry
+from autokern.system import memory_limit, randomness
+from autokern.tuning import accuracy
+
+__all__ = ["check", "due"]
+
+_log = logging.getLogger("autokern")
+
+
+def due(seen: int) -> int:
+    """Return the call at which what approximates is looked at next, after so many: the next power of two."""
+    return 1 << seen.bit_length()
+
+
+def check(entry: Entry, op: Op, args: tuple[Any, ...], settings: Settings) -> float:
+    """Compare the candidate of an entry with one that does not approximate, on the arguments of a call.
+
+    Returns
+    -------
+    float
+        The relative error; 0 where it could not be told.
+    """
+    suspect, exact, error = entry.candidate, _exact(entry, op), 0.0
+    if exact is not None:
+        error = _error(entry, op, exact, args)
+        if error > settings.max_error and entry.candidate is suspect:
+            _replace(entry, op, exact, error, settings)
+            return error
+    if entry.candidate is suspect:
+        entry.due = due(entry.before + entry.count) - entry.before
+    return error
+
+
+def _replace(entry: Entry, op: Op, exact: Candidate, error: float, settings: Settings) -> None:
+    failed, problem = entry.candidate.name, entry.decision.problem
+    reason = f"{failed} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
+    entry.demote(exact)
+    entry.decision = msgspec.structs.replace(
+        entry.decision, candidate=exact.name, reason=reason, margin=1.0, uncertainty=0.0
+    )
+    warnings.warn(
+        f"autokern: {op.name}.{reason} on {problem}; {exact.name} runs from now on. "
+        f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it, using(max_error=...) allows more",
+        AutokernWarning,
+        stacklevel=5,
+    )
+
+
+def _exact(entry: Entry, op: Op) -> Candidate | None:
+    """Return a candidate that does not approximate and fits beside the other: one that is exact where stock is not.
+
+    Of those the best, one without set-up time if possible.
+    """
+    problem = entry.decision.problem
+    known, held = [op[name] for name in entry.decision.order], entry.candidate.memory(problem)
+    exact = [
+        c for c in known if c.accuracy != "approximate" and memory_limit.fits(held + c.memory(problem), problem.device)
+    ]
+    return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.setup), default=None)
+
+
+def _error(entry: Entry, op: Op, exact: Candidate, args: tuple[Any, ...]) -> float:
+    """Return the relative error on the arguments of a call, gradients included; 0 where it cannot be told."""
+    problem = entry.decision.problem
+    before, inside.active = inside.active, True
+    try:
+        with randomness.untouched():
+            found, truth = (op.trial(candidate.run, problem, args)() for candidate in (entry.candidate, exact))
+        return accuracy.relative_error(op, found, truth)
+    except Exception:
+        _log.debug("could not check the accuracy of %s", problem, exc_info=True)
+        return 0.0
+    finally:
+        inside.active = before

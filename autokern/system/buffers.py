@@ -1,0 +1,237 @@
+"""Workspace: large buffers that are used again, because most of the time of filling fresh memory is page faults.
+
+A buffer is borrowed and goes back to the pool of the thread that borrowed it. The pool keeps storages, never tensors,
+so nothing of autograd stays with them; and it hands a storage out only if nothing else refers to it, so that a tensor
+or view that outlives its lease costs a reuse, never a wrong number. No lock anywhere: every step that threads, the
+garbage collector or a signal could disturb is one operation of a dict, and whoever pops an entry owns it.
+Floor 1: may import `host` and `pages`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+
+from autokern.system import host, pages
+
+__all__ = ["SMALLEST", "Lease", "borrow", "free", "held", "limit", "set_limit"]
+
+SMALLEST = 2**20
+"""Bytes below which the C library recycles memory by itself, and a buffer is not kept."""
+_MOST = 8
+"""Buffers that one thread may keep."""
+_SPARE = 1.25
+"""A buffer serves if it is at most this many times as large as what is needed."""
+_SHARE = 8
+"""All pools together keep at most one part in so many of the memory that could be had at first."""
+_WATCHED = 32 * 2**20
+"""A fresh buffer of so many bytes takes 4 ms to fill: asking for the free memory before, 0.3 ms, is cheap."""
+_MARGIN = 2**29
+"""Bytes of memory that shall stay free beside a fresh buffer while anything is kept."""
+
+
+class _Thread:
+    """Stands for a thread that borrows, until it ends or the pools are emptied."""
+
+
+class _Buffer(NamedTuple):
+    key: int
+    storage: torch.UntypedStorage
+    size: int
+    owner: weakref.ref[_Thread]
+
+
+_kept: dict[int, _Buffer] = {}  # the buffer that came back first stands first
+_keys = itertools.count()
+_threads = threading.local()
+_ordered: int | None = None
+_BYTES = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+class Lease:
+    """A borrowed tensor; going out of scope, `release` and the end of a ``with`` block give its memory back.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        Uninitialised and contiguous; None after `release`.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, buffer: _Buffer | None = None) -> None:
+        self.tensor = tensor
+        self._buffer = buffer
+
+    def release(self) -> None:
+        """Give the memory back, from any thread; to do so again does nothing."""
+        self.tensor = None  # type: ignore[assignment]
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            _give_back(buffer)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._buffer is not None and not ending():
+            self.release()
+
+
+def borrow(shape: Sequence[int], like: torch.Tensor) -> Lease:
+    """Borrow an uninitialised, contiguous tensor.
+
+    Large ones on a CPU are buffers that were used before where there is one that fits, else huge pages. Small ones are
+    left to the C library, those on a GPU to torch's caching allocator. What is returned to the user should not be
+    borrowed: its storage may be a quarter larger than the tensor.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Shape of the tensor.
+    like : Tensor
+        Gives dtype and device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> with borrow((1000, 1000), torch.empty(0)) as lease:
+    ...     total = lease.tensor.fill_(1.0).sum()
+    """
+    need = math.prod(shape) * like.dtype.itemsize
+    if need < SMALLEST or like.device.type != "cpu" or type(like) not in _PLAIN or _alone() is None:
+        return Lease(torch.empty(shape, dtype=like.dtype, device=like.device))
+    buffer = _take(need) or _fresh(need)
+    return Lease(_tensor(buffer, tuple(shape), like.dtype), buffer)
+
+
+def held() -> int:
+    """Return the bytes that the pools of all threads keep now; `free` would return them to the system."""
+    return sum(buffer.size for buffer in list(_kept.values()))
+
+
+def limit() -> int:
+    """Return the bytes that the pools of all threads may keep together."""
+    return _share() if _ordered is None else min(_ordered, _share())
+
+
+def set_limit(size: int | None) -> None:
+    """Keep at most `size` bytes, or as many as usual."""
+    global _ordered
+    _ordered = size
+    _trim()
+
+
+def free() -> None:
+    """Empty the pools of all threads. What is borrowed now stays valid and is not kept when it comes back."""
+    global _threads
+    _threads = threading.local()  # the threads of before are dead for `_give_back`
+    _kept.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=free)  # to write into what parent and child share would copy it
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # a FakeTensor, say, has no memory at all
+
+
+def _take(need: int) -> _Buffer | None:
+    """Return this thread's tightest buffer that fits and that nothing else refers to."""
+    owner, best = _owner(), None
+    for buffer in list(_kept.values()):
+        fits = buffer.owner is owner and need <= buffer.size <= _SPARE * need
+        if fits and (best is None or buffer.size <= best.size) and _references(buffer) == _alone():
+            best = buffer
+    return None if best is None else _kept.pop(best.key, None)
+
+
+def _fresh(need: int) -> _Buffer:
+    """Allocate a buffer, with room to grow by an eighth; what is kept makes room where memory is short."""
+    if need >= _WATCHED and _kept and host.available_memory("cpu") < need + _MARGIN:
+        free()
+    step = 1 << max(0, need.bit_length() - 4)
+    size = -(-need // step) * step
+    try:
+        flat = pages.empty((size,), _BYTES)
+    except (RuntimeError, MemoryError):
+        free()
+        size = need
+        flat = pages.empty((size,), _BYTES)
+    return _Buffer(next(_keys), flat.untyped_storage(), size, _owner())
+
+
+def _tensor(buffer: _Buffer, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device="cpu").set_(buffer.storage, 0, shape)  # type: ignore[call-overload,no-any-return]
+
+
+def _give_back(buffer: _Buffer) -> None:
+    whole = buffer.storage.nbytes() == buffer.size and not buffer.storage.is_shared()  # else resized, or sent away
+    if whole and buffer.size <= limit() and buffer.owner() is not None:
+        _kept[buffer.key] = buffer
+        _trim(buffer.owner)
+
+
+def _trim(owner: weakref.ref[_Thread] | None = None) -> None:
+    """Let go of what was not used for longest until the bounds are kept, and of what dead threads left."""
+    if not (buffers := list(_kept.values())):
+        return
+    mine, total, most = sum(buffer.owner is owner for buffer in buffers), sum(b.size for b in buffers), limit()
+    for buffer in buffers:
+        own = buffer.owner is owner
+        if total > most or (own and mine > _MOST) or buffer.owner() is None:
+            _kept.pop(buffer.key, None)
+            total, mine = total - buffer.size, mine - own
+
+
+def _owner() -> weakref.ref[_Thread]:
+    """Return what stands for this thread, one object for as long as it may borrow and give back."""
+    if not hasattr(_threads, "owner"):
+        _threads.thread = _Thread()
+        _threads.owner = weakref.ref(_threads.thread, _bury)
+    found: weakref.ref[_Thread] = _threads.owner
+    return found
+
+
+def _bury(owner: weakref.ref[_Thread], ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    if not ending():
+        for buffer in list(_kept.values()):
+            if buffer.owner is owner:
+                _kept.pop(buffer.key, None)
+
+
+def _references(buffer: _Buffer) -> tuple[int, int]:
+    """Count the tensors and views on a storage, and the Python names of the storage itself."""
+    return torch._C._storage_Use_Count(buffer.storage._cdata), sys.getrefcount(buffer.storage)
+
+
+@functools.cache
+def _alone() -> tuple[int, int] | None:
+    """Return the `_references` of a storage that nothing else refers to, or None where torch does not tell."""
+    try:
+        buffer = _Buffer(0, torch.empty(8, dtype=torch.uint8, device="cpu").untyped_storage(), 8, _owner())
+        alone = _references(buffer)
+        tensor = _tensor(buffer, (8,), torch.uint8)
+        seen = _references(buffer)
+        name = tensor.untyped_storage()
+        del tensor
+        return alone if seen != alone and _references(buffer) != alone and name.nbytes() == 8 else None
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+@functools.cache
+def _share() -> int:
+    return host.available_memory("cpu") // _SHARE

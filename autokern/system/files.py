@@ -1,0 +1,277 @@
+"""Private folders and whole files: what `store` needs of a file system, and nothing about profiles.
+
+Names are looked up in an open folder, so that nobody can put another in its place; files are checked after they were
+opened, never before; a file appears whole under its name or not at all.
+Floor 0: may import only `errors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from autokern.core.errors import ProfileError
+
+__all__ = ["LARGEST", "Folder", "Version", "contents", "opened"]
+
+Version = tuple[int, int, int, int]  # what distinguishes one file under a name from the next: device, inode, time, size
+
+LARGEST = 64 * 2**20  # bytes of a file that is read at all
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _FLAGS
+_MOST_LINKS = 40  # on the way to one folder
+_BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descriptors, and files no owners to check
+
+
+class Folder:
+    """An open folder.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is, absolute.
+    private : bool
+        Whether only its owner, who must be this user, may write to it, and no other user's link may lead to it.
+    create : bool
+        Whether to make it, for its owner alone, with all that is missing on the way.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be opened.
+    ProfileError
+        If it had to be private and is not.
+    """
+
+    def __init__(self, path: Path, *, private: bool, create: bool = False) -> None:
+        self.path = path
+        self.fd: int | None = None
+        if _BY_NAME:
+            if create:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return
+        self.fd = _reached(path, create) if private else os.open(path, _FOLDER)
+        try:
+            if private:
+                _check_private(os.fstat(self.fd), path)
+        except ProfileError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the folder's descriptor."""
+        if self.fd is not None:
+            os.close(self.fd)
+
+    def open(self, name: str, flags: int, mode: int = 0o600) -> int:
+        """Open a file, never through a link and never waiting for a pipe's other end."""
+        return os.open(self._at(name), flags | _FLAGS | _NOFOLLOW, mode, dir_fd=self.fd)
+
+    def read(self, name: str) -> bytes:
+        """Return what a private file holds."""
+        with opened(self.open(name, os.O_RDONLY)) as fd:
+            return contents(fd, name, private=True)
+
+    def version(self, name: str) -> Version | None:
+        """Return what tells the file under a name from its successors, or None if there is none."""
+        try:
+            info = os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size)
+
+    def modified(self, name: str) -> float:
+        """Return when a file was last written, in seconds of the Unix epoch; 0 if it is gone."""
+        version = self.version(name)
+        return version[2] / 1e9 if version else 0.0
+
+    def names(self) -> list[str]:
+        """Return the names in the folder, sorted."""
+        return sorted(os.listdir(self.path if self.fd is None else self.fd))
+
+    def replace(self, name: str, new: str) -> None:
+        """Rename a file over whatever has the new name."""
+        os.replace(self._at(name), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove(self, name: str) -> bool:
+        """Remove a file or an empty folder; return whether it is gone, for failing to clean up is no fault."""
+        for undo in (os.unlink, os.rmdir):
+            with contextlib.suppress(OSError):
+                undo(self._at(name), dir_fd=self.fd)
+                return True
+        return False
+
+    def sync(self) -> None:
+        """Make renames last through a power loss, where the file system offers that."""
+        if self.fd is None:
+            return
+        try:
+            os.fsync(self.fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+
+    @contextlib.contextmanager
+    def temporary(self, stem: str, data: bytes, mode: int = 0o600) -> Iterator[str]:
+        """Write data to a new file, on disk before the block begins; the block renames it, or it goes at the end."""
+        name = f"{stem}.{secrets.token_hex(8)}.tmp"
+        fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with opened(fd):
+                _write(fd, data)
+                os.fsync(fd)
+            yield name
+        finally:
+            self.remove(name)
+
+    @contextlib.contextmanager
+    def locked(self, name: str, patience: float = 0.0) -> Iterator[bool]:
+        """Give whether an advisory lock was had within `patience` seconds; it ends with the block or the process.
+
+        Raises
+        ------
+        OSError
+            If nothing can be locked here.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            raise OSError(errno.ENOSYS, "this platform has no flock") from None
+        deadline = time.monotonic() + patience
+        with opened(self.open(name, os.O_RDWR | os.O_CREAT)) as fd:
+            while not (held := _try_lock(fd)) and time.monotonic() < deadline:
+                time.sleep(random.uniform(0.001, 0.01))
+            try:
+                yield held
+            finally:
+                if held:  # said aloud: a forked child's copy of the descriptor would keep a merely closed lock
+                    with contextlib.suppress(OSError):
+                        fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def _at(self, name: str) -> str:
+        return str(self.path / name) if self.fd is None else name
+
+
+def _reached(path: Path, create: bool) -> int:
+    """Open a folder name by name, so that nobody can exchange a part of its path for a link once it was looked at."""
+    fd = os.open(path.anchor, _FOLDER)
+    rest, links = list(reversed(path.parts[1:])), 0
+    try:
+        while rest:
+            name = rest.pop()
+            step = _step(fd, name, create)
+            if step is None:
+                links += 1
+                target = Path(_link(fd, name, path))
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+                step = os.open(target.anchor, _FOLDER) if target.is_absolute() else os.dup(fd)
+            os.close(fd)
+            fd = step
+        return os.open(".", _FOLDER, dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def _step(fd: int, name: str, create: bool) -> int | None:
+    """Return the folder of a name in a folder, made if it is missing; None if the name is that of a link."""
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NOFOLLOW | _FLAGS
+    try:
+        return os.open(name, flags, dir_fd=fd)
+    except FileNotFoundError:
+        if not create:
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=fd)
+        return _step(fd, name, False)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+        if is_link and stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            return None
+        raise
+
+
+def _link(fd: int, name: str, path: Path) -> str:
+    """Return where a link leads that this user or root has made; one that changes meanwhile leads nowhere."""
+
+    def looked_at() -> tuple[int, int, int, int]:
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        return info.st_uid, info.st_dev, info.st_ino, info.st_ctime_ns
+
+    before = looked_at()
+    if before[0] not in (0, os.geteuid()):
+        raise ProfileError(f"{path} leads through {name}, a link that another user made")
+    target = os.readlink(name, dir_fd=fd)
+    if looked_at() != before:
+        raise ProfileError(f"{path} leads through {name}, a link that somebody is changing")
+    return target
+
+
+@contextlib.contextmanager
+def opened(fd: int) -> Iterator[int]:
+    """Close a descriptor at the end of the block; an error in closing counts, for it may be a failed write."""
+    try:
+        yield fd
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        raise
+    os.close(fd)
+
+
+def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
+    """Return everything in an open regular file of bounded size.
+
+    Raises
+    ------
+    ProfileError
+        If it is no regular file, too large, or had to be private and is not.
+    """
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        raise ProfileError(f"{name} is no regular file")
+    if private:
+        _check_private(info, name)
+    if info.st_size <= LARGEST:
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(LARGEST + 1)
+        if len(data) <= LARGEST:
+            return data
+    raise ProfileError(f"{name} is larger than {LARGEST} bytes")
+
+
+def _check_private(info: os.stat_result, name: Path | str) -> None:
+    if _BY_NAME:
+        return
+    if info.st_uid != os.geteuid():
+        raise ProfileError(f"{name} belongs to another user")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ProfileError(f"other users may write to {name} (chmod go-w would forbid it)")
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.write(fd, rest)
+        if written <= 0:  # no progress and no error: waiting for more would be waiting for ever
+            raise OSError(errno.EIO, "nothing was written")
+        rest = rest[written:]
+
+
+def _try_lock(fd: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,298 @@
+"""Host: what is measured on, as fields that anybody may read, and a fingerprint that decides which profile applies.
+
+Nothing here names the machine, its user or a path. Importing does no device or thread work; every question that
+autokern has about devices, threads and free memory ends here. Floor 1: may import floor 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from autokern.system.cgroups import cpu_quota, memory_left, text_of
+
+__all__ = [
+    "Host",
+    "accelerator",
+    "affinity",
+    "available_memory",
+    "cpu_quota",
+    "current",
+    "fingerprint_of",
+    "forked",
+    "memory_limited_by",
+    "multi_rank",
+    "synchronize",
+    "thread_ceiling",
+]
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+_SIMD = re.compile(r"sse4_2|avx\w*|f16c|fma|amx_\w+|asimd\w*|sve\w*|bf16|vsx")
+_LIBRARIES = {  # what torch.__config__.show() says of the libraries that do the work on a CPU
+    "blas": r"BLAS_INFO=(\w+)",
+    "lapack": r"LAPACK_INFO=(\w+)",
+    "mkl": r"Math Kernel Library Version (\S+)",
+    "openblas": r"OpenBLAS\s+v?(\d\S*)",
+    "onednn": r"MKL-DNN v(\S+)",
+    "openmp": r"OpenMP (\d+)",
+}
+_RANKS = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+_in_forked_child = False
+_hosts: dict[tuple[int, str], Host] = {}
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What is measured on.
+
+    Parameters
+    ----------
+    fields : dict
+        Nested, JSON-able description. All of it but ``"remarks"`` moves timings and is part of the fingerprint.
+    fingerprint : str
+        32 hexadecimal digits; equal for equal hosts, in every process.
+    devices : tuple of str
+        Device kinds, the CPU first.
+    """
+
+    fields: dict[str, Any]
+    fingerprint: str
+    devices: tuple[str, ...]
+
+
+def current(refresh: bool = False) -> Host:
+    """Return the host of this process at its present number of threads.
+
+    Each answer is kept; `refresh` looks at everything anew. Where there is a GPU, the first call initialises it.
+    """
+    if refresh:
+        _reset()
+    device = accelerator()
+    key = (torch.get_num_threads(), device.type if device else "")
+    if key not in _hosts:
+        _hosts[key] = _describe(device)
+    return _hosts[key]
+
+
+def fingerprint_of(fields: dict[str, Any]) -> str:
+    """Return the fingerprint that `Host.fields` have: a hash of everything in them but ``"remarks"``."""
+    telling = {key: value for key, value in fields.items() if key != "remarks"}
+    text = json.dumps(telling, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@functools.cache
+def accelerator() -> torch.device | None:
+    """Return the kind of accelerator that torch can use here, as a device without an index, or None.
+
+    Counting devices goes through NVML where it can and leaves CUDA uninitialised, so that forks still work.
+    """
+    api = getattr(torch, "accelerator", None)  # torch before 2.6 has none
+    device = api.current_accelerator() if api else torch.device("cuda")
+    return device if device is not None and torch.get_device_module(device).device_count() > 0 else None
+
+
+def affinity() -> int:
+    """Return the number of logical CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def thread_ceiling() -> int:
+    """Return the largest number of threads that can run at once: by control groups and affinity, at least 1."""
+    quota = cpu_quota()
+    return max(1, affinity() if quota is None else min(math.ceil(quota), affinity()))
+
+
+def available_memory(device: str) -> int:
+    """Return the bytes that can be had on a device now, without swapping and without being killed for it.
+
+    Parameters
+    ----------
+    device : str
+        A device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+    """
+    kind = torch.device(device)
+    if kind.type == "cpu":
+        return _free_memory()
+    module = torch.get_device_module(kind)
+    if hasattr(module, "mem_get_info"):
+        slack = int(module.memory_reserved(kind)) - int(module.memory_allocated(kind))  # the allocator hands it out
+        return int(module.mem_get_info(kind)[0]) + max(0, slack)
+    if hasattr(module, "recommended_max_memory"):  # Apple: one memory for both
+        left = int(module.recommended_max_memory()) - int(module.current_allocated_memory())
+        return max(0, min(_free_memory(), left))
+    return _free_memory()
+
+
+def memory_limited_by(device: str) -> str:
+    """Return in words what bounds `available_memory` of a device now."""
+    if torch.device(device).type != "cpu":
+        return "free memory of the GPU"
+    import psutil
+
+    left = memory_left()
+    free = int(psutil.virtual_memory().available)
+    return "free RAM" if left is None or free < left else "the memory limit of the control group"
+
+
+def synchronize(device_kind: str) -> None:
+    """Wait until everything that was queued on the current device of a kind is done."""
+    if torch.device(device_kind).type != "cpu":
+        torch.get_device_module(device_kind).synchronize()
+
+
+def multi_rank() -> bool:
+    """Whether this process is one of several that must take the same decisions."""
+    distributed = torch.distributed
+    sizes = [os.environ.get(name, "").strip() for name in _RANKS]
+    several = any(size.isdigit() and int(size) > 1 for size in sizes)
+    return several or (distributed.is_available() and distributed.is_initialized())
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that had imported autokern (a DataLoader worker, say)."""
+    return _in_forked_child
+
+
+def _note_fork() -> None:
+    global _in_forked_child
+    _in_forked_child = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def _reset() -> None:
+    """Forget every answer that was kept."""
+    _hosts.clear()
+    for kept in (accelerator, _cpu, _accelerators):
+        getattr(kept, "cache_clear", lambda: None)()  # a test may have put a plain function there
+
+
+def _describe(device: torch.device | None) -> Host:
+    import psutil
+
+    kind = device.type if device else "cpu"
+    gpus, threads = _gpus(kind), torch.get_num_threads()
+    fields = {
+        "system": {"os": platform.system(), "machine": platform.machine()},
+        "versions": _versions(kind),
+        "cpu": {**_cpu(), "threads": min(thread_ceiling(), threads), "torch_threads": threads},
+        "accelerators": gpus,
+        "remarks": {
+            "autokern": _version("autokern"),
+            "pykeops": _version("pykeops"),
+            "jax": _version("jax"),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        },
+    }
+    return Host(fields, fingerprint_of(fields), ("cpu",) if kind == "cpu" else ("cpu", kind))
+
+
+def _versions(kind: str) -> dict[str, str]:
+    found = {"python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)}
+    found |= {name: _version(name) for name in ("gpytorch", "linear_operator")}
+    found |= _libraries(torch.__config__.show())
+    found |= {name: version for name in ("cuda", "hip") if (version := getattr(torch.version, name, None))}
+    if kind == "cuda" and (cudnn := torch.backends.cudnn.version()):  # type: ignore[no-untyped-call]
+        found["cudnn"] = str(cudnn)
+    return found
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _libraries(config: str) -> dict[str, str]:
+    matches = {name: re.search(pattern, config) for name, pattern in _LIBRARIES.items()}
+    return {name: match[1] for name, match in matches.items() if match}
+
+
+@functools.cache
+def _cpu() -> dict[str, Any]:
+    import psutil
+
+    first = text_of(_CPU_INFO).partition("\n\n")[0]
+    lines = (line.partition(":") for line in first.splitlines())
+    info = {key.strip(): value.strip() for key, _, value in lines}
+    flags = info.get("flags", info.get("Features", "")).split()
+    numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
+    return {
+        "model": info.get("model name") or _model_name(),
+        "numbers": "-".join(info[key] for key in numbers if key in info),
+        "simd": sorted(filter(_SIMD.fullmatch, set(flags))),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "physical": psutil.cpu_count(logical=False) or 0,
+        "logical": psutil.cpu_count(logical=True) or 0,
+    }
+
+
+def _model_name() -> str:
+    """Ask elsewhere than in /proc, which names no model on ARM and is not there outside Linux."""
+    if sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+        return answer or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def _accelerators(kind: str) -> tuple[dict[str, Any], ...]:
+    """Describe every kind and slice of accelerator once, in an order that no ordinal moves."""
+    if kind == "cpu":
+        return ()
+    module = torch.get_device_module(kind)
+    if not hasattr(module, "get_device_properties"):  # Apple: the GPU is part of the CPU's chip
+        return ({"kind": kind, "name": _cpu()["model"]},)
+    found = [_accelerator(kind, module.get_device_properties(i)) for i in range(module.device_count())]
+    return tuple(sorted({json.dumps(gpu): gpu for gpu in found}.values(), key=json.dumps))
+
+
+def _gpus(kind: str) -> list[dict[str, Any]]:
+    try:
+        return [dict(gpu) for gpu in _accelerators(kind)]
+    except (RuntimeError, AssertionError):  # CUDA answers no child that was forked after it was initialised
+        return [{"kind": kind}]
+
+
+def _accelerator(kind: str, properties: Any) -> dict[str, Any]:
+    """Describe one device; a slice of a GPU (MIG) has its own name, memory and processors."""
+    driver = re.search(r"\d+\.\d+(\.\d+)?", text_of(_NVIDIA_DRIVER)) if kind == "cuda" else None
+    return {
+        "kind": kind,
+        "name": str(properties.name),
+        "capability": f"{getattr(properties, 'major', '')}.{getattr(properties, 'minor', '')}".strip("."),
+        "architecture": str(getattr(properties, "gcnArchName", "")),
+        "memory_mib": int(properties.total_memory) // 2**20,
+        "processors": int(getattr(properties, "multi_processor_count", getattr(properties, "max_compute_units", 0))),
+        "driver": driver[0] if driver else str(getattr(properties, "driver_version", "")),
+    }
+
+
+def _free_memory() -> int:
+    import psutil
+
+    left = memory_left()
+    free = int(psutil.virtual_memory().available)
+    return free if left is None else min(free, left)

@@ -1,0 +1,211 @@
+"""KeOps as a tool: whether it can work here, told without compiling, and how to run it without a word on stdout.
+
+pykeops compiles each formula when it is first used, by a compiler that may be missing, into a folder that may be
+unwritable or damaged, and says so on stdout at best. Importing it is left to gpytorch or to its first use. Floor 1:
+may import floor 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import struct
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autokern.core.errors import KeOpsError
+from autokern.tuning.profile import Tool
+
+__all__ = ["at_work", "believe", "build_folder", "compiler", "damaged", "keops_problem", "setting"]
+
+_ADVICE = "`autokern doctor` tries it and says what to do; AUTOKERN_EXCLUDE=keops leaves it out"
+_ELF = struct.Struct("<4sBB34xQ10xHH")  # magic, class, byte order, ..., section headers: offset, size of each, number
+
+_lock = threading.Lock()
+_working, _verbose = 0, (True, True)
+_failure = ""
+_verdict: Tool | None = None
+_intact: tuple[str, int] | None = None
+"""The build folder that was last found intact, and its time of change."""
+
+
+def keops_problem(device: str = "cpu") -> str | None:
+    """Return why KeOps cannot work here, as far as that can be told without compiling; some microseconds if it can.
+
+    Parameters
+    ----------
+    device : str
+        Kind of device that the points lie on.
+    """
+    if _failure:
+        return _failure
+    if importlib.util.find_spec("pykeops") is None:
+        return "pykeops is not installed"
+    pykeops = sys.modules.get("pykeops")
+    if pykeops is None and "gpytorch.kernels.keops.keops_kernel" in sys.modules:  # that has tried
+        return "pykeops is installed, but importing it fails"
+    if compiler() is None:
+        return "KeOps needs a C++ compiler, and none was found: install g++, or name one in CXX"
+    if _verdict is not None and not _verdict.works and _verdict.setting == setting():
+        return f"KeOps was tried on this machine and failed: {_verdict.found}"
+    return None if pykeops is None else _obstacle(pykeops, device)
+
+
+def _obstacle(pykeops: Any, device: str) -> str | None:
+    """Return what keeps an imported pykeops from working."""
+    if device != "cpu":
+        if device != "cuda":
+            return f"KeOps does not run on devices of kind {device}"
+        if not pykeops.config.gpu_available:  # it would read the GPU's addresses from the CPU, and crash
+            return "KeOps finds no CUDA toolkit (libcuda and libnvrtc), so it cannot use the GPU"
+        if not os.path.exists(pykeops.config.pykeops_nvrtc_name(type="target")):
+            return "KeOps could not build its interface to the CUDA compiler"
+    folder = Path(pykeops.get_build_folder())
+    bad = damaged(folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"the build folder of KeOps cannot be written ({_plain(folder)}): set KEOPS_CACHE_FOLDER to one that can"
+    if bad:
+        return f"{len(bad)} files in the build folder of KeOps are damaged ({_plain(folder)}): remove it"
+    return None
+
+
+def build_folder() -> Path | None:
+    """Return the folder that KeOps compiles into, None where pykeops is not imported."""
+    pykeops = sys.modules.get("pykeops")
+    return None if pykeops is None else Path(pykeops.get_build_folder())
+
+
+def _plain(folder: Path) -> str:
+    home = Path.home()
+    return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler that KeOps will call, by its own rule, or None."""
+    return _first_of(os.environ.get("CXX"), os.environ.get("PATH"))
+
+
+@functools.lru_cache(maxsize=8)
+def _first_of(named: str | None, path: str | None) -> str | None:
+    usual = ("clang++", "g++") if platform.system() == "Darwin" else ("g++",)
+    return next((name for name in (named, *usual) if name and shutil.which(name, path=path)), None)
+
+
+def setting() -> str:
+    """Return what decides whether KeOps works, as far as that is cheap to know: a verdict holds as long as it does."""
+    try:
+        version = importlib.metadata.version("pykeops")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+    return f"pykeops {version}, {os.path.basename(compiler() or 'no compiler')}"
+
+
+def damaged(folder: Path) -> list[str]:
+    """Return the names of compiled formulae that were cut short: loading one kills the process (SIGBUS).
+
+    An ELF file ends with its section headers, so that its first 64 bytes tell how long it must be.
+    """
+    global _intact
+    try:
+        state = (str(folder), folder.stat().st_mtime_ns)
+        if state == _intact:
+            return []
+        names = [e.name for e in os.scandir(folder) if e.name.endswith(sysconfig.get_config_var("EXT_SUFFIX"))]
+        bad = sorted(name for name in names if _cut_short(folder / name))
+    except OSError:
+        return []
+    if not bad:
+        _intact = state
+    return bad
+
+
+def _cut_short(path: Path) -> bool:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_ELF.size)
+    if sys.platform != "linux":
+        return size == 0
+    if len(head) < _ELF.size:
+        return True
+    magic, width, order, offset, each, count = _ELF.unpack(head)
+    if (width, order) != (2, 1):  # not 64 bits with the low byte first: laid out otherwise
+        return bool(magic != b"\x7fELF")
+    return bool(magic != b"\x7fELF" or size < offset + each * count)
+
+
+def believe(verdict: Tool | None) -> None:
+    """Take over what a profile says of KeOps on this machine."""
+    global _verdict
+    _verdict = verdict
+
+
+@contextlib.contextmanager
+def at_work(device: str = "cpu") -> Iterator[None]:
+    """Let KeOps work inside the block, in silence.
+
+    Parameters
+    ----------
+    device : str
+        Kind of device that the points lie on.
+
+    Raises
+    ------
+    KeOpsError
+        If it cannot work here, or whatever it raises but a lack of memory. After a failure to build a formula it is
+        not tried again in this process.
+    """
+    global _failure
+    problem = keops_problem(device)
+    if problem is not None:
+        raise KeOpsError(f"a product by KeOps was asked for; found: {problem}. {_ADVICE}")
+    try:
+        with _silence():
+            yield
+    except (MemoryError, torch.OutOfMemoryError, KeOpsError):
+        raise
+    except (ImportError, OSError) as error:  # what it could not compile it fails to import
+        told = " ".join(str(error).split())
+        _failure = f"KeOps could not build or load a formula in this process ({type(error).__name__}: {told})"
+        raise KeOpsError(f"a product by KeOps was asked for; found: {_failure}. {_ADVICE}") from error
+    except Exception as error:
+        told = " ".join(str(error).split())
+        message = f"a product by KeOps was asked for; it raised {type(error).__name__}: {told}. {_ADVICE}"
+        raise KeOpsError(message) from error
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Switch its messages off, which are one setting of the process, until the last thread leaves the block."""
+    global _working, _verbose
+    import keopscore
+    import pykeops
+
+    with _lock:
+        if not _working:
+            _verbose = (pykeops.verbose, keopscore.verbose)
+            pykeops.verbose = keopscore.verbose = False
+        _working += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _working -= 1
+            if not _working:
+                pykeops.verbose, keopscore.verbose = _verbose
+
+
+def _reset() -> None:
+    """Forget what was found and told (for tests)."""
+    global _failure, _verdict, _intact
+    _failure, _verdict, _intact = "", None, None

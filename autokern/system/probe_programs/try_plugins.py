@@ -1,0 +1,16 @@
+"""What came of running the candidates of each plugin once, as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from autokern.cli.plugin_check import tried
+
+
+def main() -> None:
+    """Run and tell."""
+    print(json.dumps(tried()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Random numbers of the caller, which nothing that autokern does for itself may move.
+
+Stock's conjugate gradients draw probes, so a call that is timed or checked on the side would change every number that
+the user draws afterwards. Floor 1: may import `host`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from autokern.system import host
+
+__all__ = ["untouched"]
+
+
+def untouched() -> contextlib.AbstractContextManager[None]:
+    """Return a context that leaves the states of random generators as it found them, those of the accelerator too."""
+    device = host.accelerator()
+    if device is None or device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)

@@ -1,0 +1,129 @@
+"""Probes: what may hang, crash or print is tried in a process of its own, with a limit to its patience.
+
+Floor 1: may import what lies below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from autokern.system import keops
+from autokern.tuning.profile import Tool
+
+__all__ = ["PROGRAMS", "Answer", "Probe", "try_keops"]
+
+_FOLDER = Path(__file__).with_name("probe_programs")
+PROGRAMS = {
+    "torch.compile": _FOLDER / "try_compiler.py",
+    "KeOps": _FOLDER / "try_keops.py",
+    "GPU": _FOLDER / "try_gpu.py",
+    "hooks": _FOLDER / "try_hooks.py",
+    "plugins": _FOLDER / "try_plugins.py",
+}
+
+
+class Answer(NamedTuple):
+    """What came of a probe: whether it works, its last word, and how long it took in seconds."""
+
+    works: bool
+    text: str
+    seconds: float
+    timed_out: bool = False
+
+
+class Probe:
+    """A program on trial, from the beginning of a ``with`` block to its end at the latest.
+
+    Parameters
+    ----------
+    name : str
+        One of `PROGRAMS`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> Probe:
+        self._folder = tempfile.TemporaryDirectory(prefix="autokern-", ignore_cleanup_errors=True)
+        self._log = open(os.path.join(self._folder.name, "log"), "w+", encoding="utf-8", errors="replace")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOKERN")}
+        environment |= {
+            "AUTOKERN_HOME": self._folder.name,
+            "AUTOKERN_CALIBRATE": "never",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "KEOPS_CACHE_FOLDER": self._folder.name,  # what was compiled on another day proves no compiler
+            "PYTHONPATH": os.pathsep.join(_path()),
+        }
+        self._began = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, PROGRAMS[self._name]],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            cwd=self._folder.name,
+            env=environment,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._kill()
+        self._log.close()
+        self._folder.cleanup()
+
+    def poll(self, give_up: bool = False) -> Answer | None:
+        """Return the answer if there is one; with `give_up`, there is."""
+        code = self._process.poll()
+        seconds = time.monotonic() - self._began
+        if code is None:
+            if not give_up:
+                return None
+            self._kill()
+            return Answer(False, f"did not finish within {seconds:.0f} s", seconds, True)
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
+        if code == 0:
+            return Answer(True, lines[-1] if lines else "", seconds)
+        if code < 0:
+            return Answer(False, f"killed by signal {-code}", seconds)
+        errors = [line for line in lines if "Error" in line.partition(":")[0] or "Exception" in line.partition(":")[0]]
+        return Answer(False, ((errors or lines or ["no word"])[-1])[:300], seconds)
+
+    def _kill(self) -> None:
+        """End the program and whatever it started."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        elif self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def _path() -> list[str]:
+    """Return the module path for another working directory, without the build folder that pykeops has put there."""
+    built = keops.build_folder()
+    return [place for place in sys.path if place and (built is None or Path(place) != built)]
+
+
+def try_keops(seconds: float) -> Tool:
+    """Compile and run a small reduction by KeOps in a process of its own.
+
+    Parameters
+    ----------
+    seconds : float
+        When to give up.
+    """
+    deadline = time.monotonic() + seconds
+    with Probe("KeOps") as probe:
+        while (answer := probe.poll(give_up=time.monotonic() > deadline)) is None:
+            time.sleep(0.05)
+    return Tool(answer.works, answer.text, round(answer.seconds, 3), keops.setting())

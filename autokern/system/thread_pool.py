@@ -1,0 +1,140 @@
+"""Crew: a few Python threads that share a piece of work, each of them with one thread of torch.
+
+Where the pieces are small (a tile of a kernel matrix fits a core's cache), threads that go their own ways are faster
+than a team that meets at the end of every operation, and the more so the more cores there are. Threads are started for
+a call and end with it: nothing is left that a fork could break. Between `threads` and `kernels`: may import `threads`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import torch
+
+from autokern.system import threads
+
+__all__ = ["Member", "run", "size"]
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class _StoppedError(Exception):
+    """Another member of the crew has failed, or the whole call was interrupted."""
+
+
+class Member:
+    """One of those who share a piece of work.
+
+    Attributes
+    ----------
+    number : int
+        0 to `count` - 1.
+    count : int
+        How many they are.
+    """
+
+    __slots__ = ("_barrier", "count", "number")
+
+    def __init__(self, number: int, count: int, barrier: threading.Barrier) -> None:
+        self.number, self.count, self._barrier = number, count, barrier
+
+    def meet(self) -> None:
+        """Wait until every member has called this as often."""
+        if self.count > 1:
+            try:
+                self._barrier.wait()
+            except threading.BrokenBarrierError:
+                raise _StoppedError from None
+
+    def check(self) -> None:
+        """Stop here if another member has failed, or the call was interrupted."""
+        if self._barrier.broken:
+            raise _StoppedError
+
+
+def size(device: torch.device) -> int:
+    """Return how many members a crew should have: as many as torch uses threads; one for an accelerator.
+
+    One in a forked process, too: MKL's allocator may loop for ever there as soon as two threads multiply.
+    """
+    return threads.current() if device.type == "cpu" and threads.allowed() and not _forked else 1
+
+
+def run(work: Callable[[Member], None], count: int) -> None:
+    """Do a piece of work with several threads, grad mode off in each.
+
+    Parameters
+    ----------
+    work : callable
+        Does the share of one `Member`, who should `check` every few milliseconds.
+    count : int
+        Members, the calling thread among them; 1 means that no thread is started.
+
+    Raises
+    ------
+    BaseException
+        The first error of any member, or an interrupt, when all have stopped.
+    """
+    barrier = threading.Barrier(count)
+    if count == 1:
+        with torch.no_grad():
+            return work(Member(0, 1, barrier))
+    errors: list[BaseException] = []
+    inference = torch.is_inference_mode_enabled()
+
+    def share(number: int) -> None:
+        try:
+            with torch.inference_mode(inference), torch.no_grad():  # both belong to a thread
+                work(Member(number, count, barrier))
+        except _StoppedError:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    alone = threads.limited(share, 1)
+    done = [threading.Event() for _ in range(1, count)]
+
+    def in_thread(number: int) -> None:
+        try:
+            alone(number)
+        finally:
+            done[number - 1].set()
+
+    others = [threading.Thread(target=in_thread, args=(number,), daemon=True) for number in range(1, count)]
+    try:
+        for thread in others:
+            thread.start()
+        alone(0)
+        _join(others, done)
+    except BaseException:  # an interrupt in this thread, or no more threads could be had
+        barrier.abort()
+        raise
+    finally:
+        _join(others, done)
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # else an error would hold its own frame, and the memory that ran out with it
+    return None
+
+
+def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
+    """Wait for those that were started; an interrupted `Thread.join` may take a thread for ended that is not (3.11)."""
+    for thread, ended in zip(others, done, strict=True):
+        if thread.ident is not None:  # an interrupt may have come before it was started
+            ended.wait()
+            thread.join()

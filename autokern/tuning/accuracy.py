@@ -1,0 +1,44 @@
+"""How far off lower precision is: measured against float64 truth in a calibration, and again on a caller's own data.
+
+A candidate of class ``approximate`` leaves its op's bound by design, so that the bound cannot judge it. What counts is
+the largest error of an entry of the result, or of a gradient, relative to the largest entry. Floor 2: may import `op`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from autokern.core.arguments import in_float64, tensors_in
+from autokern.core.op import Op, Trialled
+from autokern.core.problem import Problem
+
+__all__ = ["HOPELESS", "gap", "relative_error", "truth"]
+
+HOPELESS = 1e9
+"""What is written for an error that is no number, or infinite."""
+
+
+def truth(op: Op, problem: Problem, args: tuple[Any, ...]) -> Trialled:
+    """Return what the op's reference gives in float64, gradients included where the problem wants them."""
+    return op.trial(op.reference, problem, in_float64(args))()
+
+
+def relative_error(op: Op, found: Trialled, exact: Trialled) -> float:
+    """Return the largest error of an entry of the result or of a gradient, relative to the largest entry there."""
+    outs = gap(tensors_in(op.canonical(found.out)), tensors_in(op.canonical(exact.out)))
+    return max(outs, gap(found.grads, exact.grads))
+
+
+def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
+    """Return the largest difference of paired tensors, in units of the largest entry of the second of each pair."""
+    worst = 0.0
+    for one, other in zip(found, exact, strict=True):
+        if other.numel():
+            size = other.abs().max().item() or 1.0
+            error = (one.detach().double() - other.detach().double()).abs().max().item() / size
+            worst = max(worst, error if math.isfinite(error) else HOPELESS)
+    return worst

@@ -1,0 +1,110 @@
+"""Plans of a calibration: the problems of each group, who contends for them, what they will cost, what to refine.
+
+Between `op` and `calibrate`: may import the floors below.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from autokern.core.op import Candidate, Op
+from autokern.core.problem import SIZES, Problem
+from autokern.tuning.profile import Profile, Trial, group_key
+
+__all__ = ["Group", "between_winners", "contenders", "expected_seconds", "plan"]
+
+_PRIOR_RATE = 4e9
+"""Flops and bytes a second that are assumed before anything was measured: pessimistic."""
+
+
+@dataclass
+class Group:
+    """The problems of one op, dtype and device, and what came of them so far."""
+
+    op: Op
+    dtype: str
+    device: str
+    queue: list[Problem]
+    trials: list[Trial] = field(default_factory=list)
+    skipped: int = 0
+    checked: set[tuple[object, ...]] = field(default_factory=set)
+
+    @property
+    def key(self) -> str:
+        """Name of the group in a profile."""
+        return group_key(self.op.name, self.dtype, self.device)
+
+    def hopeless(self, candidate: Candidate, enough: int) -> bool:
+        """Whether a candidate has lost so often and so clearly that its place in the model is known well enough."""
+        ratios = [t.timings[candidate.name].ratio for t in self.trials if candidate.name in t.timings]
+        return len(ratios) >= enough and min(ratios) > 1.2
+
+
+def plan(op: Op, level: str, dtype: str, device: str, known: Profile, accuracy: str = "same") -> Group:
+    """Return the group of an op, its queue of problems with those first of which nothing is known."""
+    grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(contenders(op, p, level, accuracy)) > 1]
+    wanted = {p: {c.name for c in contenders(op, p, level, accuracy) if c.accuracy == "approximate"} for p in grid}
+    done = {t.problem for t in known.trials if wanted.get(t.problem, set()) <= t.timings.keys()}
+    queue = sorted(grid, key=done.__contains__)  # what is new first, then what is known once more
+    group = Group(op, dtype, device, queue)
+    group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
+    return group
+
+
+_MOST_TRUTH = 2**25
+"""Elements of a problem up to which its float64 truth is formed for the sake of a candidate that approximates."""
+
+
+def contenders(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
+    """Return the candidates that are measured on a problem, those that approximate only if `accuracy` says so."""
+    rough = accuracy == "approximate" and problem.batch * problem.m * problem.n <= _MOST_TRUTH
+    usual = [c for c in op.feasible(problem) if level == "full" or not c.setup]
+    return [c for c in usual if rough or c.accuracy != "approximate"]
+
+
+def expected_seconds(group: Group, problem: Problem) -> float:
+    """Return pessimistic seconds of one stock call, scaled up from the nearest trial by flops or bytes."""
+    work = group.op.stock.features(problem)
+    if not group.trials:
+        return 1e-4 + (work.flops + work.bytes) / _PRIOR_RATE
+    place = group.op.coordinates(problem)
+    nearest = min(
+        group.trials,
+        key=lambda t: sum((a - b) ** 2 for a, b in zip(place, group.op.coordinates(t.problem), strict=True)),
+    )
+    known = group.op.stock.features(nearest.problem)
+    growth = max(work.flops / max(known.flops, 1.0), work.bytes / max(known.bytes, 1.0), 1.0)
+    return nearest.timings["stock"].seconds * growth
+
+
+_NEAR = 0.2
+"""Octaves within which a measured problem tells all about another."""
+
+
+def between_winners(group: Group) -> Problem | None:
+    """Return a problem halfway between neighbours whose measured winners differ, the widest gap first."""
+    places = [(t, group.op.coordinates(t.problem)) for t in group.trials]
+    gaps: list[tuple[float, Problem]] = []
+    for index, (one, here) in enumerate(places):
+        for other, there in places[index + 1 :]:
+            if one.problem.words != other.problem.words or not (_differ(one, other) and _differ(other, one)):
+                continue
+            distance = math.dist(here, there)
+            if 0.4 < distance < 3:
+                sizes = {s: round((getattr(one.problem, s) * getattr(other.problem, s)) ** 0.5) for s in SIZES}
+                gaps.append((distance, one.problem.replace(**sizes)))
+
+    def told(middle: Problem) -> bool:
+        place = group.op.coordinates(middle)
+        return any(t.problem.words == middle.words and math.dist(place, other) < _NEAR for t, other in places)
+
+    widest = sorted(gaps, key=lambda gap: gap[0], reverse=True)
+    return next((middle for _, middle in widest if not told(middle)), None)
+
+
+def _differ(one: Trial, other: Trial) -> bool:
+    """Whether the winner of one trial clearly lost the other; two that are always close are not worth telling apart."""
+    here, there = one.usual, other.usual
+    lost = there.get(min(here, key=lambda n: here[n].ratio))
+    return lost is not None and lost.ratio > 1.05 * min(t.ratio for t in there.values())

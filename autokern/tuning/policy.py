@@ -1,0 +1,293 @@
+"""Policy: which candidate serves a problem. Pure: everything it needs comes in as arguments.
+
+Order of precedence: what the user ordered; then the fastest feasible candidate as measured, but only if it beats
+stock by more than is uncertain; else stock. Floor 2: may import the floors below and `costs`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+
+import msgspec
+
+from autokern.core.decision import Cost, Decision
+from autokern.core.errors import MemoryBudgetError, SettingsError
+from autokern.core.op import ACCURACIES, Candidate, Op
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.system.memory_limit import Room, least, refusal, sized, ways_out
+from autokern.tuning.cost_model import CostModel, Estimate
+
+__all__ = ["NOISE", "decide", "obstacles"]
+
+NOISE = 0.03
+"""A predicted gain below this, in log units, is no gain."""
+CONFIDENCE = 1.7
+"""Standard deviations that must lie between a prediction and a tie."""
+LEEWAY = 0.13
+"""What an exact result may cost where stock only approximates, in log units: a tenth after what NOISE demands."""
+FEWER_THREADS = 0.05
+"""What fewer threads may cost beyond what is uncertain, in log units: beside another process every parallel region
+waits for a core, and a step takes ten times as long."""
+_ROUGH = "its error was measured to be"
+
+
+def obstacles(
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None
+) -> dict[str, str]:
+    """Return the reasons why candidates cannot serve a problem, by name; stock is refused for want of memory only.
+
+    Parameters
+    ----------
+    there : Room, optional
+        The memory that is there; None means that it is no concern.
+    """
+    accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
+    banned = {
+        ban.candidate: ban.reason
+        for ban in model.profile.banned
+        if (ban.op, ban.dtype, ban.device) == (problem.op, problem.dtype, problem.device)
+    }
+    limit = least(settings.memory, there)
+    found = {}
+    for candidate in op.candidates:
+        why = None
+        if candidate is not op.stock:
+            why = candidate.why_not(problem)
+            if why is None and settings.excludes(op.name, candidate.name):
+                why = "excluded by the user"
+            if why is None and candidate.accuracy not in accuracies:
+                why = f"its accuracy is {candidate.accuracy}, and that was not asked for"
+            if why is None and candidate.accuracy == "approximate" and settings.forced(op.name) != candidate.name:
+                why = _too_rough(model.relative_error(op, candidate.name, problem), settings.max_error)
+            if why is None and candidate.name in banned:
+                why = f"banned on this host: {banned[candidate.name]}"
+        if why is None and limit is not None and candidate.memory(problem) > limit.bytes:
+            why = f"needs {sized(candidate.memory(problem))}, and {sized(limit.bytes)} may be taken"
+        if why is not None:
+            found[candidate.name] = why
+    return found
+
+
+def _too_rough(error: float | None, most: float) -> str | None:
+    """Return why a candidate that approximates is not admitted with the error that was measured of it, or None."""
+    if error is None:
+        return "its error was not measured on this machine: autokern calibrate --accuracy approximate"
+    return None if error <= most else f"{_ROUGH} {error:.0e}, and at most {most:.0e} is allowed"
+
+
+def _cost_of(
+    candidate: Candidate, op: Op, problem: Problem, flops: float, estimates: Mapping[str, Estimate], model: CostModel
+) -> Cost:
+    told, rough = estimates.get(candidate.name), candidate.accuracy == "approximate"
+    return Cost(
+        seconds=told.seconds if told else None,
+        flops=flops,
+        memory=candidate.memory(problem),
+        relative_error=model.relative_error(op, candidate.name, problem) if rough else None,
+    )
+
+
+def decide(
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None, seen: int = 0
+) -> Decision:
+    """Choose a candidate.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is asked.
+    op : Op
+        Its op.
+    model : CostModel
+        What was measured.
+    settings : Settings
+        What the user ordered.
+    there : Room, optional
+        The memory that is there; None means that it is no concern.
+    seen : int
+        Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
+        come: nobody then pays more than twice for not having known (the ski rental of online algorithms). Where
+        candidates are drawn at random, each call is drawn anew.
+
+    Returns
+    -------
+    Decision
+        Deterministic: the same arguments give the same decision.
+
+    Raises
+    ------
+    SettingsError
+        If the user forced a candidate that the op does not have.
+    MemoryBudgetError
+        If no candidate that could serve fits the memory.
+    """
+    excluded = obstacles(problem, op, model, settings, there)
+    feasible = [c for c in op.candidates if c.name not in excluded]
+    if not feasible:
+        raise _nothing_fits(problem, op, model, settings, there)
+    rough = [c for c in op.candidates if excluded.get(c.name, "").startswith(_ROUGH)]
+    told_of = model.estimate(op, problem, [*feasible, *rough])
+    estimates = {name: told for name, told in told_of.items() if name not in excluded or name == "stock"}
+    ranked = _ranked(op, problem, feasible, estimates)
+    predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
+    shown, flops = [*(op[name] for name in ranked), *rough], op.features(problem).flops
+    costs = {c.name: _cost_of(c, op, problem, flops, told_of, model) for c in shown}
+
+    def decision(name: str, reason: str, source: str, review: int = 0) -> Decision:
+        told = estimates.get(name)
+        return Decision(
+            problem=problem,
+            candidate=name,
+            reason=reason,
+            source=source,
+            predicted=predicted,
+            margin=math.exp(-told.log_ratio) if told else 1.0,
+            uncertainty=told.sigma if told else 0.0,
+            excluded=excluded,
+            order=(name, *(n for n in ranked if n != name)),
+            review=review,
+            costs=costs,
+        )
+
+    ordered = _ordered(problem, op, settings, excluded, seen)
+    if ordered is not None and ordered[0] not in excluded:
+        drawn = settings.random_seed is not None and settings.forced(op.name) is None
+        return decision(*ordered, "order", max(2, seen + 1) if drawn else 0)
+    horizon = seen if settings.calls is None else settings.calls
+    known, presumed = [n for n in ranked if n in estimates], op.presumed(problem)
+    if "stock" in excluded:
+        likely = presumed if presumed not in excluded else _frugal(feasible, problem).name
+        name, review = _repaid(known, op, estimates, model, horizon) if known else (likely, 0)
+        why = f"stock does not fit the memory: it {excluded['stock']}"
+        source = _source(estimates[name]) if name in estimates else "unmeasured"
+        return decision(name, f"{ordered[1]}; {why}" if ordered else why, source, review)
+    if len(feasible) == 1:
+        return decision("stock", "no other candidate can serve this problem", "only choice")
+    another = presumed not in ("stock", *excluded)
+    if not estimates:
+        if another:
+            return decision(presumed, "nothing was measured yet, and stock would do far more work", "unmeasured")
+        return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
+    known.remove("stock")
+    better = [n for n in known if _cost(op, problem, n, estimates[n]) <= -NOISE]
+    doubtful = another and not better  # then it is for stock to be proven faster
+    if doubtful:
+        better = [n for n in known if estimates[n].log_ratio <= -NOISE]
+    name, review = _repaid([*better, "stock"], op, estimates, model, horizon)
+    if name == "stock":
+        reason = "no other candidate beats it by more than is uncertain"
+        if review:
+            reason = f"what is faster compiles first, which {review} calls would repay"
+        return decision("stock", reason, _source(estimates["stock"]), review)
+    told = estimates[name]
+    if doubtful:
+        reason = "likely the fastest, and stock, which does far more work, is not known to be faster"
+    elif told.log_ratio + CONFIDENCE * told.sigma > -NOISE:
+        reason = "exact where stock approximates, and no slower beyond noise"
+    elif op[name].threads and any(other.log_ratio < told.log_ratio for other in estimates.values()):
+        reason = "as fast as any but for what is uncertain, with fewer threads"
+    else:
+        reason = "the fastest as measured, by more than is uncertain"
+    return decision(name, reason, _source(told), review)
+
+
+def _repaid(
+    ranked: list[str], op: Op, estimates: Mapping[str, Estimate], model: CostModel, horizon: int
+) -> tuple[str, int]:
+    """Return the first name whose set-up time so many calls repay, and the calls after which to look again.
+
+    What is saved is counted against the best that needs no set-up; the last name is taken if nothing else is.
+    """
+    ready = next((n for n in ranked if not op[n].setup), ranked[-1])
+    review = 0
+    for name in ranked:
+        if name == ready:
+            break
+        saving = estimates[ready].seconds - estimates[name].seconds
+        setup = model.profile.setup.get(f"{op.name}.{name}", math.inf)
+        if saving * horizon > setup:
+            return name, 0
+        if saving > 0 and math.isfinite(setup):
+            calls = int(setup / saving) + 1
+            review = min(review or calls, calls)
+    return ready, review
+
+
+def _frugal(candidates: list[Candidate], problem: Problem) -> Candidate:
+    """Return the candidate that takes the least memory, the first of equals; one without set-up time if possible."""
+    return min(candidates, key=lambda c: (c.setup, c.memory(problem)))
+
+
+def _nothing_fits(
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None
+) -> MemoryBudgetError:
+    limit = least(settings.memory, there)
+    assert limit is not None
+    unlimited = msgspec.structs.replace(settings, memory=None)
+    others = obstacles(problem, op, model, unlimited)
+    frugal = _frugal([c for c in op.candidates if c.name not in others], problem)
+    asked = f"{problem} by its most frugal candidate ({frugal.name})"
+    ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")
+    return refusal(asked, frugal.memory(problem), limit, ways)
+
+
+def _cost(op: Op, problem: Problem, name: str, told: Estimate) -> float:
+    """Return the cautious log ratio to stock's time, less what an exact result may cost where stock approximates."""
+    favoured = op[name].accuracy == "better" and op.approximates(problem)
+    return told.log_ratio + CONFIDENCE * told.sigma - (LEEWAY if favoured else 0.0)
+
+
+def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[str]:
+    """Names by cautious predicted time, of near ties the fewest threads; stock before all that nothing is known of."""
+
+    def cost(name: str) -> float:
+        if name in estimates and name != "stock":
+            return _cost(op, problem, name, estimates[name])
+        return 0.0 if name == "stock" else math.inf
+
+    ranked = sorted(feasible, key=lambda c: (cost(c.name), c.name != "stock", c.name))
+    first = ranked[0]
+    if first.name != "stock" and first.name in estimates:
+        best = estimates[first.name]
+
+        def near(told: Estimate) -> bool:
+            return told.log_ratio <= best.log_ratio + FEWER_THREADS + math.hypot(told.sigma, best.sigma)
+
+        few = [c for c in ranked if c.threads and c.name in estimates and near(estimates[c.name])]
+        frugal = min(few, key=lambda c: c.threads, default=first)
+        ranked.remove(frugal)
+        ranked.insert(0, frugal)
+    return [c.name for c in ranked]
+
+
+def _source(told: Estimate) -> str:
+    return "measured" if told.distance < 0.1 else "interpolated" if told.distance < 2.5 else "extrapolated"
+
+
+def _ordered(
+    problem: Problem, op: Op, settings: Settings, excluded: Mapping[str, str], seen: int
+) -> tuple[str, str] | None:
+    """Return the candidate that the user ordered and the reason to give, if there is such an order."""
+    forced = settings.forced(op.name)
+    if forced is not None:
+        if forced not in op.names():
+            raise SettingsError(f"op {op.name} has no candidate {forced!r} to force; it has {', '.join(op.names())}")
+        if forced in excluded:
+            return "stock", f"{forced} was forced but cannot serve: {excluded[forced]}"
+        return forced, "forced by the user"
+    if settings.random_seed is not None:
+        names = [
+            c.name for c in op.candidates if c.name not in excluded and c.accuracy != "approximate" and not c.setup
+        ] or ["stock"]
+        return random.Random(f"{settings.random_seed}:{problem}:{seen}").choice(names), "drawn at random"
+    size = settings.cpu_up_to(op.name, problem.device)
+    if size is None:
+        return None
+    wanted = "cpu" if problem.n <= size else "native"
+    side = f"{problem.n} columns, threshold {size}"
+    if wanted in op.names() and wanted not in excluded:
+        return wanted, f"ordered by the user ({side})"
+    return "stock", f"ordered by the user ({side}), and stock does just this"

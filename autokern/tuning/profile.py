@@ -1,0 +1,295 @@
+"""Profile: raw timings of candidates on problems on one host, as plain JSON.
+
+A profile keeps timings, never winners: policy may change without a new measurement. Merging two profiles of one
+host keeps every trial of both. Floor 0: may import only `problem`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from autokern.core.errors import ProfileError
+from autokern.core.problem import Problem
+
+__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Tool", "Trial", "dated", "decode", "encode", "group_key"]
+
+SCHEMA = 1
+_MOST_TRIALS = 50_000
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How long one candidate took on one problem.
+
+    Parameters
+    ----------
+    seconds : float
+        Median time of one call, in seconds.
+    ratio : float
+        Median of the paired ratios to the stock candidate (1 for stock itself).
+    noise : float
+        Standard error of log(ratio).
+    rounds : int
+        Number of pairs behind `ratio`.
+    error : float
+        Largest error found, in units of the op's bound.
+    relative_error : float or None
+        Of a candidate that approximates: largest error of an entry of the result, or of a gradient, relative to the
+        largest entry, against float64 truth; None where it was not measured.
+    """
+
+    seconds: float
+    ratio: float = 1.0
+    noise: float = 0.0
+    rounds: int = 1
+    error: float = 0.0
+    relative_error: float | None = None
+
+
+class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One problem, and the timings of all candidates that were measured side by side on it."""
+
+    problem: Problem
+    timings: dict[str, Timing]
+
+    @property
+    def usual(self) -> dict[str, Timing]:
+        """The timings of candidates within the op's bound: those that may be chosen unasked."""
+        return {name: timing for name, timing in self.timings.items() if timing.relative_error is None}
+
+
+class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A candidate that gave wrong numbers or failed on this host, for one op, dtype and device kind."""
+
+    op: str
+    candidate: str
+    dtype: str
+    device: str
+    reason: str
+
+
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What came of trying a tool on this host (KeOps): a verdict that holds as long as `setting` does.
+
+    Parameters
+    ----------
+    works : bool
+        Whether it did what was asked.
+    found : str
+        What it said, or why it failed.
+    seconds : float
+        How long the trial took, compiling included.
+    setting : str
+        What the verdict rests on (version, compiler).
+    """
+
+    works: bool
+    found: str = ""
+    seconds: float = 0.0
+    setting: str = ""
+
+
+class Crossover(msgspec.Struct, frozen=True):
+    """Up to `size` (the larger matrix dimension) `below` is the fastest as measured, from there on `above`."""
+
+    size: float
+    below: str
+    above: str
+
+
+def group_key(op: str, dtype: str, device: str) -> str:
+    """Return the name that problems of an op, a dtype and a kind of device have in a profile: ``"op/dtype@device"``."""
+    return f"{op}/{dtype}@{device}"
+
+
+def dated(ago: float = 0.0) -> str:
+    """Return the UTC date so many seconds ago as profiles hold it, ISO 8601: later dates sort behind earlier ones."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
+
+
+class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The measurements of one host.
+
+    Parameters
+    ----------
+    host : dict
+        What was measured on, as `Host.fields` gives it (no host name, user name or path).
+    fingerprint : str
+        Hash of the part of `host` that invalidates measurements.
+    trials : list of Trial
+        Raw timings.
+    banned : list of Ban
+        Candidates that must not run on this host.
+    setup : dict
+        Seconds that a candidate needs once per process before its first call, by ``"op.candidate"``.
+    levels : dict
+        The most thorough level at which each op was calibrated, by ``"op/dtype@device"``.
+    tools : dict
+        What came of trying tools that candidates rest on, by name (``"keops"``).
+    fruitless : dict
+        When a calibration had time for no problem of an op, by ``"op/dtype@device"``, as a UTC date in ISO 8601.
+    created : str
+        UTC date of the last measurement, ISO 8601.
+    """
+
+    host: dict[str, Any] = msgspec.field(default_factory=dict)
+    fingerprint: str = ""
+    trials: list[Trial] = msgspec.field(default_factory=list)
+    banned: list[Ban] = msgspec.field(default_factory=list)
+    setup: dict[str, float] = msgspec.field(default_factory=dict)
+    levels: dict[str, str] = msgspec.field(default_factory=dict)
+    tools: dict[str, Tool] = msgspec.field(default_factory=dict)
+    fruitless: dict[str, str] = msgspec.field(default_factory=dict)
+    created: str = ""
+    schema: int = SCHEMA
+
+    def merge(self, other: Profile) -> Profile:
+        """Return a profile with the trials of both; for a problem in both, `other`'s timings win one by one."""
+        trials = {trial.problem: trial for trial in self.trials}
+        for trial in other.trials:
+            known = trials.get(trial.problem)
+            timings = {**known.timings, **trial.timings} if known else trial.timings
+            trials[trial.problem] = Trial(trial.problem, timings)
+        bans = {(b.op, b.candidate, b.dtype, b.device): b for b in (*self.banned, *other.banned)}
+        levels = dict(self.levels)
+        for key, level in other.levels.items():
+            levels[key] = "full" if "full" in (level, levels.get(key)) else level
+        return Profile(
+            host=other.host or self.host,
+            fingerprint=other.fingerprint or self.fingerprint,
+            trials=list(trials.values()),
+            banned=list(bans.values()),
+            setup={**self.setup, **other.setup},
+            levels=levels,
+            tools={**self.tools, **other.tools},
+            fruitless=_without_fruit(self.fruitless, other.fruitless, trials.values()),
+            created=max(self.created, other.created),
+        )
+
+    def without(self, op: str) -> Profile:
+        """Return a copy in which nothing is known of one op."""
+        return Profile(
+            host=self.host,
+            fingerprint=self.fingerprint,
+            trials=[t for t in self.trials if t.problem.op != op],
+            banned=[b for b in self.banned if b.op != op],
+            setup={k: v for k, v in self.setup.items() if k.partition(".")[0] != op},
+            levels=_of_others(self.levels, op),
+            tools=self.tools,
+            fruitless=_of_others(self.fruitless, op),
+            created=self.created,
+        )
+
+    def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
+        """Sizes at which the measured winner changes, for unbatched problems of the usual variant without gradients.
+
+        Parameters
+        ----------
+        op : str
+            Name of the Op.
+        device, dtype : str
+            Device kind and dtype; ``torch.float64`` and ``torch.device("cpu")`` are accepted too.
+
+        Returns
+        -------
+        list of Crossover
+            In order of size; empty where one candidate wins throughout or nothing was measured.
+        """
+        device, dtype = str(device).partition(":")[0], str(dtype).removeprefix("torch.")
+        line = [t for t in self.trials if t.problem.group == (op, dtype, device)]
+        line = [t for t in line if t.problem.batch == 1 and not t.problem.grad and "stock" in t.timings]
+        variants = Counter(t.problem.variant for t in line)
+        usual = max(variants, key=variants.__getitem__, default="")
+        line = [t for t in line if t.problem.variant == usual]
+        sizes: dict[int, list[Trial]] = {}
+        for trial in line:
+            sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
+        steps = [(size, _mean_log_ratios(trials)) for size, trials in sorted(sizes.items())]
+        found = []
+        below = _winner(steps[0][1]) if steps else "stock"
+        for (size, ratios), (next_size, next_ratios) in itertools.pairwise(steps):
+            above = _winner(next_ratios, holder=below)
+            if below != above:
+                found.append(Crossover(_crossing(size, next_size, ratios, next_ratios, below, above), below, above))
+            below = above
+        return found
+
+
+def _mean_log_ratios(trials: list[Trial]) -> dict[str, float]:
+    names = set.intersection(*(set(t.usual) for t in trials))
+    return {name: sum(math.log(t.timings[name].ratio) for t in trials) / len(trials) for name in sorted(names)}
+
+
+def _winner(ratios: dict[str, float], holder: str = "stock", tie: float = 0.05) -> str:
+    """Return the fastest; within a tie that is stock, or whoever was it at the size below."""
+    best = min(ratios, key=ratios.__getitem__, default="stock")
+    for name in ("stock", holder):
+        if ratios.get(name, math.inf) <= ratios.get(best, math.inf) + tie:
+            return name
+    return best
+
+
+def _crossing(
+    size: int, next_size: int, here: dict[str, float], there: dict[str, float], below: str, above: str
+) -> float:
+    """Interpolate in log(size) where the lead of `below` over `above` is lost."""
+    gap, next_gap = here.get(above, 0.0) - here[below], there[above] - there.get(below, 0.0)
+    share = gap / (gap - next_gap) if gap > 0 > next_gap else 0.5
+    return math.exp(math.log(size) + share * (math.log(next_size) - math.log(size)))
+
+
+def encode(profile: Profile) -> bytes:
+    """Return the profile as JSON text."""
+    return msgspec.json.encode(profile)
+
+
+def _of_others(table: dict[str, str], op: str) -> dict[str, str]:
+    """Return what a table by `group_key` holds of the other ops."""
+    return {key: value for key, value in table.items() if re.split("[/@]", key)[0] != op}
+
+
+def _without_fruit(one: dict[str, str], other: dict[str, str], trials: Iterable[Trial]) -> dict[str, str]:
+    """Return the later date of each group of which nothing is known after all."""
+    known = {group_key(*trial.problem.group) for trial in trials}
+    return {k: max(one.get(k, ""), other.get(k, "")) for k in {**one, **other} if k not in known}
+
+
+def decode(data: bytes) -> Profile:
+    """Return the profile that JSON text holds, with every value in range.
+
+    Raises
+    ------
+    ProfileError
+        If the text is not JSON, not of this schema, or holds a value that no measurement gives.
+    """
+    try:
+        profile = msgspec.json.decode(data, type=Profile)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
+        raise ProfileError(f"not a profile of schema {SCHEMA}: {error}") from None
+    if profile.schema != SCHEMA:
+        raise ProfileError(f"profile has schema {profile.schema}; this autokern reads schema {SCHEMA}")
+    if len(profile.trials) > _MOST_TRIALS:
+        raise ProfileError(f"profile holds {len(profile.trials)} trials; at most {_MOST_TRIALS} are believed")
+    for trial in profile.trials:
+        p = trial.problem
+        if min(p.m, p.n, p.batch) < 1 or min(p.d, p.rhs) < 0 or max(p.m, p.n, p.d, p.rhs, p.batch) > 2**40:
+            raise ProfileError(f"profile names an impossible size: {p}")
+        for name, timing in trial.timings.items():
+            positive = (timing.seconds, timing.ratio)
+            told = timing.relative_error or 0.0
+            if not all(math.isfinite(v) and 1e-12 < v < 1e9 for v in positive) or not (
+                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0 and told >= 0
+            ):
+                raise ProfileError(f"profile holds an impossible timing of {name} on {p}")
+    if not all(math.isfinite(v) and v >= 0 for v in profile.setup.values()):
+        raise ProfileError("profile holds an impossible set-up time")
+    if not all(math.isfinite(tool.seconds) and tool.seconds >= 0 for tool in profile.tools.values()):
+        raise ProfileError("profile holds an impossible time of trying a tool")
+    return profile

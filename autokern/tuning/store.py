@@ -1,0 +1,298 @@
+"""Profiles in files: private, checked, atomic; whatever is wrong with them costs speed and never a call.
+
+One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and take none
+away; correctness rests on rename, locks only save work. Floor 0: may import `errors`, `settings`, `profile`, `files`,
+`seals`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import random
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from autokern.core.errors import AutokernWarning, ProfileError
+from autokern.core.settings import Settings
+from autokern.system.files import LARGEST, Folder, Version, contents, opened
+from autokern.tuning.checksum import NewerError, sealed, unsealed
+from autokern.tuning.profile import SCHEMA, Profile, decode, encode
+
+__all__ = ["calibrating", "clear", "home", "load", "read_file", "save", "write_file"]
+
+_log = logging.getLogger("autokern")
+_told: set[str] = set()  # what this process has warned of or logged; the only state here
+
+_MOST_QUARANTINED = 5
+_STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
+_TRIES = 64  # in every round of racing writers one succeeds: enough for so many without a lock
+_PATIENCE = 0.25  # seconds to hope for the writers' lock, which is held about as long as an fsync takes
+
+_OURS = re.compile(r"[0-9a-f]{8,64}(\.json|\.[0-9a-f]{16}\.(tmp|bad)|(\.[a-z0-9_]+)?\.lock)")
+
+# Faults of the file itself. Others (EMFILE, ESTALE, EIO, ...) may pass and must not cost a good profile its name.
+_FOREIGN = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EISDIR)
+
+
+def home(settings: Settings) -> Path | None:
+    """Return the folder for profiles, which may not exist yet, or None where there is no place for one."""
+    path = settings.home
+    if path is None:
+        try:
+            import platformdirs
+
+            path = platformdirs.user_cache_path("autokern")
+        except Exception:  # without HOME and passwd entry: whatever the platform's own look-up raises
+            return None
+        if not path.is_absolute():  # a literal `~` that nothing could expand
+            return None
+    try:
+        return None if "~" in path.parts else path.absolute()
+    except OSError:  # a relative path in a working directory that is gone
+        return None
+
+
+def load(settings: Settings, fingerprint: str) -> Profile | None:
+    """Return the profile kept for a host, or None; what cannot be trusted is put aside and counts as none.
+
+    Raises
+    ------
+    ProfileError
+        If there is a profile that cannot be trusted, and `settings.strict` is set.
+    """
+    try:
+        with _folder(settings) as folder:
+            return _kept(folder, fingerprint)[0]
+    except FileNotFoundError:
+        return None
+    except (OSError, ProfileError) as error:
+        message = f"asked for the profile of host {fingerprint} in {home(settings)}; found: {error}. "
+        message += "It is not used; measuring again replaces it, unless a newer autokern wrote it."
+        if settings.strict:
+            raise ProfileError(message) from error
+        if _first(f"load {fingerprint}: {error}"):  # a warning of the folder comes when something is to be saved
+            _log.log(logging.WARNING if isinstance(error, ProfileError) else logging.INFO, "%s", message)
+        return None
+
+
+def save(settings: Settings, profile: Profile) -> Path | None:
+    """Add a profile to what is kept for its host; return the file, or None where it could not be written.
+
+    Keys are only ever added, whoever else is writing; on any trouble the file stays as it was.
+
+    Raises
+    ------
+    ProfileError
+        If the profile could not be written, and `settings.strict` is set.
+    """
+    try:
+        with _folder(settings, create=True) as folder:
+            _sweep(folder)
+            return _add(folder, profile)
+    except (OSError, ProfileError) as error:
+        message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
+        message += "They serve this process only; set AUTOKERN_HOME to a private folder that can be written."
+        if settings.strict:
+            raise ProfileError(message) from error
+        if _first("save"):
+            warnings.warn(message, AutokernWarning, stacklevel=2)
+        return None
+
+
+def read_file(path: Path) -> Profile:
+    """Return the profile in a file that the user named, in the form of `save` or of `write_file`.
+
+    Raises
+    ------
+    ProfileError
+        If the file cannot be read or holds no valid profile.
+    """
+    try:
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with opened(os.open(path, flags)) as fd:
+            data = contents(fd, path, private=False)
+        return decode(unsealed(SCHEMA, data)) if data.startswith(b'{"autokern"') else decode(data)
+    except (OSError, ProfileError) as error:
+        advice = "Name a file that `autokern calibrate --output FILE` wrote"
+        raise ProfileError(f"asked for the profile in {path}; found: {error}. {advice}") from error
+
+
+def write_file(path: Path, profile: Profile) -> None:
+    """Write a profile as plain, indented JSON, all or nothing.
+
+    Raises
+    ------
+    ProfileError
+        If the file cannot be written, or is there and no regular file.
+    """
+    target = Path(os.path.realpath(path))  # a link stays: what it points to is replaced
+    try:
+        if target.exists() and not target.is_file():  # a rename would replace even a device
+            raise ProfileError("it is no regular file")
+        data = msgspec.json.format(_encoded(profile), indent=2) + b"\n"
+        with contextlib.closing(Folder(target.parent, private=False)) as folder:
+            with folder.temporary(target.name, data, mode=0o666) as temporary:
+                folder.replace(temporary, target.name)
+            folder.sync()
+    except (OSError, ProfileError) as error:
+        raise ProfileError(f"asked to write a profile to {path}; found: {error}. Name another file") from error
+
+
+def clear(settings: Settings) -> list[Path]:
+    """Remove every file in the folder that has a name of ours, and return those that are gone.
+
+    Raises
+    ------
+    ProfileError
+        If the folder cannot be trusted or read, and `settings.strict` is set.
+    """
+    try:
+        with _folder(settings) as folder:
+            return [folder.path / name for name in folder.names() if _OURS.fullmatch(name) and folder.remove(name)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ProfileError) as error:
+        if settings.strict:
+            raise ProfileError(f"asked to clear {home(settings)}; found: {error}. Remove it by hand") from error
+        return []
+
+
+@contextlib.contextmanager
+def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]:
+    """Hold the right to calibrate an op on a host; False at once where another process or thread holds it.
+
+    Where nothing can be locked the answer is True: two calibrations cost seconds, none would cost every call. The
+    right ends with the block or the process.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_folder(settings, create=True))
+            granted = stack.enter_context(folder.locked(_named(f"{fingerprint}.{op}.lock")))
+        except (OSError, ProfileError):
+            granted = True
+        yield granted
+
+
+def _reset() -> None:
+    """Forget what was warned of and logged (for tests)."""
+    _told.clear()
+
+
+def _first(what: str) -> bool:
+    known = what in _told
+    _told.add(what)
+    return not known
+
+
+def _named(name: str) -> str:
+    if not _OURS.fullmatch(name):
+        raise ProfileError(f"{name!r} is no name of a file that autokern keeps: fingerprints are hexadecimal")
+    return name
+
+
+@contextlib.contextmanager
+def _folder(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
+    path = home(settings)
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, "this user has no cache folder")
+    with contextlib.closing(Folder(path, private=True, create=create)) as folder:
+        yield folder
+
+
+def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
+    """Return the profile under its name and the file's version; a bad file has lost the name when this raises."""
+    name = _named(f"{fingerprint}.json")
+    version = folder.version(name)  # taken first: a file that is replaced while being read counts as replaced
+    try:
+        profile = decode(unsealed(SCHEMA, folder.read(name)))
+        if profile.fingerprint != fingerprint:
+            raise ProfileError("it was measured on another host")
+    except FileNotFoundError:
+        return None, None
+    except NewerError:
+        raise
+    except (OSError, ProfileError) as error:
+        if isinstance(error, OSError) and error.errno not in _FOREIGN:
+            raise
+        _quarantine(folder, name, version)
+        raise error if isinstance(error, ProfileError) else ProfileError(str(error)) from error
+    return profile, version
+
+
+def _quarantine(folder: Folder, name: str, version: Version | None) -> None:
+    with contextlib.suppress(OSError):
+        if folder.version(name) == version:  # otherwise somebody has repaired it
+            folder.replace(name, f"{name.removesuffix('.json')}.{secrets.token_hex(8)}.bad")
+        bad = [n for n in folder.names() if n.endswith(".bad") and _OURS.fullmatch(n)]
+        for old in sorted(bad, key=folder.modified)[:-_MOST_QUARANTINED]:
+            folder.remove(old)
+
+
+def _sweep(folder: Folder) -> None:
+    with contextlib.suppress(OSError):
+        for name in folder.names():
+            old = name.endswith(".tmp") and _OURS.fullmatch(name) and folder.modified(name) < time.time() - _STALE
+            if old:
+                folder.remove(name)
+
+
+def _add(folder: Folder, profile: Profile) -> Path:
+    """Publish the union of the kept and the given profile, again until no key of it is missing on disk."""
+    name, wanted, published = _named(f"{profile.fingerprint}.json"), profile, False
+    with contextlib.ExitStack() as stack:
+        try:
+            locked = stack.enter_context(folder.locked(f"{profile.fingerprint}.lock", _PATIENCE))
+        except OSError:
+            locked = False
+        for _ in range(_TRIES):
+            kept, version = _kept_or_none(folder, profile.fingerprint)
+            if published and kept is not None and _keys(wanted) <= _keys(kept):
+                return folder.path / name
+            wanted = wanted.merge(kept).merge(profile) if kept else wanted
+            with folder.temporary(profile.fingerprint, sealed(SCHEMA, _encoded(wanted))) as temporary:
+                if folder.version(name) != version:
+                    continue  # somebody published since we read: his keys come first into ours
+                folder.replace(temporary, name)
+            folder.sync()
+            published = True
+            if not locked:  # whoever checked the version just before our rename has renamed by the time we look
+                time.sleep(random.uniform(0.002, 0.02))
+    raise ProfileError(f"{name} was replaced by other processes {_TRIES} times")
+
+
+def _kept_or_none(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
+    try:
+        return _kept(folder, fingerprint)
+    except NewerError:
+        raise
+    except ProfileError as error:
+        if _first(f"load {fingerprint}: {error}"):
+            _log.warning("replaced the profile of host %s in %s: %s", fingerprint, folder.path, error)
+        return None, folder.version(f"{fingerprint}.json")
+
+
+def _keys(profile: Profile) -> set[object]:
+    timings = {(trial.problem, name) for trial in profile.trials for name in trial.timings}
+    bans = {(ban.op, ban.candidate, ban.dtype, ban.device) for ban in profile.banned}
+    return {*timings, *bans, *profile.levels, *profile.setup, *profile.fruitless.items()}
+
+
+def _encoded(profile: Profile) -> bytes:
+    """Return the JSON text, proven to be readable: what `decode` refuses must not replace what it accepts."""
+    try:
+        data = encode(profile)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProfileError(f"the profile cannot be written as JSON: {error}") from error
+    if len(sealed(SCHEMA, data)) > LARGEST:
+        raise ProfileError(f"the profile is larger than {LARGEST} bytes")
+    decode(data)
+    return data

@@ -1,0 +1,208 @@
+"""Report: what a profile says, as plain data for tables and JSON. May import the floors below the command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from autokern.core.op import registered
+from autokern.core.problem import Problem
+from autokern.tuning.profile import Ban, Crossover, Profile, Trial, group_key
+
+__all__ = ["Known", "Rough", "Summary", "Winner", "known", "present", "rough", "summaries", "winners"]
+
+_TIE = 0.97
+"""A ratio above this is no gain: stock wins ties."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one op, device and dtype.
+
+    Parameters
+    ----------
+    op, device, dtype, level : str
+        What, where, in which precision, how thoroughly (empty: not the whole grid yet).
+    problems : int
+        Number of problems measured.
+    speedup : float
+        Geometric mean over them of stock's time over that of the fastest candidate.
+    banned : list of str
+        Candidates that gave wrong numbers or failed.
+    fastest : str
+        The fastest candidate where one wins at all sizes; empty where `crossovers` tell.
+    crossovers : list of Crossover
+        Sizes at which the fastest candidate changes, for single matrices without gradients.
+    """
+
+    op: str
+    device: str
+    dtype: str
+    level: str
+    problems: int
+    speedup: float
+    banned: list[str]
+    fastest: str
+    crossovers: list[Crossover]
+
+
+class Winner(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest candidate of one measured problem: its seconds, stock's, and the paired ratio of the two."""
+
+    problem: Problem
+    candidate: str
+    speedup: float
+    seconds: float
+    stock_seconds: float
+
+
+class Rough(msgspec.Struct, frozen=True, kw_only=True):
+    """What lower precision was measured to gain and to cost.
+
+    Parameters
+    ----------
+    op, device, dtype, candidate : str
+        What, where, in which dtype.
+    problems : int
+        Number of problems measured.
+    speedup : float
+        Geometric mean over them of the time of the fastest candidate within the bound over that of this one.
+    relative_error : float
+        Largest error measured.
+    """
+
+    op: str
+    device: str
+    dtype: str
+    candidate: str
+    problems: int
+    speedup: float
+    relative_error: float
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `autokern show` tells of a profile."""
+
+    fingerprint: str
+    created: str
+    ops: list[Summary]
+    banned: list[Ban]
+    setup: dict[str, float]
+    winners: list[Winner] = []
+    rough: list[Rough] = []
+
+
+def present(profile: Profile) -> Profile:
+    """Return a profile without ops and candidates that are not registered, as an earlier version had them."""
+    there = {(op.name, name) for op in registered() for name in op.names()}
+    trials = [
+        Trial(t.problem, {name: timing for name, timing in t.timings.items() if (t.problem.op, name) in there})
+        for t in profile.trials
+    ]
+    return msgspec.structs.replace(
+        profile,
+        trials=[trial for trial in trials if trial.timings],
+        banned=[ban for ban in profile.banned if (ban.op, ban.candidate) in there],
+        setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[::2] in there},
+    )
+
+
+def known(profile: Profile, ops: Iterable[str] | None = None) -> Known:
+    """Return what a profile says of some ops, problem by problem, or of all ops in short."""
+    profile = present(profile)
+    names = None if ops is None else set(ops)
+    return Known(
+        fingerprint=profile.fingerprint,
+        created=profile.created,
+        ops=summaries(profile, names),
+        banned=[ban for ban in profile.banned if names is None or ban.op in names],
+        setup={k: s for k, s in profile.setup.items() if names is None or k.partition(".")[0] in names},
+        winners=[] if names is None else winners(profile, names),
+        rough=rough(profile, names),
+    )
+
+
+def rough(profile: Profile, ops: Iterable[str] | None = None) -> list[Rough]:
+    """Return what was measured of candidates of lower precision, those of some ops or of all."""
+    names = None if ops is None else set(ops)
+    found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
+    for trial in profile.trials:
+        p, best = trial.problem, min((t.ratio for t in trial.usual.values()), default=1.0)
+        for name, timing in trial.timings.items():
+            if timing.relative_error is not None and (names is None or p.op in names):
+                pairs = found.setdefault((p.op, p.device, p.dtype, name), [])
+                pairs.append((best / timing.ratio, timing.relative_error))
+    return [
+        Rough(
+            op=key[0],
+            device=key[1],
+            dtype=key[2],
+            candidate=key[3],
+            problems=len(pairs),
+            speedup=math.exp(sum(math.log(gain) for gain, _ in pairs) / len(pairs)),
+            relative_error=max(error for _, error in pairs),
+        )
+        for key, pairs in sorted(found.items())
+    ]
+
+
+def summaries(profile: Profile, ops: Iterable[str] | None = None) -> list[Summary]:
+    """Return a summary of each op, device and dtype that was measured."""
+    names = None if ops is None else set(ops)
+    groups: dict[tuple[str, str, str], list[Trial]] = {}
+    for trial in profile.trials:
+        if names is None or trial.problem.op in names:
+            groups.setdefault((trial.problem.op, trial.problem.device, trial.problem.dtype), []).append(trial)
+    return [_summary(profile, key, trials) for key, trials in sorted(groups.items())]
+
+
+def _summary(profile: Profile, key: tuple[str, str, str], trials: list[Trial]) -> Summary:
+    op, device, dtype = key
+    crossovers = profile.thresholds(op, device, dtype)
+    gains = [_winner(trial).speedup for trial in trials]
+    bans = {b.candidate for b in profile.banned if (b.op, b.device, b.dtype) == key}
+    return Summary(
+        op=op,
+        device=device,
+        dtype=dtype,
+        level=profile.levels.get(group_key(op, dtype, device), ""),
+        problems=len(trials),
+        speedup=math.exp(sum(map(math.log, gains)) / len(gains)),
+        banned=sorted(bans),
+        fastest="" if crossovers else _fastest(trials),
+        crossovers=crossovers,
+    )
+
+
+def _fastest(trials: list[Trial]) -> str:
+    """Return the candidate of the least mean log ratio where all were measured; stock wins ties."""
+    line = [t for t in trials if t.problem.batch == 1 and not t.problem.grad] or trials
+    names = set.intersection(*(set(t.usual) for t in line))
+    means = {n: math.exp(sum(math.log(t.timings[n].ratio) for t in line) / len(line)) for n in sorted(names)}
+    best = min(means, key=means.__getitem__, default="stock")
+    return best if means.get(best, 1.0) < _TIE else "stock"
+
+
+def winners(profile: Profile, ops: Iterable[str]) -> list[Winner]:
+    """Return the fastest candidate of every measured problem of some ops, like beside like, by size."""
+    wanted = set(ops)
+    found = [_winner(trial) for trial in profile.trials if trial.problem.op in wanted]
+
+    def place(winner: Winner) -> tuple[object, ...]:
+        p = winner.problem
+        return (p.op, p.device, p.dtype, p.grad, p.batch > 1, p.variant, p.n, p.m, p.rhs, p.d, p.batch)
+
+    return sorted(found, key=place)
+
+
+def _winner(trial: Trial) -> Winner:
+    timings = trial.usual
+    name = min(timings, key=lambda n: timings[n].ratio)
+    if timings[name].ratio > _TIE and "stock" in timings:
+        name = "stock"
+    best = timings[name]
+    stock = timings["stock"].seconds if "stock" in timings else best.seconds / best.ratio
+    return Winner(
+        problem=trial.problem, candidate=name, speedup=1 / best.ratio, seconds=best.seconds, stock_seconds=stock
+    )

@@ -1,0 +1,127 @@
+"""gpytorch's KeOps kernels with the hooks in: its own tests of them, products by tiles, and memory without pykeops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import unittest
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import ScaleKernel, keops
+from gpytorch.test.base_keops_test_case import BaseKeOpsTestCase
+from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
+
+import autokern
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
+from autokern.runtime import dispatch
+
+pytestmark = pytest.mark.usefixtures("only_tiles")
+KINDS = {
+    "rbf": (keops.RBFKernel, gpytorch.kernels.RBFKernel),
+    "matern 1/2": (lambda **k: keops.MaternKernel(nu=0.5, **k), lambda **k: gpytorch.kernels.MaternKernel(nu=0.5, **k)),
+    "matern 3/2": (lambda **k: keops.MaternKernel(nu=1.5, **k), lambda **k: gpytorch.kernels.MaternKernel(nu=1.5, **k)),
+    "matern 5/2": (lambda **k: keops.MaternKernel(nu=2.5, **k), lambda **k: gpytorch.kernels.MaternKernel(nu=2.5, **k)),
+    "periodic": (keops.PeriodicKernel, gpytorch.kernels.PeriodicKernel),
+}
+each_kind = pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+
+
+class _Hooked:
+    def run(self, result=None):
+        with autokern.enabled():
+            return super().run(result)
+
+
+class TestRBF(_Hooked, BaseKeOpsTestCase, unittest.TestCase):
+    k1, k2 = keops.RBFKernel, gpytorch.kernels.RBFKernel
+
+
+class TestMatern(_Hooked, BaseKeOpsTestCase, unittest.TestCase):
+    k1, k2 = keops.MaternKernel, gpytorch.kernels.MaternKernel
+
+    def test_other_smoothness(self):
+        for nu in (0.5, 1.5):
+            self.test_forward_x1_eq_x2(nu=nu)
+            self.test_forward_x1_neq_x2(nu=nu)
+
+
+class TestPeriodic(_Hooked, BaseKeOpsTestCase, unittest.TestCase):
+    k1, k2 = keops.PeriodicKernel, gpytorch.kernels.PeriodicKernel
+
+
+class TestPlainRBF(_Hooked, BaseKernelTestCase, unittest.TestCase):
+    def create_kernel_no_ard(self, **kwargs):
+        return keops.RBFKernel(**kwargs)
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        return keops.RBFKernel(ard_num_dims=num_dims, **kwargs)
+
+
+class TestPlainPeriodic(TestPlainRBF):
+    def create_kernel_no_ard(self, **kwargs):
+        return keops.PeriodicKernel(**kwargs)
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        return keops.PeriodicKernel(ard_num_dims=num_dims, **kwargs)
+
+
+@each_kind
+@pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
+def test_products_and_gradients_are_those_of_the_plain_kernel(kinds, same):
+    x, z, rhs = torch.rand(50, 2).double(), torch.rand(40, 2).double(), torch.rand(50 if same else 40, 2).double()
+    found = []
+    for make, hooked in zip(kinds, (True, False), strict=True):
+        kernel, points = ScaleKernel(make()).double(), x.clone().requires_grad_()
+        if hooked:
+            with autokern.enabled():
+                op = (kernel(points) if same else kernel(points, z)).evaluate_kernel()
+                out = op @ rhs
+            assert type(op) is MatrixFreeKernelOperator
+        else:
+            out = (kernel(points) if same else kernel(points, z)) @ rhs
+        found.append([out, *torch.autograd.grad(out.sum(), [points, *kernel.parameters()])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert set(dispatch.stats()["kernel_matmul"]) == {"tiled"}
+
+
+@each_kind
+def test_an_order_of_the_user_leaves_the_kernel_to_the_library(kinds):
+    kernel = kinds[0]()
+    with autokern.enabled(), gpytorch.settings.max_cholesky_size(10_000):
+        assert type(kernel(torch.rand(50, 2)).evaluate_kernel()) is not MatrixFreeKernelOperator
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_without_pykeops_no_differences_of_all_points_are_formed():
+    code = """
+        import sys
+
+        class Hidden:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("pykeops", "keopscore"):
+                    raise ImportError(name)
+
+        sys.meta_path.insert(0, Hidden())
+        import torch, gpytorch, autokern
+        from gpytorch.kernels import ScaleKernel, keops
+
+        def high():
+            return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+        assert "pykeops" not in sys.modules
+        kernel, x = ScaleKernel(keops.RBFKernel(ard_num_dims=20)), torch.rand(4000, 20)
+        with autokern.enabled():
+            (kernel(x[:900]) @ torch.ones(900, 1)).sum().backward()
+            before = high()
+            (kernel(x) @ torch.ones(4000, 1)).sum().backward()
+            print(high() - before)
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert not run.returncode, run.stderr
+    assert float(run.stdout.split()[-1]) < 100, "MiB; the differences have 1221"

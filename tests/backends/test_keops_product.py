@@ -1,0 +1,298 @@
+"""kernels/lazy.py: products by KeOps against the dense formula. Each formula compiles for seconds, so they are few."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    Kernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+
+import autokern
+from autokern.backends import keops_product
+from autokern.core.errors import KeOpsError
+from autokern.gp import likelihood
+from autokern.kernels import analytic, family, graph, tree
+from autokern.kernels.covariance import Covariance, reference
+from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family, of_unit_lengthscale
+from autokern.system import keops
+from autokern.system.subprocess_probe import _path
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_keops = pytest.mark.skipif(keops.keops_problem() is not None, reason=f"needs KeOps: {keops.keops_problem()}")
+
+D, COLUMNS = 2, 3
+PARTS = {
+    "rbf": lambda: RBFKernel(ard_num_dims=D),
+    "matern12": lambda: MaternKernel(0.5),
+    "matern32": lambda: MaternKernel(1.5),
+    "matern52": lambda: MaternKernel(2.5),
+    "rq": RQKernel,
+    "periodic": PeriodicKernel,
+    "cosine": CosineKernel,
+    "constant": ConstantKernel,
+    "product": lambda: MaternKernel(2.5) * PeriodicKernel(),
+}
+
+
+def everything(dtype: torch.dtype = torch.float64) -> tuple[Kernel, list[ScaleKernel]]:
+    """One kernel, so one formula, of all parts, each under a scale of its own."""
+    scaled = [ScaleKernel(make()) for make in PARTS.values()]
+    total = scaled[0]
+    for one in scaled[1:]:
+        total = total + one
+    return ScaleKernel(total).to(dtype), scaled
+
+
+def points(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, grad: bool = False) -> torch.Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.to(dtype).requires_grad_(grad)
+
+
+def product(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    return keops_product.product(tree.read(kernel, x1), tree.read(kernel, x2), rhs)
+
+
+def dense(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """The cross block of the matrix of all points."""
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    both = torch.cat([x.expand(*batch, *x.shape[-2:]) for x in (x1, x2)], dim=-2)
+    n = x1.shape[-2]
+    return tree.dense(tree.read(kernel, both))[..., :n, n:]
+
+
+@needs_keops
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_part_alone_and_all_together(dtype, capfd):
+    kernel, scaled = everything(dtype)
+    x1, x2 = points(13, D, dtype=dtype), points(9, D, seed=1, dtype=dtype)
+    x2[:4] = x1[:4]  # some points coincide
+    tolerance = 1e-13 if dtype is torch.float64 else 1e-5
+    for chosen in [*scaled, None]:
+        for one in scaled:
+            one.raw_outputscale.data.fill_(0.5 if chosen in (one, None) else -200.0)  # a scale of nearly nothing
+        exact = copy.deepcopy(kernel).double()
+        for a, b in ((x1, x2), (x2, x1), (x1, x1)):
+            rhs = points(len(b), COLUMNS, seed=2, dtype=dtype)
+            found, truth = product(kernel, a, b, rhs), dense(exact, a.double(), b.double()) @ rhs.double()
+            assert found.dtype == dtype
+            torch.testing.assert_close(found.double(), truth, rtol=tolerance, atol=tolerance)
+    assert capfd.readouterr().out == "", "compiling is nothing that a user's program prints"
+
+
+@needs_keops
+@pytest.mark.parametrize("same", [False, True])
+def test_gradients_by_everything(same):
+    kernel, scaled = everything()
+    with torch.no_grad():
+        for index, one in enumerate(scaled):
+            one.outputscale = 0.5 + 0.1 * index
+    x1, rhs = points(30, D, grad=True), points(30 if same else 20, COLUMNS, seed=2, grad=True)
+    with torch.no_grad():
+        x1[20:25] = x1[:5]  # zero distances give no NaN
+    x2 = x1 if same else points(20, D, seed=1, grad=True)
+    inputs = [x1, rhs, *kernel.parameters()] + ([] if same else [x2])
+    weights = points(30, COLUMNS, seed=3)
+    found = torch.autograd.grad((product(kernel, x1, x2, rhs) * weights).sum(), inputs)
+    # of the Matérn 1/2 the reference takes the same finite slope at zero distance
+    truth = torch.autograd.grad(((dense(kernel, x1, x2) @ rhs) * weights).sum(), inputs)
+    for one, other in zip(found, truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@needs_keops
+def test_gradcheck():
+    kernel, _ = everything()
+    names = [name for name, _ in kernel.named_parameters()]
+
+    def function(x1, x2, rhs, *values):
+        own = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(_Called(kernel), {f"kernel.{n}": v for n, v in own.items()}, (x1, x2, rhs))
+
+    inputs = (points(4, D, grad=True), points(3, D, seed=1, grad=True), points(3, 2, seed=2, grad=True))
+    values = tuple(p.detach().clone().requires_grad_() for p in kernel.parameters())
+    assert torch.autograd.gradcheck(function, (*inputs, *values))
+
+
+class _Called(torch.nn.Module):
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return product(self.kernel, *args)
+
+
+@needs_keops
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shapes",
+    [((1, D), (20, D), (20, 2)), ((7, D), (1, D), (1, 4)), ((0, D), (5, D), (5, 2)), ((4, D), (0, D), (0, 2)),
+     ((3, D), (4, D), (4, 7))],
+    ids=str,
+)  # fmt: skip
+def test_shapes(shapes, monkeypatch):
+    monkeypatch.setattr(keops_product, "_WIDTHS", (4,))  # seven columns are taken in two parts
+    assert_right(everything()[0], shapes)
+
+
+@needs_keops
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shapes", [((2, 7, D), (5, D), (5, 2)), ((2, 1, 7, D), (3, 5, D), (5, 2)), ((7, D), (5, D), (4, 5, 2))], ids=str
+)
+def test_batches(shapes):
+    batch = torch.Size([2]) if shapes[0][0] == 2 and len(shapes[0]) == 3 else torch.Size()
+    assert_right(RBFKernel(batch_shape=batch).double(), shapes)
+
+
+def assert_right(kernel, shapes):
+    x1, x2, rhs = (points(*shape, seed=i, grad=True) for i, shape in enumerate(shapes))
+    found, truth = product(kernel, x1, x2, rhs), dense(kernel, x1, x2) @ rhs
+    torch.testing.assert_close(found, truth, rtol=1e-12, atol=1e-12)
+    weights = points(*truth.shape, seed=9)
+    inputs = [x1, x2, rhs, *kernel.parameters()]
+    own = torch.autograd.grad((found * weights).sum(), inputs, allow_unused=True)
+    expected = torch.autograd.grad((truth * weights).sum(), inputs, allow_unused=True)
+    for grads in zip(own, expected, inputs, strict=True):
+        one, other = (torch.zeros_like(grads[2]) if g is None else g for g in grads[:2])
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@needs_keops
+def test_memory_layout_is_of_no_concern():
+    kernel, _ = everything()
+    x1, x2, rhs = points(13, D), points(9, D, seed=1), points(9, 4, seed=2)
+    expected = product(kernel, x1, x2, rhs)
+    found = product(kernel, x1.mT.contiguous().mT, x2.repeat_interleave(2, 0)[::2], rhs.mT.contiguous().mT)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+
+
+# --- a new family is one object ---------------------------------------------------------------------------------------
+
+
+class InverseQuadraticKernel(Kernel):
+    has_lengthscale = True
+
+
+@pytest.fixture
+def inverse_quadratic():
+    """k = 1 / (1 + u), in the one file that a family is."""
+
+    def epilogue(u, slope):
+        k = u.add_(1).reciprocal_()
+        if slope is not None:
+            torch.mul(k, k, out=slope).neg_()
+        return k
+
+    yield Family(
+        "inverse_quadratic",
+        0.5,
+        lambda u: 1 / (u + 1),
+        epilogue,
+        (lambda u: -((u + 1) ** -2), lambda u: 2 * (u + 1) ** -3, lambda u: -6 * (u + 1) ** -4),
+        lambda dtype: of_unit_lengthscale(InverseQuadraticKernel(), dtype),
+        kernels=(InverseQuadraticKernel,),
+    )
+    del _FAMILIES["inverse_quadratic"], _OF_KERNEL[InverseQuadraticKernel]
+    graph._scripted.cache_clear()
+
+
+def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
+    assert family("inverse_quadratic") is inverse_quadratic
+    kernel, x = ScaleKernel(InverseQuadraticKernel()).double(), points(12, D)
+    truth = kernel.outputscale / (1 + (x[:, None] - x[None]).square().sum(-1) / (2 * kernel.base_kernel.lengthscale**2))
+    read = tree.read(kernel, x)
+    torch.testing.assert_close(tree.dense(read), truth)
+    cov = Covariance(inverse_quadratic, kernel.base_kernel.lengthscale, kernel.outputscale)
+    for route in (reference, analytic.matrix, graph.vmapped, graph.by_cdist, graph.scripted):
+        torch.testing.assert_close(route(cov, x, x), truth)
+    # block by block, by the tile epilogue
+    noise, residual = torch.full((1,), 0.1, dtype=torch.float64), points(12)
+    value = likelihood.log_prob(read, noise, residual, torch.linalg.cholesky)
+    torch.testing.assert_close(value, likelihood.reference(read, noise, residual))
+
+
+@needs_keops
+@pytest.mark.slow
+def test_a_family_is_all_that_keops_needs_and_second_derivatives_are_right(inverse_quadratic):
+    kernel, x, rhs = ScaleKernel(InverseQuadraticKernel()).double(), points(12, D), points(12, 1, seed=1)
+    kernel.requires_grad_(False)  # each further gradient is a formula to compile
+    y = points(12, D, grad=True)  # as x, by value
+
+    def twice(value):
+        (first,) = torch.autograd.grad((value * points(12, 1, seed=2)).sum(), y, create_graph=True)
+        return value.detach(), first.detach(), torch.autograd.grad(first.square().sum(), y)[0]
+
+    for one, other in zip(twice(product(kernel, x, y, rhs)), twice(dense(kernel, x, y) @ rhs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+# --- what is no matter for KeOps, and what goes wrong -----------------------------------------------------------------
+
+
+def test_many_dimensions_are_refused():
+    assert keops_product.why_not(10) is None
+    assert "too large" in keops_product.why_not(1000)
+    assert keops_product.why_not(150) is None
+    assert "too large" in keops_product.why_not(150, "cuda")
+    assert "too large" in keops_product.why_not(1, "mps")
+
+
+PROGRAM = """
+import torch
+from gpytorch.kernels import RBFKernel
+from autokern.core.errors import KeOpsError
+from autokern.kernels import lazy, tree
+read = tree.read(RBFKernel(), torch.rand(9, 2))
+for _ in range(2):
+    try:
+        lazy.product(read, read, torch.rand(9, 1))
+    except KeOpsError as error:
+        print("KeOpsError:", error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix" or keops.keops_problem() is not None, reason="needs KeOps and a POSIX shell")
+@pytest.mark.parametrize(("compiler", "words"), [(None, "C++ compiler"), ("exit 1", "could not build")])
+def test_a_compiler_that_is_missing_or_broken_ends_in_an_exception(tmp_path, compiler, words):
+    (tmp_path / "bin").mkdir()
+    if compiler is not None:
+        (tmp_path / "bin" / "g++").write_text(f"#!/bin/sh\n{compiler}\n")
+        (tmp_path / "bin" / "g++").chmod(0o755)
+    environment = {k: v for k, v in os.environ.items() if k != "CXX"}
+    environment |= {"PATH": str(tmp_path / "bin"), "KEOPS_CACHE_FOLDER": str(tmp_path / "keops")}
+    environment["PYTHONPATH"] = os.pathsep.join(_path())
+    run = [sys.executable, "-c", PROGRAM]
+    told = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert told.returncode == 0, told.stderr
+    lines = [line for line in told.stdout.splitlines() if line.startswith("KeOpsError:")]
+    assert len(lines) == 2
+    assert all(words in line and "autokern doctor" in line for line in lines)
+
+
+@needs_keops
+def test_other_errors_are_told_as_ours_and_a_lack_of_memory_is_not(monkeypatch):
+    with pytest.raises(KeOpsError, match="ValueError: no good"), keops.at_work():
+        raise ValueError("no good")
+    with pytest.raises(torch.OutOfMemoryError), keops.at_work():
+        raise torch.OutOfMemoryError("no memory")
+    assert keops.keops_problem() is None
+    with pytest.raises(KeOpsError, match="could not build"), keops.at_work():
+        raise ImportError("No module named 'pykeops_cpp_0'")
+    assert "could not build" in keops.keops_problem()
+    with pytest.raises(autokern.AutokernError, match="doctor"), keops.at_work():
+        raise AssertionError("it is not tried again")

@@ -1,0 +1,529 @@
+"""Lower precision: admitted by measured errors, checked again on the caller's data; and the arithmetic of it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import msgspec
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+from autokern.backends import mixed
+from autokern.backends.lower_precision import in_lower_precision
+from autokern.core.decision import Decision
+from autokern.core.errors import AutokernWarning, SettingsError
+from autokern.core.op import Trialled, get, inside
+from autokern.core.problem import Features, Problem
+from autokern.core.settings import Settings
+from autokern.kernels import precision as narrow
+from autokern.kernels import tiles
+from autokern.kernels import tree as trees
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB
+from autokern.ops.inv_quad_logdet import factorise, plain
+from autokern.runtime import dispatch, spotcheck
+from autokern.runtime import session as session_module
+from autokern.runtime.memo import NEVER, Entry, LargeEntry
+from autokern.tuning import accuracy as accuracies
+from autokern.tuning import summary as report
+from autokern.tuning.calibration import calibrate
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.policy import decide
+from autokern.tuning.profile import Profile, Timing, Trial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+EXACT = mixed.Exact(factorise, plain)
+NEVER_MEASURED = Settings(calibrate="never")
+ROUGHLY = Settings(calibrate="never", accuracy="approximate")
+EXACT_LOG_PROB_CALL = dispatch.route(EXACT_LOG_PROB)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def op(make_op):
+    """An op that doubles a matrix, exactly or with an error that the test says."""
+    made = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)), memory=lambda p: 2**20)
+    made.error = 1e-4
+    made.runs = []
+
+    def rough(a):
+        made.runs.append("rough")
+        return 2 * a * (1 + made.error)
+
+    def other(a):
+        made.runs.append("other")
+        return a + a
+
+    made.candidate("stock")(lambda a: made.runs.append("stock") or 2 * a)
+    made.candidate("other")(other)
+    made.candidate("rough", accuracy="approximate", memory=lambda p: 2**10)(rough)
+    return made
+
+
+def profile(error: float | None = 1e-4, sizes=(2, 4, 8), **more: object) -> Profile:
+    """Timings by which `rough` is the fastest and `other` the next."""
+    trials = []
+    for n in sizes:
+        timings = {"stock": Timing(1e-3), "other": Timing(5e-4, 0.5)}
+        timings["rough"] = Timing(1e-4, 0.1, relative_error=error)
+        trials.append(Trial(Problem(op="double", m=n, n=n, **more), timings))
+    return Profile(trials=trials)
+
+
+def chosen(op, settings, known=None, problem=None):
+    return decide(problem or Problem(op="double", m=4, n=4), op, CostModel(known or profile()), settings)
+
+
+def test_it_serves_only_where_its_measured_error_is_small_enough(op):
+    assert chosen(op, Settings()).candidate == "other"
+    assert chosen(op, ROUGHLY).candidate == "rough"
+    strict = Settings(accuracy="approximate", max_error=1e-5)
+    found = chosen(op, strict)
+    assert found.candidate == "other"
+    assert found.excluded["rough"] == "its error was measured to be 1e-04, and at most 1e-05 is allowed"
+    found = chosen(op, ROUGHLY, profile(error=None))
+    assert found.candidate == "other"
+    assert "not measured on this machine: autokern calibrate --accuracy approximate" in found.excluded["rough"]
+
+
+def test_far_from_what_was_measured_the_error_is_taken_to_be_larger(op):
+    near, far = (Problem(op="double", m=n, n=n) for n in (4, 2000))
+    model = CostModel(profile())
+    assert model.relative_error(op, "rough", near) == pytest.approx(1e-4)
+    assert model.relative_error(op, "rough", far) > 1e-3
+    assert chosen(op, ROUGHLY, problem=far).candidate != "rough"
+    assert model.relative_error(op, "rough", near.replace(variant="of another kind")) is None
+    assert model.relative_error(op, "other", near) is None
+
+
+def test_an_order_is_obeyed_once_lower_precision_is_allowed(op):
+    forced = (("double", "rough"),)
+    assert chosen(op, Settings(force=forced)).candidate == "stock"
+    assert chosen(op, Settings(force=forced, accuracy="approximate"), profile(error=None)).candidate == "rough"
+
+
+def test_what_is_drawn_at_random_is_never_rough(op):
+    drawn = {
+        decide(
+            Problem(op="double", m=4, n=4),
+            op,
+            CostModel(profile()),
+            Settings(random_seed=3, accuracy="approximate"),
+            seen=seen,
+        ).candidate
+        for seen in range(40)
+    }
+    assert drawn == {"stock", "other"}
+
+
+def test_explain_sets_time_throughput_memory_and_error_side_by_side(op):
+    def rows(decision):
+        return {line.replace("→", " ").split()[0]: line.replace("→", " ").split() for line in str(decision).split("\n")}
+
+    found = rows(chosen(op, ROUGHLY))
+    assert found["latency"] == ["latency", "throughput", "memory", "error"]
+    assert found["rough"][1:3] == ["100", "µs"]
+    assert found["rough"][4:] == ["Gflop/s", "1", "KiB", "1e-04"]
+    assert found["other"][6:] == ["MiB", "in", "bound"] or found["other"][5:] == ["1", "MiB", "in", "bound"]
+    refused = str(chosen(op, Settings(accuracy="approximate", max_error=1e-5)))
+    assert "100 µs" in refused, "what is too rough is told of beside the others"
+    assert "cannot: its error was measured to be 1e-04" in refused
+
+
+def test_bad_orders_are_told():
+    for error in (0, 1, -1, float("nan"), "much"):
+        with (
+            pytest.raises(SettingsError, match=r"max_error|could not convert|relative error"),
+            autokern.using(accuracy="approximate", max_error=error),
+        ):
+            pass
+    with pytest.raises(SettingsError, match="accuracy"):
+        calibrate([get("qr")], "quick", 1.0, ["cpu"], Profile(), accuracy="better")
+
+
+# --- calibration ------------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_measured_only_when_asked_for(op):
+    known = calibrate([op], "quick", 2.0, ["cpu"], Profile(), dtypes=["float64"])
+    assert all("rough" not in t.timings for t in known.trials)
+    found = calibrate([op], "quick", 2.0, ["cpu"], known, dtypes=["float64"], accuracy="approximate")
+    measured = [t.timings["rough"].relative_error for t in found.trials if "rough" in t.timings]
+    assert len(measured) >= len(op.grid("quick", "float64", "cpu"))
+    assert all(error == pytest.approx(1e-4, rel=1e-6) for error in measured)
+    assert all(t.timings["other"].relative_error is None for t in found.trials)
+    later = found.merge(calibrate([op], "quick", 2.0, ["cpu"], found, dtypes=["float64"]))
+    assert all(t.timings["rough"].relative_error for t in later.trials if "rough" in t.timings), "nothing is forgotten"
+
+
+def test_first_use_measures_errors_once_lower_precision_is_allowed(op, monkeypatch):
+    asked = []
+
+    def instead(ops, level, budget, devices, known, *, accuracy, publish, **more):
+        asked.append(accuracy)
+        publish(known.merge(profile(error=1e-4 if accuracy == "approximate" else None)))
+
+    monkeypatch.setattr(session_module, "calibrate", instead)
+    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
+    dispatch.reset()
+    call, a = dispatch.route(op), normal(4, 4)
+    call(a)
+    assert asked == ["same"]
+    for _ in range(3):
+        with autokern.using(accuracy="approximate"):
+            call(a)
+    assert asked == ["same", "approximate"]
+    assert op.runs[-1] == "rough"
+
+
+def test_an_error_that_is_no_number_is_as_bad_as_any(op):
+    nan = Trialled(torch.tensor([1.0, float("nan")]), ())
+    assert accuracies.relative_error(op, nan, Trialled(torch.ones(2), ())) == accuracies.HOPELESS
+    assert accuracies.gap([torch.empty(0, 3)], [torch.empty(0, 3)]) == 0.0
+    assert accuracies.gap([torch.zeros(2)], [torch.zeros(2)]) == 0.0
+
+
+def test_what_lower_precision_gains_is_shown_apart_from_the_fastest():
+    trials = [
+        Trial(
+            Problem(op="qr", m=n, n=n),
+            {
+                "stock": Timing(1e-3),
+                "cpu": Timing(5e-4, 0.5),
+                "rough": Timing(1e-4, 0.1, relative_error=n * 1e-6),
+            },
+        )
+        for n in (10, 20)
+    ]
+    found = Profile(trials=trials)
+    (row,) = report.rough(found)
+    assert (row.candidate, row.problems, row.speedup) == ("rough", 2, pytest.approx(5.0))
+    assert row.relative_error == pytest.approx(2e-5)
+    assert report.rough(found, ["cholesky"]) == []
+    (summary,) = report.summaries(found)
+    assert (summary.fastest, summary.speedup) == ("cpu", pytest.approx(2.0))
+    assert {winner.candidate for winner in report.winners(found, ["qr"])} == {"cpu"}
+    assert found.thresholds("qr") == []
+
+
+# --- the caller's own data --------------------------------------------------------------------------------------------
+
+
+def served(op, times: int) -> list[str]:
+    """Return what ran for so many calls."""
+    call, found, a = dispatch.route(op), [], normal(4, 4)
+    for _ in range(times):
+        op.runs.clear()
+        call(a)
+        found.append("+".join(op.runs))
+    return found
+
+
+def test_it_is_checked_at_calls_that_double_in_number(op):
+    dispatch.reset(ROUGHLY).adopt(profile())
+    checked = "rough+other+rough"
+    assert served(op, 9) == [checked, checked, "rough", checked, *["rough"] * 3, checked, "rough"]
+
+
+def test_where_it_errs_more_on_the_callers_data_it_gives_way(op):
+    dispatch.reset(ROUGHLY).adopt(profile())
+    assert served(op, 5)[-1] == "rough"
+    op.error = 2e-3
+    with pytest.warns(
+        AutokernWarning, match=r"rough errs by 2e-03 on these data, and at most 1e-03 is allowed"
+    ) as told:
+        found = served(op, 40)
+    assert len(told) == 1
+    assert found[:3] == ["rough", "rough", "rough+other+other"]
+    assert set(found[3:]) == {"other"}
+    ((decision, calls),) = dispatch.decisions()
+    assert (decision.candidate, calls) == ("other", 45)
+    assert "errs by 2e-03" in decision.reason
+    op.error = 1e-4
+    with autokern.using(max_error=1e-2), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert served(op, 3)[0] == "rough+other+rough", "another order is another decision"
+
+
+def test_blocks_in_a_loop_are_checked_as_one(op):
+    dispatch.reset(NEVER_MEASURED).adopt(profile())
+    found = []
+    for _ in range(9):
+        with autokern.using(accuracy="approximate"):
+            found += served(op, 1)
+    checked = "rough+other+rough"
+    assert found == [checked, checked, "rough", checked, *["rough"] * 3, checked, "rough"]
+
+
+def test_what_has_failed_on_the_data_stays_out_of_later_blocks(op):
+    dispatch.reset(NEVER_MEASURED).adopt(profile())
+    op.error = 2e-3
+    with pytest.warns(AutokernWarning, match="rough errs by 2e-03"), autokern.using(accuracy="approximate"):
+        assert served(op, 2) == ["rough+other+other", "other"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with autokern.using(accuracy="approximate"):
+                assert served(op, 1) == ["other"]
+        with autokern.using(accuracy="approximate", max_error=1e-2):
+            assert served(op, 1)[0].endswith("rough"), "another order is another decision"
+
+
+def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
+    x = normal(40, 3).requires_grad_()
+    features = (x**2).exp()  # keeps what its backward pass needs
+    kernel, noise = RBFKernel().double(), torch.full((1,), 0.1, dtype=torch.float64, requires_grad=True)
+    mean = (features**2).sum(-1)  # one argument that depends on another
+
+    def loss():
+        prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(features, features, kernel=kernel))
+        return EXACT_LOG_PROB_CALL(prior, noise, normal(40, seed=1), True)
+
+    expected = torch.autograd.grad(loss(), x, retain_graph=True)[0]
+    state = torch.get_rng_state()
+    with autokern.using(force={"exact_log_prob": "mixed"}, accuracy="approximate"):
+        found = torch.autograd.grad(loss(), x)[0]
+    assert torch.get_rng_state().equal(state)
+    assert accuracies.gap([found], [expected]) < 1e-4
+    assert autokern.stats()["exact_log_prob"]["mixed"] == 1
+
+
+def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
+    decision = Decision(
+        problem=Problem(op="double", m=4, n=4), candidate="rough", reason="", source="order", order=("rough", "other")
+    )
+    entry = Entry(decision, op["rough"])
+    monkeypatch.setattr(spotcheck, "_error", lambda *a: entry.demote(op["other"]) or 0.5)  # another was faster
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spotcheck.check(entry, op, (normal(4, 4),), ROUGHLY)
+    assert (entry.candidate.name, entry.due) == ("other", NEVER)
+
+
+def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
+    made = make_op("double")
+    for name, accuracy in (("stock", "same"), ("exact", "better"), ("rough", "approximate")):
+        made.candidate(name, accuracy=accuracy)(lambda a: 2 * a)
+    decision = Decision(
+        problem=Problem(op="double"), candidate="rough", reason="", source="order", order=("rough", "stock", "exact")
+    )
+    assert spotcheck._exact(Entry(decision, made["rough"]), made).name == "exact"
+
+
+def test_what_is_measured_inside_of_a_calibration_is_measured_for_everybody(op):
+    dispatch.reset(ROUGHLY).adopt(profile())
+    inside.measuring = True
+    try:
+        assert served(op, 1) == ["other"]
+    finally:
+        inside.measuring = False
+
+
+def test_quick_measurements_of_errors_replace_nothing_that_was_known(op):
+    known = profile(error=None)
+    problem = known.trials[0].problem
+    found = known.merge(calibrate([op], "quick", 2.0, ["cpu"], known, dtypes=["float64"], accuracy="approximate"))
+    (trial,) = [t for t in found.trials if t.problem == problem]
+    assert trial.timings["stock"] == Timing(1e-3)
+    assert trial.timings["other"] == Timing(5e-4, 0.5)
+
+
+def test_what_is_chosen_again_for_want_of_memory_is_checked_again(op):
+    decision = Decision(problem=Problem(op="double", m=4, n=4), candidate="other", reason="", source="order")
+    entry = LargeEntry(decision, op, ROUGHLY, lambda *a: msgspec.structs.replace(decision, candidate="rough"))
+    assert entry.due == NEVER
+    entry.count, entry._fitting = 7, frozenset()  # other candidates fit now than before
+    entry.run(normal(4, 4))
+    assert (entry.candidate.name, entry.due) == ("rough", 8)
+    entry.demote(op["other"])
+    assert entry.due == NEVER
+
+
+def test_models_train_and_predict_in_lower_precision():
+    x, kernel = normal(900, 3), ScaleKernel(MaternKernel(2.5, ard_num_dims=3)).double()
+    rhs = normal(900, 4, seed=1)
+    asked = {"kernel_matmul": "float32"}
+    exact = autokern.covariance.matmul(kernel, x, x, rhs)
+    with autokern.using(force=asked, accuracy="approximate"):
+        found = autokern.covariance.matmul(kernel, x, x, rhs)
+    assert found.dtype == torch.float64
+    assert 1e-12 < accuracies.gap([found], [exact]) < 1e-5
+    with autokern.using(force=asked):
+        assert accuracies.gap([autokern.covariance.matmul(kernel, x, x, rhs)], [exact]) < 1e-12
+
+
+# --- float32 factor, float64 solutions --------------------------------------------------------------------------------
+
+
+def spectrum(condition: float, n: int = 60, batch: tuple[int, ...] = ()) -> torch.Tensor:
+    q = torch.linalg.qr(normal(*batch, n, n)).Q
+    values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
+    k = (q * values) @ q.mT
+    return (k + k.mT) / 2
+
+
+@pytest.mark.parametrize("condition", [1e1, 1e4, 1e6])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_solutions_are_those_of_float64(condition, batch):
+    k, rhs = spectrum(condition, batch=batch), normal(*batch, 60, 2, seed=3)
+    lower, info = torch.linalg.cholesky_ex(k.float())
+    assert not info.any()
+    found = mixed.solved(k, None, rhs, lower)
+    truth = torch.linalg.solve(k, rhs)
+    assert accuracies.gap([found], [truth]) < 1e-9 * condition**0.5
+    plainly = torch.cholesky_solve(rhs.float(), lower).double()
+    assert accuracies.gap([plainly], [truth]) > 3 * accuracies.gap([found], [truth])
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e5, 1e9, 1e12])
+def test_values_and_gradients_where_float32_does_and_where_it_does_not(condition):
+    k, rhs = spectrum(condition).requires_grad_(), normal(60, 2, seed=3).requires_grad_()
+    noise = torch.full((1,), 1e-12, dtype=torch.float64, requires_grad=True)
+
+    def gradients(function):
+        quadratic, logdet = function(k, noise, rhs)
+        value = quadratic.sum() / quadratic.detach().sum() + logdet / logdet.detach()
+        return value, torch.autograd.grad(value, (k, noise, rhs))
+
+    expected, truth = gradients(plain)
+    value, found = gradients(lambda *a: mixed.inv_quad_logdet(*a, EXACT))
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert accuracies.gap(found, truth) < (1e-2 if condition == 1e5 else 1e-3)
+
+
+def test_an_exact_factor_takes_over_and_jitter_is_the_librarys():
+    singular = torch.ones(5, 5, dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match="jitter"):
+        found = mixed.inv_quad_logdet(singular, None, normal(5, 1), EXACT)
+    with pytest.warns(NumericalWarning, match="jitter"):
+        lower = factorise(singular, None)
+    assert found[1].item() == pytest.approx(2 * lower.diagonal().log().sum().item(), rel=1e-12)
+
+
+def test_zero_and_minute_columns_are_solved():
+    k, rhs = spectrum(1e3), normal(60, 3)
+    rhs[:, 1] = 0
+    rhs[:, 2] *= 1e-200
+    lower = torch.linalg.cholesky(k.float())
+    found = mixed.solved(k, None, rhs, lower)
+    truth = torch.linalg.solve(k, rhs)
+    for column in range(3):
+        assert accuracies.gap([found[:, column]], [truth[:, column]]) < 1e-8
+
+
+def test_derivatives_may_be_taken_twice():
+    k, rhs = spectrum(1e2, 6), normal(6, 1)
+
+    def value(noise, rhs):
+        quadratic, logdet = mixed.inv_quad_logdet(k, noise, rhs, EXACT)
+        return quadratic.sum() + logdet
+
+    noise = torch.full((1,), 0.1, dtype=torch.float64, requires_grad=True)
+    arguments = (noise, rhs.requires_grad_())
+    assert torch.autograd.gradcheck(value, arguments, atol=1e-4, rtol=1e-3)
+    first = torch.autograd.grad(value(*arguments), arguments, create_graph=True)
+    second = torch.autograd.grad(first[0].sum(), noise)[0]
+    exact = torch.autograd.functional.hessian(
+        lambda noise: plain(k, noise, rhs.detach())[0].sum() + plain(k, noise, rhs.detach())[1], noise.detach()
+    )
+    assert second.item() == pytest.approx(exact.item(), rel=1e-6)
+    out = value(*arguments)
+    torch.autograd.backward(out, retain_graph=True)
+    once = noise.grad.clone()
+    torch.autograd.backward(out)
+    assert torch.allclose(noise.grad, 2 * once), "a second backward pass factorises again"
+
+
+# --- few digits on tensor cores ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def widened(monkeypatch):
+    """The CPU multiplies what is rounded already, and adds in float32 as tensor cores do."""
+    monkeypatch.setattr(narrow, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out))
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("float16", 11), ("bfloat16", 8), ("tf32", 20)])
+@pytest.mark.parametrize("kernel", [RBFKernel(), MaternKernel(1.5)])
+def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
+    x, y = 3 + normal(70, 20).float(), 3 + normal(50, 20, seed=1).float()
+    kernel = kernel.float()
+    kernel.lengthscale = 20**0.5
+    rhs = normal(50, 4, seed=2).float()
+    found = in_lower_precision(kernel, x, y, rhs, precision)
+    tree = trees.read(kernel.double(), x.double())
+    exact = trees.dense(tree, trees.read(kernel, y.double()).points) @ rhs.double()
+    kernel.float()
+    error = accuracies.gap([found], [exact])
+    assert error < 4 * 2.0**-digits
+    if precision != "tf32":
+        assert error > 2.0**-digits / 100, "nothing was rounded"
+
+
+def test_squared_norms_keep_their_digits():
+    z = normal(40, 3).float() * torch.logspace(-2, 2, 40)[:, None]
+    exact = z.double().square().sum(-1)
+    for precision, stored in (("float16", torch.float16), ("bfloat16", torch.bfloat16), ("tf32", torch.float32)):
+        rows = narrow.extended(z, 1.0, 0.5, False, precision)
+        assert rows.shape == (40, 9)
+        assert rows.dtype is stored
+        kept = rows[:, 3:6].double().sum(-1)
+        assert ((kept - 0.5 * exact).abs() <= 3e-7 * exact.clamp_min(1)).all()
+        assert (rows[:, 6:] == 1).all()
+        assert (narrow.extended(z, 1.0, 0.5, True, precision)[:, 3:6] == 1).all()
+
+
+def test_far_points_are_clamped_whatever_the_rounding_of_the_precision(widened):
+    x = normal(30, 40).float() * 3
+    assert in_lower_precision(RBFKernel().float(), x, x, torch.ones(30, 1), "bfloat16").max() < 1.5
+
+
+def test_where_float16_has_no_room_points_are_not_rounded(widened):
+    x = torch.linspace(0, 800, 40).unsqueeze(-1)
+    tree = trees.read(RBFKernel().float().requires_grad_(False), x / 0.6931)
+    assert not narrow.holds("float16", -0.5, tree.points[0] - tree.points[0].mean())
+    assert narrow.holds("bfloat16", -0.5, tree.points[0])
+    assert narrow.holds("float16", -0.5, normal(9, 3).float())
+    assert tiles.sides(tree, None, precision="float16").leaves[0].rows.dtype is torch.float32
+    found = in_lower_precision(RBFKernel().float(), x, x, torch.ones(40, 1), "float16")
+    assert found.isfinite().all()
+
+
+def test_tf32_is_allowed_for_the_time_of_a_call_only(monkeypatch):
+    flags = torch.backends.cuda.matmul
+    before = flags.fp32_precision
+    with narrow.at_precision("tf32"):
+        assert flags.fp32_precision == "tf32"
+        with narrow.at_precision("tf32"), narrow.at_precision(""):
+            assert flags.fp32_precision == "tf32"
+        assert flags.fp32_precision == "tf32"
+    assert flags.fp32_precision == before
+    with pytest.raises(ZeroDivisionError), narrow.at_precision("tf32"):
+        _ = 1 / 0
+    assert flags.fp32_precision == before
+    inside, done = threading.Event(), threading.Event()
+
+    def other():
+        with narrow.at_precision("tf32"):
+            inside.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=other)
+    with narrow.at_precision("tf32"):
+        thread.start()
+        inside.wait(10)
+    assert flags.fp32_precision == "tf32", "another thread is still at it"
+    done.set()
+    thread.join()
+    assert flags.fp32_precision == before

@@ -1,0 +1,414 @@
+"""Candidates by other backends: XLA in earnest where JAX is installed, CuPy played by NumPy or in earnest on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from support import fakes, tiling
+from support.tiling import KERNELS, NONE, prepared, random, read
+
+from autokern import covariance
+from autokern.backends import cupy_, xla
+from autokern.core.op import get
+from autokern.core.problem import Problem
+from autokern.kernels import matmul
+from autokern.kernels import tree as trees
+from autokern.kernels.partition import Plan
+from autokern.runtime import dispatch
+from autokern.system import host, threads
+
+needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+SOME = KERNELS["sum of products"]
+PROBLEM = Problem(op="kernel_matmul", m=3000, n=3000, d=10, rhs=11, variant="rbf/same")
+
+
+@pytest.fixture(autouse=True)
+def _products_by_xla(monkeypatch):
+    monkeypatch.setattr(tiling, "product", product)
+
+
+def product(kernel, x1, x2, rhs, plan):
+    return matmul.matmul(*read(kernel, x1, x2), rhs, plan, xla.product)
+
+
+def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, d=3):
+    x1 = random(n, d, dtype=dtype).requires_grad_()
+    x2 = x1 if same else random(m, d, seed=2, dtype=dtype).requires_grad_()
+    return prepared(make, NONE, dtype), x1, x2, random(x2.shape[0], t, seed=3, dtype=dtype).requires_grad_()
+
+
+# --- XLA: values and gradients ----------------------------------------------------------------------------------------
+
+
+@needs_jax
+@each_kernel
+@either_side
+@each_dtype
+def test_values_and_gradients_are_those_of_the_formula(make, same, dtype):
+    tiling.assert_right(*arguments(make, same=same, dtype=dtype), Plan(16))
+
+
+@needs_jax
+@either_side
+@pytest.mark.parametrize("n", [1, 8, 31, 33, 64, 70])
+def test_sizes_around_those_of_a_block(same, n, monkeypatch):
+    monkeypatch.setitem(xla._BLOCK, "cpu", 2048)
+    tiling.assert_right(*arguments(SOME, n, 47, same=same, t=1), Plan(16))
+
+
+@needs_jax
+@either_side
+def test_the_diagonal_is_exact(same):
+    """Far from the origin rounding would show at once in the kink of a Matérn 1/2."""
+    x = random(50, 3, dtype=torch.float32) + 100
+    kernel = MaternKernel(0.5, lengthscale_prior=None)
+    found = product(kernel, x, x if same else x.clone(), torch.eye(50), Plan())
+    if same:
+        assert found.diagonal().eq(1).all()
+        torch.testing.assert_close(found, found.mT, rtol=1e-5, atol=1e-6)
+    assert found.diagonal().gt(0.99).all()
+
+
+@needs_jax
+@pytest.mark.parametrize("batch", [((2,), (2,), (2,), (2,)), ((3, 1), (2,), (), (2,)), ((), (), (2,), ())], ids=str)
+@pytest.mark.parametrize("name", ["scaled rbf", "two shapes", "sum of products"])
+def test_batches_broadcast(batch, name):
+    first, second, columns, own = batch
+    kernel = prepared(KERNELS[name], torch.Size(own))
+    x1, x2 = random(*first, 19, 3).requires_grad_(), random(*second, 18, 3, seed=2).requires_grad_()
+    tiling.assert_right(kernel, x1, x2, random(*columns, 18, 2, seed=3).requires_grad_(), Plan(16))
+    tiling.assert_right(kernel, x1, x1, random(*columns, 19, 2, seed=3).requires_grad_(), Plan(16))
+
+
+@needs_jax
+@pytest.mark.parametrize(("n", "m", "t"), [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 0)])
+def test_what_is_empty_is_what_dense_gives(n, m, t):
+    tiling.assert_right(*arguments(SOME, n, m, t, same=False), Plan(16))
+
+
+@needs_jax
+@either_side
+def test_no_layout_matters_and_arguments_are_left_alone(same):
+    kernel, x1, x2, rhs = arguments(SOME, same=same)
+    expected = product(kernel, x1, x2, rhs, Plan(16)).detach()
+    first = x1.detach().mT.contiguous().mT
+    second = first if same else x2.detach().repeat_interleave(2, 0)[::2]
+    wide = rhs.detach().repeat(1, 2)[:, :3]
+    before = [t.clone() for t in (first, second, wide)]
+    out = product(kernel.requires_grad_(False), first, second, wide, Plan(16))
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    out.add_(1)
+    assert all(t.equal(b) for t, b in zip((first, second, wide), before, strict=True))
+    assert out.is_contiguous()
+    torch.testing.assert_close(product(kernel, first, second, wide, Plan(16)), expected, rtol=1e-12, atol=1e-12)
+    with torch.inference_mode():
+        assert product(kernel, first, second, wide, Plan(16)).equal(product(kernel, first, second, wide, Plan(16)))
+
+
+@needs_jax
+@either_side
+@pytest.mark.parametrize("name", ["rq", "matern 1/2", "constants first"])
+def test_first_and_second_derivatives_by_finite_differences(name, same):
+    kernel, x1, x2, rhs = arguments(KERNELS[name], n=18, m=17, t=2, same=same)
+    tree = trees.read(kernel, x1.detach())
+    others = None if same else trees.read(kernel, x2.detach()).points
+    counts, parts = matmul._taken_apart(tree, others)
+    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *parts)]
+
+    def run(rhs, *rest):
+        return matmul.matmul(*matmul._regrouped(tree.node, counts, rest), rhs, Plan(16), xla.product)
+
+    assert torch.autograd.gradcheck(run, tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, tensors, atol=1e-4, fast_mode=True)
+
+
+@needs_jax
+def test_models_and_covariances_take_it_where_it_is_ordered(monkeypatch):
+    monkeypatch.setenv("AUTOKERN_FORCE", "kernel_matmul=xla")
+    dispatch.reset()
+    x, rhs = random(40, 3), random(40, 2, seed=4)
+    kernel = ScaleKernel(RBFKernel()).double()
+    found = covariance.matmul(kernel, x, None, rhs)
+    assert dispatch.stats()["kernel_matmul"] == {"xla": 1}
+    torch.testing.assert_close(found, kernel(x).to_dense() @ rhs)
+    assert found.requires_grad
+
+
+# --- XLA: a good guest ------------------------------------------------------------------------------------------------
+
+
+@needs_jax
+def test_jax_keeps_the_configuration_of_its_user():
+    import jax
+
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            for dtype in (torch.float32, torch.float64):
+                assert product(*arguments(SOME, dtype=dtype), Plan(16)).dtype is dtype
+            assert jax.config.jax_enable_x64 is wide
+            assert jax.numpy.ones(1).dtype == ("float64" if wide else "float32")
+
+
+@needs_jax
+def test_sizes_that_are_near_share_what_is_compiled():
+    compiled = xla._compiled()
+    product(*arguments(SOME, n=2001, m=1999, same=False), Plan(1024))
+    before = compiled._cache_size()
+    for n in (1985, 2010, 2048):
+        product(*arguments(SOME, n=n, m=n, same=False), Plan(1024))
+    assert compiled._cache_size() == before
+    assert all(0 <= xla._padded(n) - n <= n / 16 for n in range(1, 5000))
+
+
+CHILD = """
+import os, warnings, torch
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
+import autokern, sys
+from gpytorch.kernels import RBFKernel
+kernel, x, rhs = RBFKernel().double().requires_grad_(False), torch.rand(60, 2).double(), torch.rand(60, 3).double()
+usual = autokern.covariance.matmul(kernel, x, None, rhs)
+pid = os.fork()  # JAX is installed and not used: no warning
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+assert "jax" not in sys.modules
+with autokern.using(force={"kernel_matmul": "xla"}):
+    first = autokern.covariance.matmul(kernel, x, None, rhs)
+    assert autokern.stats()["kernel_matmul"]["xla"] == 1
+    warnings.simplefilter("ignore")
+    pid = os.fork()
+    if pid == 0:
+        known = autokern.covariance.matmul(kernel, x, None, rhs)  # by a memo
+        new = autokern.covariance.matmul(kernel, x[:50], None, rhs[:50])
+        fine = torch.allclose(known, first) and autokern.stats()["kernel_matmul"]["xla"] == 2
+        fine = fine and "forked" in autokern.explain("kernel_matmul", n=50).excluded["xla"]
+        os._exit(0 if fine else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+assert torch.allclose(first, usual)
+"""
+
+
+@pytest.mark.slow
+@needs_jax
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forks_warn_only_after_jax_was_used_and_children_use_tiles(tmp_path):
+    one = {"OMP_NUM_THREADS": "1"}  # torch itself does not survive a fork once it has used threads
+    environment = {**os.environ, "AUTOKERN_HOME": str(tmp_path), **one}
+    told = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert told.stdout.strip() == "0", told.stderr
+
+
+def _reason(**changes):
+    return get("kernel_matmul")["xla"].why_not(PROBLEM.replace(**changes))
+
+
+@pytest.fixture
+def usable(monkeypatch):
+    """JAX for the CPU, installed and not imported."""
+    monkeypatch.setattr(xla, "_installed", lambda package: package == "jax")
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    monkeypatch.setattr(xla, "_failure", "")
+
+
+def test_where_it_cannot_work(usable, monkeypatch):
+    assert _reason() is None
+    assert "no devices of kind cuda" in _reason(device="cuda")
+    assert "no devices of kind mps" in _reason(device="mps")
+    assert "batch" in _reason(batch=100)
+    monkeypatch.setattr(host, "forked", lambda: True)
+    assert "forked" in _reason()
+
+
+def test_it_heeds_how_many_threads_are_wanted(usable, monkeypatch):
+    monkeypatch.setattr(host, "affinity", lambda: 16)
+    monkeypatch.setattr(host, "thread_ceiling", lambda: 16)
+    for used, refused in ((16, False), (8, False), (4, True)):  # half of them: the others are hyper-threads
+        monkeypatch.setattr(threads, "current", lambda used=used: used)
+        assert (_reason() is not None) == refused
+    assert "16 CPUs" in _reason()
+
+
+def test_it_leaves_the_memory_of_a_gpu_alone(usable, monkeypatch):
+    monkeypatch.setattr(xla, "_installed", lambda package: package in ("jax", "jax_cuda12_plugin"))
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    for device in ("cpu", "cuda"):  # whatever it computes on, its first use takes the memory
+        assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in _reason(device=device)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    assert _reason() is None
+    assert _reason(device="cuda") is None
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert _reason() is None
+    assert "no devices of kind cuda" in _reason(device="cuda")
+
+
+def test_a_jax_that_cannot_be_imported_is_not_tried_again(usable, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ImportError):
+        product(*arguments(SOME), Plan(16))
+    assert "importing it fails (ModuleNotFoundError" in _reason()
+
+
+def test_its_memory_is_far_from_that_of_the_matrix():
+    candidate = get("kernel_matmul")["xla"]
+    large = PROBLEM.replace(m=200_000, n=200_000)
+    assert candidate.memory(large) < 2e-3 * large.m * large.n * large.itemsize
+    assert candidate.memory(PROBLEM.replace(grad="theta")) > candidate.memory(PROBLEM)
+
+
+@pytest.mark.gpu
+@needs_jax
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_xla_on_a_gpu():
+    if (reason := _reason(device="cuda")) is not None:
+        pytest.skip(reason)
+    op = get("kernel_matmul")
+    problem = PROBLEM.replace(device="cuda", m=500, n=500, grad="theta/x/rhs")
+    args = op.sample(problem, torch.Generator().manual_seed(1))
+    assert op.check(problem, op.trial(op["xla"].run, problem, args)().out, args) <= 1
+
+
+# --- CuPy -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    return fakes.install(monkeypatch)
+
+
+def definite(*shape, dtype=torch.float64):
+    a = random(*shape, dtype=dtype)
+    return a @ a.mT + torch.eye(shape[-1], dtype=dtype)
+
+
+def test_cupy_works_on_the_stream_of_torch_and_without_copies(cupy):
+    a = definite(3, 5, 5)
+    torch.testing.assert_close(cupy_.cholesky_by_cupy(a), torch.linalg.cholesky(a))
+    assert cupy.streams == [(1234, None)]
+    assert cupy.calls == [("cholesky", (3, 5, 5))]
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 4, 4), (2, 1, 3, 3)], ids=str)
+def test_first_and_second_derivatives_of_the_factor(cupy, shape):
+    a = random(*shape).requires_grad_()
+
+    def run(a):
+        return cupy_.cholesky_by_cupy(a @ a.mT + torch.eye(a.shape[-1], dtype=a.dtype))
+
+    assert torch.autograd.gradcheck(run, (a,))
+    assert torch.autograd.gradgradcheck(run, (a,))
+    b = definite(*shape).requires_grad_()
+    weights = random(*shape, seed=5)
+    ours, theirs = (torch.autograd.grad(f(b), b, weights)[0] for f in (cupy_.cholesky_by_cupy, torch.linalg.cholesky))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 4), (2, 5, 3)], ids=str)
+def test_first_and_second_derivatives_of_qr(cupy, shape):
+    a = random(*shape).requires_grad_()
+    assert torch.autograd.gradcheck(cupy_.qr_by_cupy, (a,))
+    assert torch.autograd.gradgradcheck(cupy_.qr_by_cupy, (a,))
+    assert {name for name, _ in cupy.calls} == {"qr"}
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 3)], ids=str)
+def test_first_and_second_derivatives_of_the_eigendecomposition(cupy, shape):
+    a = random(*shape).requires_grad_()
+
+    def run(a):
+        values, vectors = cupy_.eigh_by_cupy(a + a.mT)
+        return values, vectors.square()  # signs are free
+
+    assert torch.autograd.gradcheck(run, (a,))
+    assert torch.autograd.gradgradcheck(run, (a,))
+    b = definite(*shape).requires_grad_()
+    weights = random(*shape, seed=5)
+    ours, theirs = (
+        torch.autograd.grad([f(b)[0], f(b)[1].square()], b, [weights[..., 0], weights])[0]
+        for f in (cupy_.eigh_by_cupy, torch.linalg.eigh)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+def outcome(run, a):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = run(a)
+        except Exception as error:
+            found = (type(error), str(error))
+    return found, [str(w.message) for w in said]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "raised"),
+    [(-1e-9, None), (-5.0, NotPSDError), (float("nan"), NanError)],
+    ids=["nearly definite", "indefinite", "nan"],
+)
+def test_what_is_not_definite_is_what_stock_makes_of_it(cupy, spoil, raised, grad):
+    a = torch.diag(torch.tensor([1.0, 2.0, spoil], dtype=torch.float64)).requires_grad_(grad)
+    ours, said = outcome(cupy_.cholesky_by_cupy, a)
+    theirs, expected = outcome(get("cholesky").stock.run, a)
+    assert said == expected
+    assert cupy.calls
+    if raised is None:
+        assert ours.equal(theirs)
+        assert any(NumericalWarning.__name__ in w or "jitter" in w for w in said)
+    else:
+        assert ours == theirs
+        assert ours[0] is raised
+
+
+def test_one_bad_matrix_of_a_batch_is_what_stock_makes_of_it(cupy):
+    a = torch.stack((definite(3, 3), -definite(3, 3)))
+    assert outcome(cupy_.cholesky_by_cupy, a) == outcome(get("cholesky").stock.run, a)
+
+
+def test_nans_in_eigenproblems_and_qr_are_stocks(cupy):
+    a = torch.full((3, 3), float("nan"), dtype=torch.float64)
+    assert outcome(cupy_.eigh_by_cupy, a) == outcome(get("eigh").stock.run, a)
+    assert all(t.isnan().any() for t in outcome(cupy_.qr_by_cupy, a)[0])
+
+
+def test_where_cupy_cannot_work(monkeypatch):
+    cuda = Problem(op="qr", m=9, n=4, device="cuda")
+    qr = get("qr")["cupy"]
+    monkeypatch.setattr(cupy_, "_is_installed", lambda: False)
+    assert "pip install 'autokern[cupy]'" in qr.why_not(cuda)
+    monkeypatch.setattr(cupy_, "_is_installed", lambda: True)
+    assert qr.why_not(cuda) is None
+    assert "CUDA device" in qr.why_not(cuda.replace(device="cpu"))
+    assert "more columns" in qr.why_not(cuda.replace(m=3, grad="a"))
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert "ROCm" in qr.why_not(cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["cholesky", "qr", "eigh"])
+def test_cupy_on_a_gpu(name):
+    pytest.importorskip("cupy")
+    op = get(name)
+    for problem in op.grid("quick", "float64", "cuda"):
+        if op["cupy"].why_not(problem) is None:
+            args = op.sample(problem, torch.Generator().manual_seed(1))
+            with torch.cuda.stream(torch.cuda.Stream()):
+                out = op.trial(op["cupy"].run, problem, args)().out
+                assert op.check(problem, out, args) <= 1

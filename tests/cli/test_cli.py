@@ -1,0 +1,355 @@
+"""The command line as a user meets it: exit status, one message per error, JSON that parses, programs run as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import autokern
+from autokern.cli import run as runner
+from autokern.cli import tables
+from autokern.cli.commands import app
+from autokern.core.errors import SettingsError
+from autokern.core.op import registered
+from autokern.core.problem import Problem
+from autokern.runtime import dispatch
+from autokern.system import host
+from autokern.tuning import store
+from autokern.tuning.profile import Ban, Profile, Timing, Trial
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "autokern"
+
+
+@pytest.fixture
+def run():
+    def invoke(*arguments: str):
+        dispatch.reset()
+        return CliRunner().invoke(app, list(arguments), prog_name="autokern")
+
+    return invoke
+
+
+def _profile() -> Profile:
+    """QR in which CholeskyQR2 wins from 100 columns on, and one ban."""
+    here = host.current()
+    trials = [
+        Trial(
+            Problem(op="qr", m=10 * n, n=n),
+            {"stock": Timing(1e-3 * n), "choleskyqr2": Timing(1e-3 * n * ratio, ratio, 0.01, 5)},
+        )
+        for n, ratio in ((10, 2.0), (50, 1.4), (200, 0.7), (400, 0.5))
+    ]
+    ban = Ban("cholesky", "looped", "float32", "cpu", "error 3 times its bound")
+    when = "2026-01-02T03:04:05Z"
+    setup = {"kernel_matrix.compiled": 2.5}
+    return Profile(
+        host=here.fields, fingerprint=here.fingerprint, trials=trials, banned=[ban], setup=setup, created=when
+    )
+
+
+@pytest.fixture
+def measured(home):
+    store.save(dispatch.session().settings, _profile())
+
+
+def _python(*arguments: str, cwd=None, **environment: str):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+def test_show_tells_crossovers_bans_and_set_up(run, measured, home):
+    result = run("show")
+    assert result.exit_code == 0
+    for words in ("stock to", "choleskyqr2", "cholesky.looped", "2.50 s", "2026-01-02", str(home)):
+        assert words in result.output
+    result = run("show", "--json")
+    found = json.loads(result.stdout)
+    assert [c["above"] for c in found["ops"][0]["crossovers"]] == ["choleskyqr2"]
+    assert str(home) not in result.stdout
+
+
+def test_show_of_one_op_lists_its_problems(run, measured):
+    assert "(4000, 400)" in run("show", "qr").output
+    found = json.loads(run("show", "qr", "--json").stdout)
+    assert [w["candidate"] for w in found["winners"]] == ["stock", "stock", "choleskyqr2", "choleskyqr2"]
+
+
+def test_show_says_that_nothing_was_measured(run):
+    result = run("show")
+    assert result.exit_code == 1
+    assert "nothing was measured" in result.stderr
+    assert "autokern calibrate" in result.stderr
+    result = run("show", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["ops"] == []
+
+
+def test_explain_decides_from_the_profile(run, measured):
+    result = run("explain", "qr", "--m", "4000", "--n", "400")
+    assert result.exit_code == 0
+    assert "runs choleskyqr2" in result.output
+    decision = json.loads(run("explain", "qr", "--m", "4000", "--n", "400", "--json").stdout)
+    assert decision["candidate"] == "choleskyqr2"
+    assert decision["source"] == "measured"
+
+
+@pytest.mark.parametrize("op", [op.name for op in registered()])
+def test_explain_serves_every_op(run, op):
+    result = run("explain", op, "--n", "100", "--dtype", "float32", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["problem"]["op"] == op
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explain"], "autokern.explain()"),
+        (["explain", "qrr"], "unknown op 'qrr'"),
+        (["explain", "qr", "--device", "tpu"], "device 'tpu'"),
+        (["explain", "qr", "--dtype", "float16"], "float32 and float64"),
+        (["explain", "qr", "--variant", "blue"], "variant 'blue'"),
+        (["explain", "kernel_matrix", "--grad", "everything"], "grad 'everything'"),
+        (["explain", "qr", "--n", "-3"], "--n"),
+        (["explain", "qr", "--n", "many"], "--n"),
+        (["show", "qrr"], "unknown op 'qrr'"),
+        (["calibrate", "--ops", "qr,qrr"], "unknown op 'qrr'"),
+        (["calibrate", "--ops", ","], "empty list of ops"),
+        (["calibrate", "--device", "tpu"], "device 'tpu'"),
+        (["calibrate", "--budget", "0"], "budget of 0 s"),
+        (["calibrate", "--budget", "nan"], "budget of nan s"),
+        (["calibrate", "--budget", "inf"], "budget of inf s"),
+        (["calibrate", "--budget", "soon"], "--budget"),
+        (["calibrate", "--ops", "qr", "--budget", "1e-9"], "allow more with --budget"),
+        (["calibrate", "--quick", "--full"], "choose one"),
+        (["bench", "--quick", "--full"], "choose one"),
+        (["run"], "nothing to run"),
+        (["shew"], "shew"),
+        (["--colour"], "--colour"),
+    ],
+)
+def test_bad_input_is_answered_by_one_message_and_status_2(run, arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", [["show"], ["explain", "qr"], ["calibrate"], ["clear"], ["bench", "--quick"]])
+def test_a_bad_variable_is_named(monkeypatch, command):
+    monkeypatch.setenv("AUTOKERN_BUDGET", "soon")
+    monkeypatch.setattr(dispatch, "_session", None)  # as in a new process
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "AUTOKERN_BUDGET='soon'" in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"schema": 99}', b"\x80\x04pickle", b"[1, 2]"])
+def test_a_pinned_profile_that_is_none_is_refused(run, monkeypatch, tmp_path, content):
+    path = tmp_path / "pinned.json"
+    path.write_bytes(content)
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(path))
+    for command in (["show"], ["explain", "qr", "--n", "50"]):
+        result = run(*command)
+        assert result.exit_code == 2
+        assert str(path) in result.stderr
+
+
+def test_a_damaged_profile_counts_as_none_and_is_put_aside(run, measured, home):
+    file = home / f"{host.current().fingerprint}.json"
+    file.write_bytes(file.read_bytes().replace(b"0.7", b"0.1"))
+    assert run("show").exit_code == 1
+    assert [path.suffix for path in home.iterdir() if path.suffix == ".bad"] == [".bad"]
+
+
+def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
+    file = tmp_path / "profile.json"
+    result = run("calibrate", "--ops", "qr", "--budget", "1.5", "--output", str(file))
+    assert result.exit_code == 0, result.stderr
+    assert "problems measured" in result.output
+    assert store.read_file(file).trials
+    assert (home / f"{host.current().fingerprint}.json").is_file()
+    assert run("show", "qr").exit_code == 0
+
+
+def test_calibrate_keeps_what_it_has_when_it_is_interrupted(run, monkeypatch):
+    def interrupted(*args, **kwargs):
+        store.save(dispatch.session().settings, _profile())
+        dispatch.session().adopt(_profile())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autokern.cli.commands.api.calibrate", interrupted)
+    result = run("calibrate", "--json")
+    assert result.exit_code == 130
+    assert "is kept" in result.stderr
+    assert json.loads(result.stdout)["ops"][0]["problems"] == 4
+    assert run("show").exit_code == 0
+
+
+def test_calibrate_wants_a_place_to_keep_things(run, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("AUTOKERN_HOME", str(tmp_path / "file" / "home"))
+    result = run("calibrate", "--ops", "qr", "--budget", "1")
+    assert result.exit_code == 2
+    assert "AUTOKERN_HOME" in result.stderr
+
+
+def test_calibrate_leaves_a_pinned_profile_alone(run, monkeypatch, tmp_path):
+    path = tmp_path / "pinned.json"
+    store.write_file(path, _profile())
+    before = path.read_bytes()
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(path))
+    result = run("calibrate", "--ops", "qr", "--budget", "1")
+    assert result.exit_code == 2
+    assert "AUTOKERN_PROFILE" in result.stderr
+    assert path.read_bytes() == before
+    assert "choleskyqr2" in run("show").output
+
+
+def test_a_profile_of_another_machine_is_explained_whatever_this_one_has(run, monkeypatch, tmp_path):
+    trial = Trial(
+        Problem(op="cholesky", m=5000, n=5000, device="cuda"), {"stock": Timing(1e-2), "cpu": Timing(5e-3, 0.5)}
+    )
+    store.write_file(tmp_path / "gpu.json", Profile(fingerprint="0" * 32, trials=[trial]))
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / "gpu.json"))
+    result = run("explain", "cholesky", "--n", "5000", "--device", "cuda")
+    assert result.exit_code == 0, result.output
+    assert "runs cpu" in result.output
+
+
+def test_clear_removes_profiles_and_says_which(run, measured, home):
+    (home / "notes.txt").write_text("mine")
+    result = run("clear", "--json")
+    assert result.exit_code == 0
+    assert any(path.endswith(".json") for path in json.loads(result.stdout)["removed"])
+    assert [path.name for path in home.iterdir()] == ["notes.txt"]
+    assert "nothing to remove" in run("clear").output
+    assert run("show").exit_code == 1
+
+
+def test_bench_has_nothing_to_compare_when_autokern_is_off(run, monkeypatch):
+    monkeypatch.setenv("AUTOKERN", "0")
+    result = run("bench", "--quick")
+    assert result.exit_code == 2
+    assert "AUTOKERN=0" in result.stderr
+
+
+def test_help_names_every_command_and_version_every_library(run):
+    names = {"calibrate", "show", "explain", "doctor", "run", "bench", "clear"}
+    assert all(name in run("--help").output for name in names)
+    for name in names:
+        assert run(name, "--help").exit_code == 0
+    assert autokern.__version__ in run("--version").output
+
+
+SCRIPT = """
+import sys
+import helper
+import torch, gpytorch
+x = torch.rand(30, 2)
+gpytorch.kernels.RBFKernel()(x).to_dense()
+print(sys.argv, sys.path[0], __name__, __file__)
+print(sorted({m for m in sys.modules if m in ("rich", "typer")}))
+if "fail" in sys.argv:
+    raise ZeroDivisionError("on purpose")
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "helper.py").write_text("")
+    return folder
+
+
+def test_run_is_like_python(program, tmp_path):
+    ours = _python("-m", "autokern", "run", "elsewhere/script.py", "--stats", "fail", cwd=tmp_path)
+    assert ours.returncode == 1
+    path = str(program / "script.py")
+    told = [str(["elsewhere/script.py", "--stats", "fail"]), str(program), "__main__", path]
+    assert ours.stdout.splitlines() == [" ".join(told), "[]"]
+    assert ours.stderr.splitlines()[:2] == [
+        "Traceback (most recent call last):",
+        f'  File "{path}", line 10, in <module>',
+    ]
+    assert ours.stderr.splitlines()[-1] == "ZeroDivisionError: on purpose"
+
+
+def test_run_a_module_from_the_working_directory_and_count_its_calls(program):
+    ours = _python("-m", "autokern", "run", "--stats", "--explain", "-m", "script", "--stats", cwd=program)
+    assert ours.returncode == 7
+    assert str([str(program / "script.py"), "--stats"]) in ours.stdout
+    assert "kernel_matrix" in ours.stderr
+    assert "autokern: decisions" in ours.stderr
+    assert "autokern: calls" in ours.stderr
+
+
+def test_json_is_all_that_standard_output_holds():
+    found = _python("-m", "autokern", "explain", "qr", "--n", "20", "--json")
+    assert json.loads(found.stdout)["candidate"] == "stock"
+    assert found.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["nowhere.py"], "can't open file 'nowhere.py'"), (["--fast", "x.py"], "--fast"), ([], "nothing to run")],
+)
+def test_run_refuses_what_it_cannot_run(monkeypatch, capsys, arguments, words):
+    from autokern.cli.app import main
+
+    monkeypatch.setattr(sys, "argv", ["autokern", "run", *arguments])
+    assert main() == 2
+    assert words in capsys.readouterr().err
+    assert autokern.stats() == {}
+
+
+def test_run_leaves_options_behind_the_program_to_it():
+    assert runner.parse(["--stats", "s.py", "--explain", "-m"]) == ("s.py", ["--explain", "-m"], False, True, False)
+    assert runner.parse(["-m", "pytest", "--stats"]) == ("pytest", ["--stats"], True, False, False)
+    assert runner.parse(["-mpytest"]) == ("pytest", [], True, False, False)
+    assert runner.parse(["--", "--odd.py"]) == ("--odd.py", [], False, False, False)
+    assert runner.parse(["--help"]) is None
+    with pytest.raises(SettingsError, match="-m"):
+        runner.parse(["-m"])
+
+
+def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
+    from autokern.tuning import summary
+
+    monkeypatch.setenv("COLUMNS", "80")
+    profile = _profile()
+    problem = Problem(op="kernel_matrix", m=4000, n=4000, d=32, variant="matern52/cross/ard", grad="theta/x", batch=256)
+    long = Trial(problem, {"stock": Timing(1e-3), "symmetric": Timing(5e-4, 0.5)})
+    profile = msgspec.structs.replace(profile, trials=[*profile.trials, long])
+    found = summary.known(profile, ["qr", "kernel_matrix"])
+    tables.show(tables.summaries(found.ops, "a title"), tables.winners(found.winners), tables.bans(found.banned))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("256 × (4000, 4000) d=32" in line and "2.00" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.5, "2.50 s"), (0.123, "123 ms"), (1.234e-3, "1.23 ms"), (9.9e-4, "990 µs"), (1e-6, "1.00 µs")],
+)
+def test_durations_have_three_digits(seconds, text):
+    assert tables.duration(seconds) == text

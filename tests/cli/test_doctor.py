@@ -1,0 +1,277 @@
+"""Doctor: what it says of machines that work and of machines that do not."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import msgspec
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from autokern.cli import doctor
+from autokern.cli.commands import app
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.runtime import dispatch
+from autokern.system import host, keops, subprocess_probe
+from autokern.system.subprocess_probe import Answer, Probe
+from autokern.tuning import store
+from autokern.tuning.profile import Profile, Timing, Trial
+
+PROFILE = Profile(trials=[Trial(Problem(op="qr"), {"stock": Timing(1e-3)})], created="2026-01-02T03:04:05Z")
+
+
+@pytest.fixture
+def no_probes(program):
+    """Programs that answer at once; the real hooks are tried by one test."""
+    for name in subprocess_probe.PROGRAMS:
+        program(name, "print('works')")
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """Puts some code in the place of a program."""
+
+    def put(name, code):
+        path = tmp_path / f"{name}.py"
+        path.write_text(code)
+        monkeypatch.setitem(subprocess_probe.PROGRAMS, name, path)
+
+    return put
+
+
+def _by_name(quick: bool = True) -> dict[str, doctor.Finding]:
+    return {finding.name: finding for finding in doctor.examine(quick)}
+
+
+def test_everything_is_looked_at_and_hooks_are_really_tried():
+    dispatch.reset()
+    told = CliRunner().invoke(app, ["doctor", "--quick", "--json"])
+    found = {f["name"]: f for f in json.loads(told.stdout)}
+    names = {"versions", "environment", "cache folder", "profile", "threads", "memory", "BLAS", "GPU", "TF32", "hooks"}
+    assert names <= set(found)
+    assert found["hooks"]["status"] == "ok", found["hooks"]
+    assert torch.__version__ in found["versions"]["found"]
+    assert "Gflop/s" in found["BLAS"]["found"]
+    problems = [f for f in found.values() if f["status"] == "problem"]
+    assert told.exit_code == (1 if problems else 0)
+    assert all(f["advice"] for f in problems)
+
+
+def test_compilers_are_tried_unless_quick(no_probes):
+    assert {"torch.compile", "KeOps"} <= set(_by_name(quick=False))
+    assert not {"torch.compile", "KeOps"} & set(_by_name())
+
+
+def test_findings_are_printed_with_advice(no_probes, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_BUDGET", "soon")
+    told = CliRunner().invoke(app, ["doctor", "--quick"])
+    assert told.exit_code == 1
+    assert "✗" in told.output
+    assert "→ correct or unset it" in told.output
+    assert "1 problem" in told.output
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("AUTOKERN_BUDGET", "soon", "problem"),
+        ("AUTOKERN_BUGDET", "10", "problem"),
+        ("AUTOKERN", "0", "note"),
+        ("WORLD_SIZE", "4", "note"),
+        ("AUTOKERN_LOG", "info", "ok"),
+    ],
+)
+def test_environment(monkeypatch, name, value, status):
+    monkeypatch.setenv(name, value)
+    finding, _ = doctor._environment(os.environ)
+    assert finding.status == status
+    assert name == "WORLD_SIZE" or name in finding.found
+
+
+def test_a_bad_variable_does_not_hide_where_the_cache_lies(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOKERN_LOG", "loud")
+    _, settings = doctor._environment(os.environ)
+    assert settings.home == tmp_path / "autokern"
+
+
+def test_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    found = doctor._cache(Settings(home=tmp_path / "file" / "home"))
+    assert [(f.name, f.status) for f in found] == [("cache folder", "problem")]
+    assert "AUTOKERN_HOME" in found[0].advice
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs the owners and modes of POSIX")
+def test_cache_that_others_can_write(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert doctor._cache(Settings(home=folder))[0].status == "problem"
+
+
+def test_looking_at_the_cache_leaves_nothing_behind(tmp_path):
+    doctor._cache(Settings(home=tmp_path / "new"))
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_profile_present_absent_foreign_and_damaged(tmp_path):
+    settings = Settings(home=tmp_path / "home")
+    here = host.current()
+    assert doctor._cache(settings)[1].status == "note"
+    store.save(settings, msgspec.structs.replace(PROFILE, host=here.fields, fingerprint="0" * 32))
+    foreign = doctor._cache(settings)[1]
+    assert foreign.status == "note"
+    assert "1 of another state" in foreign.found
+    store.save(settings, msgspec.structs.replace(PROFILE, host=here.fields, fingerprint=here.fingerprint))
+    kept = doctor._cache(settings)[1]
+    assert (kept.status, "1 problems of 1 ops" in kept.found, "2026-01-02" in kept.found) == ("ok", True, True)
+    (settings.home / f"{here.fingerprint}.json").write_bytes(b"{}")
+    assert doctor._cache(settings)[1].status == "problem"
+    assert doctor._cache(settings)[1].status == "note"  # put aside by now
+
+
+def test_pinned_profile_that_is_none(tmp_path):
+    (tmp_path / "pinned.json").write_text("{}nonsense")
+    settings = Settings(home=tmp_path / "home", profile=tmp_path / "pinned.json")
+    assert doctor._cache(settings)[1].status == "problem"
+
+
+@pytest.mark.parametrize(
+    ("used", "ceiling", "threads", "status"),
+    [(8, 4, "auto", "note"), (8, 4, "off", "problem"), (4, 4, "auto", "ok"), (2, 4, "auto", "note")],
+)
+def test_threads_against_what_may_run(monkeypatch, used, ceiling, threads, status):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: used)
+    monkeypatch.setattr(host, "thread_ceiling", lambda: ceiling)
+    assert doctor._threads(Settings(threads=threads)).status == status
+
+
+@pytest.fixture
+def precisions():
+    """The settings of float32 products, as torch has them when the test is over."""
+    flags = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [one.fp32_precision for one in flags]
+    yield flags
+    for one, precision in zip(flags, before, strict=True):
+        one.fp32_precision = precision
+
+
+def test_tf32_is_a_problem(precisions):
+    assert doctor._tf32().status == "ok"
+    torch.set_float32_matmul_precision("high")
+    assert doctor._tf32().status == "problem"
+    torch.set_float32_matmul_precision("highest")
+    assert doctor._tf32().status == "ok"
+
+
+@pytest.mark.parametrize(("which", "precision", "word"), [(0, "tf32", "CUDA"), (1, "bf16", "CPU")])
+def test_precision_set_by_the_newer_api_is_seen(precisions, which, precision, word):
+    """torch's older functions raise once that was used."""
+    precisions[which].fp32_precision = precision
+    found = doctor._tf32()
+    assert found.status == "problem"
+    assert f"{precision} on" in found.found
+    assert word in found.found
+
+
+def test_little_memory_is_noted(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda device: 2**29)
+    assert doctor._memory().status == "note"
+
+
+@pytest.mark.parametrize(
+    ("judge", "answer", "status"),
+    [
+        (doctor._compiler, Answer(True, "", 3.0), "ok"),
+        (doctor._compiler, Answer(False, "RuntimeError: Failed to find C++ compiler", 3.0), "note"),
+        (doctor._compiler, Answer(False, "did not finish", 27.0, True), "note"),
+        (doctor._compiler, Answer(False, "AssertionError: a compiled function gives wrong numbers", 3.0), "problem"),
+        (doctor._keops, None, "note"),
+        (doctor._keops, Answer(True, "pykeops 2.3 works", 3.0), "ok"),
+        (doctor._keops, Answer(False, "did not finish", 27.0, True), "note"),
+        (doctor._keops, Answer(False, "the C++ compiler g++ fails: fatal error", 3.0), "note"),
+        (doctor._keops, Answer(False, "a formula fails on the CPU: ValueError: no", 3.0), "problem"),
+        (doctor._keops, Answer(True, "pykeops 2.3 works on the CPU; not on the GPU: no CUDA toolkit", 3.0), "note"),
+        (lambda answer: doctor._keops(answer, "its folder is damaged"), Answer(True, "works", 3.0), "problem"),
+    ],
+)
+def test_compilers_that_work_and_that_do_not(judge, answer, status):
+    finding = judge(answer)
+    assert finding.status == status
+    assert bool(finding.advice) == (status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("code", "works", "words"),
+    [
+        ("print('first'); print('last word')", True, "last word"),
+        ("import sys; print('noise', file=sys.stderr); raise ValueError('no good')", False, "ValueError: no good"),
+        ("import os; os.kill(os.getpid(), 9)", False, "signal 9"),
+    ],
+)
+def test_a_probe_reports_what_came_of_it(program, code, works, words):
+    program("hooks", code)
+    with Probe("hooks") as probe:
+        while (answer := probe.poll()) is None:
+            pass
+    assert answer.works is works
+    assert words in answer.text
+
+
+def test_a_probe_that_hangs_is_ended_with_all_that_it_started(program):
+    sleeper = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    program("hooks", sleeper)
+    with Probe("hooks") as probe:
+        assert probe.poll() is None
+        answer = probe.poll(give_up=True)
+    assert answer.timed_out
+    assert probe._process.poll() is not None
+
+
+needs_keops = pytest.mark.skipif(keops.keops_problem() is not None, reason=f"needs KeOps: {keops.keops_problem()}")
+
+
+@pytest.mark.slow
+@needs_keops
+def test_keops_is_compiled_and_run_for_real():
+    found = subprocess_probe.try_keops(100)
+    assert found.works, found
+    assert "compiles and works on the CPU" in found.found
+    assert found.setting == keops.setting()
+    assert doctor._keops(Answer(True, found.found, found.seconds)).status in ("ok", "note")
+
+
+@pytest.mark.slow
+@needs_keops
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    ("compiler", "words"), [("", "no C++ compiler"), ("echo it is broken >&2; exit 1", "g++ fails: it is broken")]
+)
+def test_a_compiler_that_is_missing_or_broken_is_told_apart(monkeypatch, tmp_path, compiler, words):
+    if compiler:
+        (tmp_path / "g++").write_text(f"#!/bin/sh\n{compiler}\n")
+        (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    found = subprocess_probe.try_keops(100)
+    assert not found.works
+    assert words in found.found
+
+
+@needs_keops
+def test_a_build_folder_that_cannot_be_made(program, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    prelude = f"import os, runpy; os.environ['KEOPS_CACHE_FOLDER'] = {str(tmp_path / 'file' / 'keops')!r}\n"
+    program("KeOps", f"{prelude}runpy.run_path({str(subprocess_probe.PROGRAMS['KeOps'])!r}, run_name='__main__')")
+    assert "build folder cannot be made" in subprocess_probe.try_keops(100).found
+
+
+def test_keops_that_hangs_is_given_up(program):
+    program("KeOps", "import time; time.sleep(99)")
+    found = subprocess_probe.try_keops(0.5)
+    assert not found.works
+    assert "did not finish" in found.found

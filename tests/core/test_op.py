@@ -1,0 +1,177 @@
+"""op.py: the rules of the registry, and what a trial gives."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from autokern.core import op as public_op
+from autokern.core.arguments import tensors_in
+from autokern.core.errors import AutokernError, SettingsError
+from autokern.core.op import ACCURACIES, WEIGHTS, get, inside, known, registered
+from autokern.core.problem import SIZES, Problem
+
+
+@pytest.fixture
+def double(make_op):
+    made = make_op("double")
+
+    @made.candidate("stock")
+    def stock(a):
+        """a + a.
+
+        More about it.
+        """
+        return a + a
+
+    @made.candidate("times", accuracy="better", why_not=lambda p: "too small" if p.n < 2 else None)
+    def times(a):
+        return 2 * a
+
+    return made
+
+
+def test_creating_registers(double):
+    assert known("double")
+    assert get("double") is double
+    assert double in registered()
+    assert [o.name for o in registered()] == sorted(o.name for o in registered())
+
+
+def test_an_op_is_registered_once(double, make_op):
+    with pytest.raises(AutokernError, match="'double' is registered twice"):
+        make_op("double")
+
+
+def test_unknown_op():
+    assert not known("nonsense")
+    with pytest.raises(SettingsError, match=r"unknown op 'nonsense'; autokern knows .*qr"):
+        get("nonsense")
+
+
+def test_the_registry_is_left_alone_by_these_tests():
+    assert not known("double")
+
+
+def test_the_first_candidate_is_stock(make_op):
+    made = make_op("first")
+    with pytest.raises(AutokernError, match=r"first\.fast"):
+        made.candidate("fast")
+    made.candidate("stock")(lambda a: a)
+    with pytest.raises(AutokernError, match=r"first\.stock"):
+        made.candidate("stock")
+
+
+def test_a_candidate_is_registered_once(double):
+    with pytest.raises(AutokernError, match=r"double\.times: registered twice"):
+        double.candidate("times")
+
+
+def test_an_unknown_accuracy_is_refused(double):
+    with pytest.raises(AutokernError, match="'exact' is none of same, better, approximate"):
+        double.candidate("exact", accuracy="exact")
+
+
+def test_candidates_take_over_what_the_op_says(double):
+    assert double.names() == ["stock", "times"]
+    assert double.stock is double["stock"]
+    assert double.stock.summary == "a + a."
+    assert double["times"].summary == ""
+    assert (double.stock.accuracy, double["times"].accuracy) == ("same", "better")
+    assert double["times"].memory is double.memory
+    assert double["times"].features is double.features
+    assert double.stock.run(1) == 2
+
+
+def test_unknown_candidate(double):
+    with pytest.raises(SettingsError, match="op double has no candidate 'x'; it has stock, times"):
+        double["x"]
+
+
+def test_feasible(double):
+    assert [c.name for c in double.feasible(Problem(op="double", m=2, n=2))] == ["stock", "times"]
+    assert [c.name for c in double.feasible(Problem(op="double"))] == ["stock"]
+
+
+def test_coordinates_are_octaves_and_the_axes_of_the_op(make_op):
+    made = make_op("axes", axes=lambda problem: (5.0,))
+    assert made.coordinates(Problem(op="axes", m=3, n=7, batch=1)) == (
+        2 * WEIGHTS["m"], 3 * WEIGHTS["n"], 0.0, 0.0, WEIGHTS["batch"], 5.0,
+    )  # fmt: skip
+    assert set(WEIGHTS) == set(SIZES)
+
+
+def test_inside_is_a_matter_of_the_thread():
+    seen = []
+    inside.active = True
+    try:
+        thread = threading.Thread(target=lambda: seen.append(inside.active))
+        thread.start()
+        thread.join()
+    finally:
+        inside.active = False
+    assert seen == [False]
+
+
+def test_tensors_in_nested_arguments():
+    a, b, c = torch.ones(1), torch.ones(2), torch.ones(3)
+    layer = torch.nn.Linear(2, 2)
+    assert list(tensors_in((a, [b, (c, None, "text", 3)], torch.Size([2])))) == [a, b, c]
+    assert list(tensors_in((layer, a))) == [*layer.parameters(), a]
+    assert list(tensors_in("text")) == []
+
+
+# --- trials -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_without_gradients(double):
+    a = torch.ones(2, 2, requires_grad=True)
+    out, grads = double.trial(double["times"].run, Problem(op="double", m=2, n=2), (a,))()
+    assert out.equal(2 * torch.ones(2, 2))
+    assert not out.requires_grad
+    assert grads == ()
+
+
+def test_a_trial_with_gradients_has_one_cotangent_for_all_candidates_and_calls(double):
+    problem = Problem(op="double", m=3, n=2, grad="a")
+    a = torch.randn(3, 2, requires_grad=True)
+    calls = [double.trial(c.run, problem, (a,)) for c in double.candidates]
+    found = [call().grads[0] for call in calls for _ in range(2)]
+    assert all(g.equal(found[0]) for g in found)
+    assert found[0].shape == a.shape
+    assert found[0].unique().numel() == a.numel()
+
+
+def test_a_trial_takes_gradients_of_the_canonical_form(make_op):
+    made = make_op("signless", canonical=lambda out: out.abs())
+    made.candidate("stock")(lambda a: 2 * a)
+    a = torch.randn(3, 2, requires_grad=True)
+    problem = Problem(op="signless", m=3, n=2, grad="a")
+    one = made.trial(lambda a: 2 * a, problem, (a,))().grads[0]
+    other = made.trial(lambda a: -2 * a, problem, (a,))().grads[0]
+    assert one.equal(other)
+
+
+def test_a_trial_differentiates_parameters_of_modules(double):
+    layer = torch.nn.Linear(2, 1)
+    problem = Problem(op="double", m=3, n=2, grad="theta")
+    _, grads = double.trial(lambda net, x: net(x), problem, (layer, torch.ones(3, 2)))()
+    assert [g.shape for g in grads] == [p.shape for p in layer.parameters()]
+
+
+# --- the registry as it is --------------------------------------------------------------------------------------------
+
+
+def test_every_op_is_complete():
+    assert public_op("qr") is get("qr")
+    for made in registered():
+        assert made.stock.name == "stock"
+        assert made.stock.accuracy == "same"
+        assert made.summary
+        assert made.contract
+        for candidate in made.candidates:
+            assert candidate.accuracy in ACCURACIES
+            assert candidate.summary.endswith("."), f"{made.name}.{candidate.name} needs a docstring"
+            assert candidate.name == candidate.name.lower()

@@ -1,0 +1,255 @@
+"""settings.py: every variable and every argument of `using`, good values and bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autokern.core.errors import AutokernWarning, SettingsError
+from autokern.core.settings import VARIABLES, Settings, from_environment, parse_bytes, revised
+
+GOOD = [
+    ("AUTOKERN", "0", "enabled", False),
+    ("AUTOKERN", "1", "enabled", True),
+    ("AUTOKERN", "off", "enabled", False),
+    ("AUTOKERN", "False", "enabled", False),
+    ("AUTOKERN", " YES ", "enabled", True),
+    ("AUTOKERN_HOME", "/somewhere/else", "home", Path("/somewhere/else")),
+    ("AUTOKERN_PROFILE", "/a/profile.json", "profile", Path("/a/profile.json")),
+    ("AUTOKERN_CALIBRATE", "first-use", "calibrate", "first-use"),
+    ("AUTOKERN_CALIBRATE", "Never", "calibrate", "never"),
+    ("AUTOKERN_BUDGET", "2.5", "budget", 2.5),
+    ("AUTOKERN_BUDGET", "0", "budget", 0.0),
+    ("AUTOKERN_FORCE", "qr=cpu", "force", (("qr", "cpu"),)),
+    ("AUTOKERN_FORCE", "qr=cpu, kernel_matmul=tiled", "force", (("kernel_matmul", "tiled"), ("qr", "cpu"))),
+    ("AUTOKERN_FORCE", "random:17", "random_seed", 17),
+    ("AUTOKERN_EXCLUDE", "keops,compiled", "exclude", frozenset({"keops", "compiled"})),
+    ("AUTOKERN_EXCLUDE", "qr=cpu,,keops ", "exclude", frozenset({"qr=cpu", "keops"})),
+    (
+        "AUTOKERN_THRESHOLD",
+        "qr:cuda=512,cholesky:cuda=256",
+        "threshold",
+        (("qr", "cuda", 512), ("cholesky", "cuda", 256)),
+    ),
+    ("AUTOKERN_ACCURACY", "approximate", "accuracy", "approximate"),
+    ("AUTOKERN_ACCURACY", "SAME", "accuracy", "same"),
+    ("AUTOKERN_MAX_ERROR", "1e-5", "max_error", 1e-5),
+    ("AUTOKERN_MEMORY", "8GiB", "memory", 8 * 2**30),
+    ("AUTOKERN_MEMORY", "512 MB", "memory", 512 * 10**6),
+    ("AUTOKERN_CALLS", "500", "calls", 500),
+    ("AUTOKERN_THREADS", "auto", "threads", "auto"),
+    ("AUTOKERN_THREADS", "off", "threads", "off"),
+    ("AUTOKERN_THREADS", "3", "threads", 3),
+    ("AUTOKERN_GRAPHS", "on", "graphs", "on"),
+    ("AUTOKERN_DETERMINISTIC", "1", "deterministic", True),
+    ("AUTOKERN_STRICT", "on", "strict", True),
+    ("AUTOKERN_LOG", "debug", "log", "debug"),
+]
+
+BAD = [
+    ("AUTOKERN", "2"),
+    ("AUTOKERN", "maybe"),
+    ("AUTOKERN_HOME", "~no-such-user-of-this-machine/profiles"),
+    ("AUTOKERN_PROFILE", "~no-such-user-of-this-machine/profile.json"),
+    ("AUTOKERN_CALIBRATE", "always"),
+    ("AUTOKERN_BUDGET", "soon"),
+    ("AUTOKERN_MAX_ERROR", "0"),
+    ("AUTOKERN_MAX_ERROR", "1"),
+    ("AUTOKERN_MAX_ERROR", "nan"),
+    ("AUTOKERN_MAX_ERROR", "small"),
+    ("AUTOKERN_CALLS", "many"),
+    ("AUTOKERN_CALLS", "-1"),
+    ("AUTOKERN_BUDGET", "-1"),
+    ("AUTOKERN_BUDGET", "nan"),
+    ("AUTOKERN_BUDGET", "inf"),
+    ("AUTOKERN_FORCE", "qr"),
+    ("AUTOKERN_FORCE", "qr="),
+    ("AUTOKERN_FORCE", "=cpu"),
+    ("AUTOKERN_FORCE", "qr=cpu,qr=native"),
+    ("AUTOKERN_FORCE", "qr=cpu,"),
+    ("AUTOKERN_FORCE", "random:"),
+    ("AUTOKERN_FORCE", "random:x"),
+    ("AUTOKERN_FORCE", "random:-1"),
+    ("AUTOKERN_FORCE", "../qr=cpu"),
+    ("AUTOKERN_EXCLUDE", "a b"),
+    ("AUTOKERN_EXCLUDE", "qr="),
+    ("AUTOKERN_THRESHOLD", "qr=512"),
+    ("AUTOKERN_THRESHOLD", "qr:cuda=many"),
+    ("AUTOKERN_THRESHOLD", "qr:cuda=-1"),
+    ("AUTOKERN_THRESHOLD", "qr:cuda=1,"),
+    ("AUTOKERN_ACCURACY", "good"),
+    ("AUTOKERN_MEMORY", "lots"),
+    ("AUTOKERN_MEMORY", "0"),
+    ("AUTOKERN_MEMORY", "-8GiB"),
+    ("AUTOKERN_MEMORY", "8 parsecs"),
+    ("AUTOKERN_MEMORY", "9" * 400),
+    ("AUTOKERN_GRAPHS", "maybe"),
+    ("AUTOKERN_THREADS", "0"),
+    ("AUTOKERN_THREADS", "-2"),
+    ("AUTOKERN_THREADS", "1.5"),
+    ("AUTOKERN_THREADS", "all"),
+    ("AUTOKERN_DETERMINISTIC", "3"),
+    ("AUTOKERN_STRICT", "perhaps"),
+    ("AUTOKERN_LOG", "loud"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "field", "value"), GOOD)
+def test_good_values(name, text, field, value):
+    assert from_environment({name: text}) == Settings(**{field: value})
+
+
+@pytest.mark.parametrize(("name", "text"), BAD)
+def test_bad_values_say_what_was_asked_and_what_the_variable_means(name, text):
+    with pytest.raises(SettingsError) as caught:
+        from_environment({name: text})
+    message = str(caught.value)
+    assert message.startswith(f"{name}={text!r}: ")
+    assert VARIABLES[name] in message
+    assert isinstance(caught.value, ValueError)
+
+
+def test_every_variable_is_tried_with_good_and_bad_values():
+    assert {name for name, *_ in GOOD} == set(VARIABLES)
+    assert {name for name, _ in BAD} == set(VARIABLES)
+
+
+def test_nothing_set_orders_nothing():
+    assert from_environment({}) == Settings()
+    assert from_environment({"PATH": "/bin", **dict.fromkeys(VARIABLES, "  ")}) == Settings()
+
+
+def test_unknown_variables_are_named():
+    with pytest.raises(SettingsError, match="AUTOKERN_FROCE") as caught:
+        from_environment({"AUTOKERN_FROCE": "qr=cpu"})
+    assert all(name in str(caught.value) for name in VARIABLES)
+
+
+def test_a_variable_that_was_removed_is_ignored_with_a_warning():
+    with pytest.warns(AutokernWarning, match="AUTOKERN_ALLOCATOR was removed .* MALLOC_MMAP_THRESHOLD_"):
+        assert from_environment({"AUTOKERN_ALLOCATOR": "retain"}) == Settings()
+
+
+def test_the_environment_is_read_when_asked(monkeypatch):
+    monkeypatch.setenv("AUTOKERN_BUDGET", "7")
+    assert from_environment().budget == 7
+    monkeypatch.setenv("AUTOKERN_BUDGET", "8")
+    assert from_environment().budget == 8
+
+
+def test_home_and_profile_expand_the_tilde(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert from_environment({"AUTOKERN_HOME": "~/x"}).home == tmp_path / "x"
+    assert from_environment({"AUTOKERN_PROFILE": "~/p.json"}).profile == tmp_path / "p.json"
+
+
+# --- asking the settings ----------------------------------------------------------------------------------------------
+
+
+def test_forced_excludes_and_thresholds():
+    settings = from_environment(
+        {"AUTOKERN_FORCE": "qr=cpu", "AUTOKERN_EXCLUDE": "keops,qr=native", "AUTOKERN_THRESHOLD": "qr:cuda=64"}
+    )
+    assert (settings.forced("qr"), settings.forced("eigh")) == ("cpu", None)
+    assert settings.excludes("eigh", "keops")
+    assert settings.excludes("qr", "native")
+    assert not settings.excludes("eigh", "native")
+    assert settings.cpu_up_to("qr", "cuda") == 64
+    assert settings.cpu_up_to("qr", "cpu") is None
+
+
+# --- using ------------------------------------------------------------------------------------------------------------
+
+
+def test_revised_without_orders_changes_nothing():
+    base = Settings(force=(("qr", "cpu"),), exclude=frozenset({"keops"}))
+    assert revised(base) == base
+
+
+def test_revised_adds_to_what_was_ordered():
+    base = Settings(force=(("qr", "cpu"),), exclude=frozenset({"keops"}), budget=3.0)
+    found = revised(base, force={"eigh": "stock"}, exclude=["compiled"], accuracy="approximate", memory="4GiB")
+    assert found.force == (("eigh", "stock"), ("qr", "cpu"))
+    assert found.exclude == {"keops", "compiled"}
+    assert (found.accuracy, found.memory, found.budget) == ("approximate", 4 * 2**30, 3.0)
+    assert base.force == (("qr", "cpu"),)
+
+
+def test_revised_replaces_an_order_for_the_same_op():
+    base = Settings(force=(("qr", "cpu"),))
+    assert revised(base, force={"qr": "native"}).forced("qr") == "native"
+    assert revised(base, force="qr=native,eigh=stock").force == (("eigh", "stock"), ("qr", "native"))
+    assert revised(base, force="eigh=stock").force == (("eigh", "stock"), ("qr", "cpu"))
+
+
+def test_revised_takes_strings_and_numbers():
+    assert revised(Settings(), force="qr=cpu").force == (("qr", "cpu"),)
+    assert revised(Settings(), force="random:5").random_seed == 5
+    assert revised(Settings(), exclude="keops").exclude == {"keops"}
+    assert revised(Settings(), exclude=iter(["keops", "qr=cpu"])).exclude == {"keops", "qr=cpu"}
+    assert revised(Settings(), memory=1 << 20).memory == 1 << 20
+
+
+def test_revised_random_lifts_earlier_orders():
+    assert revised(Settings(force=(("qr", "cpu"),)), force="random:5").force == ()
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        {"force": {"qr": "../cpu"}},
+        {"force": {"qr": 5}},
+        {"force": 5},
+        {"force": "qr"},
+        {"force": "random:x"},
+        {"exclude": [5]},
+        {"exclude": ["a b"]},
+        {"accuracy": "best"},
+        {"accuracy": 5},
+        {"memory": "much"},
+        {"memory": 0},
+        {"memory": -1},
+        {"memory": True},
+        {"memory": float("inf")},
+        {"memory": "9" * 400},
+    ],
+)
+def test_revised_refuses(orders):
+    with pytest.raises(SettingsError, match=r"autokern\.using"):
+        revised(Settings(), **orders)
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["", "B", "kB", "MB", "GiB", "mib", "TB", "KiB"]), st.booleans())
+def test_parse_bytes_reads_whole_sizes(number, unit, space):
+    scale = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+    assert parse_bytes(f" {number}{' ' * space}{unit} ") == number * scale[unit.upper()]
+
+
+def test_parse_bytes_reads_fractions():
+    assert parse_bytes("1.5GiB") == 3 * 2**29
+    assert parse_bytes("0.5 kB") == 500
+
+
+@given(st.text(st.sampled_from("0123456789.eE+-_ KkMGTiIbB"), max_size=12) | st.text(max_size=12))
+def test_parse_bytes_gives_a_positive_number_or_value_error(text):
+    try:
+        found = parse_bytes(text)
+    except ValueError:
+        return
+    assert isinstance(found, int)
+    assert found > 0
+
+
+@given(st.sampled_from(sorted(VARIABLES)), st.text(max_size=20))
+def test_any_text_gives_settings_or_settings_error(name, text):
+    try:
+        found = from_environment({name: text})
+    except SettingsError:
+        return
+    assert isinstance(found, Settings)

@@ -1,0 +1,766 @@
+"""hooks/: what is put in comes out again; in between, the libraries give numbers, warnings and errors of stock."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from unittest import mock
+
+import gpytorch
+import linear_operator
+import pytest
+import torch
+from linear_operator import settings as library
+from linear_operator.operators import DenseLinearOperator, LinearOperator
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+from autokern import hooks
+from autokern.core.errors import SettingsError
+from autokern.core.op import get
+from autokern.hooks import gpytorch as gpytorch_hooks
+from autokern.hooks import linear_operator as linear_operator_hooks
+from autokern.hooks import memory as memory_hooks
+from autokern.runtime import dispatch
+from autokern.system import host
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CHOLESKY = sys.modules["linear_operator.utils.cholesky"]
+LANCZOS = sys.modules["linear_operator.utils.lanczos"]
+PINVERSE = sys.modules["linear_operator.utils.pinverse"]
+QR = sys.modules["linear_operator.utils.qr"]
+
+
+def patches():
+    return [*linear_operator_hooks.patches(), *gpytorch_hooks.patches(), *memory_hooks.patches()]
+
+
+def installed() -> dict[tuple[object, str], object]:
+    """What stands at every place that is patched, or could be."""
+    return {(p.owner, p.name): vars(p.owner)[p.name] for p in PATCHES}
+
+
+ORIGINAL_TO_DENSE = DenseLinearOperator.to_dense
+PATCHES = patches()
+ORIGINALS = installed()
+
+
+@pytest.fixture(autouse=True)
+def _all_stock():
+    assert installed() == ORIGINALS
+    yield
+    while hooks.is_enabled():
+        hooks.disable()
+    left = [name for (owner, name), value in installed().items() if value is not ORIGINALS[owner, name]]
+    for (owner, name), original in ORIGINALS.items():
+        setattr(owner, name, original)
+    assert left == []
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """The CPU plays the accelerator, so that detours really run."""
+    monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
+
+
+def each_candidate(op: str):
+    return pytest.mark.parametrize("name", get(op).names())
+
+
+# --- in and out -------------------------------------------------------------------------------------------------------
+
+
+def test_enable_puts_in_and_disable_takes_out():
+    autokern.enable()
+    assert all(vars(p.owner)[p.name] is p.replacement for p in PATCHES)
+    assert len(PATCHES) >= 10
+    autokern.disable()
+    assert installed() == ORIGINALS
+
+
+def test_enabling_is_counted():
+    autokern.enable()
+    autokern.enable()
+    autokern.disable()
+    assert hooks.is_enabled()
+    autokern.disable()
+    assert not hooks.is_enabled()
+    autokern.disable()
+    autokern.disable()
+    autokern.enable()
+    assert hooks.is_enabled()
+    autokern.disable()
+    assert not hooks.is_enabled()
+
+
+def test_a_block_ends_with_an_exception():
+    with pytest.raises(ZeroDivisionError), autokern.enabled():
+        raise ZeroDivisionError
+    assert not hooks.is_enabled()
+
+
+def test_a_decorator():
+    @autokern.enabled()
+    def work(depth: int) -> int:
+        assert hooks.is_enabled()
+        return work(depth - 1) + 1 if depth else 0
+
+    assert work(3) == work(3) == 3
+    assert not hooks.is_enabled()
+
+
+def test_many_threads():
+    barrier, failures = threading.Barrier(16), []
+    a = torch.eye(3, dtype=torch.float64)
+
+    def work() -> None:
+        barrier.wait()
+        try:
+            for _ in range(25):
+                with autokern.enabled(), autokern.enabled():
+                    assert psd_safe_cholesky(a).equal(a)
+                psd_safe_cholesky(a)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert not hooks.is_enabled()
+
+
+def test_wrappers_look_like_what_they_wrap():
+    for patch in PATCHES:
+        original = ORIGINALS[patch.owner, patch.name]
+        assert patch.replacement.__name__ == original.__name__
+        assert patch.replacement.__wrapped__ is original
+
+
+def test_switched_off_by_the_environment(monkeypatch):
+    monkeypatch.setenv("AUTOKERN", "0")
+    with autokern.enabled():
+        assert installed() == ORIGINALS
+        assert not hooks.is_enabled()
+        psd_safe_cholesky(torch.eye(3))
+    assert autokern.stats() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("AUTOKERN_BUDGET", "soon"), ("AUTOKERN_SPEED", "1"), ("AUTOKERN_FORCE", "qr=nonsense")]
+)
+def test_a_bad_environment_changes_nothing(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    for _ in range(2):
+        with pytest.raises(SettingsError):
+            autokern.enable()
+        assert installed() == ORIGINALS
+    monkeypatch.delenv(name)
+    autokern.enable()
+    autokern.disable()
+    assert not hooks.is_enabled()
+
+
+def test_the_environment_of_the_moment_counts(monkeypatch):
+    monkeypatch.setenv("AUTOKERN_FORCE", "cholesky=stock")
+    with autokern.enabled():
+        assert dispatch.session().settings.forced("cholesky") == "stock"
+    monkeypatch.delenv("AUTOKERN_FORCE")
+    with autokern.enabled():
+        assert dispatch.session().settings.forced("cholesky") is None
+
+
+@pytest.mark.parametrize(("order", "inside"), [("1", 1), ("off", 2), ("2", 2)])
+def test_threads_are_set_and_given_back(monkeypatch, order, inside):
+    monkeypatch.setenv("AUTOKERN_THREADS", order)
+    torch.set_num_threads(2)
+    try:
+        with autokern.enabled():
+            assert torch.get_num_threads() == inside
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_automatic_threads_never_exceed_the_quota(monkeypatch):
+    monkeypatch.setattr(host, "thread_ceiling", lambda: 1)
+    torch.set_num_threads(2)
+    try:
+        with autokern.enabled():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+# --- others who patch -------------------------------------------------------------------------------------------------
+
+
+def test_a_mock_that_came_later_survives():
+    autokern.enable()
+    with mock.patch.object(DenseLinearOperator, "_matmul", autospec=True) as mocked:
+        autokern.disable()
+        assert vars(DenseLinearOperator)["_matmul"] is mocked
+    # the mock put our wrapper back, which does as stock does while autokern is off, and goes with the next disable
+    op = DenseLinearOperator(torch.randn(20, 20))
+    op._matmul(torch.randn(20, 3))
+    assert autokern.stats() == {}
+    autokern.enable()
+    autokern.disable()
+    assert vars(DenseLinearOperator)["_matmul"] is ORIGINALS[DenseLinearOperator, "_matmul"]
+
+
+def test_a_mock_within_a_block_ends_before_it():
+    with autokern.enabled():
+        with mock.patch.object(CHOLESKY, "_psd_safe_cholesky", wraps=CHOLESKY._psd_safe_cholesky) as mocked:
+            psd_safe_cholesky(torch.eye(3))
+        assert mocked.call_count == 1
+        psd_safe_cholesky(torch.eye(3))
+    assert autokern.stats()["cholesky"]["stock"] == 2
+
+
+def test_a_mock_that_came_first_is_put_back():
+    with mock.patch.object(DenseLinearOperator, "_t_matmul", autospec=True) as mocked:
+        with autokern.enabled():
+            assert vars(DenseLinearOperator)["_t_matmul"] is not mocked
+        assert vars(DenseLinearOperator)["_t_matmul"] is mocked
+
+
+def test_a_wrapper_that_somebody_kept_is_stock_once_disabled():
+    with autokern.enabled():
+        kept = CHOLESKY._psd_safe_cholesky, PINVERSE.stable_pinverse, vars(DenseLinearOperator)["_matmul"]
+    cholesky, pinverse, matmul = kept
+    a = torch.eye(9) + 0.1
+    assert cholesky(a).equal(ORIGINALS[CHOLESKY, "_psd_safe_cholesky"](a))
+    pinverse(a)
+    matmul(DenseLinearOperator(a), a)
+    gpytorch.kernels.RBFKernel().forward(a, a)
+    assert autokern.stats() == {}
+
+
+def test_cholesky_ex_is_called_once_by_name():
+    """GPyTorch's own tests count the calls."""
+    for name in get("cholesky").names():
+        with autokern.enabled(), autokern.using(force={"cholesky": name}):
+            for a in (torch.eye(3), torch.eye(3).expand(4, 3, 3)):
+                with mock.patch("torch.linalg.cholesky_ex", wraps=torch.linalg.cholesky_ex) as counted:
+                    psd_safe_cholesky(a)
+                assert counted.call_count == 1, name
+
+
+# --- order of imports -------------------------------------------------------------------------------------------------
+
+USE = """
+import warnings; warnings.simplefilter("ignore")
+{imports}
+import autokern, gpytorch, linear_operator, torch
+assert autokern.hooks.is_enabled()
+x = torch.rand(20, 2, dtype=torch.float64)
+kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
+operator = kernel(x).add_jitter(1e-2)
+assert isinstance(torch.linalg.cholesky(operator), linear_operator.LinearOperator)
+assert set(autokern.stats()) == {{"cholesky", "kernel_matrix"}}, autokern.stats()
+from linear_operator.utils import stable_pinverse
+autokern.disable()
+assert not autokern.hooks.is_enabled()
+print("as it should be")
+"""
+
+
+@pytest.mark.slow
+def test_any_order_of_imports():
+    orders = {
+        "first": "import autokern.auto\nimport gpytorch",
+        "last": "import linear_operator\nimport gpytorch\nimport torch\nimport autokern.auto",
+        "between": "import torch\nimport linear_operator\nimport autokern.auto\nimport gpytorch",
+    }
+    if importlib.util.find_spec("botorch"):
+        orders["before botorch"] = "import autokern.auto\nimport botorch"
+        orders["after botorch"] = "import botorch\nimport autokern.auto"
+
+    def start(imports: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", USE.format(imports=imports)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    runs = {name: start(imports) for name, imports in orders.items()}
+    told = {name: run.communicate(timeout=200)[0] for name, run in runs.items()}
+    for name, run in runs.items():
+        assert run.returncode == 0, (name, told[name])
+        assert "as it should be" in told[name]
+
+
+@pytest.mark.slow
+def test_importing_reads_no_settings_and_enabling_does():
+    script = (
+        "import warnings; warnings.simplefilter('ignore'); import autokern; print('imported'); import autokern.auto"
+    )
+    environ = {**os.environ, "AUTOKERN_BUDGET": "soon"}
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environ, timeout=200, check=False
+    )
+    assert "imported" in run.stdout
+    assert run.returncode != 0
+    assert "SettingsError: AUTOKERN_BUDGET='soon'" in run.stderr
+
+
+# --- psd_safe_cholesky ------------------------------------------------------------------------------------------------
+
+
+def covariance(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, shape[-1], generator=generator, dtype=torch.float64)
+    return (x @ x.mT / shape[-1] + torch.eye(shape[-1], dtype=torch.float64)).to(dtype)
+
+
+def spoilt(a: torch.Tensor, index, value: float) -> torch.Tensor:
+    a = a.clone()
+    a[index] = value
+    return a
+
+
+MATRICES = {
+    "definite": covariance(12),
+    "float32": covariance(12, dtype=torch.float32),
+    "batch": covariance(3, 8),
+    "two batch dimensions": covariance(2, 3, 8),
+    "expanded": covariance(8).expand(3, 8, 8),
+    "transposed": covariance(12).mT,
+    "single": torch.full((1, 1), 4.0, dtype=torch.float64),
+    "large": covariance(1000),
+    "singular": torch.ones(6, 6, dtype=torch.float64),
+    "singular float32": torch.ones(6, 6),
+    "nearly singular": torch.ones(6, 6, dtype=torch.float64) + 1e-13 * torch.eye(6, dtype=torch.float64),
+    "one of a batch singular": torch.stack(
+        (covariance(5), torch.ones(5, 5, dtype=torch.float64), covariance(5, seed=1))
+    ),
+    "indefinite": torch.diag(torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)),
+    "one of a batch indefinite": torch.stack((covariance(3), -covariance(3))),
+    "nan": spoilt(covariance(5), (3, 3), float("nan")),
+    "nan in a batch": spoilt(covariance(3, 5), (1, 2, 2), float("nan")),
+    "infinite": spoilt(covariance(5), (2, 2), float("inf")),
+    "zero": torch.zeros(4, 4, dtype=torch.float64),
+    "empty": torch.zeros(0, 0, dtype=torch.float64),
+    "empty batch": torch.zeros(0, 3, 3, dtype=torch.float64),
+}
+
+
+def outcome(run):
+    """The result of a call or its error, and the warnings on the way."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = run()
+        except Exception as error:
+            found = (type(error), str(error))
+    return found, [(w.category, str(w.message)) for w in caught]
+
+
+@each_candidate("cholesky")
+@pytest.mark.parametrize("kind", MATRICES)
+@pytest.mark.parametrize(
+    "options", [{}, {"upper": True}, {"jitter": 1e-3, "max_tries": 2}], ids=["", "upper", "jitter"]
+)
+def test_cholesky_as_stock(name, kind, options, accelerator):
+    a = MATRICES[kind]
+    expected, warned = outcome(lambda: psd_safe_cholesky(a, **options))
+    with autokern.enabled(), autokern.using(force={"cholesky": name}):
+        found, told = outcome(lambda: psd_safe_cholesky(a, **options))
+    assert told == warned
+    if isinstance(expected, tuple):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected, rtol=1e-5 if a.dtype is torch.float32 else 1e-12, atol=0)
+        assert found.stride()[-2:] == expected.stride()[-2:] or a.shape[-1] == 1 or name != "stock"
+
+
+def test_the_outcomes_above_are_all_there():
+    """So that the comparison is not one of like with like alone."""
+    assert outcome(lambda: psd_safe_cholesky(MATRICES["nan"]))[0][0] is NanError
+    assert outcome(lambda: psd_safe_cholesky(MATRICES["indefinite"]))[0][0] is NotPSDError
+    found, warned = outcome(lambda: psd_safe_cholesky(MATRICES["singular"]))
+    assert isinstance(found, torch.Tensor)
+    assert warned[0][0] is NumericalWarning
+
+
+@each_candidate("cholesky")
+def test_cholesky_takes_the_librarys_settings(name, accelerator):
+    with library.cholesky_jitter(double_value=1e-2), library.cholesky_max_tries(1):
+        expected = outcome(lambda: psd_safe_cholesky(MATRICES["singular"]))
+        with autokern.enabled(), autokern.using(force={"cholesky": name}):
+            found = outcome(lambda: psd_safe_cholesky(MATRICES["singular"]))
+    assert found[1] == expected[1]
+    torch.testing.assert_close(found[0], expected[0])
+
+
+def test_cholesky_into_a_given_tensor_is_left_to_the_library():
+    a, out = covariance(4), torch.empty(4, 4, dtype=torch.float64)
+    with autokern.enabled():
+        assert psd_safe_cholesky(a, out=out) is out
+    torch.testing.assert_close(out, torch.linalg.cholesky(a))
+    assert autokern.stats() == {}
+
+
+@each_candidate("cholesky")
+def test_cholesky_gradients_as_stock(name, accelerator):
+    for kind in ("definite", "batch", "singular"):
+        slopes = []
+        for forced in (None, name):
+            a = MATRICES[kind].clone().requires_grad_()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericalWarning)
+                if forced is None:
+                    lower = psd_safe_cholesky(a)
+                else:
+                    with autokern.enabled(), autokern.using(force={"cholesky": forced}):
+                        lower = psd_safe_cholesky(a)
+            (slope,) = torch.autograd.grad(lower.square().sum() + lower.diagonal(dim1=-2, dim2=-1).log().sum(), a)
+            slopes.append(slope)
+        torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-8, atol=1e-8)
+
+
+def test_verbose_and_trace_mode_are_left_to_the_library():
+    a = covariance(4)
+    with autokern.enabled():
+        with library.verbose_linalg(True):
+            psd_safe_cholesky(a)
+        with library.trace_mode(True):
+            psd_safe_cholesky(a)
+    assert autokern.stats() == {}
+
+
+# --- stable_qr and stable_pinverse ------------------------------------------------------------------------------------
+
+
+def roots():
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    lower = torch.linalg.cholesky(covariance(30))
+    dense_rows = lower.clone()
+    dense_rows[-2:, -2:] = dense_rows[-2:, -2:] @ torch.tensor([[0.8, 0.6], [-0.6, 0.8]], dtype=torch.float64)
+    tiny = torch.linalg.cholesky(covariance(30))
+    tiny[7, 7] = 1e-9
+    zero = torch.linalg.cholesky(covariance(30))
+    zero[:, 3] = 0
+    twins = random(30, 6)
+    twins[:, 5] = twins[:, 0]
+    return {
+        "tall": random(40, 6),
+        "square": random(20, 20),
+        "wide": random(5, 30),
+        "batch": random(3, 20, 4),
+        "float32": random(40, 6).float(),
+        "lower": lower,
+        "upper": lower.mT.contiguous(),
+        "dense rows": dense_rows,
+        "diagonal": torch.diag(random(9)),
+        "tiny diagonal": tiny,
+        "zero column": zero,
+        "twin columns": twins,
+        "zero": torch.zeros(8, 3, dtype=torch.float64),
+        "nearly singular lower": torch.diag(torch.logspace(0, -5.9, 12, dtype=torch.float64)),
+        "beyond singular lower": torch.diag(torch.logspace(0, -6.1, 12, dtype=torch.float64)),
+        "single": torch.full((1, 1), 3.0, dtype=torch.float64),
+    }
+
+
+ROOTS = roots()
+
+
+@each_candidate("pinverse_root")
+@pytest.mark.parametrize("kind", ROOTS)
+def test_pinverse_as_stock(name, kind, accelerator):
+    a = ROOTS[kind]
+    expected, warned = outcome(lambda: PINVERSE.stable_pinverse(a))
+    with autokern.enabled(), autokern.using(force={"pinverse_root": name}):
+        found, told = outcome(lambda: PINVERSE.stable_pinverse(a))
+    assert told == warned == []
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=0, atol=(1e-4 if a.dtype is torch.float32 else 1e-8) * scale)
+
+
+@each_candidate("pinverse_root")
+@pytest.mark.parametrize("kind", ["tall", "lower", "upper", "dense rows", "batch", "tiny diagonal"])
+def test_pinverse_gradients_as_stock(name, kind, accelerator):
+    slopes = []
+    for forced in ("stock", name):
+        a = ROOTS[kind].clone().requires_grad_()
+        with autokern.enabled(), autokern.using(force={"pinverse_root": forced}):
+            x = PINVERSE.stable_pinverse(a)
+        weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape)
+        slopes.append(torch.autograd.grad((x * weights).sum(), a)[0])
+    scale = slopes[0].abs().max().item()
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=0, atol=1e-8 * scale)
+
+
+@each_candidate("qr")
+@pytest.mark.parametrize("kind", ROOTS)
+def test_qr_as_stock(name, kind, accelerator):
+    a = ROOTS[kind]
+    q, r = QR.stable_qr(a)
+    with autokern.enabled(), autokern.using(force={"qr": name}):
+        own_q, own_r = QR.stable_qr(a)
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) * own_r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)
+    tolerance = 1e-4 if a.dtype is torch.float32 else 1e-8
+    torch.testing.assert_close(own_r * signs.unsqueeze(-1), r, rtol=0, atol=tolerance)
+    torch.testing.assert_close(own_q * signs.unsqueeze(-2), q, rtol=0, atol=tolerance)
+    assert own_r.diagonal(dim1=-2, dim2=-1).abs().min() >= 1e-6 * (1 - 1e-6)
+
+
+def test_a_threshold_that_the_user_changed_is_obeyed():
+    a = ROOTS["tall"]
+    with autokern.enabled(), autokern.using(force={"qr": "choleskyqr2", "pinverse_root": "choleskyqr2"}):
+        with library.stable_qr_cpu_threshold(64):
+            QR.stable_qr(a)
+            PINVERSE.stable_pinverse(a)
+        assert autokern.stats() == {}
+        QR.stable_qr(a)
+        PINVERSE.stable_pinverse(a)
+        assert autokern.stats() == {"pinverse_root": {"choleskyqr2": 1}, "qr": {"choleskyqr2": 1}}
+
+
+# --- eigendecompositions ----------------------------------------------------------------------------------------------
+
+
+@each_candidate("eigh")
+@pytest.mark.parametrize("kind", ["definite", "float32", "batch", "two batch dimensions", "singular", "single", "zero"])
+def test_eigh_as_stock(name, kind, accelerator):
+    a = MATRICES[kind]
+    values, vectors = torch.linalg.eigh(DenseLinearOperator(a))
+    with autokern.enabled(), autokern.using(force={"eigh": name}):
+        own_values, own_vectors = torch.linalg.eigh(DenseLinearOperator(a))
+        only, none = DenseLinearOperator(a)._symeig(eigenvectors=False)
+    assert none is None
+    assert type(own_vectors) is type(vectors)
+    assert (own_values.dtype, own_vectors.dtype) == (values.dtype, vectors.dtype)
+    tolerance = {"rtol": 0, "atol": 1e-5 if a.dtype is torch.float32 else 1e-10}
+    torch.testing.assert_close(own_values, values, **tolerance)
+    torch.testing.assert_close(only, values, **tolerance)
+    dense = own_vectors.to_dense()
+    torch.testing.assert_close(dense * own_values.unsqueeze(-2) @ dense.mT, a, **tolerance)
+    assert (own_values >= 0).all()
+
+
+def test_an_operator_is_evaluated_once_for_its_eigenvalues():
+    with autokern.enabled():
+        op = DenseLinearOperator(MATRICES["definite"])
+        with mock.patch.object(
+            DenseLinearOperator, "to_dense", autospec=True, side_effect=ORIGINAL_TO_DENSE
+        ) as counted:
+            op._symeig(eigenvectors=True)
+    assert counted.call_count == 1
+
+
+@each_candidate("eigh")
+def test_eigenvalues_of_lanczos_as_stock(name, accelerator):
+    t = covariance(2, 3, 6).tril(1).triu(-1)
+    t = (t + t.mT) / 2 - 1.2 * torch.eye(6, dtype=torch.float64)
+    values, vectors = LANCZOS.lanczos_tridiag_to_diag(t)
+    with autokern.enabled(), autokern.using(force={"eigh": name}):
+        own_values, own_vectors = LANCZOS.lanczos_tridiag_to_diag(t)
+    assert (values == 1).any(), "negative eigenvalues are masked"
+    torch.testing.assert_close(own_values, values)
+    torch.testing.assert_close(own_vectors.abs(), vectors.abs())
+
+
+# --- KeOps' switch ---------------------------------------------------------------------------------------------------
+
+
+KEOPS = sys.modules["gpytorch.kernels.keops.keops_kernel"]
+
+
+@pytest.mark.skipif(not hasattr(KEOPS, "_use_keops"), reason="KeOps is not installed")
+@pytest.mark.parametrize(
+    ("limit", "n", "botorch", "stock", "ours"),
+    [
+        (800, 800, False, True, True),
+        (800, 799, False, False, False),
+        (4096, 1000, True, False, True),  # BoTorch's default for Cholesky is none for KeOps
+        (4096, 799, True, False, False),
+        (4096, 1000, False, False, False),  # the user's order
+        (0, 5, False, True, True),
+        (2000, 1000, True, False, False),
+    ],
+)
+def test_keops_has_a_switch_of_its_own(limit, n, botorch, stock, ours, monkeypatch):
+    monkeypatch.delitem(sys.modules, "botorch", raising=False)
+    if botorch:
+        monkeypatch.setitem(sys.modules, "botorch", KEOPS)
+    x = torch.zeros(n, 2)
+    with library.max_cholesky_size(limit):
+        assert KEOPS._use_keops(x, x) == stock
+        with autokern.enabled():
+            assert KEOPS._use_keops(x, x) == ours
+            with gpytorch.settings.use_keops(False):
+                assert not KEOPS._use_keops(x, x)
+        assert KEOPS._use_keops(x, x) == stock
+
+
+# --- products and conjugate gradients ---------------------------------------------------------------------------------
+
+
+@each_candidate("matmul")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_conjugate_gradients_as_stock(name, dtype, accelerator):
+    k, rhs = covariance(60, dtype=dtype), torch.randn(60, 11, dtype=torch.float64).to(dtype)
+
+    def solve():
+        with library.max_cholesky_size(0), library.cg_tolerance(1e-9), library.min_preconditioning_size(10**6):
+            return DenseLinearOperator(k).solve(rhs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)  # float32 cannot reach that tolerance
+        expected = solve()
+        with autokern.enabled(), autokern.using(force={"matmul": name}):
+            found = solve()
+            assert autokern.stats()["matmul"]["stock" if name == "cpu" else name] > 3
+    tolerance = 1e-8 if dtype is torch.float64 else 1e-3
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@each_candidate("matmul")
+@pytest.mark.parametrize(
+    "shapes", [((30, 20), (20, 5)), ((3, 30, 20), (3, 20, 5)), ((30, 20), (20,)), ((30, 20), (3, 20, 5))]
+)
+def test_products_as_stock(name, shapes, accelerator):
+    generator = torch.Generator().manual_seed(1)
+    k, rhs = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    with autokern.enabled(), autokern.using(force={"matmul": name}):
+        torch.testing.assert_close(DenseLinearOperator(k)._matmul(rhs), k @ rhs)
+        torch.testing.assert_close(DenseLinearOperator(k.mT)._t_matmul(rhs), k @ rhs)
+        torch.testing.assert_close((DenseLinearOperator(k) @ rhs), k @ rhs)
+
+
+def test_the_transposed_product_with_an_operator_is_left_to_the_library():
+    k = torch.randn(9, 9, dtype=torch.float64)
+    with autokern.enabled():
+        found = DenseLinearOperator(k)._t_matmul(DenseLinearOperator(k))
+    torch.testing.assert_close(linear_operator.to_dense(found), k.mT @ k)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5, ard_num_dims=2))
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+X = torch.rand(25, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+Y = torch.sin(6 * X[:, 0]) + X[:, 1]
+NEW = torch.rand(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def model() -> Model:
+    return Model(X, Y, gpytorch.likelihoods.GaussianLikelihood()).double()
+
+
+def loss(made: Model) -> torch.Tensor:
+    made.train()
+    objective = gpytorch.mlls.ExactMarginalLogLikelihood(made.likelihood, made)
+    return -objective(made(X), Y)
+
+
+def predict(made: Model) -> tuple[torch.Tensor, torch.Tensor]:
+    made.eval()
+    posterior = made(NEW)
+    return posterior.mean, posterior.covariance_matrix
+
+
+def assert_equal_predictions(one, other):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("orders", [{}, *({"force": f"random:{seed}"} for seed in range(8))], ids=str)
+def test_training_and_prediction_as_stock(orders, accelerator):
+    stock, made = model(), model()
+    expected = loss(stock)
+    expected.backward()
+    with autokern.enabled(), autokern.using(**orders):
+        found = loss(made)
+        found.backward()
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+        for a, b in zip(made.parameters(), stock.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-7)
+        own = predict(made)
+    assert_equal_predictions(own, predict(stock))
+
+
+@pytest.mark.parametrize("orders", [{}, *({"force": f"random:{seed}"} for seed in range(8))], ids=str)
+@pytest.mark.parametrize("points", [1, 2, 5])
+def test_fantasies_as_stock(points, orders, accelerator):
+    targets = torch.linspace(0, 1, points, dtype=torch.float64)
+
+    def fantasise():
+        made = model()
+        predict(made)
+        return predict(made.get_fantasy_model(NEW[:points], targets))
+
+    expected = fantasise()
+    with autokern.enabled(), autokern.using(**orders):
+        assert_equal_predictions(fantasise(), expected)
+
+
+def test_gradients_pass_through_the_mean_of_a_fantasy_as_stock():
+    """The library makes a fantasy with detached caches on, and BoTorch reads it with them off: as qKG does."""
+
+    def slope():
+        made, at = model(), NEW[:2].clone().requires_grad_()
+        predict(made)
+        targets = at.sin().sum(-1)
+        with gpytorch.settings.detach_test_caches(False):
+            made(at)
+        imagined = made.get_fantasy_model(at, targets)
+        with gpytorch.settings.detach_test_caches(False):
+            return torch.autograd.grad(predict(imagined)[0].sum(), at)[0]
+
+    expected = slope()
+    with autokern.enabled():
+        torch.testing.assert_close(slope(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_models_are_pickled_and_copied_while_enabled():
+    made = model()
+    with autokern.enabled():
+        before = predict(made)
+        twin, packed = copy.deepcopy(made), pickle.dumps(made)
+        assert_equal_predictions(predict(twin), before)
+        assert_equal_predictions(predict(pickle.loads(packed)), before)
+    assert_equal_predictions(predict(pickle.loads(packed)), before)
+    assert "autokern" not in packed.decode("latin-1")
+
+
+def test_operators_are_copied_while_enabled():
+    with autokern.enabled():
+        op = copy.deepcopy(DenseLinearOperator(covariance(5)))
+        assert isinstance(op, LinearOperator)
+        torch.testing.assert_close(op.cholesky().to_dense(), torch.linalg.cholesky(covariance(5)))
+
+
+def test_a_model_made_while_enabled_lives_on_when_disabled():
+    with autokern.enabled():
+        made = model()
+        loss(made).backward()
+    slope = made.covar_module.raw_outputscale.grad.clone()
+    made.zero_grad()
+    loss(made).backward()
+    torch.testing.assert_close(made.covar_module.raw_outputscale.grad, slope, rtol=1e-8, atol=1e-10)

@@ -1,0 +1,227 @@
+"""hooks/memory.py: what cannot fit is refused at every position, at once, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import time
+
+import gpytorch
+import pytest
+import torch
+from gpytorch import kernels
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator import settings as library
+from linear_operator.operators import (
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductLinearOperator,
+    RootLinearOperator,
+    TriangularLinearOperator,
+)
+
+import autokern
+from autokern.core.errors import MemoryBudgetError
+from autokern.system import host
+
+FEW = 3000
+"""Points whose kernel matrix takes 69 MiB in float64."""
+
+
+def points(n: int = FEW, d: int = 2) -> torch.Tensor:
+    return torch.rand(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def enabled():
+    with autokern.enabled():
+        yield
+
+
+class Own(kernels.Kernel):
+    """A kernel of the user's, of which nothing is known."""
+
+    has_lengthscale = True
+
+    def forward(self, x1, x2, diag=False, **params):
+        return self.covar_dist(x1, x2, diag=diag, square_dist=True, **params).div(self.lengthscale).neg().exp()
+
+
+class Failing(kernels.RBFKernel):
+    """A kernel that raises when it is told to."""
+
+    fails = True
+
+    def forward(self, x1, x2, diag=False, **params):
+        if self.fails:
+            raise ArithmeticError("told to")
+        return super().forward(x1, x2, diag=diag, **params)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_matrix_that_no_machine_holds_is_refused_at_once(enabled):
+    kernel, x = kernels.ScaleKernel(kernels.RBFKernel()).double(), points(400_000)
+    for call in (kernel(x).to_dense, kernel(x, x[:-1]).to_dense, kernel(x).cholesky):
+        before = time.perf_counter()
+        with pytest.raises(MemoryBudgetError, match=r"400000 x (400000|399999), torch.float64, cpu.*float32"):
+            call()
+        assert time.perf_counter() - before < 1
+
+
+REFUSED = {
+    "evaluate_kernel": lambda: kernels.RBFKernel().double()(points()).evaluate_kernel(),
+    "evaluate_kernel of AdditiveKernel": lambda: (
+        (kernels.RBFKernel() + kernels.RQKernel()).double()(points()).to_dense()
+    ),
+    "covar_dist of Own": lambda: Own().double()(points()).to_dense(),
+    "a KeOps kernel without KeOps": lambda: kernels.keops.RBFKernel().double()(points(600, 20)).to_dense(),
+    "forward of SpectralMixtureKernel": lambda: (
+        kernels.SpectralMixtureKernel(3, ard_num_dims=2).double().forward(points(900), points(900))
+    ),
+    "to_dense of RootLinearOperator": lambda: RootLinearOperator(points()).to_dense(),
+    "to_dense of DiagLinearOperator": lambda: DiagLinearOperator(points()[:, 0]).to_dense(),
+    "to_dense of KroneckerProductLinearOperator": lambda: KroneckerProductLinearOperator(
+        DenseLinearOperator(points(60, 60)), DenseLinearOperator(points(50, 50))
+    ).to_dense(),
+    "_cholesky of DenseLinearOperator": lambda: DenseLinearOperator(torch.eye(FEW, dtype=torch.float64))._cholesky(),
+}
+
+
+@pytest.mark.parametrize("position", REFUSED)
+def test_refused_at(position, enabled):
+    factorised = gpytorch.settings.max_cholesky_size(10**6)  # what is only multiplied goes matrix-free instead
+    refused = pytest.raises(MemoryBudgetError, match=f"{position}.*may be taken")
+    with factorised, autokern.using(memory="65MiB"), refused:
+        REFUSED[position]()
+    assert REFUSED[position]().shape[-1] > 1
+
+
+def test_by_what_is_free_too(enabled, monkeypatch):
+    monkeypatch.setattr(host, "memory_left", lambda: 60 * 2**20)
+    monkeypatch.setattr("autokern.system.memory_limit.workspace.held", lambda: 0)
+    with pytest.raises(MemoryBudgetError, match=r"60 MiB may be taken .the memory limit of the control group"):
+        Own().double()(points()).to_dense()
+
+
+def test_caches_of_predictions(enabled):
+    x = points()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    kernel = kernels.RBFKernel().double()
+    prior = gpytorch.distributions.MultivariateNormal(torch.zeros(FEW, dtype=torch.float64), kernel(x))
+    with gpytorch.settings.max_cholesky_size(10**6), torch.no_grad():
+        strategy = DefaultPredictionStrategy([x], prior, x.sum(-1), likelihood)
+        for name in ("covar_cache", "mean_cache"):
+            with autokern.using(memory="100MiB"), pytest.raises(MemoryBudgetError, match=f"{name} of"):
+                getattr(strategy, name)
+        assert strategy.mean_cache.isfinite().all()
+
+
+# --- what is not refused ----------------------------------------------------------------------------------------------
+
+
+def test_nobody_looks_for_small_calls(enabled, monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda device: pytest.fail("somebody looked"))
+    x = points(300)
+    for kernel in (kernels.RBFKernel(), kernels.RQKernel() + kernels.PeriodicKernel(), Own()):
+        k = kernel.double()(x).add_jitter(1.0)
+        k.cholesky()
+        k.to_dense()
+    kernels.SpectralMixtureKernel(2, ard_num_dims=2).double()(points(100)).to_dense()
+
+
+def test_what_is_there_or_costs_nothing_is_not_refused(enabled):
+    a = torch.rand(FEW, FEW, dtype=torch.float64)
+    lazy = kernels.RBFKernel().double()(points())
+    lazy.evaluate_kernel()
+    linear = kernels.LinearKernel().double()(points())
+    with autokern.using(memory="1MiB"):
+        assert DenseLinearOperator(a).to_dense() is a
+        assert TriangularLinearOperator(a).to_dense() is a
+        lazy.evaluate_kernel()
+        lazy.to_dense()
+        linear.evaluate_kernel()  # stays a root
+        lazy.diagonal()
+
+
+def test_sizes_that_do_not_match_are_the_librarys_to_complain_about(enabled):
+    kernel = kernels.RBFKernel(batch_shape=torch.Size([3])).double()
+    with pytest.raises(RuntimeError, match=r"(?i)not broadcastable|size|match"):
+        kernel(torch.rand(2, 500, 1, dtype=torch.float64)).to_dense()
+
+
+def test_transformed_code_is_left_alone(enabled):
+    x = points()
+    with autokern.using(memory="1MiB"):
+        found = torch.func.vmap(lambda x: RootLinearOperator(x).to_dense())(x.unsqueeze(0))
+        with library.trace_mode():
+            RootLinearOperator(x).to_dense()
+    torch.testing.assert_close(found[0], x @ x.mT)
+
+
+# --- nothing is lost --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_active_dimensions_survive_a_refusal(enabled, scaled):
+    kernel = kernels.RBFKernel(active_dims=[1])
+    kernel = (kernels.ScaleKernel(kernel) if scaled else kernel).double()
+    x = points(d=3)
+    with autokern.using(memory="65MiB"), pytest.raises(MemoryBudgetError):
+        kernel(x).to_dense()
+    assert kernel.active_dims.tolist() == [1]
+    assert "active_dims" in kernel.state_dict() or "active_dims" in dict(kernel.named_buffers())
+    near = kernel(x[:50]).to_dense()
+    torch.testing.assert_close(near, kernel.forward(x[:50, 1:2], x[:50, 1:2]))
+
+
+@pytest.mark.parametrize("inside", ["alone", "scale", "sum", "product"])
+def test_active_dimensions_survive_an_exception(enabled, inside):
+    failing = Failing(active_dims=[2])
+    other = kernels.RBFKernel(active_dims=[0])
+    kernel = {
+        "alone": lambda: failing,
+        "scale": lambda: kernels.ScaleKernel(failing),
+        "sum": lambda: other + failing,
+        "product": lambda: other * failing,
+    }[inside]().double()
+    before = kernel.active_dims
+    x = points(20, 3)
+    lazy = kernel(x)
+    for read in (lazy.evaluate_kernel, lazy.to_dense):
+        with pytest.raises(ArithmeticError, match="told to"):
+            read()
+        assert kernel.active_dims is before
+        assert failing.active_dims.tolist() == [2]
+        assert other.active_dims.tolist() == [0]
+    failing.fails = False
+    found = lazy.to_dense()
+    assert lazy.evaluate_kernel() is lazy.evaluate_kernel()
+    autokern.disable()
+    try:
+        torch.testing.assert_close(found, kernel(x).to_dense())
+    finally:
+        autokern.enable()
+
+
+def test_stock_loses_them():
+    """If this fails, the library has learnt it, and the hook may go."""
+    kernel = Failing(active_dims=[2])
+    with pytest.raises(ArithmeticError):
+        kernel(torch.rand(4, 3)).to_dense()
+    assert kernel.active_dims is None
+
+
+def test_a_model_trains_after_a_refusal(enabled):
+    x = points(2600, 2)
+    kernel = kernels.ScaleKernel(kernels.RBFKernel(active_dims=[0])).double()
+    factorised = gpytorch.settings.max_cholesky_size(10**6)
+    with factorised, autokern.using(memory="10MiB"), pytest.raises(MemoryBudgetError):
+        kernel(x).add_jitter(1.0).logdet()
+    value = kernel(x[:100]).add_jitter(1.0).logdet()
+    value.backward()
+    assert kernel.base_kernel.raw_lengthscale.grad.isfinite().all()
+
+
+def test_batch_shapes_may_be_plain_tuples(enabled):
+    kernel = kernels.ConstantKernel(batch_shape=(2,))
+    assert kernel(torch.rand(2, 3, 1)).to_dense().shape == (2, 3, 3)

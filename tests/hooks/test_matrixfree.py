@@ -1,0 +1,355 @@
+"""Models whose covariance does not fit: trained and asked for predictions without it, against stock with all memory."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+
+import gpytorch
+import pytest
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import (
+    ConstantKernel,
+    LinearKernel,
+    MaternKernel,
+    MultitaskKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMean, MultitaskMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.operators import DenseLinearOperator
+
+import autokern
+from autokern.core.errors import MemoryBudgetError
+from autokern.hooks import matrixfree
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
+from autokern.runtime import dispatch
+from autokern.system import memory_limit
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
+    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+N, ORDER = 1500, "12MiB"
+"""A matrix of 17 MiB, and an order that tiles of 512 keep."""
+NONE = torch.Size()
+
+
+@pytest.fixture(autouse=True)
+def _small_is_large(monkeypatch):
+    monkeypatch.setattr(memory_limit, "LARGE", 2**20)
+
+
+class Regression(gpytorch.models.ExactGP):
+    def __init__(self, x, y, kernel, form=None, batch=NONE):
+        super().__init__(x, y, GaussianLikelihood(batch_shape=batch))
+        self.mean_module, self.covar_module = ConstantMean(batch_shape=batch), kernel
+        self.form = form
+        self.to(x).likelihood.noise = torch.full((*batch, 1), 0.2)
+
+    def forward(self, x):
+        covariance = self.covar_module(x) if self.form is None else self.form(self.covar_module, x)
+        return MultivariateNormal(self.mean_module(x), covariance)
+
+
+def points(*shape, seed=0, d=2):
+    return torch.rand(*shape, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def values(x):
+    noise = torch.randn(x.shape[:-1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return (5 * x[..., 0]).sin() + x[..., 1] + 0.3 * noise
+
+
+def regression(kernel, n=N, form=None, batch=NONE):
+    x = points(*batch, n)
+    return Regression(x, values(x), kernel, form, batch)
+
+
+def times(kernel, x):
+    """A model that multiplies covariances itself."""
+    return kernel.kernels[0](x) * kernel.kernels[1](x)
+
+
+BATCH = torch.Size([2])
+MODELS = {
+    "rbf": lambda: regression(RBFKernel()),
+    "matern and scale": lambda: regression(ScaleKernel(MaternKernel(2.5, ard_num_dims=2))),
+    "sum": lambda: regression(ScaleKernel(MaternKernel(1.5)) + RBFKernel() + ConstantKernel()),
+    "product": lambda: regression(ScaleKernel(RQKernel() * PeriodicKernel(active_dims=(1,)))),
+    "active dimensions": lambda: regression(ScaleKernel(RBFKernel(active_dims=(1,)), active_dims=(1, 0))),
+    "batch": lambda: regression(
+        ScaleKernel(RBFKernel(batch_shape=BATCH), batch_shape=BATCH), n=900, batch=BATCH
+    ),
+    "own product": lambda: regression(MaternKernel(0.5) * MaternKernel(1.5), form=times),
+    "own sum": lambda: regression(RBFKernel() + MaternKernel(1.5), form=lambda k, x: k.kernels[0](x) + k.kernels[1](x)),
+}  # fmt: skip
+each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+@contextlib.contextmanager
+def tightly():
+    """Few probes, and iterations that go on for long enough to be exact to three digits or so."""
+    with contextlib.ExitStack() as stack:
+        for context in (
+            settings.cg_tolerance(1e-3), settings.eval_cg_tolerance(1e-3), settings.max_cg_iterations(300),
+            settings.num_trace_samples(3), settings.max_preconditioner_size(10), settings.min_preconditioning_size(100),
+        ):  # fmt: skip
+            stack.enter_context(context)
+        yield
+
+
+@contextlib.contextmanager
+def without_room(order=ORDER):
+    with autokern.enabled(), autokern.using(memory=order):
+        yield
+
+
+def trained(model, steps=1):
+    """Losses and parameters on the way, from the same probes."""
+    model.train()
+    objective, optimiser = ExactMarginalLogLikelihood(model.likelihood, model), torch.optim.SGD(model.parameters(), 0.1)
+    found = []
+    with tightly():
+        for step in range(steps):
+            optimiser.zero_grad()
+            torch.manual_seed(step)
+            loss = -objective(model(*model.train_inputs), model.train_targets).sum()
+            loss.backward()
+            optimiser.step()
+            found += [loss.detach(), *(p.detach().clone() for p in model.parameters())]
+    return found
+
+
+def predicted(model, variances=True):
+    model.eval()
+    with torch.no_grad(), tightly():
+        out = model(points(*model.train_inputs[0].shape[:-2], 30, seed=4))
+        return out.mean, out.variance if variances else None
+
+
+def used():
+    return set(dispatch.stats().get("kernel_matmul", {}))
+
+
+def assert_close(found, expected, tolerance):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@each_model
+def test_training_without_room_is_training(make):
+    expected = trained(make())
+    with without_room():
+        found = trained(make())
+        assert used() <= {"tiled-symmetric", "tiled-symmetric@512", "tiled", "tiled@512"}
+        assert used()
+    assert_close(found, expected, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["sum", "active dimensions", "batch"])
+def test_predictions_without_room_are_predictions(name):
+    expected = predicted(MODELS[name]())
+    with without_room():
+        found = predicted(MODELS[name]())
+        assert used()
+    assert_close(found, expected, 1e-2)
+
+
+def test_fast_variances_without_room():
+    with settings.fast_pred_var(), settings.max_root_decomposition_size(60):
+        torch.manual_seed(0)
+        expected = predicted(MODELS["matern and scale"]())
+        with without_room():
+            torch.manual_seed(0)
+            found = predicted(MODELS["matern and scale"]())
+            assert used()
+    assert_close(found, expected, 1e-2)
+
+
+def test_a_matrix_may_fit_where_its_factor_does_not(monkeypatch):
+    monkeypatch.setattr(memory_limit, "LARGE", 2**26)
+    lazy = MaternKernel(2.5).double()(torch.rand(2000, 1, dtype=torch.float64))  # 31 MiB
+    for order, too_large in (("80MiB", True), ("200MiB", False)):
+        with without_room(order):
+            assert matrixfree.too_large(lazy) is too_large
+
+
+def test_means_alone():
+    with settings.skip_posterior_variances():
+        expected = predicted(MODELS["sum"](), variances=False)
+        with without_room():
+            found = predicted(MODELS["sum"](), variances=False)
+    assert_close(found[:1], expected[:1], 1e-2)
+
+
+def test_many_test_points_keep_the_order():
+    model = MODELS["matern and scale"]().eval()
+    with without_room(), torch.no_grad(), settings.skip_posterior_variances():
+        assert model(points(5000, seed=4)).mean.shape == (5000,)
+
+
+def test_a_model_of_several_tasks_stays_away():
+    x = points(700)
+
+    class Tasks(gpytorch.models.ExactGP):
+        def __init__(self):
+            y = torch.stack((values(x), -values(x)), -1)
+            super().__init__(x, y, MultitaskGaussianLikelihood(num_tasks=2))
+            self.mean_module = MultitaskMean(ConstantMean(), num_tasks=2)
+            self.covar_module = MultitaskKernel(RBFKernel(), num_tasks=2)
+            self.double()
+
+        def forward(self, x):
+            return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    with autokern.enabled(), autokern.using(force={"kernel_matmul": "tiled"}):
+        out = Tasks()(x)
+        assert not used()
+        assert not isinstance(out.lazy_covariance_matrix.evaluate_kernel(), MatrixFreeKernelOperator)
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+def evaluated(n=N, kernel=None):
+    x = points(n)
+    return (kernel or ScaleKernel(RBFKernel())).double()(x).evaluate_kernel()
+
+
+def test_nothing_changes_where_the_matrix_fits():
+    with autokern.enabled():
+        assert type(evaluated()) is DenseLinearOperator
+        with autokern.using(memory="4GiB"):
+            assert type(evaluated()) is DenseLinearOperator
+    assert type(evaluated()) is DenseLinearOperator
+
+
+def test_where_the_library_factorises_the_matrix_is_formed_or_refused():
+    with autokern.enabled(), settings.max_cholesky_size(2000):
+        with autokern.using(memory="100MiB"):
+            assert type(evaluated()) is DenseLinearOperator
+        with autokern.using(memory=ORDER), pytest.raises(MemoryBudgetError, match="evaluate_kernel of ScaleKernel"):
+            evaluated()
+    with without_room("4MiB"), pytest.raises(MemoryBudgetError):
+        evaluated(790)  # below the size from which the library iterates
+
+
+def test_a_rectangle_is_only_multiplied():
+    x, z = points(700), points(3000, seed=2)
+    with without_room(), settings.max_cholesky_size(10_000):
+        assert type(RBFKernel().double()(x, z).evaluate_kernel()) is MatrixFreeKernelOperator
+
+
+@pytest.mark.parametrize("order", ["tiled", "tiled-symmetric", "tiled-columns"])
+def test_an_order_to_use_tiles_is_obeyed_on_small_models(order, monkeypatch):
+    with settings.max_cholesky_size(1):
+        expected = trained(regression(MaternKernel(2.5), 60))
+        with autokern.enabled(), autokern.using(force={"kernel_matmul": order}):
+            assert_close(trained(regression(MaternKernel(2.5), 60)), expected, 1e-4)
+            assert used() == {order}
+        monkeypatch.setenv("AUTOKERN_FORCE", f"kernel_matmul={order}")
+        dispatch.reset()
+        with autokern.enabled():
+            assert_close(trained(regression(MaternKernel(2.5), 60)), expected, 1e-4)
+            assert used() == {order}
+
+
+def test_an_order_to_use_tiles_leaves_predictions_of_small_models_right():
+    expected = predicted(regression(MaternKernel(2.5), 60))
+    with autokern.enabled(), autokern.using(force={"kernel_matmul": "tiled"}):
+        assert_close(predicted(regression(MaternKernel(2.5), 60)), expected, 1e-6)
+
+
+@pytest.mark.parametrize("order", ["stock", "dense"])
+def test_an_order_to_use_the_matrix_is_obeyed(order):
+    with autokern.enabled(), autokern.using(force={"kernel_matmul": order}):
+        assert type(evaluated()) is DenseLinearOperator
+
+
+@pytest.mark.parametrize("kernel", [LinearKernel(), RBFKernel() * LinearKernel(), type("Mine", (RBFKernel,), {})()])
+def test_a_kernel_that_is_not_known_keeps_its_own_operator(kernel):
+    stock = type(evaluated(100, kernel))
+    with autokern.enabled(), autokern.using(force={"kernel_matmul": "tiled"}):
+        assert type(evaluated(100, kernel)) is stock
+
+
+def test_points_and_parameters_of_different_types_are_the_librarys_business():
+    with autokern.enabled(), autokern.using(force={"kernel_matmul": "tiled"}):
+        assert type(RBFKernel()(points(100)).evaluate_kernel()) is DenseLinearOperator
+
+
+def test_an_evaluated_kernel_is_kept():
+    lazy = RBFKernel().double()(points(N))
+    with without_room():
+        assert lazy.evaluate_kernel() is lazy.evaluate_kernel()
+        assert lazy.representation()[0] is lazy.evaluate_kernel().representation()[0]
+
+
+def test_an_elementwise_product_in_a_model_has_no_roots():
+    x = points(N)
+    one, two = MaternKernel(0.5).double(), MaternKernel(1.5).double()
+    expected = (one(x) * two(x)).to_dense()
+    with without_room():
+        product = one(x) * two(x)
+        assert type(product) is MatrixFreeKernelOperator
+        torch.testing.assert_close(product @ torch.ones(N, 1).double(), expected.sum(-1, keepdim=True))
+
+
+# --- errors and what is left ------------------------------------------------------------------------------------------
+
+
+def test_a_dense_form_that_does_not_fit_is_refused():
+    x = points(N)
+    with without_room(), pytest.raises(MemoryBudgetError, match=r"12 MiB may be taken \(AUTOKERN_MEMORY"):
+        RBFKernel().double()(x).to_dense()
+
+
+def test_where_not_even_tiles_fit_the_message_says_what_would():
+    with autokern.enabled(), autokern.using(memory="100KiB"), pytest.raises(MemoryBudgetError) as caught:
+        RBFKernel().double()(points(N)) @ torch.ones(N, 1).double()
+    for word in ("kernel_matmul", "100 KiB", "What would work", "AUTOKERN_MEMORY"):
+        assert word in str(caught.value)
+    assert "tiles of the kernel matrix" not in str(caught.value), "they are what did not fit"
+
+
+def test_an_error_on_the_way_leaves_kernels_as_they_were():
+    kernel = ScaleKernel(RBFKernel(active_dims=(1,)), active_dims=(0, 1)).double()
+    model, before = regression(kernel), kernel.active_dims.tolist()
+    with without_room("100KiB"), pytest.raises(MemoryBudgetError):
+        trained(model, 1)
+    assert kernel.active_dims.tolist() == before
+    expected = trained(regression(ScaleKernel(RBFKernel(active_dims=(1,)), active_dims=(0, 1))), 1)
+    assert_close(trained(model, 1), expected, 1e-9)
+
+
+def test_models_are_copied_and_saved_as_before():
+    model = MODELS["matern and scale"]()
+    with without_room():
+        trained(model, 1)
+        before = predicted(model)
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model.state_dict()))]
+        assert_close(predicted(copies[0]), before, 1e-6)
+    assert copies[1].keys() == model.state_dict().keys()
+    assert_close(predicted(model)[:1], before[:1], 1e-4)
+
+
+def test_without_hooks_all_is_stock_again():
+    expected = trained(MODELS["sum"](), 1)
+    with without_room():
+        trained(MODELS["sum"](), 1)
+    again = trained(MODELS["sum"](), 1)
+    assert all(a.equal(b) for a, b in zip(expected, again, strict=True))
+    assert type(evaluated()) is DenseLinearOperator

@@ -1,0 +1,239 @@
+"""Single precision against the truth where distances lose digits: repeated points, far offsets, tiny noise."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import AdditiveKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+
+import autokern
+from autokern import kernels
+from autokern.core.op import get
+from autokern.kernels import analytic, far, graph, tiles
+from autokern.kernels import tree as trees
+from autokern.kernels.blocks import Blocks
+
+_STOCK = {"exact_log_prob": "stock", "kernel_matrix": "stock", "inv_quad_logdet": "stock"}
+_WAYS = {
+    "fused": {"exact_log_prob": "fused"},
+    "recursive": {"exact_log_prob": "recursive"},
+    "gemm": {**_STOCK, "kernel_matrix": "gemm"},
+    "tiled": {**_STOCK, "kernel_matrix": "tiled"},
+    "symmetric, potri": {**_STOCK, "kernel_matrix": "symmetric", "inv_quad_logdet": "potri"},
+}
+_KERNELS = {
+    "rbf": lambda d: ScaleKernel(RBFKernel(ard_num_dims=d)),
+    "rbf-iso": lambda d: ScaleKernel(RBFKernel()),
+    "matern12": lambda d: ScaleKernel(MaternKernel(0.5, ard_num_dims=d)),
+    "matern32": lambda d: ScaleKernel(MaternKernel(1.5, ard_num_dims=d)),
+    "matern52": lambda d: ScaleKernel(MaternKernel(2.5, ard_num_dims=d)),
+    "sum": lambda d: ScaleKernel(AdditiveKernel(RBFKernel(), MaternKernel(1.5))),
+}
+
+
+@pytest.fixture(autouse=True)
+def _enabled():
+    with autokern.enabled():
+        yield
+
+
+class Model(gpytorch.models.ExactGP):
+    """An exact GP with a zero mean."""
+
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def repeated(n, d, span, offset, seed):
+    """Return points of which some stand there twice."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, d, generator=generator) * span
+    x[-n // 5 :] = x[: n // 5]
+    return x + offset, torch.sin(x.sum(-1)) + 0.1 * torch.randn(n, generator=generator)
+
+
+def found(kernel, x, y, noise, dtype, way, x_wanted):
+    """Return loss and gradients in float64."""
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-8))
+    x, y = x.to(dtype).requires_grad_(x_wanted), y.to(dtype)
+    model = Model(x, y, likelihood, kernel(x.shape[-1])).to(dtype)
+    likelihood.noise = noise
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    with autokern.using(force=way):
+        loss = -mll(model(x), y)
+        gradients = torch.autograd.grad(loss, [*model.parameters(), *([x] if x_wanted else [])])
+    return [loss.detach().double(), *(g.double() for g in gradients)]
+
+
+def errors(values, truth):
+    return torch.tensor([((v - t).norm() / t.norm()).item() for v, t in zip(values, truth, strict=True)])
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize(("span", "offset"), [(1, 0), (6, 0), (6, 1e3), (30, 0), (300, 0), (300, 1e4)])
+@pytest.mark.parametrize("name", _KERNELS)
+def test_single_precision_is_no_further_from_the_truth_than_stock(name, span, offset, way):
+    logs = []
+    for seed in range(3):
+        x, y = repeated(120, 2, span, offset, seed)
+        arguments = _KERNELS[name], x.clone(), y, 1e-3
+        truth = found(*arguments, torch.float64, _STOCK, True)
+        pair = [errors(found(*arguments, torch.float32, w, True), truth) for w in (_WAYS[way], _STOCK)]
+        logs.append([e.clamp_min(3e-6 * (1 + span * 0.1)).log() for e in pair])
+    ours, stock = (torch.stack(column).mean(0) for column in zip(*logs, strict=True))
+    assert (ours - stock).exp().max() <= 6  # few seeds; a factor of 100 where distances are not looked after
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("span", [100, 200, 300])
+def test_repeated_points_a_span_of_hundreds_apart_are_trained(way, span):
+    x, y = repeated(300, 2, span, 0.0, 0)
+    truth = found(_KERNELS["rbf"], x, y, 1e-3, torch.float64, _STOCK, False)
+    values = found(_KERNELS["rbf"], x, y, 1e-3, torch.float32, _WAYS[way], False)
+    assert errors(values, truth)[0] <= 3e-5
+
+
+def trees_of(name, x):
+    kernel = {
+        "rbf": RBFKernel,
+        "matern12": lambda: MaternKernel(0.5),
+        "matern52": MaternKernel,
+        "rq": RQKernel,
+        "periodic": PeriodicKernel,
+    }[name]()
+    return kernel.requires_grad_(False), trees.read(kernel, x, trees.centre_of(x))
+
+
+@pytest.mark.parametrize("name", ["rbf", "matern12", "matern52", "rq", "periodic"])
+def test_a_block_knows_repeated_points(name):
+    x, _ = repeated(50, 2, 300.0, 1e3, 1)
+    _, tree = trees_of(name, x)
+    out = torch.empty(50, 50)
+    Blocks(tree).fill((0, 50), out)
+    assert (out <= 1).all()
+    assert (out - trees.dense(tree)).abs().max() <= (2e-5 if name == "periodic" else 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("candidate", [c.name for c in get("kernel_matmul").candidates if c.accuracy != "approximate"])
+@pytest.mark.parametrize("name", ["rbf", "matern12", "matern52", "rq"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_products_of_far_points_are_no_further_from_the_truth_than_stock(name, candidate, cross):
+    x, _ = repeated(90, 2, 300.0, 1e3, 2)
+    x2 = x[:70].clone() if cross else x
+    v = torch.randn(len(x2), 3, generator=torch.Generator().manual_seed(0))
+    kernel, _ = trees_of(name, x)
+    op = get("kernel_matmul")
+    problem = op.problem_of(kernel, x, x2, v)
+    reason = op[candidate].why_not(problem)
+    if reason is not None:
+        pytest.skip(reason)
+    truth = kernel.double()(x.double(), x2.double()).to_dense() @ v.double()
+    kernel.float()
+    gap = (op[candidate].run(kernel, x, x2, v).double() - truth).abs().max()
+    bound = (op.stock.run(kernel, x, x2, v).double() - truth).abs().max()
+    assert gap <= 2 * bound + 2e-6
+
+
+@pytest.mark.parametrize("name", ["rbf", "matern12", "matern52"])
+def test_gradients_through_products_of_far_points(name):
+    x, _ = repeated(80, 2, 300.0, 0.0, 3)
+    v = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
+    _, tree = trees_of(name, x.double())
+    points = tree.points[0].requires_grad_()
+    w = torch.randn(80, 2, generator=torch.Generator().manual_seed(1))
+    (truth,) = torch.autograd.grad(((trees.dense(tree) @ v.double()) * w.double()).sum(), points)
+    single = points.detach().float().requires_grad_()
+    product = covariance_product(tree._replace(points=[single]), v)
+    (gradient,) = torch.autograd.grad((product * w).sum(), single)
+    assert gradient.dtype is torch.float32
+    assert (gradient.double() - truth).norm() <= 1e-4 * truth.norm()
+
+
+def covariance_product(tree, v):
+    from autokern.kernels import matmul
+    from autokern.kernels.partition import Plan
+
+    return matmul.matmul(tree, None, v, Plan(32))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("candidate", [c.name for c in get("kernel_matrix").candidates])
+@pytest.mark.parametrize("kernel", ["rbf", "matern12", "matern52"])
+def test_matrices_of_far_points_are_no_further_from_the_truth_than_stock(candidate, kernel):
+    x, _ = repeated(90, 3, 300.0, 1e4, 4)
+    op, kernel = get("kernel_matrix"), _KERNELS[kernel](3).requires_grad_(False)
+    reason = op[candidate].why_not(op.problem_of(kernel, x, x))
+    if reason is not None:
+        pytest.skip(reason)
+    truth = kernel.double()(x.double()).to_dense()
+    kernel.float()
+    gap = (op[candidate].run(kernel, x, x).double() - truth).abs().max()
+    assert gap <= 2 * (op.stock.run(kernel, x, x).double() - truth).abs().max() + 1e-6
+
+
+def test_near_points_stay_in_single_precision_and_far_ones_do_not():
+    near, distant = torch.rand(30, 4), torch.rand(30, 4) * 100
+    for x, dtype in ((near, torch.float32), (distant, torch.float64)):
+        for of in ("rbf", "matern52"):
+            tree = trees_of(of, x)[1]
+            assert tiles.sides(tree, None).leaves[0].rows.dtype is dtype
+            assert Blocks(tree)._leaves[0].z.dtype is dtype
+            assert analytic._scale(kernels.family(of), x, x, torch.full((1, 1), 0.7)).first.dtype is dtype
+    assert tiles.sides(trees_of("matern12", near)[1], None).leaves[0].rows.dtype is torch.float64
+    assert Blocks(trees_of("rbf", distant)[1], look=False)._leaves[0].z.dtype is torch.float32
+
+
+def test_a_batch_of_far_points():
+    x = torch.rand(3, 40, 2) * 300
+    x[:, -8:] = x[:, :8]
+    kernel = _KERNELS["rbf"](2).requires_grad_(False)
+    truth = kernel.double()(x.double()).to_dense()
+    kernel.float()
+    assert (analytic.matrix(kernels.recognise(kernel), x, x).double() - truth).abs().max() <= 1e-6
+
+
+def test_compiled_and_scripted_formulae_leave_far_points_alone():
+    x, _ = repeated(40, 2, 300.0, 0.0, 5)
+    known = kernels.recognise(_KERNELS["rbf"](2).requires_grad_(False))
+    expected = analytic.matrix(known, x, x)
+    assert graph._is_far(known, x, x)
+    assert torch.equal(graph.compiled(known, x, x), expected)
+    assert not graph._is_far(known, x / 300, x / 300)
+
+
+def test_not_a_number_is_far_and_stays_what_it_is():
+    x = torch.rand(30, 2)
+    x[3, 1] = torch.nan
+    for name in ("rbf", "matern12", "matern52"):
+        known = kernels.recognise(_KERNELS[name](2).requires_grad_(False))
+        for dtype in (torch.float32, torch.float64):
+            own = known._replace(lengthscale=known.lengthscale.to(dtype), outputscale=known.outputscale.to(dtype))
+            for layout in analytic.LAYOUTS:
+                assert analytic.matrix(own, x.to(dtype), x.to(dtype), layout).isnan().all()
+    assert far.reach(kernels.family("rbf"), 1.0, torch.tensor([torch.nan])).far
+
+
+def test_predictions_of_far_points_are_no_further_from_the_truth_than_stock():
+    x, y = repeated(120, 2, 300.0, 0.0, 6)
+    xs = x[:50] + 0.3
+
+    def predicted(dtype, force):
+        likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        model = Model(x.to(dtype), y.to(dtype), likelihood, _KERNELS["rbf"](2)).to(dtype)
+        likelihood.noise = 1e-3
+        model.eval()
+        with torch.no_grad(), autokern.using(force=force):
+            out = model(xs.to(dtype))
+            return torch.cat((out.mean, out.variance)).double()
+
+    truth = predicted(torch.float64, {**_STOCK, "predict": "stock"})
+    bound = (predicted(torch.float32, {**_STOCK, "predict": "stock"}) - truth).abs().max()
+    for name in ("gemm", "symmetric", "tiled"):
+        gap = (predicted(torch.float32, {**_STOCK, "kernel_matrix": name}) - truth).abs().max()
+        assert gap <= 2 * bound + 1e-5

@@ -1,0 +1,271 @@
+"""Products tile by tile, and what is pulled back through them, against the plain formula in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.tiling import (
+    KERNELS,
+    NONE,
+    PLANS,
+    assert_near,
+    assert_right,
+    distinct,
+    prepared,
+    product,
+    random,
+    read,
+    truth,
+)
+
+from autokern.kernels import matmul
+from autokern.kernels import tree as trees
+from autokern.kernels.partition import Plan
+from autokern.system import thread_pool
+
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
+
+
+@pytest.fixture(autouse=True)
+def _two(monkeypatch):
+    """Two share the work, whatever this machine has."""
+    monkeypatch.setattr(thread_pool, "size", lambda device: 2)
+
+
+def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE, d=3):
+    kernel = prepared(make, batch, dtype)
+    x1 = random(n, d, dtype=dtype).requires_grad_()
+    x2 = x1 if same else random(m, d, seed=2, dtype=dtype).requires_grad_()
+    return kernel, x1, x2, random(x2.shape[-2], t, seed=3, dtype=dtype).requires_grad_()
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------------
+
+
+@each_kernel
+@either_side
+@each_plan
+@each_dtype
+def test_values_and_gradients_are_those_of_the_formula(make, same, plan, dtype):
+    assert_right(*arguments(make, same=same, dtype=dtype), plan)
+
+
+@each_kernel
+@either_side
+@each_dtype
+def test_the_matrix_itself_and_its_gradients(make, same, dtype):
+    kernel, x1, x2, _ = arguments(make, same=same, dtype=dtype)
+    found = matmul.matrix(*read(kernel, x1, x2), Plan(16))
+    identity = torch.eye(found.shape[-1], dtype=dtype)
+    expected, (exact, *exact_tensors) = truth(kernel, x1, x2, identity)
+    assert_near(found.detach(), expected.detach(), dtype)
+    if same:
+        assert found.diagonal().unique().numel() == 1
+        torch.testing.assert_close(found, found.mT)
+    weights = random(*found.shape, seed=7, dtype=dtype)  # not symmetric
+    ours = torch.autograd.grad(found, distinct(x1, x2, *kernel.parameters()), weights)
+    theirs = torch.autograd.grad(expected, distinct(*exact_tensors[:2], *exact.parameters()), weights.double())
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(one, other, dtype, 10)
+
+
+@each_plan
+@either_side
+@pytest.mark.parametrize("n", [1, 16, 17, 33, 64])
+@pytest.mark.parametrize("m", [1, 47])
+def test_sizes_around_those_of_a_tile(plan, same, n, m):
+    if not same or m == 1:
+        assert_right(*arguments(KERNELS["sum of products"], n, m, same=same), plan)
+
+
+@each_plan
+@either_side
+@pytest.mark.parametrize("t", [1, 11, 16, 64])
+@pytest.mark.parametrize("d", [1, 9])
+def test_numbers_of_columns_and_dimensions(plan, same, t, d):
+    assert_right(*arguments(KERNELS["matern 5/2"], t=t, same=same, d=d), plan)
+
+
+@each_plan
+def test_points_given_twice_are_those_of_one_side(plan):
+    kernel, x1, _, rhs = arguments(KERNELS["scaled rbf"])
+    assert_right(kernel, x1, x1.detach().clone().requires_grad_(), rhs, plan)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+BATCHES = [
+    ((2,), (2,), (2,), (2,)),
+    ((3, 2), (2,), (), ()),
+    ((), (), (2,), ()),
+    ((), (), (), (2,)),
+    ((2, 1), (3,), (1, 3), ()),
+    ((), (), (3, 1), (2,)),
+    ((1,), (1,), (1,), (1,)),
+]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("name", ["scaled rbf", "sum of products", "two shapes", "constants first"])
+def test_batches_broadcast(batch, name):
+    first, second, columns, own = batch
+    kernel = prepared(KERNELS[name], torch.Size(own))
+    x1, x2 = random(*first, 19, 3).requires_grad_(), random(*second, 18, 3, seed=2).requires_grad_()
+    assert_right(kernel, x1, x2, random(*columns, 18, 2, seed=3).requires_grad_(), Plan(16))
+    assert_right(kernel, x1, x1, random(*columns, 19, 2, seed=3).requires_grad_(), Plan(16))
+
+
+@pytest.mark.parametrize(("n", "m", "t"), [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 2), (0, 0, 0)])
+@each_plan
+def test_what_is_empty_is_what_dense_gives(n, m, t, plan):
+    assert_right(*arguments(KERNELS["sum of products"], n, m, t, same=False), plan)
+    kernel, x1, x2, _ = arguments(KERNELS["sum of products"], n, m, t, same=False)
+    assert matmul.matrix(*read(kernel, x1, x2), plan).shape == (n, m)
+
+
+@pytest.mark.parametrize("where", ["points", "columns", "kernel"])
+def test_an_empty_batch_is_what_dense_gives(where):
+    kernel = prepared(KERNELS["two shapes"], torch.Size([0] if where == "kernel" else []))
+    x = random(*([0] if where == "points" else []), 5, 3).requires_grad_()
+    rhs = random(*([0] if where == "columns" else []), 5, 2).requires_grad_()
+    assert_right(kernel, x, x, rhs, Plan(16))
+    assert product(kernel, x, x, rhs, Plan(16)).shape == (0, 5, 2)
+
+
+# --- layouts, and what is wanted --------------------------------------------------------------------------------------
+
+
+@each_plan
+@either_side
+def test_no_layout_matters(plan, same):
+    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=same)
+    expected = product(kernel, x1, x2, rhs, plan)
+    first = x1.detach().mT.contiguous().mT
+    second = first if same else x2.detach().repeat_interleave(2, 0)[::2]
+    wide = rhs.detach().repeat(1, 2)[:, :3]
+    torch.testing.assert_close(product(kernel, first, second, wide, plan), expected, rtol=1e-12, atol=1e-12)
+    assert_right(kernel, first.requires_grad_(), second.requires_grad_(), wide.requires_grad_(), plan)
+
+
+@each_plan
+@either_side
+def test_gradients_that_are_expanded_or_zero(plan, same):
+    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=same)
+    expected, (exact, *tensors) = truth(kernel, x1, x2, rhs)
+    leaves, theirs = distinct(x1, x2, rhs, *kernel.parameters()), distinct(*tensors, *exact.parameters())
+    ours = torch.autograd.grad(product(kernel, x1, x2, rhs, plan).sum(), leaves)
+    for one, other in zip(ours, torch.autograd.grad(expected.sum(), theirs), strict=True):
+        assert_near(one, other, torch.float64, 10)
+    assert not any(g.any() for g in torch.autograd.grad(product(kernel, x1, x2, rhs, plan).sum() * 0, leaves))
+
+
+@each_kernel
+@either_side
+@pytest.mark.parametrize("wanted", ["x1", "x2", "rhs", "theta", "nothing"])
+def test_each_gradient_alone_is_what_it_is_among_all(make, same, wanted):
+    kernel, x1, x2, rhs = arguments(make, same=same)
+    kernel.requires_grad_(wanted == "theta")
+    for t in (x1, x2, rhs):
+        t.requires_grad_(False)
+    if wanted in ("x1", "x2", "rhs"):
+        {"x1": x1, "x2": x2, "rhs": rhs}[wanted].requires_grad_()
+    assert_right(kernel, x1, x2, rhs, Plan(16))
+
+
+@each_plan
+def test_modes_without_gradients_give_the_same(plan):
+    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=False)
+    expected = product(kernel, x1, x2, rhs, plan).detach()
+    with torch.no_grad():
+        plain = product(kernel, x1, x2, rhs, plan)
+    assert plain.equal(expected)
+    assert not plain.requires_grad
+    with torch.inference_mode():
+        found = product(kernel, x1, x2, rhs, plan)
+        assert found.is_inference()
+        assert product(kernel, x1 * 1, x2 * 1, rhs * 1, plan).equal(expected)
+        assert matmul.matrix(*read(kernel, x1 * 1, x2 * 1), plan).is_inference()
+    assert found.equal(expected)
+
+
+@each_plan
+@either_side
+def test_arguments_are_left_alone(plan, same):
+    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=same)
+    tensors = [x1, x2, rhs, *kernel.parameters()]
+    before = [t.detach().clone() for t in tensors]
+    out = product(kernel, x1, x2, rhs, plan)
+    cotangent = torch.ones_like(out)
+    out.backward(cotangent)
+    assert cotangent.eq(1).all()
+    assert all(t.equal(b) for t, b in zip(tensors, before, strict=True))
+
+
+def test_backward_twice_is_the_same_and_after_a_change_an_error():
+    kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], same=False)
+    out = product(kernel, x1, x2, rhs, Plan(16))
+    leaves = distinct(x1, x2, rhs, *kernel.parameters())
+    first = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    second = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+    with torch.no_grad():
+        rhs.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+# --- order of sums ----------------------------------------------------------------------------------------------------
+
+
+@each_plan
+@either_side
+def test_two_runs_are_equal_to_the_bit(plan, same):
+    def run():
+        kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n=150, m=130, same=same, dtype=torch.float32)
+        out = product(kernel, x1, x2, rhs, plan)
+        return [out, *torch.autograd.grad(out.square().sum(), distinct(x1, x2, rhs, *kernel.parameters()))]
+
+    for one, other in zip(run(), run(), strict=True):
+        assert one.equal(other)
+
+
+@each_plan
+@either_side
+def test_the_number_of_members_changes_rounding_only(plan, same, monkeypatch):
+    def run(size):
+        monkeypatch.setattr(thread_pool, "size", lambda device: size)
+        kernel, x1, x2, rhs = arguments(KERNELS["sum of products"], n=70, m=50, same=same)
+        out = product(kernel, x1, x2, rhs, plan)
+        return [out, *torch.autograd.grad(out.sum(), distinct(x1, x2, rhs, *kernel.parameters()))]
+
+    for one, other in zip(run(3), run(1), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+# --- derivatives ------------------------------------------------------------------------------------------------------
+
+
+@each_kernel
+@either_side
+def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypatch):
+    monkeypatch.setattr(thread_pool, "size", lambda device: 1)  # thousands of products that last no time
+    kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
+    tree = trees.read(kernel, x1.detach())
+    others = None if same else trees.read(kernel, x2.detach()).points
+    counts, parts = matmul._taken_apart(tree, others)
+    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *parts)]
+
+    def run(rhs, *rest):
+        return matmul.matmul(*matmul._regrouped(tree.node, counts, rest), rhs, Plan(16))
+
+    def matrix(*rest):
+        return matmul.matrix(*matmul._regrouped(tree.node, counts, rest), Plan(16))
+
+    options = {"fast_mode": True}
+    assert torch.autograd.gradcheck(run, tensors, **options)
+    assert torch.autograd.gradcheck(matrix, tensors[1:], **options)
+    assert torch.autograd.gradgradcheck(run, tensors, atol=1e-4, **options)
+    assert torch.autograd.gradgradcheck(matrix, tensors[1:], atol=1e-4, **options)

@@ -1,0 +1,191 @@
+"""Products tile by tile at their limits: odd points, memory, interrupts."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel
+from support.tiling import KERNELS, PLANS, prepared, product, random, read, truth
+
+from autokern.kernels import matmul
+from autokern.kernels.partition import Plan
+
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+either_side = pytest.mark.parametrize("same", [True, False], ids=["same", "cross"])
+
+
+# --- odd points -------------------------------------------------------------------------------------------------------
+
+
+@each_kernel
+@each_dtype
+@either_side
+def test_points_that_coincide_give_finite_values_and_gradients(make, dtype, same):
+    kernel = prepared(make, dtype=dtype)
+    x1 = random(10, 3, dtype=dtype).repeat(4, 1).requires_grad_()
+    x2 = x1 if same else x1.detach().clone().requires_grad_()
+    rhs = random(40, 2, seed=3, dtype=dtype).requires_grad_()
+    out = product(kernel, x1, x2, rhs, Plan(16))
+    expected, (exact, first, second, columns) = truth(kernel, x1, x2, rhs)
+    root = 3e-3 if dtype is torch.float32 else 1e-7  # what the rounding of a squared distance is as a distance
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=root * expected.abs().max().item())
+    leaves = [x1, rhs, *kernel.parameters()] if same else [x1, x2, rhs, *kernel.parameters()]
+    exact_leaves = [first, columns, *exact.parameters()] if same else [first, second, columns, *exact.parameters()]
+    found = torch.autograd.grad(out.sum(), leaves)
+    truths = torch.autograd.grad(expected.sum(), exact_leaves)
+    for one, other in zip(found, truths, strict=True):
+        scale = 1 + other.abs().max().item()
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=10 * root * scale)
+
+
+@each_kernel
+@each_plan
+def test_all_points_one_and_the_same(make, plan):
+    kernel = prepared(make)
+    x = torch.full((40, 3), 0.3).double().requires_grad_()
+    out = product(kernel, x, x, torch.ones(40, 1).double(), plan)
+    torch.testing.assert_close(out, 40 * kernel(x[:1]).to_dense().expand(40, 1), rtol=1e-9, atol=1e-9)
+    assert torch.autograd.grad(out.sum(), x)[0].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "make", [RBFKernel, lambda: MaternKernel(0.5), lambda: MaternKernel(1.5), lambda: MaternKernel(2.5)]
+)
+@each_dtype
+@each_plan
+def test_points_far_apart_are_not_correlated(make, dtype, plan):
+    kernel = make().to(dtype)
+    kernel.lengthscale = 1e-3
+    x = torch.arange(40, dtype=dtype).unsqueeze(-1).requires_grad_()
+    rhs = random(40, 3, dtype=dtype)
+    out = product(kernel, x, x, rhs, plan)
+    torch.testing.assert_close(out, rhs)
+    assert not torch.autograd.grad(out.sum(), x)[0].any()
+    other = product(kernel, x, x.detach() + 0.5, rhs, plan)
+    assert other.isfinite().all()
+    assert other.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("plan", [Plan(16), Plan(16, False)], ids=["symmetric", "from the left"])
+@either_side
+def test_clusters_far_from_each_other_do_not_overflow(make, plan, same):
+    """The rounding of their norms exceeds what an exponential can bear, if it falls on the wrong side of zero."""
+    kernel = prepared(make, dtype=torch.float32)
+    near = random(20, 3, dtype=torch.float32)
+    x1 = torch.cat((near, near + 1e5)).requires_grad_()
+    x2 = x1 if same else x1.detach().clone()
+    rhs = random(40, 2, seed=3, dtype=torch.float32)
+    out = product(kernel, x1, x2, rhs, plan)
+    top = kernel(x1[:1].detach()).to_dense().item() * rhs.abs().sum(0)
+    assert (out.abs() <= 1.01 * top).all()
+    assert matmul.matrix(*read(kernel, x1, x2), plan).isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), [x1, *kernel.parameters()]))
+
+
+@each_kernel
+@each_plan
+def test_an_offset_of_all_points_costs_no_digits(make, plan):
+    if "periodic" in str(make(torch.Size())).lower():
+        pytest.skip("an angle of 1e5 has fewer digits, whoever computes it")
+    kernel = prepared(make)
+    x, rhs = random(40, 3), random(40, 2, seed=3)
+    moved = (x + 2.0**17).sub(2.0**17)  # what is left of the points
+    found = product(kernel, moved + 2.0**17, moved + 2.0**17, rhs, plan)
+    torch.testing.assert_close(found, product(kernel, moved, moved, rhs, plan), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "make", [RBFKernel, lambda: MaternKernel(0.5), lambda: MaternKernel(2.5), RQKernel, PeriodicKernel]
+)
+@each_plan
+@either_side
+def test_what_is_not_finite_is_not_hidden(bad, make, plan, same):
+    kernel = make().double()
+    x, rhs = random(40, 3), random(40, 2, seed=3)
+    spoilt = x.clone()
+    spoilt[17, 1] = bad
+    out = product(kernel, spoilt, spoilt if same else x, rhs, plan)
+    assert out[17].isnan().all()
+    worse = rhs.clone()
+    worse[3, 1] = bad
+    out = product(kernel, x, x if same else x.clone(), worse, plan)
+    assert out[:, 0].isfinite().all()
+    assert not out[:, 1].isfinite().any()
+
+
+# --- memory and interrupts --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def child(code):
+    """A process that runs some code, and is gone afterwards."""
+    start = "import torch, gpytorch\nfrom autokern import covariance\nfrom autokern.kernels import matmul, products\n"
+    start += "from autokern.kernels import tree as trees\nfrom autokern.kernels.cuts import Plan\n"
+    command = [sys.executable, "-W", "ignore", "-c", start + textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+HIGH_WATER = """
+def high():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_does_not_grow_with_the_matrix():
+    code = """
+kernel = gpytorch.kernels.RBFKernel()
+x, y = torch.rand(30_000, 2), torch.rand(30_000, 2)
+rhs = torch.rand(30_000, 1)
+covariance.matmul(kernel, x[:3000], None, rhs[:3000]).sum().backward()
+before = high()
+covariance.matmul(kernel, x, None, rhs).sum().backward()
+covariance.matmul(kernel, x[:15_000], y, rhs).sum().backward()
+print(high() - before)
+"""
+    with child(HIGH_WATER + code) as run:
+        out, error = run.communicate(timeout=200)
+    assert not run.returncode, error
+    assert float(out.split()[-1]) < 150, "MiB; the matrix has 3433"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["forward", "backward"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_ends_a_long_product_at_once(threads, what):
+    code = f"""
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children ignore it
+        torch.set_num_threads({threads})
+        x, rhs = torch.rand(200_000, 2), torch.rand(200_000, 1)
+        tree = trees.read(gpytorch.kernels.MaternKernel(1.5).requires_grad_(False), x)
+        print("go", flush=True)
+        if "{what}" == "forward":
+            matmul.matmul(tree, None, rhs, Plan(768))
+        products.pulled(tree, None, rhs, rhs, Plan(768))
+    """
+    with child(code) as run:
+        assert "go\n" in iter(run.stdout.readline, "")
+        time.sleep(0.5)
+        start = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        _, error = run.communicate(timeout=60)
+        assert "KeyboardInterrupt" in error
+        assert run.returncode
+        assert time.monotonic() - start < 20

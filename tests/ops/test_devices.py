@@ -1,0 +1,163 @@
+"""What holds on every device: results within each op's bound, models the same, no hidden waiting for a GPU.
+
+On a CPU, where other tests go deeper, this is a check of the tests themselves; on a machine with a GPU, all of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from linear_operator.operators import to_linear_operator
+
+import autokern
+from autokern.backends import graphs
+from autokern.core.arguments import tensors_in
+from autokern.core.errors import MemoryBudgetError
+from autokern.core.op import get, inside, registered
+from autokern.tuning.calibration import gradient_errors
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+OPS = [op.name for op in registered() if op.name.isidentifier()]
+
+
+def problems(op, device, dtype):
+    """Some of what a calibration measures: of each variant, gradient and batch the smallest; few of them on a CPU."""
+    found = {}
+    for problem in sorted(op.grid("full", dtype, device), key=lambda p: p.batch * p.m * p.n):
+        found.setdefault((problem.words, problem.grad, problem.batch > 1), problem)
+    return list(found.values())[: 2 if device == "cpu" else None]
+
+
+@pytest.fixture
+def with_graphs():
+    graphs.allow(True)
+    yield
+    graphs.forget()
+
+
+@on_every_device
+@pytest.mark.usefixtures("with_graphs")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", OPS)
+def test_every_candidate_keeps_its_bound(name, dtype, device):
+    op = get(name)
+    for problem in problems(op, device, dtype):
+        args = op.sample(problem, torch.Generator().manual_seed(3))
+        inside.active = True
+        stock = op.trial(op.stock.run, problem, args)()
+        places = [t.device for t in tensors_in((stock.out,))]
+        for candidate in op.feasible(problem):
+            if candidate.accuracy == "approximate" or (candidate.setup and candidate.name != "graph"):
+                continue
+            told = op.trial(candidate.run, problem, args)()
+            assert [t.device for t in tensors_in((told.out,))] == places, candidate.name
+            if not candidate.as_stock:
+                assert op.check(problem, told.out, args) <= 1, (candidate.name, problem)
+                assert gradient_errors(op, problem, args, stock)(told) <= 1, (candidate.name, problem)
+        inside.active = False
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(MaternKernel(2.5))
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def a_life(device):
+    """Train, predict and update a model; return what came of it."""
+    torch.manual_seed(0)
+    x = torch.rand(80, 2, dtype=torch.float64).to(device)
+    y = torch.sin(5 * x).sum(-1)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double().to(device)
+    model = Model(x, y, likelihood).double().to(device)
+    marginal = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = -marginal(model(x), y)
+        loss.backward()
+        optimizer.step()
+    model.eval(), likelihood.eval()
+    new = torch.rand(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    with torch.no_grad():
+        first = likelihood(model(new))
+        found = [loss.detach(), first.mean, first.variance]
+        later = model.get_fantasy_model(new[:2], torch.zeros(2, dtype=torch.float64, device=device))(new)
+        return [*found, later.mean, later.variance]
+
+
+@on_every_device
+@pytest.mark.parametrize("order", [None, "random:1", "random:2"])
+def test_a_model_lives_the_same_life(device, order):
+    stock = a_life(device)
+    with autokern.enabled(), autokern.using(force=order):
+        ours = a_life(device)
+    for one, other in zip(stock, ours, strict=True):
+        assert one.device == other.device
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+@on_every_device
+def test_what_does_not_fit_is_refused_before_it_is_tried(device):
+    lazy = ScaleKernel(MaternKernel(2.5)).to(device)(torch.rand(400_000, 2, device=device))
+    with autokern.enabled(), autokern.using(memory="64GiB"), pytest.raises(MemoryBudgetError, match="GiB"):
+        lazy.to_dense()
+
+
+@on_every_device
+def test_factors_stay_where_the_matrix_is(device):
+    a = torch.rand(40, 30, dtype=torch.float64, device=device)
+    with autokern.enabled():
+        q, r = (
+            to_linear_operator(a @ a.mT + torch.eye(40, dtype=a.dtype, device=device)).cholesky(),
+            autokern.linalg.qr(a),
+        )
+    assert q.device == a.device
+    assert all(t.device == a.device for t in r)
+
+
+WAITS = {"fused": 1, "recursive": 1, "graph": 1, "dense": 4, "tiled": 4, "tiled-symmetric": 4, "tiled-columns": 4}
+"""How often candidates ask a GPU: whether a factorisation went well, and for each side and pass of a product how far
+its points lie from their centre."""
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.usefixtures("with_graphs")
+@pytest.mark.parametrize("name", ["kernel_matrix", "kernel_matmul", "matmul", "exact_log_prob"])
+def test_nothing_waits_for_the_gpu_unseen(name):
+    op = get(name)
+    for problem in problems(op, "cuda", "float64"):
+        args = op.sample(problem, torch.Generator().manual_seed(3))
+        for candidate in op.feasible(problem):
+            if (
+                candidate.setup
+                or candidate.accuracy == "approximate"
+                or candidate.name in ("stock", "cpu", "matrix-free")
+            ):
+                continue
+            call = op.trial(candidate.run, problem, args)
+            call()
+            torch.cuda.synchronize()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                try:
+                    call()
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+            waits = [w for w in caught if "called a synchronizing" in str(w.message)]
+            assert len(waits) <= WAITS.get(candidate.name.partition("@")[0], 0), (
+                candidate.name,
+                problem,
+                [str(w.message) for w in waits],
+            )

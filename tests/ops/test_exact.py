@@ -1,0 +1,814 @@
+"""Exact training: densities of kernel trees, their derivatives of both orders, and the seams that lead to them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import types
+import warnings
+from unittest import mock
+
+import gpytorch
+import linear_operator
+import psutil
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    keops,
+)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductLinearOperator,
+    LowRankRootLinearOperator,
+    SumLinearOperator,
+    ToeplitzLinearOperator,
+)
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+from autokern.core.op import get
+from autokern.core.problem import Problem
+from autokern.gp import likelihood
+from autokern.hooks import solver_choice as regimes
+from autokern.kernels import tree as trees
+from autokern.runtime import dispatch
+from autokern.system import buffers, threads
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FUSED = {"exact_log_prob": "fused", "inv_quad_logdet": "potri"}
+LADDER = sys.modules["linear_operator.utils.cholesky"]._psd_safe_cholesky
+
+
+KERNELS = {
+    "rbf": lambda b: RBFKernel(batch_shape=b),
+    "scaled ARD rbf": lambda b: ScaleKernel(RBFKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "matern 1/2": lambda b: ScaleKernel(MaternKernel(0.5, ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "matern 3/2": lambda b: ScaleKernel(MaternKernel(1.5, ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "matern 5/2": lambda b: ScaleKernel(MaternKernel(2.5, batch_shape=b), batch_shape=b),
+    "rq": lambda b: ScaleKernel(RQKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "periodic": lambda b: ScaleKernel(PeriodicKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "cosine of one dimension": lambda b: (
+        ScaleKernel(CosineKernel(batch_shape=b), active_dims=(0,), batch_shape=b) + RBFKernel(batch_shape=b)
+    ),
+    "sum of products": lambda b: (
+        ScaleKernel(
+            RBFKernel(active_dims=(0, 2), batch_shape=b) * PeriodicKernel(active_dims=(1,), batch_shape=b),
+            batch_shape=b,
+        )
+        + ConstantKernel(batch_shape=b)
+        + MaternKernel(1.5, batch_shape=b) * ScaleKernel(RQKernel(batch_shape=b), batch_shape=b)
+    ),
+    "scale of scales": lambda b: ScaleKernel(ScaleKernel(RBFKernel(batch_shape=b), batch_shape=b), batch_shape=b),
+    "constants first": lambda b: (
+        ConstantKernel(batch_shape=b) * ConstantKernel(batch_shape=b) * MaternKernel(2.5, batch_shape=b)
+        + ConstantKernel(batch_shape=b)
+    ),
+}
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+BATCHES = [torch.Size(), torch.Size([2]), torch.Size([2, 3])]
+
+
+def prepared(make, batch=BATCHES[0], dtype=torch.float64, seed=0):
+    """A kernel with parameters off their defaults."""
+    generator = torch.Generator().manual_seed(seed)
+    kernel = make(batch).to(dtype)
+    for parameter in kernel.parameters():
+        parameter.data += 0.5 * torch.rand(parameter.shape, generator=generator).to(dtype)
+    return kernel
+
+
+def data(n=23, batch=BATCHES[0], dtype=torch.float64, seed=1, noise=1):
+    """Points, noise and residual, all wanting gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*batch, n, 3, generator=generator, dtype=torch.float64)
+    levels = 0.1 + torch.rand(*batch, noise, generator=generator, dtype=torch.float64)
+    residual = torch.randn(*batch, n, generator=generator, dtype=torch.float64)
+    return [t.to(dtype).requires_grad_() for t in (x, levels, residual)]
+
+
+class Regression(gpytorch.models.ExactGP):
+    def __init__(self, x, y, kernel=None, likelihood=None):
+        super().__init__(x, y, likelihood or GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = kernel or ScaleKernel(RBFKernel(ard_num_dims=x.shape[-1]))
+        self.to(x)
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def regression(n=60, d=3, dtype=torch.float64, kernel=None, likelihood=None, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, d, generator=generator, dtype=torch.float64).to(dtype)
+    y = (5 * x[:, 0]).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
+    return Regression(x, y, kernel, likelihood).train()
+
+
+def objective_and_gradients(model, **options):
+    objective = ExactMarginalLogLikelihood(model.likelihood, model)
+    model.zero_grad()
+    loss = -objective(model(*model.train_inputs), model.train_targets)
+    loss.backward(**options)
+    return loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def calls(op):
+    return dispatch.stats().get(op, {})
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------------
+
+
+@each_dtype
+@each_kernel
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("block", [2**20, 2**11], ids=["one block", "many blocks"])
+@pytest.mark.parametrize("noise", [1, 43])
+def test_density_and_gradients_are_the_plain_formula(make, batch, dtype, block, noise, monkeypatch):
+    monkeypatch.setattr(likelihood, "_CACHED", block)
+    kernel, (x, levels, residual) = prepared(make, batch, dtype), data(43, batch, dtype, noise=noise)
+    inputs = [x, levels, residual, *kernel.parameters()]
+    ours = likelihood.log_prob(trees.read(kernel, x), levels, residual, LADDER)
+    exact_kernel = copy.deepcopy(kernel).double()
+    exact = [t.detach().double().requires_grad_() for t in (x, levels, residual)]
+    truth = likelihood.reference(trees.read(exact_kernel, exact[0]), exact[1], exact[2])
+    rounding = 1e-11 if dtype == torch.float64 else 3e-4
+    torch.testing.assert_close(ours.double(), truth, rtol=rounding, atol=rounding)
+    weights = torch.rand(ours.shape, generator=torch.Generator().manual_seed(5))
+    found = torch.autograd.grad(ours, inputs, weights.to(dtype))
+    expected = torch.autograd.grad(truth, [*exact, *exact_kernel.parameters()], weights.double())
+    for one, other in zip(found, expected, strict=True):
+        scale = other.abs().max().item() + 1e-3
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=10 * rounding * scale)
+
+
+@each_kernel
+@pytest.mark.parametrize("batch", BATCHES[:2], ids=str)
+def test_the_tree_is_the_kernel_of_gpytorch(make, batch):
+    kernel, (x, *_) = prepared(make, batch), data(batch=batch)
+    torch.testing.assert_close(trees.dense(trees.read(kernel, x)), kernel(x).to_dense(), rtol=0, atol=1e-7)
+
+
+@each_kernel
+def test_first_and_second_derivatives_by_finite_differences(make):
+    kernel, (x, noise, residual) = prepared(make), data(6)
+    parameters = dict(kernel.named_parameters())
+
+    def density(x, noise, residual, *values):
+        with mock.patch.dict(kernel.__dict__):
+            holder = copy.copy(kernel)
+            return _with(holder, dict(zip(parameters, values, strict=True)), x, noise, residual)
+
+    values = [p.detach().clone().requires_grad_() for p in parameters.values()]
+    assert torch.autograd.gradcheck(density, (x, noise, residual, *values))
+    assert torch.autograd.gradgradcheck(density, (x, noise, residual, *values), atol=1e-4)
+
+
+def _with(kernel, values, x, noise, residual):
+    """The density with other values of the raw parameters, differentiable by them."""
+    return torch.func.functional_call(
+        _Density(kernel), {f"kernel.{k}": v for k, v in values.items()}, (x, noise, residual)
+    )
+
+
+class _Density(torch.nn.Module):
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x, noise, residual):
+        return likelihood.log_prob(trees.read(self.kernel, x), noise, residual, LADDER)
+
+
+@pytest.mark.parametrize("make", [RBFKernel, lambda: MaternKernel(2.5)], ids=["rbf", "matern52"])
+def test_second_derivative_by_the_raw_lengthscale_that_stock_gets_wrong(make):
+    """Through gpytorch's own closed-form kernels a second derivative is silently wrong; here it is the true one."""
+
+    def slope(raw, order):
+        model = regression(12, 1, kernel=make())
+        model.covar_module.raw_lengthscale.data.fill_(raw)
+        objective = ExactMarginalLogLikelihood(model.likelihood, model)
+        with autokern.enabled(), autokern.using(force=FUSED):
+            loss = objective(model(*model.train_inputs), model.train_targets)
+        parameter = model.covar_module.raw_lengthscale
+        (first,) = torch.autograd.grad(loss, parameter, create_graph=True)
+        return first.item() if order == 1 else torch.autograd.grad(first.sum(), parameter)[0].item()
+
+    step = 1e-5
+    truth = (slope(0.3 + step, 1) - slope(0.3 - step, 1)) / (2 * step)
+    assert slope(0.3, 2) == pytest.approx(truth, rel=1e-6)
+
+
+@each_dtype
+def test_backward_twice_and_backward_after_a_change(dtype):
+    kernel, (x, noise, residual) = prepared(KERNELS["scaled ARD rbf"], dtype=dtype), data(dtype=dtype)
+    out = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
+    first = torch.autograd.grad(out, [x, noise], retain_graph=True)
+    second = torch.autograd.grad(out, [x, noise], 2 * torch.ones_like(out))
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(2 * one, other, rtol=1e-5, atol=1e-6)
+    out = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
+    with torch.no_grad():
+        noise.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_only_what_is_wanted_is_computed():
+    kernel, (x, noise, residual) = prepared(KERNELS["sum of products"]), data()
+    kernel.requires_grad_(False)
+    for at, wanted in enumerate((x, noise, residual)):
+        ins = [t.detach() for t in (x, noise, residual)]
+        ins[at].requires_grad_()
+        out = likelihood.log_prob(trees.read(kernel, ins[0]), ins[1], ins[2], LADDER)
+        full = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
+        torch.testing.assert_close(torch.autograd.grad(out, ins[at]), torch.autograd.grad(full, wanted))
+
+
+def test_duplicate_points_and_far_away_points():
+    kernel = prepared(KERNELS["matern 5/2"])
+    x = torch.cat((torch.zeros(4, 3), torch.full((3, 3), 1e6), torch.randn(5, 3))).double().requires_grad_()
+    noise, residual = torch.tensor([0.1]).double().requires_grad_(), torch.randn(12).double()
+    out = likelihood.log_prob(trees.read(kernel, x), noise, residual, LADDER)
+    grads = torch.autograd.grad(out, [x, noise, *kernel.parameters()])
+    assert all(g.isfinite().all() for g in grads)
+
+
+# --- jitter, errors ---------------------------------------------------------------------------------------------------
+
+
+def outcome(run):
+    """Value, or kind and text of the error, and the warnings on the way."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = run()
+        except (NanError, NotPSDError, RuntimeError) as error:
+            found = (type(error), str(error))
+    return found, [str(w.message) for w in caught if issubclass(w.category, NumericalWarning)]
+
+
+def degenerate(noise, dtype=torch.float64):
+    model = regression(30, 1, dtype=dtype, kernel=RBFKernel())
+    model.train_inputs[0].fill_(0.5)
+    model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(-1.0))
+    model.likelihood.noise_covar.initialize(noise=torch.tensor([noise], dtype=dtype))
+    return model
+
+
+@pytest.mark.parametrize("noise", [1e-17, -1e-9, -1e-7, -1e-3])
+@pytest.mark.parametrize("fast", [True, False])
+def test_jitter_warnings_and_errors_are_stocks(noise, fast):
+    def run():
+        with gpytorch.settings.fast_computations(log_prob=fast):
+            return objective_and_gradients(degenerate(noise))[0]
+
+    stock, warned = outcome(run)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        ours, warned_too = outcome(run)
+    assert calls("exact_log_prob").get("fused")
+    assert warned_too == warned
+    if isinstance(stock, tuple):
+        assert ours == stock
+    else:
+        assert warned
+        assert ours == pytest.approx(stock, rel=1e-3)
+
+
+def test_nan_is_reported_as_stock_does():
+    def run():
+        model = regression(30)
+        model.covar_module.base_kernel.raw_lengthscale.data[0, 0] = torch.nan
+        return objective_and_gradients(model)
+
+    stock, _ = outcome(run)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        assert outcome(run)[0] == stock
+    assert stock[0] is NanError
+
+
+def _unlucky(*_, **__):
+    raise RuntimeError("no luck")
+
+
+def test_one_factorisation_by_name_and_buffers_given_back_after_errors():
+    with autokern.enabled(), autokern.using(force=FUSED):
+        real, count = torch.linalg.cholesky_ex, []  # a mock would keep the arguments, and with them the buffer
+        with mock.patch("torch.linalg.cholesky_ex", lambda *a, **k: count.append(1) or real(*a, **k)):
+            objective_and_gradients(regression(400))
+        assert len(count) == 1
+        kept = buffers.held()
+        assert kept >= 400 * 400 * 8
+        with pytest.raises(RuntimeError, match="no luck"), mock.patch("torch.linalg.cholesky_ex", _unlucky):
+            objective_and_gradients(regression(400))
+        gc.collect()
+        assert buffers.held() == kept
+    assert buffers.held() == 0
+
+
+# --- the seams --------------------------------------------------------------------------------------------------------
+
+MODELS = {
+    "homoskedastic": regression,
+    "float32": lambda: regression(dtype=torch.float32),
+    "sum": lambda: regression(kernel=ScaleKernel(RBFKernel()) + ScaleKernel(PeriodicKernel(active_dims=(1,)))),
+    "active dimensions": lambda: regression(kernel=ScaleKernel(MaternKernel(2.5, active_dims=(0, 2), ard_num_dims=2))),
+    "fixed noise": lambda: regression(likelihood=FixedNoiseGaussianLikelihood(0.05 + torch.rand(60).double())),
+    "fixed and learnt noise": lambda: regression(
+        likelihood=FixedNoiseGaussianLikelihood(0.05 + torch.rand(60).double(), learn_additional_noise=True)
+    ),
+    "strided inputs": lambda: strided(regression()),
+    "KeOps": lambda: regression(kernel=ScaleKernel(keops.RBFKernel(ard_num_dims=3)) + keops.MaternKernel(2.5)),
+    "priors": lambda: regression(
+        kernel=ScaleKernel(
+            RBFKernel(lengthscale_prior=gpytorch.priors.GammaPrior(3.0, 6.0)),
+            outputscale_prior=gpytorch.priors.GammaPrior(2.0, 0.15),
+        )
+    ),
+}
+
+
+def strided(model):
+    wide = torch.stack((model.train_inputs[0], model.train_inputs[0] + 1), -1)
+    model.set_train_data(wide[..., 0], model.train_targets)
+    return model
+
+
+def batched():
+    generator = torch.Generator().manual_seed(2)
+    x, batch = torch.rand(3, 40, 2, generator=generator).double(), torch.Size([3])
+    y = x.sum(-1).sin()
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2, batch_shape=batch), batch_shape=batch)
+    model = Regression(x, y, kernel, GaussianLikelihood(batch_shape=batch)).train()
+    model.mean_module = gpytorch.means.ConstantMean(batch_shape=batch).double()
+    return model
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["lazy", "BoTorch's route"])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_models_give_stocks_loss_and_gradients(make, fast):
+    with gpytorch.settings.fast_computations(log_prob=fast):
+        torch.manual_seed(0)
+        loss, grads = objective_and_gradients(make())
+        torch.manual_seed(0)
+        with autokern.enabled(), autokern.using(force=FUSED):
+            ours, found = objective_and_gradients(make())
+    assert calls("exact_log_prob") == {"fused": 1}
+    single = grads[0].dtype == torch.float32
+    assert ours == pytest.approx(loss, rel=1e-4 if single else 1e-10)
+    for one, other in zip(found, grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3 if single else 1e-7, atol=1e-5 if single else 1e-10)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_batches_of_models(fast):
+    def run():
+        model = batched()
+        objective = ExactMarginalLogLikelihood(model.likelihood, model)
+        loss = -objective(model(*model.train_inputs), model.train_targets)
+        loss.sum().backward()
+        return loss, [p.grad for p in model.parameters()]
+
+    with gpytorch.settings.fast_computations(log_prob=fast):
+        loss, grads = run()
+        with autokern.enabled(), autokern.using(force=FUSED):
+            ours, found = run()
+    assert calls("exact_log_prob") == {"fused": 1}
+    torch.testing.assert_close(ours, loss, rtol=1e-10, atol=1e-12)
+    for one, other in zip(found, grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-10)
+
+
+def unserved(kind):
+    if kind == "linear kernel":
+        return regression(kernel=ScaleKernel(LinearKernel()) + RBFKernel())
+    if kind == "subclass":
+        return regression(kernel=type("Mine", (RBFKernel,), {})())
+    model = regression(1)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["linear kernel", "subclass", "one point"])
+def test_what_is_not_served_runs_stock(kind):
+    loss, grads = objective_and_gradients(unserved(kind))
+    with autokern.enabled(), autokern.using(force=FUSED):
+        ours, found = objective_and_gradients(unserved(kind))
+    assert set(calls("exact_log_prob")) <= {"stock"}
+    assert ours == pytest.approx(loss, rel=1e-9)
+    for one, other in zip(found, grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_missing_observations_go_stocks_way():
+    model = regression()
+    model.train_targets[3] = torch.nan
+    with gpytorch.settings.observation_nan_policy("mask"):
+        loss, _ = objective_and_gradients(model)
+        with autokern.enabled(), autokern.using(force=FUSED):
+            assert objective_and_gradients(model)[0] == pytest.approx(loss, rel=1e-9)
+
+
+def test_create_graph_through_a_model():
+    model = regression(12)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        objective = ExactMarginalLogLikelihood(model.likelihood, model)
+        loss = objective(model(*model.train_inputs), model.train_targets)
+        grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        torch.autograd.grad(sum(g.square().sum() for g in grads), list(model.parameters()))
+
+
+def test_a_second_density_of_one_distribution_is_left_to_stock():
+    """Stock keeps the factor, so that it answers further values without factorising again."""
+    model = regression()
+    with autokern.enabled(), autokern.using(force=FUSED):
+        marginal = model.likelihood(model(*model.train_inputs))
+        values = [marginal.log_prob(model.train_targets + shift) for shift in (0.0, 1.0, 2.0)]
+    assert calls("exact_log_prob") == {"fused": 1}
+    exact = [model.likelihood(model(*model.train_inputs)).log_prob(model.train_targets + s) for s in (0.0, 1.0, 2.0)]
+    torch.testing.assert_close(torch.stack(values), torch.stack(exact), rtol=1e-10, atol=1e-10)
+
+
+def test_without_gradients_nothing_is_inverted():
+    model = regression()
+    with autokern.enabled(), autokern.using(force=FUSED), torch.no_grad():
+        marginal = model.likelihood(model(*model.train_inputs))
+        ours = marginal.log_prob(model.train_targets)
+    assert not calls("exact_log_prob")
+    assert calls("inv_quad_logdet") == {"potri": 1}
+    torch.testing.assert_close(ours, model.likelihood(model(*model.train_inputs)).log_prob(model.train_targets))
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5)])
+def test_values_with_sample_dimensions(shape):
+    model = regression(5)
+    value = torch.randn(shape).double()
+    stock = model.likelihood(model(*model.train_inputs)).log_prob(value)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        ours = model.likelihood(model(*model.train_inputs)).log_prob(value)
+    torch.testing.assert_close(ours, stock, rtol=1e-10, atol=1e-10)
+
+
+# --- Cholesky or conjugate gradients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "served"), [(keops.RBFKernel, False), (RBFKernel, True)])
+def test_where_no_matrix_is_formed_the_classes_of_keops_are_left_alone(kind, served):
+    model = regression(kernel=ScaleKernel(kind()))
+    problem_of, prior = get("exact_log_prob").problem_of, model(*model.train_inputs)
+    noise = model.likelihood.noise
+    assert problem_of(prior, noise, model.train_targets, True) is not None
+    assert (problem_of(prior, noise, model.train_targets, False) is not None) == served
+
+
+def test_no_jump_above_800_rows():
+    """The loss at 801 points is exact where the library turns to conjugate gradients (botorch #1211)."""
+    model = regression(801, 2)
+    model.likelihood.noise = 1e-3
+    with gpytorch.settings.max_cholesky_size(10**6):
+        loss, grads = objective_and_gradients(model)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        ours, found = objective_and_gradients(model)
+    assert ours == pytest.approx(loss, rel=1e-9)
+    for one, other in zip(found, grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("limit", "n", "botorch", "expected"),
+    [
+        (800, 800, False, regimes.EXACT),
+        (800, 801, False, regimes.ITERATIVE),
+        (801, 801, False, regimes.EXACT),
+        (801, 900, False, regimes.ORDERED),
+        (0, 10, False, regimes.ORDERED),
+        (float("inf"), 10**6, False, regimes.EXACT),
+        (4096, 4096, True, regimes.EXACT),
+        (4096, 4097, True, regimes.ITERATIVE),
+        (4096, 4097, False, regimes.ORDERED),
+        (800, 801, True, regimes.ITERATIVE),
+    ],
+)
+def test_a_threshold_that_the_user_set_is_an_order(limit, n, botorch, expected, monkeypatch):
+    monkeypatch.delitem(sys.modules, "botorch", raising=False)
+    if botorch:
+        monkeypatch.setitem(sys.modules, "botorch", types.ModuleType("botorch"))
+    with gpytorch.settings.max_cholesky_size(limit):
+        assert regimes.regime(n) == expected
+        with gpytorch.settings.fast_computations(log_prob=False):
+            assert regimes.regime(n) == regimes.EXACT
+        if expected == regimes.ITERATIVE:
+            with gpytorch.settings.skip_logdet_forward():
+                assert regimes.regime(n) == regimes.ORDERED
+
+
+@pytest.mark.parametrize("limit", [100, 0])
+def test_conjugate_gradients_run_where_they_are_ordered(limit):
+    model = regression(150)
+    cg = linear_operator.utils.linear_cg
+    counting = mock.patch("linear_operator.utils.linear_cg", wraps=cg)
+    with (
+        autokern.enabled(),
+        autokern.using(force=FUSED),
+        gpytorch.settings.max_cholesky_size(limit),
+        counting as counted,
+    ):
+        objective_and_gradients(model)
+    assert counted.called
+
+
+# --- inv_quad_logdet --------------------------------------------------------------------------------------------------
+
+
+def spd(n, batch=(), seed=0):
+    a = torch.randn(*batch, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return a @ a.mT / n + torch.eye(n).double()
+
+
+OPERATORS = {
+    "dense": lambda: DenseLinearOperator(spd(12)),
+    "constant diagonal": lambda: AddedDiagLinearOperator(
+        DenseLinearOperator(spd(12)), ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12)
+    ),
+    "diagonal": lambda: AddedDiagLinearOperator(
+        DenseLinearOperator(spd(12)), DiagLinearOperator(torch.rand(12).double())
+    ),
+    "sum": lambda: SumLinearOperator(DenseLinearOperator(spd(12)), DenseLinearOperator(spd(12, seed=1))),
+    "constant factor": lambda: DenseLinearOperator(spd(12)) * 2.5,
+    "batch": lambda: DenseLinearOperator(spd(12, (3,))) + ConstantDiagLinearOperator(torch.rand(3, 1).double(), 12),
+    "batch of diagonals": lambda: AddedDiagLinearOperator(
+        DenseLinearOperator(spd(12)), ConstantDiagLinearOperator(torch.rand(3, 1).double(), 12)
+    ),
+}
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+@pytest.mark.parametrize("columns", [1, 4])
+@pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
+def test_unstructured_operators(make, columns, reduce):
+    def run():
+        torch.manual_seed(1)
+        operator = make().requires_grad_(True)
+        rhs = torch.randn(*operator.shape[:-1], columns).double().requires_grad_()
+        inv_quad, logdet = operator.inv_quad_logdet(rhs, logdet=True, reduce_inv_quad=reduce)
+        leaves = [rhs, *operator.representation()]
+        return (inv_quad, logdet, *torch.autograd.grad(inv_quad.sum() + 2 * logdet.sum(), leaves))
+
+    stock = run()
+    with autokern.enabled(), autokern.using(force=FUSED):
+        found = run()
+    assert calls("inv_quad_logdet") == {"potri": 1}
+    for index, (one, other) in enumerate(zip(found, stock, strict=True)):
+        square = index > 2 and one.dim() >= 2 and one.shape[-1] == one.shape[-2]
+        pair = [t + t.mT if square else t for t in (one, other)]  # how triangles share a gradient is free
+        torch.testing.assert_close(*pair, rtol=1e-9, atol=1e-10)
+
+
+STRUCTURED = {
+    "Kronecker": lambda: KroneckerProductLinearOperator(DenseLinearOperator(spd(3)), DenseLinearOperator(spd(4))),
+    "Toeplitz": lambda: ToeplitzLinearOperator(torch.tensor([4.0, 1.0, 0.5, 0.1]).double()),
+    "low rank": lambda: (
+        LowRankRootLinearOperator(torch.randn(12, 2).double())
+        + ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12)
+    ),
+    "own preconditioner": lambda: AddedDiagLinearOperator(
+        DenseLinearOperator(spd(12)),
+        ConstantDiagLinearOperator(torch.tensor([0.3]).double(), 12),
+        preconditioner_override=lambda operator: (None, None, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", STRUCTURED.values(), ids=STRUCTURED)
+def test_structured_operators_stay_stock(make):
+    torch.manual_seed(0)
+    operator = make()
+    rhs = torch.randn(operator.shape[-1], 2).double()
+    stock = operator.inv_quad_logdet(rhs, logdet=True)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        ours = type(operator)(*operator._args, **operator._kwargs).inv_quad_logdet(rhs, logdet=True)
+    assert not calls("inv_quad_logdet").get("potri")
+    torch.testing.assert_close(ours, stock, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("candidate", ["stock", "potri", "recursive"])
+def test_derivatives_of_inv_quad_logdet(candidate):
+    run = get("inv_quad_logdet")[candidate].run
+
+    def of(root, rhs):
+        return run(root @ root.mT + torch.eye(5).double(), rhs, True, True)
+
+    root = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    rhs = torch.randn(5, 2, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+    assert torch.autograd.gradcheck(of, (root, rhs))
+    assert torch.autograd.gradgradcheck(of, (root, rhs))
+    values = of(root, rhs)
+    first = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values], retain_graph=True)
+    second = torch.autograd.grad(values, [root, rhs], [torch.ones_like(v) for v in values])
+    torch.testing.assert_close(first, second)
+
+
+def test_direct_call_on_tensors_and_operators():
+    k, rhs = spd(8), torch.randn(8, 2).double()
+    truth = ((rhs * torch.linalg.solve(k, rhs)).sum(), torch.logdet(k))
+    for matrix in (k, DenseLinearOperator(k)):
+        torch.testing.assert_close(autokern.linalg.inv_quad_logdet(matrix, rhs), truth, rtol=1e-10, atol=1e-10)
+    by_column, _ = autokern.linalg.inv_quad_logdet(k, rhs, reduce=False)
+    assert by_column.shape == (2,)
+    failed, warned = outcome(lambda: autokern.linalg.inv_quad_logdet(-k, rhs))
+    assert failed[0] is NotPSDError
+    assert warned
+
+
+def test_sizes_that_do_not_fit_raise_stocks_error():
+    def run():
+        return DenseLinearOperator(spd(6)).inv_quad_logdet(torch.randn(5, 1).double(), logdet=True)
+
+    stock, _ = outcome(run)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        assert outcome(run)[0] == stock
+
+
+# --- threads, memory --------------------------------------------------------------------------------------------------
+
+
+def test_the_backward_pass_keeps_to_the_threads_of_the_forward_pass(monkeypatch):
+    seen = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(
+        likelihood, "inverted", lambda lower: seen.append(threads.current()) or torch.cholesky_inverse(lower)
+    )
+    try:
+        model = regression(30)
+        with autokern.enabled(), autokern.using(force={"exact_log_prob": "fused@1"}):
+            inside_enabled = torch.get_num_threads()
+            objective_and_gradients(model)
+            assert torch.get_num_threads() == inside_enabled
+        expected = "fused@1" if inside_enabled > 1 else "stock"  # one core: there is no more than one thread anyway
+        assert calls("exact_log_prob") == {expected: 1}
+        if inside_enabled > 1:
+            assert seen == [1]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_a_thousand_fits():
+    process, resident = psutil.Process(), []
+    with autokern.enabled(), autokern.using(force=FUSED):
+        for turn in range(1000):
+            model = regression(90 + turn % 20, 2, seed=turn)
+            objective_and_gradients(model)
+            if turn % 100 == 99:
+                gc.collect()
+                resident.append(process.memory_info().rss)
+    assert resident[-1] - resident[1] < 16 * 2**20
+
+
+def test_a_large_step_holds_one_matrix():
+    """Kernel, factor, inverse and gradients share one borrowed buffer; only strips are held beside it."""
+    model = regression(1500)
+    with autokern.enabled(), autokern.using(force=FUSED):
+        objective_and_gradients(model)
+        assert buffers.held() <= 1.3 * 1500 * 1500 * 8
+
+
+# --- odd arguments ----------------------------------------------------------------------------------------------------
+
+
+def priors():
+    """Distributions that differ in what might matter, each with noise and value."""
+    x, y = torch.rand(7, 3).double(), torch.rand(7).double()
+    noise = torch.tensor([0.1]).double()
+    for make in KERNELS.values():
+        for batch in BATCHES[:2]:
+            kernel = make(batch).double()
+            yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y
+            yield MultivariateNormal(torch.zeros_like(y), kernel.requires_grad_(False)(x)), noise, y
+    kernel = ScaleKernel(RBFKernel()).double()
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise.clone().requires_grad_(), y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x.clone().requires_grad_())), noise, y
+    yield MultivariateNormal(torch.zeros_like(y).requires_grad_(), kernel(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y.expand(2, 7)
+    yield MultivariateNormal(torch.zeros(2, 7).double(), kernel(x.expand(2, 7, 3))), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise.expand(3, 1), y
+    yield MultivariateNormal(torch.zeros(7), kernel(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise.float(), y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y.float()
+    yield MultivariateNormal(torch.zeros_like(y), ScaleKernel(RBFKernel())(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), MaternKernel(1.5).double()(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), MaternKernel(2.5).double()(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), LinearKernel().double()(x)), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), DenseLinearOperator(kernel(x).to_dense())), noise, y
+    yield MultivariateNormal(torch.zeros_like(y), kernel(x, x.clone())), noise, y
+    yield MultivariateNormal(torch.zeros(1).double(), kernel(x[:1])), noise, y[:1]
+    with torch.no_grad():
+        yield MultivariateNormal(torch.zeros_like(y), kernel(x)), noise, y
+    for diagonal in (ConstantDiagLinearOperator(noise, 7), DiagLinearOperator(torch.rand(7).double())):
+        yield MultivariateNormal(torch.zeros_like(y), kernel(x) + diagonal), None, y
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_equal_keys_mean_equal_problems(grad):
+    op, known = get("exact_log_prob"), {}
+    for prior, noise, value in priors():
+        for exact in (True, False):
+            with torch.set_grad_enabled(grad):
+                key, problem = op.key(prior, noise, value, exact), op.problem_of(prior, noise, value, exact)
+            assert known.setdefault(key, problem) == problem
+    assert len({p for p in known.values() if p is not None}) > (10 if grad else -1)
+    assert grad or not any(known.values())
+
+
+def test_every_odd_prior_gives_stocks_density_or_error():
+    call = dispatch.route(get("exact_log_prob"))
+    for prior, noise, value in priors():
+        stock, warned = outcome(lambda: get("exact_log_prob").stock.run(prior, noise, value, True))  # noqa: B023
+        with autokern.using(force=FUSED):
+            ours, warned_too = outcome(lambda: call(prior, noise, value, True))  # noqa: B023  (run at once)
+        assert warned == warned_too
+        if isinstance(stock, tuple):
+            assert ours == stock
+        else:
+            torch.testing.assert_close(ours, stock, rtol=1e-5, atol=1e-6)
+
+
+def odd_matrices():
+    k = spd(6)
+    yield from (k, k.float(), k[None], k.expand(2, 6, 6), k.mT, k[:, :5], k[:5], k[0], k[:0, :0], k[:1, :1])
+    yield from (k.to(torch.complex128), k.clone().requires_grad_(), k.to(torch.int64), k.to("meta"), k.to_sparse())
+
+
+def odd_columns():
+    b = torch.randn(6, 2, generator=torch.Generator().manual_seed(4)).double()
+    yield from (b, b.float(), b[:, 0], b[None], b.expand(2, 6, 2), b[:5], b[:, :0], b.mT.contiguous().mT, b[:1])
+    yield b.clone().requires_grad_()
+
+
+def test_odd_matrices_give_stocks_values_or_errors():
+    op = get("inv_quad_logdet")
+    call, known = dispatch.route(op), {}
+    for k in odd_matrices():
+        for b in odd_columns():
+            try:
+                key, problem = op.key(k, b, True, True), op.problem_of(k, b, True, True)
+            except (RuntimeError, NotImplementedError, IndexError):
+                continue
+            assert known.setdefault(key, problem) == problem
+            if k.device.type == "meta":
+                continue
+            found = []
+            for run in (op.stock.run, call):
+                with warnings.catch_warnings(), autokern.using(force=FUSED):
+                    warnings.simplefilter("ignore")
+                    try:
+                        found.append(run(k, b, True, True))
+                    except Exception as error:
+                        found.append(type(error))
+            if isinstance(found[0], type):
+                assert found[1] is found[0], (k.shape, b.shape)
+            else:
+                torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert sum(problem is not None for problem in known.values()) > 4
+
+
+def test_copies_and_pickles_of_what_was_asked():
+    model = regression()
+    with autokern.enabled(), autokern.using(force=FUSED):
+        marginal = model.likelihood(model(*model.train_inputs))
+        first = marginal.log_prob(model.train_targets)
+        again = pickle.loads(pickle.dumps(model.eval())).train()
+        torch.testing.assert_close(objective_and_gradients(again)[0], -first.item() / 60)
+        copy.deepcopy(model)
+    torch.testing.assert_close(marginal.log_prob(model.train_targets), first, rtol=1e-10, atol=1e-10)
+
+
+def test_blocks_are_as_large_as_an_accelerator_likes_them():
+    """On a CPU a block stays in the cache; a GPU would spend its time on the launches of so many."""
+    assert len(likelihood._steps(torch.empty(2000, 2000))) > 10
+    assert len(likelihood._steps(torch.empty(2000, 2000, device="meta"))) == 1
+    assert len(likelihood._steps(torch.empty(20_000, 20_000, dtype=torch.float64, device="meta"))) <= 50
+    op = get("exact_log_prob")
+    here = Problem(op=op.name, m=3000, n=3000, d=2, grad="theta", variant="rbf/cholesky")
+    assert op["fused"].memory(here) < op["fused"].memory(here.replace(device="cuda")) < 1.5e9
+    small = here.replace(m=100, n=100, device="cuda")
+    assert op["fused"].memory(small) < 16 * 8 * 100**2

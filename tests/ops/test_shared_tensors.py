@@ -1,0 +1,237 @@
+"""Tensors that others hold: changed in place between forward and backward pass, and cotangents that vmap batches."""
+
+from __future__ import annotations
+
+import gc
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+
+import autokern
+from autokern import kernels
+from autokern.core.cotangents import Lent
+from autokern.core.op import get
+from autokern.gp.row_blocks import Strips
+from autokern.kernels import analytic, matmul
+from autokern.kernels import tree as trees
+from autokern.kernels.partition import Plan
+from autokern.ops.qr import cholesky_qr2
+
+_FAMILIES = ("rbf", "matern12", "matern32", "matern52")
+
+
+@pytest.fixture(autouse=True)
+def _enabled():
+    with autokern.enabled():
+        yield
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def known(name, scaled=True):
+    lengthscale = torch.full((1, 2), 0.7, dtype=torch.float64, requires_grad=True)
+    outputscale = torch.tensor(1.7, dtype=torch.float64, requires_grad=True) if scaled else None
+    return kernels.Covariance(kernels.family(name), lengthscale, outputscale)
+
+
+def wanted(covariance, *more):
+    return [t for t in (covariance.lengthscale, covariance.outputscale, *more) if t is not None]
+
+
+@pytest.mark.parametrize("layout", analytic.LAYOUTS)
+@pytest.mark.parametrize("name", _FAMILIES)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_matrix_may_be_written_into(layout, name, scaled):
+    x, covariance, g = normal(80, 2), known(name, scaled), normal(80, 80, seed=1)
+    inputs = wanted(covariance)
+    expected = torch.autograd.grad(analytic.matrix(covariance, x, x, layout), inputs, g)
+    for change in (lambda k: k.diagonal().add_(0.1), lambda k: k.mul_(2), lambda k: k.zero_()):
+        k = analytic.matrix(covariance, x, x, layout)
+        version = k.detach().clone()
+        change(k)
+        factor = (k.detach()[0, 1] / version[0, 1]).item()
+        for found, truth in zip(torch.autograd.grad(k, inputs, g), expected, strict=True):
+            torch.testing.assert_close(found, truth * factor)
+
+
+@pytest.mark.parametrize("layout", analytic.LAYOUTS)
+def test_points_may_be_written_into(layout):
+    x1, x2, covariance, g = normal(70, 2).requires_grad_(), normal(90, 2, seed=2), known("rbf"), normal(70, 90, seed=1)
+    inputs = wanted(covariance, x1)
+    expected = torch.autograd.grad(analytic.matrix(covariance, x1, x2, layout), inputs, g)
+    k = analytic.matrix(covariance, x1, x2, layout)
+    with torch.no_grad():
+        x1.add_(1)
+        x2.zero_()
+    for found, truth in zip(torch.autograd.grad(k, inputs, g), expected, strict=True):
+        torch.testing.assert_close(found, truth)
+
+
+class Model(gpytorch.models.ExactGP):
+    """An exact GP, with a batch of hyperparameters if asked for."""
+
+    def __init__(self, x, y, likelihood, kernel, batch=()):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=torch.Size(batch))
+        self.covar_module = kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def objective(x, y, force, batch=(), base=RBFKernel):
+    size = torch.Size(batch)
+    kernel = ScaleKernel(base(ard_num_dims=2, batch_shape=size), batch_shape=size)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(batch_shape=size)
+    model = Model(x, y, likelihood, kernel, batch).double()
+    with autokern.using(force=force):
+        value = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)(model(x), y)
+    return value, list(model.parameters())
+
+
+_STOCK = {"exact_log_prob": "stock", "kernel_matrix": "stock", "inv_quad_logdet": "stock"}
+_WAYS = [
+    {"exact_log_prob": "fused"},
+    {"exact_log_prob": "recursive"},
+    {**_STOCK, "kernel_matrix": "gemm", "inv_quad_logdet": "potri"},
+    {**_STOCK, "kernel_matrix": "broadcast", "inv_quad_logdet": "recursive"},
+]
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("base", [RBFKernel, MaternKernel])
+def test_training_points_may_be_written_into(way, base):
+    x, y = normal(60, 2), normal(60, seed=3)
+    value, parameters = objective(x, y, _STOCK, base=base)
+    expected = torch.autograd.grad(value, parameters)
+    value, parameters = objective(x, y, way, base=base)
+    if way["kernel_matrix" if "kernel_matrix" in way else "exact_log_prob"] != "broadcast":
+        x.add_(1)
+    for found, truth in zip(torch.autograd.grad(value, parameters), expected, strict=True):
+        torch.testing.assert_close(found, truth)
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("old", [False, True])
+def test_cotangents_of_a_batch_of_models(way, graph, old):
+    x, y = normal(3, 30, 2), normal(3, 30, seed=3)
+    value, parameters = objective(x, y, _STOCK, (3,))
+    unit = torch.eye(3, dtype=torch.float64)
+    expected = torch.autograd.grad(value, parameters, unit, is_grads_batched=True)
+    value, parameters = objective(x, y, way, (3,))
+    if old:
+        found = torch.autograd.grad(value, parameters, unit, is_grads_batched=True, create_graph=graph)
+    else:
+        grad = torch.autograd.grad
+        found = torch.vmap(lambda v: grad(value, parameters, v, retain_graph=True, create_graph=graph))(unit)
+    for one, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, truth)
+        assert one.requires_grad == graph
+
+
+def batched(function, inputs, count=3):
+    """Compare batched cotangents with single ones, by either vmap, once and nested, with and without a graph."""
+    out = function()
+    v = normal(count, *out.shape, seed=9)
+    for graph in (False, True):
+        single = [torch.autograd.grad(out, inputs, g, retain_graph=True, create_graph=graph) for g in v]
+        expected = [torch.stack(column) for column in zip(*single, strict=True)]
+
+        def grad(g, graph=graph):
+            return torch.autograd.grad(out, inputs, g, retain_graph=True, create_graph=graph)
+
+        old = torch.autograd.grad(out, inputs, v, is_grads_batched=True, retain_graph=True, create_graph=graph)
+        nested = torch.vmap(torch.vmap(grad))(v[None])
+        for found in (old, torch.vmap(grad)(v), [t[0] for t in nested]):
+            for one, truth in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, truth)
+
+
+@pytest.mark.parametrize("name", _FAMILIES)
+def test_cotangents_of_matrices(name):
+    x, covariance = normal(20, 2).requires_grad_(), known(name)
+    for layout in analytic.LAYOUTS:
+        batched(lambda layout=layout: analytic.matrix(covariance, x, x, layout), wanted(covariance, x))
+    batched(lambda: kernels.reference(covariance, x, x), wanted(covariance, x))
+
+
+def test_cotangents_of_products():
+    x, rhs = normal(20, 2).requires_grad_(), normal(20, 3, seed=4).requires_grad_()
+    tree = trees.read(RBFKernel().double(), x)
+    batched(lambda: matmul.matmul(tree, None, rhs, Plan(16)), [x, rhs])
+    batched(lambda: matmul.matrix(tree, None, Plan(16)), [x])
+
+
+def test_cotangents_of_decompositions():
+    a = normal(30, 5).requires_grad_()
+    batched(lambda: cholesky_qr2(a)[1], [a])
+    root = torch.linalg.cholesky(normal(12, 12) @ normal(12, 12).mT + 5 * torch.eye(12, dtype=torch.float64))
+    root = root.detach().requires_grad_()
+    for name in ("triangular", "recursive"):
+        batched(lambda name=name: get("pinverse_root")[name].run(root), [root])
+
+
+def test_cotangents_of_quadratic_forms_and_log_determinants():
+    half = normal(15, 15)
+    k = (half @ half.mT + torch.eye(15, dtype=torch.float64)).requires_grad_()
+    noise, rhs = torch.full((1,), 0.3, dtype=torch.float64, requires_grad=True), normal(15, 2).requires_grad_()
+    op = get("inv_quad_logdet")
+
+    def run(name):
+        diagonal = ConstantDiagLinearOperator(noise, 15)
+        operator = AddedDiagLinearOperator(DenseLinearOperator(k), diagonal)
+        return torch.stack(op[name].run(operator, rhs, True, True))
+
+    for name in ("potri", "recursive", "mixed"):
+        if op[name].why_not(op.problem_of(k, rhs, True, True)) is None or name == "mixed":
+            batched(lambda name=name: run(name), [k, noise, rhs])
+
+
+def test_cotangents_of_strips():
+    matrix = torch.linalg.cholesky(torch.eye(600, dtype=torch.float64) * 2)
+    strips, b = Strips(matrix), normal(4, 600).requires_grad_()
+    batched(lambda: strips.right_transposed(b), [b])
+    batched(lambda: strips.right(b), [b])
+
+
+def test_what_is_lent_is_let_go_of():
+    result = normal(4, 4)
+    lent = Lent(result)
+    assert lent.take() is not None
+    assert lent.take() is not None  # outside of a backward pass nothing says that the graph is spent
+    lent = Lent(result)
+    result.add_(1)
+    assert lent.take() is None
+
+
+@pytest.mark.parametrize("name", ["rbf", "matern52"])
+def test_a_kept_graph_keeps_the_matrix_and_a_spent_one_does_not(name):
+    x, covariance = normal(100, 2), known(name)
+    k = analytic.matrix(covariance, x, x)
+    node, total = k.grad_fn, k.sum()
+    del k
+    total.backward(retain_graph=True)
+    assert node.kept._alias is not None
+    total.backward()
+    assert node.kept._alias is None
+
+
+def test_no_cycle_holds_a_matrix():
+    gc.collect()
+    gc.disable()
+    try:
+        x, covariance = normal(100, 2), known("rbf")
+        k = analytic.matrix(covariance, x, x)
+        alive = k.untyped_storage()._weak_ref() if hasattr(k.untyped_storage(), "_weak_ref") else None
+        k.sum().backward()
+        del k
+        if alive is not None:
+            assert torch.UntypedStorage._expired(alive)
+    finally:
+        gc.enable()

@@ -1,0 +1,304 @@
+"""The public surface: names, docstrings, covariances and linear algebra for direct use."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import AdditiveStructureKernel, LinearKernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+from autokern import Explanation
+from autokern.core.decision import Decision
+from autokern.core.errors import SettingsError
+from autokern.core.op import registered
+from autokern.core.problem import Problem
+from autokern.runtime import api, dispatch
+from autokern.tuning.profile import Profile
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAMES = [
+    "AutokernError",
+    "AutokernWarning",
+    "Decision",
+    "Explanation",
+    "MemoryBudgetError",
+    "Problem",
+    "Profile",
+    "ProfileError",
+    "SettingsError",
+    "calibrate",
+    "covariance",
+    "disable",
+    "enable",
+    "enabled",
+    "explain",
+    "linalg",
+    "op",
+    "profile",
+    "stats",
+    "using",
+]
+
+
+def test_the_public_names_are_these():
+    assert sorted(autokern.__all__) == NAMES
+    assert all(hasattr(autokern, name) for name in NAMES)
+    assert autokern.covariance.__all__ == ["matmul", "matrix"]
+    assert autokern.linalg.__all__ == ["cholesky", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr"]
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(autokern.__path__, "autokern.")
+    return [m.name for m in found if m.name not in ("autokern.auto", "autokern.__main__")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstrings(name):
+    module = importlib.import_module(name)
+    assert (module.__doc__ or "").strip(), f"{name} has no docstring"
+    failed, _ = doctest.testmod(module, extraglobs={"autokern": autokern, "torch": torch, "gpytorch": gpytorch})
+    assert failed == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_public_is_documented(name):
+    thing = getattr(autokern, name)
+    text = inspect.getdoc(thing)
+    assert text
+    if inspect.isfunction(thing) and inspect.signature(thing).parameters:
+        assert "Parameters" in text
+
+
+def test_all_names_exist():
+    for name in modules():
+        module = importlib.import_module(name)
+        assert all(hasattr(module, public) for public in getattr(module, "__all__", ())), name
+
+
+def test_the_registry_is_public():
+    op = autokern.op("qr")
+    a = torch.randn(6, 3)
+    problem = op.problem_of(a)
+    assert problem == Problem(op="qr", m=6, n=3, dtype="float32")
+    assert op.candidates[0].name == "stock"
+    q, r = op.candidates[0].run(a)
+    torch.testing.assert_close(q @ r, a)
+    with pytest.raises(SettingsError, match="unknown op 'nonsense'"):
+        autokern.op("nonsense")
+
+
+# --- explain and problem ----------------------------------------------------------------------------------------------
+
+
+def test_a_problem_is_completed():
+    assert api.problem("qr", m=500, n=50) == Problem(op="qr", m=500, n=50)
+    assert api.problem("cholesky", n=70) == Problem(op="cholesky", m=70, n=70)
+    assert api.problem("cholesky", m=70).n == 70
+    given = api.problem("qr", m=5, n=5, dtype=torch.float32, device=torch.device("cuda:1"), grad="a", batch=3)
+    assert given == Problem(op="qr", m=5, n=5, dtype="float32", device="cuda", grad="a", batch=3)
+    assert api.problem("qr", n=5, dtype=None).dtype == "float64"
+
+
+@pytest.mark.parametrize("op", registered(), ids=lambda op: op.name)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_op_is_explained(op, device):
+    found = autokern.explain(op.name, n=300, device=device)
+    assert isinstance(found, Decision)
+    assert found.candidate == op.presumed(found.problem)
+    assert str(found).startswith(f"{op.name}(m=300, n=300")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"size": 4}, "no 'size'"),
+        ({"n": -1}, "n=-1"),
+        ({"m": 2.5}, "m=2.5"),
+        ({"n": "many"}, "n='many'"),
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": torch.int64}, "int64"),
+    ],
+)
+def test_what_is_no_problem_is_refused(fields, told):
+    with pytest.raises(SettingsError, match=told):
+        autokern.explain("qr", **fields)
+
+
+def test_explain_of_an_unknown_op():
+    with pytest.raises(SettingsError, match="nonsense"):
+        autokern.explain("nonsense", n=3)
+
+
+def test_an_explanation_of_nothing():
+    assert "no decision" in str(autokern.explain())
+    assert isinstance(autokern.explain(), Explanation)
+
+
+# --- calibrate and profile --------------------------------------------------------------------------------------------
+
+
+def test_calibrate_measures_keeps_and_uses(monkeypatch):
+    found = autokern.calibrate(["pinverse_root"], budget=0.5, progress=False)
+    assert isinstance(found, Profile)
+    assert {t.problem.op for t in found.trials} == {"pinverse_root"}
+    assert autokern.profile() == found
+    assert dispatch.reset().profile == found
+    monkeypatch.setenv("AUTOKERN_HOME", str(dispatch.session().settings.home) + "-elsewhere")
+    assert dispatch.reset().profile.trials == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"ops": ["nonsense"]}, {"level": "lazy"}, {"budget": 0}, {"budget": float("nan")}, {"devices": ["tpu"]}],
+)
+def test_calibrate_refuses(arguments):
+    with pytest.raises(SettingsError):
+        autokern.calibrate(**{"ops": ["qr"], "budget": 0.1, "progress": False, **arguments})
+
+
+# --- covariance.matrix ------------------------------------------------------------------------------------------------
+
+x1 = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+x2 = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+KERNELS = {
+    "rbf": RBFKernel,
+    "scaled": lambda: ScaleKernel(MaternKernel(1.5, ard_num_dims=3)),
+    "active dims": lambda: RBFKernel(active_dims=(0, 2), ard_num_dims=2),
+    "scaled active dims": lambda: ScaleKernel(RBFKernel(active_dims=(1,))),
+    "batch": lambda: ScaleKernel(RBFKernel(batch_shape=torch.Size([2])), batch_shape=torch.Size([2])),
+    "linear": LinearKernel,
+    "periodic": lambda: ScaleKernel(PeriodicKernel()),
+    "sum": lambda: RBFKernel() + ScaleKernel(MaternKernel(2.5)),
+    "product": lambda: RBFKernel() * PeriodicKernel(),
+    "twice scaled": lambda: ScaleKernel(ScaleKernel(RBFKernel())),
+}
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("enabled", [False, True])
+def test_covariance_matrices(kind, enabled):
+    kernel = KERNELS[kind]().double()
+    for second in (None, x2):
+        expected = kernel(x1, second).to_dense()
+        for forced in ("stock", "gemm"):
+            with autokern.using(force={"kernel_matrix": forced}):
+                if enabled:
+                    with autokern.enabled():
+                        found = autokern.covariance.matrix(kernel, x1, second)
+                else:
+                    found = autokern.covariance.matrix(kernel, x1, second)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_covariance_is_differentiable():
+    kernel = ScaleKernel(RBFKernel()).double()
+    with autokern.using(force={"kernel_matrix": "gemm"}):
+        autokern.covariance.matrix(kernel, x1).sum().backward()
+    assert kernel.raw_outputscale.grad is not None
+    assert autokern.stats()["kernel_matrix"] == {"gemm": 1}
+
+
+def test_points_of_one_dimension():
+    kernel, line = RBFKernel().double(), torch.linspace(0, 1, 6, dtype=torch.float64)
+    expected = kernel(line).to_dense()
+    torch.testing.assert_close(autokern.covariance.matrix(kernel, line), expected)
+    torch.testing.assert_close(autokern.covariance.matrix(kernel, line, line[:2]), expected[:, :2])
+    torch.testing.assert_close(autokern.covariance.matrix(LinearKernel().double(), line, line[:2]).shape, (6, 2))
+
+
+def test_batches_of_points_broadcast():
+    kernel = RBFKernel().double()
+    batch = torch.stack((x2, x2 + 1))
+    with autokern.using(force={"kernel_matrix": "gemm"}):
+        found = autokern.covariance.matrix(kernel, x1, batch)
+        turned = autokern.covariance.matrix(kernel, batch, x1)
+    torch.testing.assert_close(found, torch.stack([kernel(x1, b).to_dense() for b in batch]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(turned, found.mT, rtol=1e-9, atol=1e-9)
+
+
+def test_points_that_do_not_match_are_refused():
+    with pytest.raises(SettingsError, match="3 and 2 input dimensions"):
+        autokern.covariance.matrix(RBFKernel(), x1, x2[:, :2])
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_points_that_do_not_match_the_lengthscales_are_refused(d):
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=4)).double()
+    with pytest.raises((SettingsError, RuntimeError)):
+        autokern.covariance.matrix(kernel, x1[:, :d])
+
+
+def test_kernel_structure_is_left_to_gpytorch():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of last_dim_is_batch
+        kernel = AdditiveStructureKernel(RBFKernel(), 3).double()
+        torch.testing.assert_close(autokern.covariance.matrix(kernel, x1), kernel(x1).to_dense())
+
+
+# --- linalg -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[(), (3,), (2, 1)], ids=str)
+def spd(request):
+    x = torch.randn(*request.param, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return x @ x.mT / 20 + torch.eye(20, dtype=torch.float64)
+
+
+ON_MODELS = {"kernel_matrix", "kernel_matmul", "exact_log_prob", "predict", "fantasy"}
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_linear_algebra(spd, seed):
+    rhs = torch.randn(*spd.shape[:-1], 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    tall = spd[..., :5]
+    with autokern.using(force=None if seed is None else f"random:{seed}"):
+        q, r = autokern.linalg.qr(tall)
+        torch.testing.assert_close(q @ r, tall)
+        torch.testing.assert_close(q.mT @ q, torch.eye(5, dtype=torch.float64).expand(*spd.shape[:-2], 5, 5))
+        lower = autokern.linalg.cholesky(spd)
+        torch.testing.assert_close(lower, torch.linalg.cholesky(spd))
+        torch.testing.assert_close(autokern.linalg.pinverse(tall), torch.linalg.pinv(tall))
+        values, vectors = autokern.linalg.eigh(spd)
+        torch.testing.assert_close(vectors * values.unsqueeze(-2) @ vectors.mT, spd)
+        torch.testing.assert_close(autokern.linalg.matmul(spd, rhs), spd @ rhs)
+        inv_quad, logdet = autokern.linalg.inv_quad_logdet(spd, rhs)
+        torch.testing.assert_close(inv_quad, (rhs * torch.linalg.solve(spd, rhs)).sum((-2, -1)))
+        torch.testing.assert_close(logdet, torch.logdet(spd))
+    assert set(autokern.stats()) == {op.name for op in registered()} - ON_MODELS
+
+
+@pytest.mark.parametrize(("n", "regime"), [(100, "cholesky"), (300, "cholesky"), (1000, "cg"), (3000, "cg")])
+def test_what_is_asked_of_a_whole_step_is_what_stock_would_run(n, regime):
+    found = autokern.explain("exact_log_prob", n=n, d=8).problem
+    assert (found.variant, found.grad, found.m, found.d) == (f"rbf/{regime}", "theta", n, 8)
+    assert (
+        autokern.explain("exact_log_prob", n=n, variant="matern52/cholesky", grad="theta/x").problem.grad == "theta/x"
+    )
+    assert autokern.explain("inv_quad_logdet", n=n).problem.variant == regime
+    assert autokern.explain("qr", m=n).problem.grad == ""
+
+
+def test_linear_algebra_is_differentiable(spd):
+    a = spd.clone().requires_grad_()
+    total = autokern.linalg.qr(a[..., :3])[1].diagonal(dim1=-2, dim2=-1).abs().log().sum()
+    total = total + autokern.linalg.cholesky(a).diagonal(dim1=-2, dim2=-1).log().sum()
+    total = total + autokern.linalg.eigh(a)[0].log().sum() + autokern.linalg.matmul(a, a[..., :3]).sum()
+    total.backward()
+    assert a.grad is not None
+    assert a.grad.isfinite().all()
+
+
+def test_cholesky_takes_jitter():
+    ones = torch.ones(4, 4, dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match=r"added jitter of 1\.0e-02"):
+        autokern.linalg.cholesky(ones, jitter=1e-2)

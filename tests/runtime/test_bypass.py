@@ -1,0 +1,213 @@
+"""Where autokern stays out of the way: modes that are not its business, and arguments that it cannot read."""
+
+from __future__ import annotations
+
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+import autokern
+from autokern.core.op import get
+from autokern.core.settings import Settings
+from autokern.runtime import dispatch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FORCED = "kernel_matrix=gemm,exact_log_prob=fused"
+
+
+class Regression(gpytorch.models.ExactGP):
+    def __init__(self, n=30):
+        x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        super().__init__(x, x.sum(-1).sin(), GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = ScaleKernel(RBFKernel(ard_num_dims=2))
+        self.double()
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def loss(model):
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    return -mll(model(*model.train_inputs), model.train_targets)
+
+
+def forced():
+    return autokern.using(force=dict(pair.split("=") for pair in FORCED.split(",")))
+
+
+def calls():
+    return sum(sum(counts.values()) for counts in dispatch.stats().values())
+
+
+def test_nothing_is_dispatched_under_autocast():
+    with autokern.enabled(), forced(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            under = loss(Regression())
+        assert calls() == 0
+        loss(Regression())
+        assert calls() > 0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(under, loss(Regression()))
+
+
+def test_a_formula_traced_after_autocast_has_the_precision_of_its_arguments():
+    x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0))
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).requires_grad_(False)
+    expected = kernel(x).to_dense()
+    with autokern.enabled(), autokern.using(force={"kernel_matrix": "torchscript"}):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            kernel(x).to_dense()
+        torch.testing.assert_close(kernel(x).to_dense(), expected, rtol=0, atol=1e-5)
+
+
+def test_nothing_is_dispatched_in_forward_mode():
+    def tangent():
+        x, kernel = (
+            torch.rand(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+            RBFKernel().double(),
+        )
+        with forward_ad.dual_level():
+            k = kernel.forward(forward_ad.make_dual(x, torch.ones_like(x).cumsum(0)), x.flip(0))
+            return forward_ad.unpack_dual(k).tangent
+
+    expected = _outcome(tangent)
+    with autokern.enabled(), forced():
+        found = _outcome(tangent)
+        assert calls() == 0
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected)
+
+
+def _outcome(call):
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_recomputes_what_it_computed_whatever_was_decided_meanwhile(reentrant):
+    def gradients(meanwhile):
+        model = Regression()
+        kernel, x = model.covar_module, model.train_inputs[0].clone().requires_grad_()
+        k = checkpoint(lambda x: kernel(x).to_dense(), x, use_reentrant=reentrant)
+        meanwhile()
+        return _pulled(k, x, kernel)
+
+    expected = gradients(lambda: None)
+    with autokern.enabled():
+        for seed in range(6):
+            with autokern.using(force=f"random:{seed}"):
+                found = gradients(lambda: None)
+            torch.testing.assert_close(found, expected)
+        with autokern.using(force={"kernel_matrix": "gemm"}):
+            block = autokern.using(force={"kernel_matrix": "broadcast"})
+            found = gradients(block.__enter__)
+            block.__exit__(None, None, None)
+        torch.testing.assert_close(found, expected)
+
+
+def _pulled(k, x, kernel):
+    k.square().sum().backward()
+    return [x.grad, *(p.grad for p in kernel.parameters())]
+
+
+def test_saved_tensors_that_are_kept_elsewhere_are_those_of_stock():
+    def packed():
+        seen = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t, lambda t: t):
+            loss(Regression()).backward()
+        return seen
+
+    expected = packed()
+    with autokern.enabled(), forced():
+        assert packed() == expected
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel, MaternKernel, lambda: ScaleKernel(RBFKernel())])
+@pytest.mark.parametrize("task", [torch.tensor([1, 2]), torch.tensor(0), [], "a"])
+def test_keyword_arguments_of_kernels(kernel, task):
+    x = torch.rand(900, 2, generator=torch.Generator().manual_seed(0))
+    expected = kernel()(x, task=task).to_dense()
+    with autokern.enabled():
+        lazy = kernel()(x, task=task)
+        torch.testing.assert_close(lazy.to_dense(), expected)
+        lazy = kernel()(x, task=task)
+        noisy = MultivariateNormal(torch.zeros(900), lazy.add_diagonal(torch.tensor(0.1)))
+        with gpytorch.settings.max_cholesky_size(1000):
+            assert noisy.log_prob(torch.zeros(900)).isfinite()
+
+
+def test_targets_that_are_a_number():
+    def value(model):
+        return ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), 0.3)
+
+    expected = value(Regression())
+    with autokern.enabled(), forced():
+        torch.testing.assert_close(value(Regression()), expected)
+
+
+def test_targets_of_a_wrong_size_raise_stocks_error_and_nothing_else():
+    def message():
+        model = Regression()
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with pytest.raises(RuntimeError) as raised:
+                mll(model(*model.train_inputs), torch.zeros(7, dtype=torch.float64))
+        return str(raised.value), [str(w.message) for w in seen]
+
+    expected = message()
+    for force in (None, dict(pair.split("=") for pair in FORCED.split(","))):
+        with autokern.enabled(), autokern.using(force=force):
+            assert message() == expected
+
+
+def test_random_numbers_of_the_caller_are_those_of_stock_when_an_op_is_measured_at_its_first_use(monkeypatch):
+    dispatch.reset(Settings(calibrate="auto", budget=1.0))
+    with autokern.enabled():
+        monkeypatch.setattr(dispatch, "_session", dispatch.reset(Settings(calibrate="auto", budget=1.0)))
+        torch.manual_seed(5)
+        state = torch.random.get_rng_state()
+        torch.linalg.qr(torch.eye(3))
+        autokern.linalg.qr(torch.rand(40, 20, generator=torch.Generator().manual_seed(1)))
+        assert dispatch.session().profile.trials
+        assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_kernel_matrices_of_two_dtypes_have_the_dtype_of_stock():
+    x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    kernel = ScaleKernel(RBFKernel()).requires_grad_(False)
+    kernel.raw_outputscale.data = kernel.raw_outputscale.data.double()
+    expected = kernel(x).to_dense()
+    with autokern.enabled():
+        for name in get("kernel_matrix").names():
+            if name not in ("compiled", "accelerator", "cpu"):
+                with autokern.using(force={"kernel_matrix": name}):
+                    assert kernel(x).to_dense().dtype is expected.dtype
+
+
+@pytest.mark.parametrize("part", ["scale", "base"])
+def test_a_forward_that_was_put_on_one_kernel_is_what_is_trained(part):
+    def value(changed):
+        model = Regression()
+        kernel = model.covar_module if part == "scale" else model.covar_module.base_kernel
+        if changed:
+            kernel.forward = lambda x1, x2, **params: type(kernel).forward(kernel, 0.5 * x1, 0.5 * x2, **params)
+        return loss(model)
+
+    expected = value(changed=True)
+    with autokern.enabled(), forced():
+        value(changed=False)
+        torch.testing.assert_close(value(changed=True), expected)

@@ -1,0 +1,848 @@
+"""dispatch.py: from a call to the candidate that runs, whatever fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import autokern
+from autokern.core.decision import Decision
+from autokern.core.errors import AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
+from autokern.core.op import inside
+from autokern.core.problem import Features, Problem
+from autokern.core.settings import Settings
+from autokern.runtime import dispatch
+from autokern.runtime import session as session_module
+from autokern.tuning import store
+from autokern.tuning.profile import Profile, Timing, Trial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEVER = Settings(calibrate="never")
+
+
+class Toy:
+    """A dispatched op that doubles a matrix, of which every run is noted, and which fails when told to."""
+
+    def __init__(self, make_op, **options):
+        self.runs: list[str] = []
+        self.errors: dict[str, BaseException] = {}
+        self.op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)), **options)
+        for name in ("stock", "fast", "other"):
+            self.op.candidate(name)(self._runner(name))
+        self.call = dispatch.route(self.op)
+
+    def _runner(self, name):
+        def run(a):
+            self.runs.append(name)
+            if name in self.errors:
+                raise self.errors[name]
+            return 2 * a
+
+        return run
+
+    def profile(self, fast=0.3, other=0.5) -> Profile:
+        trials = [
+            Trial(
+                Problem(op="double", m=n, n=n),
+                {"stock": Timing(1e-3), "fast": Timing(1e-3 * fast, fast), "other": Timing(1e-3 * other, other)},
+            )
+            for n in (2, 4, 8)
+        ]
+        return Profile(trials=trials)
+
+
+@pytest.fixture
+def toy(make_op):
+    """With measurements by which `fast` is the fastest and `other` the next."""
+    made = Toy(make_op)
+    dispatch.reset(NEVER).adopt(made.profile())
+    return made
+
+
+def matrix(n: int = 4) -> torch.Tensor:
+    return torch.ones(n, n, dtype=torch.float64)
+
+
+# --- the memo ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_decided_once(toy, monkeypatch):
+    decided = []
+    honest = session_module.decide
+    monkeypatch.setattr(session_module, "decide", lambda *a: decided.append(1) or honest(*a))
+    for _ in range(5):
+        assert toy.call(matrix()).equal(2 * matrix())
+    assert toy.runs == ["fast"] * 5
+    assert len(decided) == 1
+    toy.call(matrix(5))
+    assert len(decided) == 2
+
+
+def test_the_dispatched_form_has_the_name_of_the_op(toy):
+    assert toy.call.__name__ == "double"
+    assert toy.call.__doc__ == "twice a matrix"
+
+
+def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
+    monkeypatch.setattr(session_module, "_MOST_KEYS", 5)
+    for n in range(1, 24):
+        toy.call(matrix(n))
+        assert len(dispatch.session().memo["double"]) <= 5
+    assert sum(autokern.stats()["double"].values()) == 23
+    with autokern.using(exclude=["fast"]):
+        for n in range(1, 24):
+            toy.call(matrix(n))
+        assert len(dispatch._overlay.get().memo["double"]) <= 5
+
+
+def test_another_profile_decides_afresh(toy):
+    toy.call(matrix())
+    dispatch.session().adopt(toy.profile(fast=2.0))
+    toy.call(matrix())
+    assert toy.runs == ["fast", "other"]
+    assert autokern.stats() == {"double": {"fast": 1, "other": 1}}
+
+
+def test_switched_off_means_stock(toy):
+    dispatch.reset(Settings(enabled=False)).adopt(toy.profile())
+    toy.call(matrix())
+    assert toy.runs == ["stock"]
+    ((decision, calls),) = dispatch.decisions()
+    assert (decision.candidate, calls) == ("stock", 1)
+    assert "AUTOKERN=0" in decision.reason
+
+
+def test_calls_that_are_not_ours_run_stock(make_op):
+    toy = Toy(make_op, problem_of=lambda a: None)
+    dispatch.reset(NEVER).adopt(toy.profile())
+    toy.call(matrix())
+    assert toy.runs == ["stock"]
+
+
+def test_trouble_in_deciding_means_stock_and_a_warning(make_op):
+    def broken(problem):
+        raise KeyError("surprise")
+
+    toy = Toy(make_op, memory=broken)
+    with pytest.warns(AutokernWarning, match=r"could not decide a call of double.*surprise"):
+        assert toy.call(matrix()).equal(2 * matrix())
+    toy.call(matrix())
+    assert toy.runs == ["stock", "stock"]
+    dispatch.reset(Settings(calibrate="never", strict=True))
+    with pytest.raises(KeyError):
+        toy.call(matrix())
+
+
+@pytest.mark.parametrize("reader", ["key", "problem_of"])
+def test_arguments_that_cannot_be_read_mean_stock_without_a_word(make_op, reader):
+    def broken(a):
+        raise KeyError("surprise")
+
+    toy = Toy(make_op, **{reader: broken})
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert toy.runs == ["stock"]
+
+
+# --- bypasses ---------------------------------------------------------------------------------------------------------
+
+
+def test_vmap_and_functional_gradients_run_stock(toy):
+    torch.func.vmap(toy.call)(torch.ones(3, 2, 2))
+    torch.func.grad(lambda a: toy.call(a).sum())(matrix())
+    torch.func.jvp(toy.call, (matrix(),), (matrix(),))
+    assert toy.runs == ["stock"] * 3
+    assert autokern.stats() == {}
+
+
+def test_tracing_runs_stock(toy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is deprecated, and still used
+        traced = torch.jit.trace(toy.call, (matrix(),), check_trace=False)
+    assert toy.runs == ["stock"]
+    assert traced(3 * matrix()).equal(6 * matrix())
+
+
+def test_fake_tensors_run_stock(toy):
+    with FakeTensorMode() as mode:
+        assert toy.call(mode.from_tensor(matrix())).shape == (4, 4)
+    assert toy.runs == ["stock"]
+
+
+def test_compiling_runs_stock(toy, monkeypatch):
+    monkeypatch.setattr(dispatch, "_compiling", lambda: True)
+    assert dispatch.bypassed()
+    toy.call(matrix())
+    assert toy.runs == ["stock"]
+
+
+def test_a_candidate_that_calls_the_op_gets_stock(toy):
+    def recursive(a):
+        assert dispatch.bypassed()
+        return toy.call(a)
+
+    toy.op.candidate("recursive")(recursive)
+    with autokern.using(force={"double": "recursive"}):
+        toy.call(matrix())
+    assert toy.runs == ["stock"]
+    assert not dispatch.bypassed()
+
+
+def test_tensor_subclasses_run_stock():
+    class Own(torch.Tensor):
+        pass
+
+    a = torch.randn(64, 8, dtype=torch.float64)
+    with autokern.using(force={"qr": "choleskyqr2"}):
+        autokern.linalg.qr(a.as_subclass(Own))
+        autokern.linalg.qr(a)
+    assert autokern.stats() == {"qr": {"stock": 1, "choleskyqr2": 1}}
+
+
+# --- using ------------------------------------------------------------------------------------------------------------
+
+
+def test_using_nests_and_ends(toy):
+    with autokern.using(force={"double": "other"}):
+        toy.call(matrix())
+        with autokern.using(force={"double": "stock"}):
+            toy.call(matrix())
+            with autokern.using(exclude=["fast"]):
+                toy.call(matrix())
+        toy.call(matrix())
+    toy.call(matrix())
+    assert toy.runs == ["other", "stock", "stock", "other", "fast"]
+
+
+def test_using_ends_with_an_exception(toy):
+    with pytest.raises(ZeroDivisionError), autokern.using(force={"double": "other"}):
+        raise ZeroDivisionError
+    toy.call(matrix())
+    assert toy.runs == ["fast"]
+
+
+def test_using_is_a_decorator_too(toy):
+    @autokern.using(force={"double": "other"})
+    def work():
+        toy.call(matrix())
+
+    work()
+    work()
+    assert toy.runs == ["other", "other"]
+
+
+def test_excluding(toy):
+    with autokern.using(exclude=["double=fast"]):
+        toy.call(matrix())
+    with autokern.using(exclude=["fast", "other"]):
+        toy.call(matrix())
+    assert toy.runs == ["other", "stock"]
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        {"force": {"nonsense": "cpu"}},
+        {"force": {"double": "nonsense"}},
+        {"force": "double=nonsense"},
+        {"memory": "much"},
+        {"accuracy": "any"},
+    ],
+)
+def test_orders_that_cannot_be_obeyed_are_refused_at_once(toy, orders):
+    with pytest.raises(SettingsError), autokern.using(**orders):
+        pytest.fail("the block must not be entered")
+    assert dispatch._overlay.get() is None
+
+
+def test_using_holds_for_one_thread(toy):
+    with autokern.using(force={"double": "other"}):
+        thread = threading.Thread(target=toy.call, args=(matrix(),))
+        thread.start()
+        thread.join()
+        here = contextvars.copy_context()
+        thread = threading.Thread(target=here.run, args=(toy.call, matrix()))
+        thread.start()
+        thread.join()
+    assert toy.runs == ["fast", "other"]
+
+
+def test_using_holds_for_one_task(toy):
+    async def task(name, turns):
+        seen = []
+        with autokern.using(force={"double": name}):
+            for _ in range(turns):
+                toy.call(matrix())
+                seen.append(toy.runs[-1])
+                await asyncio.sleep(0)  # lets the other task run
+        return seen
+
+    async def both():
+        return await asyncio.gather(task("stock", 3), task("other", 3))
+
+    assert asyncio.run(both()) == [["stock"] * 3, ["other"] * 3]
+    assert toy.runs == ["stock", "other"] * 3
+
+
+# --- orders from the environment --------------------------------------------------------------------------------------
+
+
+def test_force_from_the_environment(toy, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_FORCE", "double=other")
+    dispatch.reset().adopt(toy.profile())
+    toy.call(matrix())
+    with autokern.using(force={"double": "stock"}):
+        toy.call(matrix())
+    assert toy.runs == ["other", "stock"]
+
+
+@pytest.mark.parametrize("text", ["double=nonsense", "nonsense=cpu"])
+def test_forcing_what_is_not_there_is_refused(toy, monkeypatch, text):
+    monkeypatch.setenv("AUTOKERN_FORCE", text)
+    before = dispatch.session()
+    with pytest.raises(SettingsError, match="nonsense"):
+        dispatch.reset()
+    assert dispatch.session() is before
+
+
+def test_random_choice_is_various_and_reproducible(toy):
+    drawn = []
+    for seed in (1, 1, 2):
+        toy.runs.clear()
+        with autokern.using(force=f"random:{seed}"):
+            for n in range(2, 32):
+                assert toy.call(matrix(n)).equal(2 * matrix(n))
+        drawn.append(list(toy.runs))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(drawn[0]) == {"stock", "fast", "other"}
+
+
+def test_random_choice_is_drawn_for_each_call(toy):
+    drawn = []
+    for seed in (1, 1, 2):
+        toy.runs.clear()
+        with autokern.using(force=f"random:{seed}"):
+            for _ in range(30):
+                toy.call(matrix())
+        drawn.append(list(toy.runs))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert all(set(runs) == {"stock", "fast", "other"} for runs in drawn)
+
+
+def test_random_choice_from_the_environment_yields_to_using(toy, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_FORCE", "random:3")
+    dispatch.reset()
+    with autokern.using(force={"double": "other"}):
+        for n in range(2, 12):
+            toy.call(matrix(n))
+    assert toy.runs == ["other"] * 10
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_candidate_is_replaced_by_stock_with_one_warning(toy):
+    toy.errors["fast"] = RuntimeError("no such instruction")
+    with pytest.warns(AutokernWarning, match=r"double\.fast failed \(RuntimeError: no such instruction\)") as caught:
+        assert toy.call(matrix()).equal(2 * matrix())
+    assert len(caught) == 1
+    assert "AUTOKERN_EXCLUDE=double=fast" in str(caught[0].message)
+    toy.call(matrix())
+    assert toy.runs == ["fast", "stock", "stock"]
+    assert not inside.active
+
+
+def test_a_failure_demotes_for_that_key_only(toy):
+    toy.errors["fast"] = RuntimeError("odd size")
+    with pytest.warns(AutokernWarning):
+        toy.call(matrix(3))
+    del toy.errors["fast"]
+    toy.call(matrix(3))
+    toy.call(matrix(4))
+    assert toy.runs == ["fast", "stock", "stock", "fast"]
+
+
+def test_an_error_that_stock_raises_too_is_stocks_and_demotes_nobody(toy):
+    toy.errors |= {"fast": RuntimeError("mine"), "stock": IndexError("the caller's mistake")}
+    with pytest.raises(IndexError, match="the caller's mistake"):
+        toy.call(matrix())
+    toy.errors.clear()
+    toy.call(matrix())
+    assert toy.runs == ["fast", "stock", "fast"]
+
+
+def test_errors_of_the_contract_are_passed_on(make_op):
+    toy = Toy(make_op, raises=(ValueError,))
+    dispatch.reset(NEVER).adopt(toy.profile())
+    toy.errors["fast"] = ValueError("not positive definite")
+    with pytest.raises(ValueError, match="not positive definite"):
+        toy.call(matrix())
+    assert toy.runs == ["fast"]
+
+
+def test_an_error_of_stock_is_passed_on(toy):
+    toy.errors["stock"] = error = RuntimeError("stock")
+    with autokern.using(force={"double": "stock"}), pytest.raises(RuntimeError) as caught:
+        toy.call(matrix())
+    assert caught.value is error
+    assert toy.runs == ["stock"]
+
+
+@pytest.mark.parametrize("error", [MemoryError("full"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_out_of_memory_is_retried_with_the_next_candidate(toy, error):
+    toy.errors["fast"] = error
+    with pytest.warns(AutokernWarning, match=r"double\.fast ran out of memory .* other runs from now on"):
+        assert toy.call(matrix()).equal(2 * matrix())
+    toy.errors.clear()
+    toy.call(matrix())
+    assert toy.runs == ["fast", "other", "other"]
+
+
+def test_out_of_memory_twice_is_the_callers(toy):
+    toy.errors |= {"fast": MemoryError("full"), "other": MemoryError("full too")}
+    with pytest.raises(MemoryError, match="full too"):
+        toy.call(matrix())
+    assert toy.runs == ["fast", "other"]
+
+
+def test_strict_raises_what_a_candidate_raises_but_retries_memory(toy):
+    dispatch.reset(Settings(calibrate="never", strict=True)).adopt(toy.profile())
+    toy.errors["fast"] = error = RuntimeError("broken")
+    with pytest.raises(RuntimeError) as caught:
+        toy.call(matrix())
+    assert caught.value is error
+    toy.errors["fast"] = MemoryError("full")
+    with pytest.warns(AutokernWarning, match="ran out of memory"):
+        toy.call(matrix(3))
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_stopping_the_program_is_nobodys_failure(toy, stop):
+    toy.errors["fast"] = stop()
+    with pytest.raises(stop):
+        toy.call(matrix())
+    assert toy.runs == ["fast"]
+    assert not inside.active
+    toy.errors.clear()
+    toy.call(matrix())
+    assert toy.runs == ["fast", "fast"]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_budget_that_nothing_fits(toy):
+    with autokern.using(memory="100B"):
+        toy.call(matrix(3))  # 72 bytes
+        with pytest.raises(MemoryBudgetError, match=r"double\(m=9, n=9.*using\(memory"):
+            toy.call(matrix(9))
+    assert toy.runs == ["fast"]
+    assert issubclass(MemoryBudgetError, MemoryError)
+
+
+def test_a_memory_budget_that_only_a_frugal_candidate_fits(toy):
+    toy.op.candidate("frugal", memory=lambda p: 8)(toy._runner("frugal"))
+    with autokern.using(memory="100B"):
+        toy.call(matrix(9))
+        (entry,) = dispatch._overlay.get().memo["double"].values()
+    assert toy.runs == ["frugal"]
+    assert "memory" in entry.decision.reason
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """The bytes that are free, to be changed at will, and how often somebody asked."""
+    there = SimpleNamespace(bytes=10**9, asked=0)
+
+    def look(device):
+        there.asked += 1
+        return there.bytes
+
+    monkeypatch.setattr("autokern.system.memory_limit.host.available_memory", look)
+    monkeypatch.setattr("autokern.system.memory_limit.workspace.held", lambda: 0)
+    return there
+
+
+def test_free_memory_is_asked_for_large_calls_only(make_op, free):
+    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+    dispatch.reset(NEVER).adopt(toy.profile())
+    for _ in range(3):
+        toy.call(matrix(8))
+    assert free.asked == 0
+    toy.call(matrix(90))
+    before = free.asked
+    toy.call(matrix(90))
+    assert free.asked == before + 1
+    with pytest.raises(MemoryBudgetError, match=r"free RAM|control group"):
+        toy.call(matrix(1001))
+    assert set(toy.runs) == {"fast"}
+
+
+def test_what_was_decided_is_not_trusted_when_memory_has_become_short(make_op, free):
+    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+    toy.op.candidate("frugal", memory=lambda p: 10**5 * p.n)(toy._runner("frugal"))
+    dispatch.reset(NEVER).adopt(toy.profile())
+    for there in (10**9, 5 * 10**8, 10**8, 10**9):
+        free.bytes = there
+        toy.call(matrix(900))
+    assert toy.runs == ["fast", "frugal", "frugal", "fast"]
+    free.bytes = 10**7
+    with pytest.raises(MemoryBudgetError):
+        toy.call(matrix(900))
+    free.bytes = 10**9
+    toy.call(matrix(900))
+    assert toy.runs[4:] == ["fast"]
+
+
+def test_a_large_candidate_that_ran_out_of_memory_is_not_chosen_again(make_op, free):
+    toy = Toy(make_op, memory=lambda p: 10**6 * p.n)
+    dispatch.reset(NEVER).adopt(toy.profile())
+    toy.call(matrix(90))
+    toy.errors["fast"] = MemoryError("full")
+    with pytest.warns(AutokernWarning, match="ran out of memory"):
+        toy.call(matrix(90))
+    toy.errors.clear()
+    free.bytes = 10**8
+    toy.call(matrix(90))
+    assert toy.runs[-1] != "fast"
+
+
+# --- first use --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """First-use calibration is on; the list holds the names of the ops that were measured."""
+    seen = []
+    honest = session_module.calibrate
+
+    def noted(ops, *args, **more):
+        seen.extend(op.name for op in ops)
+        return honest(ops, *args, **more)
+
+    monkeypatch.setattr(session_module, "calibrate", noted)
+    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
+    monkeypatch.setenv("AUTOKERN_BUDGET", "60")
+    dispatch.reset()
+    return seen
+
+
+def test_the_first_use_measures_once_and_saves(make_op, measured):
+    toy = Toy(make_op)
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert measured == ["double"]
+    found = dispatch.session().profile
+    assert {t.problem.n for t in found.trials} >= {2, 4, 8}
+    assert all(set(t.timings) == {"stock", "fast", "other"} for t in found.trials)
+    for n in (4, 5, 6):
+        toy.call(matrix(n))
+    assert measured == ["double"]
+    kept = store.load(dispatch.session().settings, found.fingerprint)
+    assert kept is not None
+    assert kept.trials == found.trials
+
+
+def test_measuring_leaves_random_numbers_alone(measured, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_BUDGET", "0.3")
+    dispatch.reset()
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    autokern.linalg.pinverse(torch.eye(9))
+    assert measured == ["pinverse_root"]
+    assert torch.randn(4).equal(expected)
+
+
+def test_a_second_session_finds_what_the_first_measured(make_op, measured):
+    toy = Toy(make_op)
+    toy.call(matrix())
+    before = dispatch.session().profile
+    assert dispatch.reset().profile == before
+    toy.call(matrix())
+    assert measured == ["double"]
+
+
+def test_nothing_is_measured_in_multi_rank_jobs(make_op, measured, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    toy = Toy(make_op)
+    toy.call(matrix())
+    assert (measured, toy.runs) == ([], ["stock"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("AUTOKERN_CALIBRATE", "never"), ("AUTOKERN_BUDGET", "0"), ("AUTOKERN_DETERMINISTIC", "1"), ("AUTOKERN", "0")],
+)
+def test_nothing_is_measured_against_orders(make_op, measured, monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    dispatch.reset()
+    toy = Toy(make_op)
+    toy.call(matrix())
+    assert (measured, toy.runs) == ([], ["stock"])
+
+
+def test_nothing_is_measured_with_a_pinned_profile(make_op, measured, monkeypatch, tmp_path):
+    toy = Toy(make_op)
+    path = tmp_path / "pinned.json"
+    store.write_file(path, toy.profile())
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(path))
+    dispatch.reset()
+    toy.call(matrix())
+    toy.call(torch.ones(3, 3, dtype=torch.float32))
+    assert measured == []
+    assert toy.runs[0] == "fast"
+
+
+def test_a_pinned_profile_that_is_not_there_is_an_error(make_op, monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / "missing.json"))
+    dispatch.reset()
+    with pytest.raises(ProfileError, match=r"missing\.json"):
+        Toy(make_op).call(matrix())
+
+
+def test_nothing_is_measured_in_a_forked_child(make_op, measured, monkeypatch):
+    monkeypatch.setattr("autokern.runtime.session.host.forked", lambda: True)
+    toy = Toy(make_op)
+    toy.call(matrix())
+    assert (measured, toy.runs) == ([], ["stock"])
+
+
+def test_nothing_is_measured_while_another_process_does_it(make_op, measured):
+    toy = Toy(make_op)
+    settings, fingerprint = dispatch.session().settings, dispatch.session().profile.fingerprint
+    with store.calibrating(settings, fingerprint, "double") as ours:
+        assert ours
+        toy.call(matrix())
+    assert (measured, toy.runs) == ([], ["stock"])
+
+
+def test_other_threads_do_not_wait_for_a_calibration(make_op, measured):
+    toy, started, proceed = Toy(make_op), threading.Event(), threading.Event()
+
+    def slow(a):
+        started.set()
+        assert proceed.wait(60)
+        return 2 * a
+
+    toy.op.candidate("slow")(slow)
+    thread = threading.Thread(target=toy.call, args=(matrix(),))
+    thread.start()
+    assert started.wait(60)
+    toy.runs.clear()
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert toy.runs == ["stock"]
+    proceed.set()
+    thread.join()
+    assert measured == ["double"]
+
+
+def test_an_op_of_which_nothing_can_be_measured_in_time_is_left_alone_for_a_day(make_op, measured, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_BUDGET", "1e-6")
+    dispatch.reset()
+    toy = Toy(make_op)
+    toy.call(matrix())
+    assert measured == ["double"]
+    assert set(dispatch.session().profile.fruitless) == {"double/float64@cpu"}
+    monkeypatch.setenv("AUTOKERN_BUDGET", "60")
+    for _ in range(2):
+        dispatch.reset()
+        toy.call(matrix())
+    assert measured == ["double"]
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 25 * 3600)
+    dispatch.reset()
+    toy.call(matrix())
+    assert measured == ["double", "double"]
+    found = dispatch.session().profile
+    assert found.trials
+    assert found.fruitless == {}
+    assert store.load(dispatch.session().settings, found.fingerprint).fruitless == {}
+
+
+def test_an_interrupted_calibration_keeps_what_was_measured(make_op, measured):
+    toy = Toy(make_op)
+    calls = 0
+
+    def impatient(a):
+        nonlocal calls
+        if a.shape[0] > 2:
+            raise KeyboardInterrupt
+        return 2 * a
+
+    toy.op.candidate("impatient")(impatient)
+    with pytest.raises(KeyboardInterrupt):
+        toy.call(matrix())
+    assert not inside.active
+    found = dispatch.session().profile
+    assert [t.problem.n for t in found.trials] == [2]
+    assert store.load(dispatch.session().settings, found.fingerprint) == found
+    toy.call(matrix())
+    assert measured == ["double"]
+    assert calls == 0
+
+
+def test_a_candidate_that_is_wrong_is_banned(make_op, measured):
+    toy = Toy(make_op)
+    toy.op.candidate("wrong")(lambda a: 2.1 * a + 1)
+    toy.op.candidate("broken")(lambda a: a.no_such_method())
+    toy.call(matrix())
+    bans = {ban.candidate: ban.reason for ban in dispatch.session().profile.banned}
+    assert set(bans) == {"wrong", "broken"}
+    assert "times its bound" in bans["wrong"]
+    assert "raised AttributeError" in bans["broken"]
+    assert not any("wrong" in t.timings for t in dispatch.session().profile.trials)
+    with autokern.using(force={"double": "wrong"}):
+        assert toy.call(matrix()).equal(2 * matrix())
+
+
+def test_trouble_in_measuring_costs_only_speed(make_op, measured, monkeypatch):
+    def broken(problem, generator):
+        raise RuntimeError("no sample today")
+
+    toy = Toy(make_op, sample=broken)
+    with pytest.warns(AutokernWarning, match=r"could not measure double.*no sample today"):
+        assert toy.call(matrix()).equal(2 * matrix())
+    toy.call(matrix())
+    assert measured == ["double"]
+    monkeypatch.setenv("AUTOKERN_STRICT", "1")
+    dispatch.reset()
+    with pytest.raises(RuntimeError, match="no sample today"):
+        toy.call(matrix())
+
+
+def test_a_profile_whose_trials_lack_stock_costs_only_speed(make_op, measured):
+    toy = Toy(make_op)
+    here = dispatch.session()
+    odd = [Trial(Problem(op="double", m=n, n=n), t) for n, t in ((2, {}), (3, {"fast": Timing(1.0)}))]
+    here.adopt(here.profile.merge(Profile(trials=odd)))
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert measured == ["double"]
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def test_stats_count_calls_by_candidate(toy):
+    assert autokern.stats() == {}
+    for _ in range(3):
+        toy.call(matrix())
+    with autokern.using(force={"double": "other"}):
+        toy.call(matrix())
+        assert autokern.stats() == {"double": {"fast": 3, "other": 1}}
+        with autokern.using(force={"double": "stock"}):
+            toy.call(matrix())
+        assert autokern.stats() == {"double": {"fast": 3, "other": 1, "stock": 1}}
+    assert autokern.stats() == {"double": {"fast": 3, "other": 1, "stock": 1}}
+
+
+def test_explain_a_problem(toy):
+    found = autokern.explain("double", n=4)
+    assert isinstance(found, Decision)
+    assert (found.candidate, found.problem.m, found.problem.n) == ("fast", 4, 4)
+    assert "→ fast" in str(found)
+    with autokern.using(force={"double": "other"}):
+        assert autokern.explain("double", n=4).reason == "forced by the user"
+    assert toy.runs == []
+
+
+def test_explain_what_was_decided(toy):
+    assert str(autokern.explain()) == "autokern has taken no decision in this process"
+    toy.call(matrix())
+    for _ in range(3):
+        toy.call(matrix(8))
+    found = autokern.explain()
+    assert sorted((d.problem.n, calls) for d, calls in found.decisions) == [(4, 1), (8, 3)]
+    head, first, second = str(found).splitlines()
+    assert head.split()[:3] == ["calls", "problem", "runs"]
+    assert first.startswith("3 ")
+    assert second.startswith("1 ")
+    assert "fast" in first
+
+
+def test_a_session_is_made_from_the_environment_once(monkeypatch):
+    monkeypatch.setattr(dispatch, "_session", None)
+    monkeypatch.setenv("AUTOKERN_BUDGET", "7")
+    assert dispatch.session().settings.budget == 7
+    assert dispatch.session() is dispatch.session()
+
+
+def test_many_threads_make_one_session_and_lose_no_call(toy):
+    barrier = threading.Barrier(8)
+
+    def work():
+        barrier.wait()
+        for n in range(1, 20):
+            assert toy.call(matrix(n)).equal(2 * matrix(n))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(toy.runs) == 8 * 19
+
+
+def test_what_was_decided_is_told_after_another_profile_came(make_op):
+    """To measure one op at its first use does not make a program forget why it runs the others as it does."""
+    op = make_op("told")
+    op.candidate("stock")(lambda a: 2 * a)
+    call, a = dispatch.route(op), torch.ones(2, 2)
+    for turn in range(1, 3):
+        call(a)
+        call(a)
+        dispatch.session().adopt(Profile())
+        ((decision, calls),) = dispatch.decisions()
+        assert (decision.problem.op, decision.candidate, calls) == ("told", "stock", 2 * turn)
+
+
+def test_decisions_that_are_told_are_bounded(make_op):
+    op = make_op("told.often")
+    op.candidate("stock")(lambda a: 2 * a)
+    call = dispatch.route(op)
+    for n in range(1, 301):
+        call(torch.ones(n, 1))
+    dispatch.session().adopt(Profile())
+    sizes = [decision.problem.m for decision, _ in dispatch.decisions()]
+    assert len(sizes) == 200
+    assert max(sizes) == 300
+
+
+def test_what_a_calibration_calls_is_neither_counted_nor_told(make_op):
+    op = make_op("inner")
+    op.candidate("stock")(lambda a: 2 * a)
+    call, a = dispatch.route(op), torch.ones(2, 2)
+    inside.measuring = True
+    try:
+        call(a)
+    finally:
+        inside.measuring = False
+    assert "inner" not in dispatch.stats()
+    assert dispatch.decisions() == []
+    dispatch.session().adopt(Profile())
+    call(a)
+    assert dispatch.stats()["inner"] == {"stock": 1}
+    ((decision, calls),) = dispatch.decisions()
+    assert (decision.problem.op, calls) == ("inner", 1)
+
+
+def test_a_calibration_that_calls_what_a_program_called_hides_nothing(make_op):
+    op = make_op("both")
+    op.candidate("stock")(lambda a: 2 * a)
+    call, a = dispatch.route(op), torch.ones(2, 2)
+    call(a)
+    dispatch.session().adopt(Profile())
+    inside.measuring = True
+    try:
+        call(a)
+    finally:
+        inside.measuring = False
+    dispatch.session().adopt(Profile())
+    ((decision, calls),) = dispatch.decisions()
+    assert (decision.problem.op, calls) == ("both", 1)

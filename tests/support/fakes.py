@@ -1,0 +1,95 @@
+"""What stands in for what is not there: CuPy, played by NumPy, recorded steps, a process without autokern."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from autokern.backends import cupy_
+
+
+class _WithoutAutokern(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        assert not module.startswith("autokern"), f"{module}.{name} is needed to read this pickle"
+        return super().find_class(module, name)
+
+
+def unpickled_without_autokern(packed: bytes) -> object:
+    """What is in a pickle, read as where autokern is not installed."""
+    return _WithoutAutokern(io.BytesIO(packed)).load()
+
+
+class FakeCuPy:
+    """What `install` put in place of CuPy.
+
+    Attributes
+    ----------
+    streams : list
+        Stream and device that each call was made on.
+    calls : list
+        Name and shape of each decomposition.
+    """
+
+    def __init__(self) -> None:
+        self.streams: list[tuple[int, int | None]] = []
+        self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self._raises = False
+
+    @contextlib.contextmanager
+    def errstate(self, *, linalg):
+        before, self._raises = self._raises, linalg == "raise"
+        try:
+            yield
+        finally:
+            self._raises = before
+
+    @contextlib.contextmanager
+    def stream(self, pointer, device_id=-1):
+        self.streams.append((pointer, device_id))
+        yield
+
+    def decomposition(self, name):
+        def run(a):
+            assert isinstance(a, np.ndarray)
+            self.calls.append((name, a.shape))
+            try:
+                return getattr(np.linalg, name)(a)
+            except np.linalg.LinAlgError:
+                if self._raises:
+                    raise
+                return a.copy()  # as cuSOLVER leaves it where nobody asks
+
+        return run
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
+    """Let NumPy play CuPy, and the CPU the CUDA device."""
+    fake, cupy, cupyx = FakeCuPy(), ModuleType("cupy"), ModuleType("cupyx")
+    cupy.from_dlpack = np.from_dlpack
+    cupy.cuda = SimpleNamespace(Device=contextlib.nullcontext, ExternalStream=fake.stream)
+    names = {name: fake.decomposition(name) for name in ("cholesky", "qr", "eigh")}
+    cupy.linalg = SimpleNamespace(LinAlgError=np.linalg.LinAlgError, **names)
+    cupyx.errstate = fake.errstate
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupyx", cupyx)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=1234))
+    monkeypatch.setattr(cupy_, "_is_installed", lambda: True)
+    return fake
+
+
+def run_again(run, device):
+    """Stand for `graphs._capture`: to replay is to run the function again, into the same memory."""
+    result = run()
+
+    def replay():
+        for _ in range(2):  # what a step leaves in its inputs would be seen in its next run
+            result.copy_(run())
+
+    return result, replay

@@ -1,0 +1,183 @@
+"""What the tests of tiles share: kernels of every form with parameters off their defaults, truth, and bounds."""
+
+from __future__ import annotations
+
+import copy
+
+import linear_operator
+import pytest
+import torch
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from linear_operator.operators import DenseLinearOperator
+
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
+from autokern.kernels import embedded, matmul
+from autokern.kernels import tree as trees
+from autokern.kernels.partition import Plan
+from autokern.runtime import dispatch
+
+NONE = torch.Size()
+KERNELS = {
+    "rbf": lambda b: RBFKernel(batch_shape=b),
+    "scaled rbf": lambda b: ScaleKernel(RBFKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "matern 1/2": lambda b: ScaleKernel(MaternKernel(0.5, ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "matern 3/2": lambda b: MaternKernel(1.5, ard_num_dims=3, batch_shape=b),
+    "matern 5/2": lambda b: ScaleKernel(MaternKernel(2.5, batch_shape=b), batch_shape=b),
+    "rq": lambda b: ScaleKernel(RQKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "periodic": lambda b: ScaleKernel(PeriodicKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "cosine": lambda b: CosineKernel(batch_shape=b),
+    "sum of products": lambda b: (
+        ScaleKernel(
+            RBFKernel(active_dims=(0, 2), batch_shape=b) * PeriodicKernel(active_dims=(1,), batch_shape=b),
+            batch_shape=b,
+        )
+        + ConstantKernel(batch_shape=b)
+        + MaternKernel(1.5, batch_shape=b) * ScaleKernel(RQKernel(batch_shape=b), batch_shape=b)
+    ),
+    "two shapes": lambda b: (
+        RQKernel(batch_shape=b) * ScaleKernel(RQKernel(active_dims=(1,), batch_shape=b), batch_shape=b)
+    ),
+    "scale of scales": lambda b: ScaleKernel(ScaleKernel(RBFKernel(batch_shape=b), batch_shape=b), batch_shape=b),
+    "scaled sum": lambda b: ScaleKernel(
+        ScaleKernel(MaternKernel(2.5, batch_shape=b) + RBFKernel(batch_shape=b), batch_shape=b), batch_shape=b
+    ),
+    "constants first": lambda b: (
+        ConstantKernel(batch_shape=b) * ConstantKernel(batch_shape=b) * MaternKernel(2.5, batch_shape=b)
+        + ScaleKernel(ConstantKernel(batch_shape=b), batch_shape=b)
+    ),
+    "constants last": lambda b: (
+        RBFKernel(batch_shape=b) * ScaleKernel(ConstantKernel(batch_shape=b), batch_shape=b)
+        + ConstantKernel(batch_shape=b)
+    ),
+}  # fmt: skip
+PLANS = {
+    "symmetric": Plan(16),
+    "from the left": Plan(16, symmetric=False),
+    "columns": Plan(16, symmetric=False, columns=True),
+    "one tile": Plan(512),
+}
+FOR_OPERATORS = [
+    pytest.mark.usefixtures("only_tiles"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # of the library's preconditioner
+    pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
+]
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+each_size = pytest.mark.parametrize("m", [None, 19], ids=["same", "cross"])
+BATCH = torch.Size([2])
+BATCHES = [(NONE, NONE), (BATCH, BATCH), (BATCH, NONE), (NONE, BATCH), (torch.Size([3, 1]), BATCH)]
+each_batch = pytest.mark.parametrize(("batch", "own"), BATCHES, ids=str)
+SOME = KERNELS["sum of products"]
+EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+
+
+def prepared(make, batch=NONE, dtype=torch.float64, seed=0):
+    """A kernel with parameters off their defaults."""
+    generator = torch.Generator().manual_seed(seed)
+    kernel = make(batch).to(dtype)
+    for parameter in kernel.parameters():
+        parameter.data += 0.5 * torch.rand(parameter.shape, generator=generator).to(dtype)
+    return kernel
+
+
+def random(*shape, seed=1, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def read(kernel, x1, x2):
+    """A tree and the points of the columns; None where both sides are one tensor."""
+    return trees.read(kernel, x1), None if x2 is x1 else trees.read(kernel, x2).points
+
+
+def product(kernel, x1, x2, rhs, plan):
+    return matmul.matmul(*read(kernel, x1, x2), rhs, plan)
+
+
+def in_float64(*tensors):
+    """Leaves of their own with the same values; one and the same stays one."""
+    found: dict[int, torch.Tensor] = {}
+    for t in tensors:
+        found.setdefault(id(t), t.detach().double().requires_grad_(t.requires_grad))
+    return [found[id(t)] for t in tensors]
+
+
+def truth(kernel, x1, x2, rhs):
+    """The product by plain steps in float64, and what it was made of."""
+    kernel = copy.deepcopy(kernel).double()
+    x1, x2, rhs = in_float64(x1, x2, rhs)
+    return trees.dense(*read(kernel, x1, x2)) @ rhs, (kernel, x1, x2, rhs)
+
+
+def distinct(*tensors):
+    """Leaves that want gradients, each once."""
+    return list({id(t): t for t in tensors if t.requires_grad}.values())
+
+
+def assert_near(found, expected, dtype, factor=1.0):
+    """Entries agree within what the largest of them allows."""
+    assert found.shape == expected.shape
+    scale = 1e-3 + (expected.abs().max().item() if expected.numel() else 0.0)
+    bound = factor * scale * {torch.float64: 1e-11, torch.float32: 1e-3}[dtype]
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=bound)
+
+
+def operator(make, n=23, m=None, batch=NONE, own=NONE, dtype=torch.float64, seed=0):
+    """An operator, the leaves that it is made of, and gpytorch's own."""
+    kernel = prepared(make, own, dtype, seed)
+    x1 = random(*batch, n, 3, seed=seed + 1, dtype=dtype).requires_grad_()
+    x2 = x1 if m is None else random(*batch, m, 3, seed=seed + 2, dtype=dtype).requires_grad_()
+    return matrix_free(kernel, x1, x2), distinct(x1, x2, *kernel.parameters()), kernel(x1, x2)
+
+
+def dense_of(op):
+    """The matrix from what an operator is made of, by plain steps."""
+    kernel, same = op._kernel, op.nontensor_params["same"]
+    others = embedded.read(kernel, op.x1 if same else op.x2).points
+    return trees.dense(embedded.read(kernel, op.x1), others)
+
+
+def assert_right(kernel, x1, x2, rhs, plan, factor=1.0):
+    """Values and all gradients are those of the formula."""
+    dtype = rhs.dtype
+    found = product(kernel, x1, x2, rhs, plan)
+    expected, (exact, *exact_tensors) = truth(kernel, x1, x2, rhs)
+    assert found.dtype is dtype
+    assert_near(found.detach(), expected.detach(), dtype, factor)
+    leaves = distinct(x1, x2, rhs, *kernel.parameters())
+    if not leaves:
+        return
+    weights = random(*found.shape, seed=7, dtype=dtype)
+    ours = torch.autograd.grad(found, leaves, weights)
+    theirs = torch.autograd.grad(expected, distinct(*exact_tensors, *exact.parameters()), weights.double())
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype is dtype
+        assert_near(one, other, dtype, 10 * factor)
+
+
+def used():
+    """Which candidates multiplied."""
+    return set(dispatch.stats().get("kernel_matmul", {}))
+
+
+def assert_as_dense(read, *, make=SOME, n=23, m=None, batch=NONE, own=NONE, factor=1.0):
+    """What is read of an operator, and its gradients by all that it is made of, are those of the dense matrix."""
+    op, leaves, dense = operator(make, n, m, batch, own)
+    assert isinstance(op, MatrixFreeKernelOperator)
+    torch.manual_seed(5)
+    found = linear_operator.to_dense(read(op))
+    torch.manual_seed(5)
+    expected = linear_operator.to_dense(read(DenseLinearOperator(dense.to_dense())))
+    assert_near(found.detach(), expected.detach(), torch.float64, 1e4 * factor)  # gpytorch clamps distances at 1e-15
+    weights = random(*found.shape, seed=9)
+    ours = torch.autograd.grad(found, leaves, weights)
+    theirs = torch.autograd.grad(expected, leaves, weights)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(one, other, torch.float64, 1e5 * factor)

@@ -1,0 +1,402 @@
+"""host.py and cgroups.py: equal hosts have equal fingerprints, every field counts, and no limit is overlooked."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import getpass
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from autokern.system import cgroups, host
+
+GIB = 2**30
+
+# Child processes import single modules from a package without its contents, for those bring gpytorch along.
+BARE = f"""
+import sys, types
+sys.path[:0] = {sys.path!r}
+sys.modules["autokern"] = types.ModuleType("autokern")
+sys.modules["autokern"].__path__ = [{str(Path(host.__file__).parent)!r}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    host._reset()
+    yield
+    host._reset()
+
+
+def leaves(fields, path=()):
+    """Paths to every value in nested fields."""
+    if isinstance(fields, dict):
+        for key, value in fields.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def listed(root: Path, *lines: str) -> Path:
+    path = root / "listed"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+class FakeGpus:
+    """Stands in for ``torch.cuda``."""
+
+    def __init__(self, *gpus):
+        self.gpus = gpus
+
+    def device_count(self):
+        return len(self.gpus)
+
+    def get_device_properties(self, i):
+        return self.gpus[i]
+
+    def mem_get_info(self, device):
+        return (3 * GIB, 80 * GIB)
+
+    def memory_reserved(self, device):
+        return 5 * GIB
+
+    def memory_allocated(self, device):
+        return 4 * GIB
+
+    def synchronize(self):
+        raise InterruptedError("synchronised")
+
+
+def gpu(name="NVIDIA H200", memory=140 * GIB, processors=132):
+    return SimpleNamespace(name=name, total_memory=memory, multi_processor_count=processors, major=9, minor=0)
+
+
+def with_gpus(monkeypatch, *gpus) -> host.Host:
+    fake = FakeGpus(*gpus)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: fake)
+    monkeypatch.setattr(host, "accelerator", lambda: torch.device("cuda"))
+    return host.current(refresh=True)
+
+
+# --- fingerprints ---------------------------------------------------------------------------------------------------
+
+
+def test_current_describes_this_host():
+    here = host.current()
+    assert here is host.current()
+    assert here == host.current(refresh=True)
+    assert json.loads(json.dumps(here.fields)) == here.fields
+    assert re.fullmatch(r"[0-9a-f]{32}", here.fingerprint)
+    assert here.devices[0] == "cpu"
+    assert here.fields["cpu"]["threads"] == min(host.thread_ceiling(), torch.get_num_threads())
+    assert here.fields["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+def test_the_same_host_has_the_same_fingerprint_in_every_process():
+    code = BARE + "from autokern import host; print(host.current().fingerprint)"
+    answers = set()
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        answer = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        answers.add(answer.stdout.strip())
+    assert answers == {host.current().fingerprint}
+
+
+def test_every_field_but_the_remarks_flips_the_fingerprint(monkeypatch):
+    here = with_gpus(monkeypatch, gpu())
+    paths = list(leaves(here.fields))
+    assert len(paths) > 15
+    for path in paths:
+        fields = copy.deepcopy(here.fields)
+        part = fields
+        for key in path[:-1]:
+            part = part[key]
+        part[path[-1]] = "another"
+        assert (host.fingerprint_of(fields) == here.fingerprint) == (path[0] == "remarks"), path
+    assert set(here.fields["remarks"]) == {"autokern", "pykeops", "jax", "memory_gib"}
+
+
+@pytest.mark.parametrize("field", ["kind", "name", "capability", "memory_mib", "processors", "driver", "architecture"])
+def test_every_field_of_an_accelerator_flips_the_fingerprint(monkeypatch, field):
+    fields = with_gpus(monkeypatch, gpu()).fields
+    changed = copy.deepcopy(fields)
+    changed["accelerators"][0][field] = "another"
+    assert host.fingerprint_of(changed) != host.fingerprint_of(fields)
+
+
+def test_the_fingerprint_follows_the_thread_count():
+    before, threads = host.current(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert host.current().fingerprint != before.fingerprint
+    finally:
+        torch.set_num_threads(threads)
+    assert host.current() is before
+
+
+def test_the_fingerprint_follows_the_quota(monkeypatch):
+    before = host.current()
+    monkeypatch.setattr(host, "thread_ceiling", lambda: torch.get_num_threads() - 1)
+    assert host.current(refresh=True).fingerprint != before.fingerprint
+
+
+def test_nothing_tells_whose_machine_it_is(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "secret-name")
+    text = json.dumps(host.current(refresh=True).fields)
+    private = {socket.gethostname(), os.uname().nodename, str(Path.home()), str(Path.cwd()), sys.prefix}
+    private |= {os.environ.get("USER", ""), os.environ.get("HOSTNAME", "")}
+    with contextlib.suppress(KeyError, OSError):
+        private.add(getpass.getuser())
+    assert [word for word in private if len(word) > 2 and word != "root" and word in text] == []
+
+
+def test_values_do_not_move_with_load(monkeypatch):
+    before = host.current()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=7 * GIB, available=GIB))
+    assert host.current(refresh=True).fingerprint == before.fingerprint
+
+
+# --- accelerators ---------------------------------------------------------------------------------------------------
+
+
+def test_equal_gpus_count_once_and_in_any_order(monkeypatch):
+    one = with_gpus(monkeypatch, gpu())
+    assert one.devices == ("cpu", "cuda")
+    assert with_gpus(monkeypatch, gpu(), gpu(), gpu()).fingerprint == one.fingerprint
+    mixed = with_gpus(monkeypatch, gpu(), gpu("NVIDIA L4", 23 * GIB, 58))
+    assert mixed.fingerprint != one.fingerprint
+    assert with_gpus(monkeypatch, gpu("NVIDIA L4", 23 * GIB, 58), gpu()).fingerprint == mixed.fingerprint
+
+
+def test_slices_of_a_gpu_differ(monkeypatch):
+    small = with_gpus(monkeypatch, gpu("NVIDIA A100 MIG 1g.5gb", 5 * GIB, 14))
+    large = with_gpus(monkeypatch, gpu("NVIDIA A100 MIG 3g.20gb", 20 * GIB, 42))
+    assert small.fingerprint != large.fingerprint
+
+
+def test_the_driver_is_read(monkeypatch, tmp_path):
+    version = tree(tmp_path, {"v": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build"})
+    monkeypatch.setattr(host, "_NVIDIA_DRIVER", version / "v")
+    assert with_gpus(monkeypatch, gpu()).fields["accelerators"][0]["driver"] == "580.82.07"
+
+
+def test_a_gpu_that_does_not_answer_in_a_forked_child_raises_nothing(monkeypatch):
+    def refuse(_self, _i):
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr(FakeGpus, "get_device_properties", refuse)
+    assert with_gpus(monkeypatch, gpu()).fields["accelerators"] == [{"kind": "cuda"}]
+
+
+def test_the_cpu_can_be_injected_as_accelerator(monkeypatch):
+    before = host.current()
+    monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
+    if before.devices == ("cpu",):
+        assert host.current(refresh=True) == before
+    assert host.current(refresh=True).devices == ("cpu",)
+
+
+def test_accelerator_without_its_api(monkeypatch):
+    monkeypatch.delattr(torch, "accelerator")
+    assert host.accelerator() == (torch.device("cuda") if torch.cuda.is_available() else None)
+
+
+def test_synchronize(monkeypatch):
+    host.synchronize("cpu")
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: FakeGpus())
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(InterruptedError):
+            host.synchronize(device)
+
+
+# --- threads and control groups -------------------------------------------------------------------------------------
+
+
+def test_no_control_groups(tmp_path):
+    assert cgroups.cpu_quota(tmp_path, tmp_path / "missing") is None
+    assert cgroups.memory_left(tmp_path, tmp_path / "missing") is None
+
+
+def test_quota_of_v2_is_the_least_on_the_way_up(tmp_path):
+    limits = {"a/b/c/cpu.max": "max 100000", "a/b/cpu.max": "150000 100000", "a/cpu.max": "400000 100000"}
+    root, proc = tree(tmp_path / "fs", limits), listed(tmp_path, "0::/a/b/c")
+    assert host.cpu_quota(root, proc) == 1.5
+    assert host.cpu_quota(root, listed(tmp_path, "0::/a")) == 4.0
+    assert host.cpu_quota(root, listed(tmp_path, "0::/")) is None
+    assert host.cpu_quota(root, listed(tmp_path, "0::/elsewhere/below")) is None
+
+
+def test_quota_of_v1_is_the_least_on_the_way_up(tmp_path):
+    limits = {
+        "cpu,cpuacct/job/step/cpu.cfs_quota_us": "-1",
+        "cpu,cpuacct/job/step/cpu.cfs_period_us": "100000",
+        "cpu,cpuacct/job/cpu.cfs_quota_us": "50000",
+        "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+    }
+    root = tree(tmp_path / "fs", limits)
+    assert host.cpu_quota(root, listed(tmp_path, "12:memory:/x", "4:cpu,cpuacct:/job/step", "0::/x")) == 0.5
+    assert host.cpu_quota(root, listed(tmp_path, "4:cpuset:/job/step")) is None
+
+
+@pytest.mark.parametrize("line", ["4:cpu:/docker/0123", "0::/../../sibling", "0::/docker/0123"])
+def test_quota_of_a_container_that_sees_only_its_own_part(tmp_path, line):
+    limits = {"cpu.max": "200000 100000", "cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}
+    assert host.cpu_quota(tree(tmp_path / "fs", limits), listed(tmp_path, line)) == 2.0
+
+
+def test_quota_on_hybrid_systems(tmp_path):
+    root = tree(tmp_path / "fs", {"unified/a/cpu.max": "300000 100000"})
+    assert host.cpu_quota(root, listed(tmp_path, "1:name=systemd:/a", "0::/a")) == 3.0
+
+
+@pytest.mark.parametrize("text", ["", "max", "max 100000", "-1 100000", "0 0", "5 0", "nonsense 7", "\0\0"])
+def test_a_quota_that_is_none(tmp_path, text):
+    assert host.cpu_quota(tree(tmp_path / "fs", {"cpu.max": text}), listed(tmp_path, "0::/", "garbage", "::")) is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus", "ceiling"),
+    [(None, 12, 12), (4.0, 12, 4), (3.5, 12, 4), (0.2, 12, 1), (64.0, 12, 12), (None, 0, 1)],
+)
+def test_thread_ceiling(monkeypatch, quota, cpus, ceiling):
+    monkeypatch.setattr(host, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(host, "affinity", lambda: cpus)
+    assert host.thread_ceiling() == ceiling
+
+
+def test_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 5, 6}, raising=False)
+    assert host.affinity() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert host.affinity() == os.cpu_count()
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_left_in_v2(tmp_path):
+    files = {
+        "a/b/memory.max": "max",
+        "a/b/memory.current": str(GIB),
+        "a/memory.max": str(4 * GIB),
+        "a/memory.current": str(3 * GIB),
+        "a/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file 7",
+    }
+    assert cgroups.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "0::/a/b")) == 2 * GIB
+
+
+def test_memory_left_in_v1(tmp_path):
+    files = {
+        "memory/job/memory.limit_in_bytes": str(4 * GIB),
+        "memory/job/memory.usage_in_bytes": str(3 * GIB),
+        "memory/job/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB // 2}",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": str(20 * GIB),
+    }
+    assert cgroups.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "4:memory:/job")) == 3 * GIB // 2
+
+
+def test_memory_left_is_never_negative(tmp_path):
+    files = {"memory.max": "10", "memory.current": "20"}
+    assert cgroups.memory_left(tree(tmp_path / "fs", files), listed(tmp_path, "0::/")) == 0
+
+
+@pytest.mark.parametrize(("left", "expected"), [(None, 7 * GIB), (2 * GIB, 2 * GIB), (99 * GIB, 7 * GIB), (0, 0)])
+def test_available_memory_of_the_cpu(monkeypatch, left, expected):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7 * GIB))
+    monkeypatch.setattr(host, "memory_left", lambda: left)
+    assert host.available_memory("cpu") == expected
+
+
+def test_available_memory_of_a_gpu_counts_what_the_allocator_holds(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: FakeGpus())
+    assert host.available_memory("cuda") == host.available_memory("cuda:1") == 4 * GIB
+
+
+def test_available_memory_of_a_gpu_that_shares_the_cpus(monkeypatch):
+    apple = SimpleNamespace(recommended_max_memory=lambda: 5 * GIB, current_allocated_memory=lambda: GIB)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: apple)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7 * GIB))
+    monkeypatch.setattr(host, "memory_left", lambda: None)
+    assert host.available_memory("mps") == 4 * GIB
+
+
+# --- what kind of process this is -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_multi_rank_by_environment(monkeypatch, name):
+    for other in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        monkeypatch.delenv(other, raising=False)
+    assert not host.multi_rank()
+    for text, several in (("", False), ("1", False), ("x", False), (" 2 ", True), ("64", True)):
+        monkeypatch.setenv(name, text)
+        assert host.multi_rank() is several
+
+
+def test_multi_rank_by_process_group(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True, raising=False)
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    assert host.multi_rank()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked():
+    """In a fresh process: forking the test runner with its threads would prove nothing more."""
+    code = BARE + "import os; from autokern import host\n"
+    code += "before = host.forked(); pid = os.fork()\n"
+    code += "if pid == 0: os._exit(int(host.forked()))\n"
+    code += "print(before, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), host.forked())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["False", "1", "False"]
+
+
+def test_importing_does_no_device_or_thread_work():
+    code = BARE + "import threading, torch\n"
+    code += "before = set(sys.modules), threading.active_count()\n"
+    code += "def fail(*a, **k): raise AssertionError\n"
+    code += "torch.get_num_threads = torch.cuda.device_count = torch._C._accelerator_getAccelerator = fail\n"
+    code += "import autokern.host\n"
+    code += "print(threading.active_count() - before[1], 'psutil' in set(sys.modules) - before[0])\n"
+    code += "print(torch.cuda.is_initialized(), 'gpytorch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["0", "False", "False", "False"]
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def test_libraries():
+    intel = "  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build\n  - Build settings: BLAS_INFO=mkl, "
+    assert host._libraries(intel) == {"mkl": "2024.2-Product", "blas": "mkl"}
+    arm = "  - OpenMP 201511 (a.k.a. OpenMP 4.5)\n - LAPACK_INFO=open, BLAS_INFO=open; OpenBLAS 0.3.30"
+    assert host._libraries(arm) == {"blas": "open", "lapack": "open", "openblas": "0.3.30", "openmp": "201511"}
+
+
+def test_a_cpu_that_names_no_model(monkeypatch, tmp_path):
+    text = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n\nprocessor\t: 1\n"
+    monkeypatch.setattr(host, "_CPU_INFO", tree(tmp_path, {"cpuinfo": text}) / "cpuinfo")
+    cpu = host._cpu()
+    assert cpu["simd"] == ["asimd", "sve"]
+    assert cpu["numbers"] == "0x41-0xd4f"
+    assert cpu["model"]

@@ -1,0 +1,165 @@
+"""keops.py: what is told of KeOps without compiling, and the verdicts that are kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import sysconfig
+import types
+from pathlib import Path
+
+import pytest
+
+from autokern.core.errors import KeOpsError
+from autokern.core.settings import Settings
+from autokern.runtime.session import Session
+from autokern.system import keops, subprocess_probe
+from autokern.tuning.calibration import calibrate
+from autokern.tuning.profile import Profile, Tool, decode, encode
+
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+@pytest.fixture
+def pykeops(monkeypatch, tmp_path):
+    """A pykeops that nobody needs to install, with a build folder of its own."""
+    module = types.ModuleType("pykeops")
+    module.verbose = True
+    module.get_build_folder = lambda: str(tmp_path)
+    module.config = types.SimpleNamespace(gpu_available=False, pykeops_nvrtc_name=lambda type: str(tmp_path / "nvrtc"))
+    core = types.ModuleType("keopscore")
+    core.verbose = False
+    monkeypatch.setitem(sys.modules, "pykeops", module)
+    monkeypatch.setitem(sys.modules, "keopscore", core)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(keops, "compiler", lambda: "g++")
+    return module
+
+
+def test_it_works(pykeops):
+    assert keops.keops_problem() is None
+    assert "kind mps" in keops.keops_problem("mps")
+
+
+def test_not_installed_and_not_importable(pykeops, monkeypatch):
+    monkeypatch.delitem(sys.modules, "pykeops")
+    monkeypatch.setitem(sys.modules, "gpytorch.kernels.keops.keops_kernel", types.ModuleType("keops_kernel"))
+    assert "importing it fails" in keops.keops_problem()
+    assert keops.build_folder() is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert keops.keops_problem() == "pykeops is not installed"
+
+
+def test_no_compiler(pykeops, monkeypatch):
+    monkeypatch.setattr(keops, "compiler", lambda: None)
+    assert "C++ compiler" in keops.keops_problem()
+
+
+def test_the_compiler_is_found_by_the_rule_of_keops(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert keops.compiler() is None
+    (tmp_path / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "mine").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "mine"))
+    assert keops.compiler() == str(tmp_path / "mine")
+    assert keops.setting().endswith(("mine", "not installed"))
+
+
+def test_a_gpu_without_toolkit_is_told_before_it_crashes(pykeops, tmp_path):
+    assert "no CUDA toolkit" in keops.keops_problem("cuda")
+    pykeops.config.gpu_available = True
+    assert "interface" in keops.keops_problem("cuda")
+    (tmp_path / "nvrtc").touch()
+    assert keops.keops_problem("cuda") is None
+
+
+def test_a_build_folder_that_cannot_be_written(pykeops, monkeypatch, tmp_path):
+    monkeypatch.setattr(pykeops, "get_build_folder", lambda: str(tmp_path / "gone"))
+    assert "cannot be written" in keops.keops_problem()
+    with pytest.raises(KeOpsError, match="KEOPS_CACHE_FOLDER"), keops.at_work():
+        raise AssertionError("it is not tried")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what an ELF file must hold is read")
+@pytest.mark.parametrize("kept", [0, 40, 0.5, -1])
+def test_a_compiled_formula_that_was_cut_short(pykeops, tmp_path, kept):
+    whole = Path(importlib.import_module("_ctypes").__file__)
+    shutil.copy(whole, tmp_path / f"pykeops_cpp_0{SUFFIX}")
+    assert keops.keops_problem() is None
+    size = whole.stat().st_size
+    left = size - 1 if kept == -1 else int(kept * size) if isinstance(kept, float) else kept
+    (tmp_path / f"pykeops_cpp_1{SUFFIX}").write_bytes(whole.read_bytes()[:left])
+    assert "1 files" in keops.keops_problem()
+    assert "damaged" in keops.keops_problem()
+    (tmp_path / f"pykeops_cpp_1{SUFFIX}").unlink()
+    assert keops.keops_problem() is None
+
+
+def test_its_messages_are_off_while_it_works_and_as_before_afterwards(pykeops):
+    core = sys.modules["keopscore"]
+    with keops.at_work():
+        with keops.at_work():
+            assert (pykeops.verbose, core.verbose) == (False, False)
+        assert (pykeops.verbose, core.verbose) == (False, False)
+    assert (pykeops.verbose, core.verbose) == (True, False)
+    with pytest.raises(KeOpsError), keops.at_work():
+        raise ValueError("no good")
+    assert (pykeops.verbose, core.verbose) == (True, False)
+
+
+# --- verdicts in profiles ---------------------------------------------------------------------------------------------
+
+BROKEN = Tool(False, "the C++ compiler g++ fails", 2.0, "pykeops 2.3, g++")
+
+
+def test_a_bad_verdict_holds_as_long_as_its_setting(pykeops, monkeypatch):
+    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
+    keops.believe(BROKEN)
+    assert "compiler g++ fails" in keops.keops_problem()
+    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.4, g++")
+    assert keops.keops_problem() is None
+    keops.believe(None)
+    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
+    assert keops.keops_problem() is None
+
+
+def test_verdicts_are_kept_merged_and_taken_over_from_the_profile_in_force(pykeops, monkeypatch):
+    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
+    profile = Profile(tools={"keops": BROKEN})
+    assert decode(encode(profile)).tools == {"keops": BROKEN}
+    assert decode(encode(Profile())).tools == {}
+    assert b"tools" not in encode(Profile()), "who has no verdict writes what every reader knows"
+    works = Tool(True, "works", 5.0, "pykeops 2.3, g++")
+    assert profile.merge(Profile()).tools == {"keops": BROKEN}
+    assert profile.merge(Profile(tools={"keops": works})).tools == {"keops": works}
+    assert profile.without("qr").tools == {"keops": BROKEN}
+    here = Session(Settings(calibrate="never"))
+    here.adopt(profile)
+    assert "compiler g++ fails" in keops.keops_problem()
+    here.adopt(Profile(tools={"keops": works}))
+    assert keops.keops_problem() is None
+
+
+@pytest.mark.parametrize(
+    ("level", "known", "budget", "tried"),
+    [
+        ("full", None, 1000.0, True),
+        ("full", BROKEN, 1000.0, True),
+        ("full", Tool(True, "works", 5.0, "pykeops 2.3, g++"), 1000.0, False),
+        ("full", Tool(True, "works", 5.0, "pykeops 2.2, g++"), 1000.0, True),
+        ("full", None, 20.0, False),
+        ("quick", None, 1000.0, False),
+    ],
+)
+def test_a_thorough_calibration_tries_it(pykeops, monkeypatch, make_op, level, known, budget, tried):
+    verdict = Tool(True, "compiles and works", 6.0, "pykeops 2.3, g++")
+    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
+    monkeypatch.setattr(subprocess_probe, "try_keops", lambda seconds: verdict)
+    op = make_op("toy")
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("compiles", setup=True)(lambda a: a + a)
+    before = Profile(tools={"keops": known} if known else {})
+    found = calibrate([op], level, budget, ["cpu"], before, dtypes=())
+    assert found.tools.get("keops") == (verdict if tried else known)

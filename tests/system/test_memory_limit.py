@@ -1,0 +1,202 @@
+"""budget.py: what may be taken, what is said where it does not fit; footprint.py: how much that is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import gpytorch
+import psutil
+import pytest
+import torch
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+
+import autokern
+from autokern.core.errors import MemoryBudgetError
+from autokern.core.settings import Settings
+from autokern.gp import footprint
+from autokern.runtime import dispatch
+from autokern.system import host, memory_limit
+from autokern.system.memory_limit import LARGE, Room
+
+GIB = 2**30
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """What is free, and what the pools keep; to be changed at will."""
+    there = SimpleNamespace(bytes=4 * GIB, kept=0, asked=0, freed=0)
+
+    def look(device):
+        there.asked += 1
+        return there.bytes
+
+    def give_back():
+        there.freed += 1
+
+    monkeypatch.setattr(host, "available_memory", look)
+    monkeypatch.setattr(memory_limit.workspace, "held", lambda: there.kept)
+    monkeypatch.setattr(memory_limit.workspace, "free", give_back)
+    return there
+
+
+# --- what may be taken ------------------------------------------------------------------------------------------------
+
+
+def test_the_least_of_order_and_what_is_there_counts(free):
+    assert memory_limit.available("cpu") == 4 * GIB
+    with autokern.using(memory="1GiB"):
+        assert memory_limit.available(torch.device("cpu")) == GIB
+        with autokern.using(memory="2GiB"):
+            assert memory_limit.available("cpu") == 2 * GIB
+    with autokern.using(memory="8GiB"):
+        assert memory_limit.available("cpu") == 4 * GIB
+    dispatch.reset(Settings(memory=3 * GIB, calibrate="never"))
+    assert memory_limit.available("cpu") == 3 * GIB
+
+
+def test_least_is_pure():
+    there = Room(10, "free RAM", 2)
+    assert memory_limit.least(None, None) is None
+    assert memory_limit.least(None, there) is there
+    assert memory_limit.least(10, there) is there
+    assert memory_limit.least(9, there) == memory_limit.least(9, None) == Room(9, memory_limit.ORDER)
+
+
+def test_nobody_looks_for_small_calls(free):
+    free.bytes = 0
+    assert memory_limit.fits(LARGE - 1, "cpu")
+    assert free.asked == 0
+    assert not memory_limit.fits(LARGE, "cpu")
+    assert free.asked == 1
+
+
+def test_what_pools_keep_counts_as_free_and_is_given_back_only_where_it_is_wanted(free):
+    free.kept = GIB
+    assert memory_limit.available("cpu") == 5 * GIB
+    assert memory_limit.fits(4 * GIB, "cpu")
+    assert free.freed == 0
+    assert memory_limit.fits(4 * GIB + 1, "cpu")
+    assert free.freed == 1
+    assert not memory_limit.fits(5 * GIB + 1, "cpu")
+    assert free.freed == 1
+
+
+def test_the_pools_of_the_cpu_are_no_memory_of_a_gpu(free):
+    free.kept = GIB
+    assert memory_limit.available("cuda") == 4 * GIB
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("left", "words"), [(None, "free RAM"), (GIB, "the memory limit of the control group"), (9 * GIB, "free RAM")]
+)
+def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4 * GIB))
+    monkeypatch.setattr(host, "memory_left", lambda: left)
+    monkeypatch.setattr(memory_limit.workspace, "held", lambda: 0)
+    size = 1 if left == GIB else 4
+    with pytest.raises(MemoryBudgetError, match=rf"a matrix needs 7 GiB .* {size} GiB may be taken \({words}\)"):
+        memory_limit.refuse("a matrix", 7 * GIB, "cpu")
+    with autokern.using(memory="512MiB"), pytest.raises(MemoryBudgetError, match=r"0.5 GiB .*AUTOKERN_MEMORY or using"):
+        memory_limit.refuse("a matrix", 7 * GIB, "cpu")
+
+
+def test_a_gpu_has_memory_of_its_own(free):
+    assert host.memory_limited_by("cuda") == "free memory of the GPU"
+
+
+def test_advice_fits_the_dtype():
+    assert any("float32" in way for way in memory_limit.ways_out("torch.float64", of_kernel=False))
+    assert not any("float32" in way for way in memory_limit.ways_out("float32", of_kernel=True))
+    assert any("kernel_matmul" in way for way in memory_limit.ways_out("float32", of_kernel=True))
+    assert memory_limit.ways_out("float32", of_kernel=False) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(7, "7 bytes"), (2**10, "1 KiB"), (3 * 2**19, "1.5 MiB"), (2 * GIB, "2 GiB"), (2000 * GIB, "2,000 GiB")],
+)
+def test_sizes_in_words(count, words):
+    assert memory_limit.sized(count) == words
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_matrix_takes_the_way_that_fits():
+    x = torch.rand(3000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kernel = gpytorch.kernels.MaternKernel(2.5).double().requires_grad_(False)
+    stock = kernel.forward(x, x)
+    with autokern.enabled(), autokern.using(memory="90MiB"):  # of 69 MiB each, stock holds three, one GEMM three
+        found = kernel(x).to_dense()
+        assert autokern.stats()["kernel_matrix"].keys() <= {"tiled", "symmetric"}
+        decision = autokern.explain("kernel_matrix", m=3000, n=3000, d=2, variant="matern52/same/iso")
+    torch.testing.assert_close(found, stock, rtol=1e-10, atol=1e-10)
+    assert decision.reason.startswith("stock does not fit the memory")
+    with autokern.using(force={"kernel_matrix": "gemm"}, memory="90MiB"):
+        forced = autokern.explain("kernel_matrix", m=3000, n=3000, d=2, variant="matern52/same/iso")
+    assert forced.candidate in ("tiled", "symmetric")
+    assert "gemm was forced" in forced.reason
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_only_the_frugal_way_fits():
+    x = torch.rand(2400, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    class Model(gpytorch.models.ExactGP):
+        def __init__(self) -> None:
+            super().__init__(x, x.sum(-1).sin(), gpytorch.likelihoods.GaussianLikelihood())
+            self.mean_module = gpytorch.means.ZeroMean()
+            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    model = Model().double()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    factorised = gpytorch.settings.fast_computations(log_prob=False)  # to iterate takes no matrix
+    with autokern.enabled(), factorised, autokern.using(memory="80MiB"):  # of 44 MiB each
+        loss = -mll(model(*model.train_inputs), model.train_targets)
+        loss.backward()
+        (served,) = autokern.stats()["exact_log_prob"]
+        assert served.startswith("fused")
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    with autokern.enabled(), factorised:
+        with autokern.using(memory="20MiB"), pytest.raises(MemoryBudgetError, match=r"exact_log_prob\(m=2400.*float32"):
+            mll(model(*model.train_inputs), model.train_targets)
+        with autokern.using(force={"exact_log_prob": "fused"}):
+            again = -mll(model(*model.train_inputs), model.train_targets)
+    torch.testing.assert_close(again, loss)
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_known_counts_nothing():
+    kernels = gpytorch.kernels
+    unknown = kernels.LinearKernel()
+    assert footprint.of_kernel(unknown, 3, grad=True).peak == 0
+    assert footprint.of_kernel(kernels.ScaleKernel(unknown), 3, grad=True).peak == 0
+    assert footprint.of_kernel(unknown + kernels.LinearKernel(), 3, grad=False).peak == 0
+    assert footprint.of_kernel(unknown + kernels.RBFKernel(), 3, grad=False).peak == 1
+
+    class Mine(kernels.RBFKernel):
+        """May have another formula."""
+
+    assert footprint.of_kernel(Mine(), 3, grad=False).peak == 0
+
+
+def test_what_is_dense_already_costs_nothing():
+    a = torch.eye(5)
+    dense = DenseLinearOperator(a)
+    assert footprint.of_dense(dense).peak == 0
+    total = AddedDiagLinearOperator(dense, ConstantDiagLinearOperator(torch.ones(1), 5))
+    assert footprint.of_dense(total).peak > 0
+    total.to_dense()
+    assert footprint.of_dense(total).peak == 0
+    lazy = gpytorch.kernels.RBFKernel()(a)
+    assert footprint.of_dense(lazy).peak == 1
+    lazy.evaluate_kernel()
+    assert footprint.of_dense(lazy).peak == 0

@@ -1,0 +1,371 @@
+"""Crew: grad and inference mode, errors, interrupts and thread counts of those who share a piece of work."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+import autokern
+from autokern.system import thread_pool, threads
+
+CPU = torch.device("cpu")
+each_count = pytest.mark.parametrize("count", [1, 2, 5])
+
+
+@pytest.fixture(autouse=True)
+def _all_threads_end():
+    before, count = set(threading.enumerate()), torch.get_num_threads()
+    yield
+    assert set(threading.enumerate()) == before
+    assert torch.get_num_threads() == count
+
+
+@pytest.fixture
+def several():
+    """Three threads for torch, however few cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield 3
+    torch.set_num_threads(before)
+
+
+def spread(count, work):
+    """What `work` returns in each member, by number."""
+    found = {}
+    thread_pool.run(lambda member: found.__setitem__(member.number, work(member)), count)
+    return [found[number] for number in range(count)]
+
+
+@each_count
+def test_every_member_does_its_share_once(count):
+    found = []
+    thread_pool.run(lambda member: found.append((member.number, member.count)), count)
+    assert sorted(found) == [(number, count) for number in range(count)]
+
+
+def test_the_calling_thread_is_the_first_member():
+    assert spread(3, lambda member: threading.current_thread())[0] is threading.current_thread()
+
+
+@each_count
+@pytest.mark.parametrize("enabled", [True, False])
+def test_grad_mode_is_off_in_members_and_as_it_was_outside(count, enabled):
+    with torch.set_grad_enabled(enabled):
+        assert spread(count, lambda member: torch.is_grad_enabled()) == [False] * count
+        assert torch.is_grad_enabled() is enabled
+
+
+@each_count
+@pytest.mark.parametrize("inference", [True, False])
+def test_inference_mode_is_the_callers(count, inference):
+    with torch.inference_mode(inference):
+        total = torch.zeros(count)
+
+        def add(member):
+            total[member.number] += 1  # refused outside of inference mode where `total` is of it
+            return torch.is_inference_mode_enabled(), torch.empty(1).is_inference()
+
+        assert spread(count, add) == [(inference, inference)] * count
+        assert total.eq(1).all()
+        assert torch.is_inference_mode_enabled() is inference
+
+
+def test_each_of_several_members_has_one_thread_of_torch(several):
+    assert spread(3, lambda member: torch.get_num_threads()) == [1, 1, 1]
+    assert torch.get_num_threads() == several
+
+
+def test_a_single_member_keeps_all_threads(several):
+    assert spread(1, lambda member: torch.get_num_threads()) == [several]
+
+
+def test_new_threads_still_get_the_number_that_the_user_set(several):
+    thread_pool.run(lambda member: torch.ones(10).sum(), 3)
+    found = []
+    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert found == [several]
+
+
+def test_a_crew_is_as_large_as_torch_uses_threads(several):
+    assert thread_pool.size(CPU) == several
+    assert thread_pool.size(torch.device("cuda")) == thread_pool.size(torch.device("meta")) == 1
+    torch.set_num_threads(1)
+    assert thread_pool.size(CPU) == 1
+
+
+def test_threads_that_are_forbidden_make_a_crew_of_one(several, monkeypatch):
+    monkeypatch.setattr(threads, "_allowed", False)
+    assert thread_pool.size(CPU) == 1
+
+
+def test_threads_off_in_the_environment_makes_a_crew_of_one(several, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_THREADS", "off")
+    with autokern.enabled():
+        assert thread_pool.size(CPU) == 1
+    assert thread_pool.size(CPU) == several
+
+
+# --- meeting and checking ---------------------------------------------------------------------------------------------
+
+
+@each_count
+def test_nobody_passes_a_meeting_before_all_have_come(count):
+    arrived, seen = [], []
+
+    def work(member):
+        for turn in range(20):
+            arrived.append(turn)
+            member.meet()
+            seen.append(arrived.count(turn))
+            member.meet()
+
+    thread_pool.run(work, count)
+    assert seen == [count] * (20 * count)
+
+
+@each_count
+@pytest.mark.parametrize("who", ["first", "last"])
+@pytest.mark.parametrize("way", ["check", "meet"])
+def test_the_error_of_one_stops_the_others_and_is_raised(count, who, way):
+    failing = 0 if who == "first" else count - 1
+    late = []
+
+    def work(member):
+        if member.number == failing:
+            raise ValueError("no")
+        if way == "meet":
+            member.meet()
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            member.check()
+            time.sleep(0.001)
+        late.append(member.number)
+
+    with pytest.raises(ValueError, match=r"^no$"):
+        thread_pool.run(work, count)
+    assert not late
+    assert torch.is_grad_enabled()
+
+
+def test_the_first_of_several_errors_is_raised():
+    def work(member):
+        if member.number != 2:
+            time.sleep(0.05)
+        raise RuntimeError(f"of {member.number}")
+
+    with pytest.raises(RuntimeError, match=r"^of 2$"):
+        thread_pool.run(work, 4)
+
+
+@each_count
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_errors_keep_their_kind(count, error):
+    def work(member):
+        if member.number == count - 1:
+            raise error
+        member.meet()
+
+    with pytest.raises(error):
+        thread_pool.run(work, count)
+
+
+def test_members_that_wait_are_released_when_another_ends_with_an_error():
+    def work(member):
+        if member.number:
+            member.meet()
+        time.sleep(0.05)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match=r"^no$"):
+        thread_pool.run(work, 3)
+
+
+@each_count
+def test_nothing_holds_the_memory_of_a_crew_that_failed(count):
+    class Large:
+        pass
+
+    gone = []
+
+    def fail():
+        large = Large()
+        gone.append(weakref.ref(large))
+
+        def work(member):
+            assert large is not None
+            if member.number == count - 1:
+                raise MemoryError
+
+        with pytest.raises(MemoryError):
+            thread_pool.run(work, count)
+
+    gc.collect()
+    gc.disable()
+    try:
+        fail()
+        assert gone[0]() is None
+    finally:
+        gc.enable()
+
+
+# --- interrupts -------------------------------------------------------------------------------------------------------
+
+
+def interrupt_after(begun, count):
+    """Interrupt the main thread a little after so many have begun."""
+    main = threading.main_thread().ident
+
+    def wait():
+        while len(begun) < count:
+            time.sleep(0.005)
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """A run in the background of a shell ignores interrupts, and so would Python in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("where", ["working", "meeting", "joining"])
+def test_an_interrupt_stops_all_wherever_it_comes(where):
+    begun, stopped = [], []
+
+    def work(member):
+        begun.append(member.number)
+        if member.number == 0:
+            if where == "joining":
+                return
+            if where == "meeting":
+                member.meet()
+        deadline = time.monotonic() + 30
+        try:
+            while time.monotonic() < deadline:
+                member.check()
+                time.sleep(0.002)
+        finally:
+            stopped.append(member.number)
+
+    timer, start = interrupt_after(begun, 3), time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        thread_pool.run(work, 3)
+    timer.join()
+    assert time.monotonic() - start < 20
+    assert {1, 2} <= set(stopped)
+
+
+def test_threads_that_cannot_be_started_are_an_error_and_stop_the_rest(monkeypatch):
+    start, begun = threading.Thread.start, []
+
+    def only_one(thread):
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+
+    def work(member):
+        while True:
+            member.check()
+            time.sleep(0.002)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        thread_pool.run(work, 4)
+    assert not begun[0].is_alive()
+
+
+def test_an_interrupt_while_threads_are_started_leaves_none(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+    def work(member):
+        while True:
+            member.check()
+            time.sleep(0.002)
+
+    with pytest.raises(KeyboardInterrupt):
+        thread_pool.run(work, 3)
+
+
+# --- nesting, other threads, forks ------------------------------------------------------------------------------------
+
+
+def test_crews_nest():
+    total = torch.zeros(2, 3)
+
+    def outer(member):
+        thread_pool.run(lambda inner: total[member.number, inner.number].add_(1), 3)
+
+    thread_pool.run(outer, 2)
+    assert total.eq(1).all()
+
+
+def test_a_member_sees_that_a_crew_of_its_own_would_be_alone(several):
+    assert spread(3, lambda member: thread_pool.size(CPU)) == [1, 1, 1]
+
+
+def test_crews_of_several_threads_do_not_meet():
+    found = []
+
+    def many(name):
+        for _ in range(30):
+            thread_pool.run(lambda member: (member.meet(), found.append(name)), 3)
+
+    others = [threading.Thread(target=many, args=(name,)) for name in range(3)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
+    assert [found.count(name) for name in range(3)] == [90] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_afterwards_works_with_one_thread():
+    code = """
+        import os, torch
+        torch.set_num_threads(2)
+        from autokern import crew
+        done, cpu = [], torch.device("cpu")
+        assert crew.size(cpu) == 2
+        crew.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
+        torch.set_num_threads(1)
+        child = os.fork()
+        if not child:
+            count = crew.size(cpu)
+            crew.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
+            os._exit(0 if len(done) == 3 and count == 1 else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout.strip() == "0"

@@ -1,0 +1,268 @@
+"""threads: counts are lowered where asked, in no other thread, and always restored."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import autokern
+from autokern.system import host, threads
+
+REAL = (threads._setters, lambda: (torch.set_num_threads, int))
+
+
+@pytest.fixture(autouse=True)
+def _three():
+    """Three threads: a number to restore; hardly any test starts them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    assert threads.current() == 3
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=REAL, ids=["openmp", "fallback"])
+def _each_way(request, monkeypatch):
+    """As on this system, and as where the libraries' own functions cannot be found."""
+    monkeypatch.setattr(threads, "_setters", request.param)
+
+
+each_way = pytest.mark.usefixtures("_each_way")
+
+
+def elsewhere(work):
+    """Do some work in a thread that has not used torch before."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def wrapped(count):
+    return threads.limited(threads.current, count)()
+
+
+def in_scope(count):
+    with threads.scope(count):
+        return threads.current()
+
+
+either = pytest.mark.parametrize("count_inside", [wrapped, in_scope])
+
+# --- torch's threads --------------------------------------------------------------------------------------------------
+
+
+@each_way
+@either
+@pytest.mark.parametrize(("count", "inside"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**6, 3)])
+def test_lowered_inside_and_never_raised(count_inside, count, inside):
+    assert count_inside(count) == inside
+    assert threads.current() == 3
+    assert elsewhere(lambda: (count_inside(count), threads.current())) == (inside, 3)
+
+
+@pytest.mark.parametrize("make", [lambda count: threads.limited(len, count), threads.scope])
+def test_no_thread_at_all_is_refused(make):
+    with pytest.raises(ValueError, match="1 or more, not 0"):
+        make(0)
+
+
+def test_a_limited_function_is_what_it_was_before():
+    def double(x: int, *, times: int = 1) -> int:
+        """Double."""
+        return 2 * x * times
+
+    limited = threads.limited(double, 1)
+    assert limited(3, times=2) == 12
+    assert (limited.__name__, limited.__doc__, limited.__wrapped__) == ("double", "Double.", double)
+
+
+@each_way
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_restored_after_exceptions(error):
+    def fail():
+        assert threads.current() == 1
+        raise error
+
+    with pytest.raises(error):
+        threads.limited(fail, 1)()
+    assert threads.current() == 3
+    with pytest.raises(error), threads.scope(1):
+        fail()
+    assert threads.current() == 3
+
+
+@either
+@pytest.mark.parametrize("step", range(4))
+def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, count_inside, step):
+    """Python raises an interrupt when a call has returned: after any of the four that lower and restore."""
+    steps = iter(range(4))
+
+    def interrupted(function):
+        def call(count):
+            result = function(count)
+            if next(steps, None) == step:
+                raise KeyboardInterrupt
+            return result
+
+        return call
+
+    torch.set_num_threads(3)  # MKL's own number is set, too
+    setters = threads._setters()
+    monkeypatch.setattr(threads, "_setters", lambda: tuple(map(interrupted, setters)))
+    with pytest.raises(KeyboardInterrupt):
+        count_inside(1)
+    assert threads.current() == 3
+    mkl_before = setters[1](3)
+    setters[1](mkl_before)
+    assert mkl_before == 3
+
+
+@each_way
+def test_nested():
+    @lambda run: threads.limited(run, 2)
+    def outer():
+        seen = [threads.current(), wrapped(1), in_scope(1), wrapped(3), in_scope(3)]
+        return [*seen, threads.current()]
+
+    assert outer() == [2, 1, 1, 2, 2, 2]
+    with threads.scope(2), threads.scope(1), threads.scope(2):
+        assert threads.current() == 1
+    assert threads.current() == 3
+
+
+def test_other_threads_are_left_alone():
+    """One that has used torch before, and one that first does so inside, which `torch.set_num_threads` would bind."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait():
+        threads.current()
+        entered.set()
+        leave.wait(10)
+        return threads.current()
+
+    old: list[int] = []
+    thread = threading.Thread(target=lambda: old.append(wait()))
+    thread.start()
+    entered.wait(10)
+    with threads.scope(1):
+        leave.set()
+        thread.join()
+        assert old == [3]
+        assert elsewhere(threads.current) == 3
+        assert threads.current() == 1
+    assert elsewhere(threads.current) == 3
+
+
+def test_many_threads_at_once():
+    barrier, seen = threading.Barrier(8), set()
+
+    def work(count):
+        barrier.wait()
+        for _ in range(200):
+            seen.add((count, wrapped(count), in_scope(count), threads.current()))
+
+    pool = [threading.Thread(target=work, args=(1 + i % 4,)) for i in range(8)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join()
+    assert seen == {(count, min(count, 3), min(count, 3), 3) for count in (1, 2, 3, 4)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux, which lists a process's threads")
+@pytest.mark.parametrize("work", ["matmul", "cholesky", "qr", "exp", "sum"])
+def test_libraries_obey(work):
+    """OpenMP keeps a team for each thread that asks: a new thread has none until work is shared out."""
+    a = torch.randn(400, 400, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spd = a @ a.mT + 400 * torch.eye(400, dtype=torch.float64)
+    jobs = {
+        "matmul": lambda: a @ a,
+        "cholesky": lambda: torch.linalg.cholesky(spd),
+        "qr": lambda: torch.linalg.qr(a),
+        "exp": spd.exp,
+        "sum": spd.sum,
+    }
+
+    def teams():
+        tasks = [len(os.listdir("/proc/self/task"))]
+        for run in (threads.limited(jobs[work], 1), jobs[work]):
+            run()
+            tasks.append(len(os.listdir("/proc/self/task")))
+        return tasks
+
+    torch.set_num_threads(2)
+    start, limited, free = elsewhere(teams)
+    assert limited == start
+    assert free > start
+    torch.set_num_threads(3)
+
+
+def test_a_backward_pass_in_a_scope():
+    seen = []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            with threads.scope(1):
+                seen.append(threads.current())
+                return 2 * g * ctx.saved_tensors[0]
+
+    x = torch.tensor(3.0, requires_grad=True)
+    Square.apply(x).backward()
+    assert (x.grad.item(), seen) == (6.0, [1])
+
+
+def test_ceiling(monkeypatch):
+    monkeypatch.setattr(host, "thread_ceiling", lambda: 2)
+    assert threads.ceiling() == 2
+    assert threads.limited(threads.ceiling, 1)() == 1
+    monkeypatch.setattr(host, "thread_ceiling", lambda: 64)
+    assert threads.ceiling() == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs libraries whose symbols are found through torch's")
+def test_the_fallback_is_not_needed_here():
+    assert threads._setters()[0] is not torch.set_num_threads
+
+
+def test_the_fallback_where_the_libraries_lack_the_functions(monkeypatch):
+    monkeypatch.setattr(threads, "_torch_library", lambda: None)
+    assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
+    deaf = types.SimpleNamespace(omp_set_num_threads=lambda count: None, MKL_Set_Num_Threads_Local=lambda count: 0)
+    monkeypatch.setattr(threads, "_torch_library", lambda: deaf)
+    assert threads._setters.__wrapped__() == (torch.set_num_threads, int)
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+def test_off(monkeypatch):
+    monkeypatch.setenv("AUTOKERN_THREADS", "off")
+    monkeypatch.setattr(host, "thread_ceiling", lambda: 1)
+    with autokern.enabled():
+        assert not threads.allowed()
+        assert (threads.current(), wrapped(1), in_scope(1)) == (3, 3, 3)
+    assert threads.allowed()
+    assert wrapped(1) == 1
+
+
+@pytest.mark.parametrize(("order", "inside"), [("1", 1), ("2", 2), ("8", 3)])
+def test_a_number_is_a_ceiling(monkeypatch, order, inside):
+    monkeypatch.setenv("AUTOKERN_THREADS", order)
+    with autokern.enabled():
+        assert threads.current() == inside
+        assert elsewhere(threads.current) == inside
+    assert threads.current() == 3

@@ -1,0 +1,328 @@
+"""problem.py and profile.py: what is written is what is read, merging loses nothing, and any bytes are judged whole."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import pickle
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autokern.core.errors import ProfileError
+from autokern.core.problem import Problem
+from autokern.tuning.profile import SCHEMA, Ban, Crossover, Profile, Timing, Trial, decode, encode
+
+NAMES = ["stock", "cpu", "tiled"]
+
+problems = st.builds(
+    Problem,
+    op=st.sampled_from(["qr", "cholesky"]),
+    m=st.integers(1, 5),
+    n=st.integers(1, 5),
+    dtype=st.sampled_from(["float32", "float64"]),
+    device=st.sampled_from(["cpu", "cuda"]),
+    grad=st.sampled_from(["", "a"]),
+)
+timings = st.builds(
+    Timing,
+    seconds=st.floats(1e-7, 1e3),
+    ratio=st.floats(1e-3, 1e3),
+    noise=st.floats(0, 1),
+    rounds=st.integers(1, 20),
+    error=st.floats(0, 10),
+)
+trials = st.builds(Trial, problems, st.dictionaries(st.sampled_from(NAMES), timings, min_size=1, max_size=3))
+bans = st.builds(
+    Ban,
+    st.just("qr"),
+    st.sampled_from(NAMES),
+    st.just("float64"),
+    st.sampled_from(["cpu", "cuda"]),
+    st.text(max_size=9),
+)
+profiles = st.builds(
+    Profile,
+    host=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=2),
+    fingerprint=st.sampled_from(["", "ab12", "cd34"]),
+    trials=st.lists(trials, max_size=4, unique_by=lambda t: t.problem),
+    banned=st.lists(bans, max_size=2, unique_by=lambda b: (b.candidate, b.device)),
+    setup=st.dictionaries(st.sampled_from(["qr.cpu", "cholesky.cpu"]), st.floats(0, 100), max_size=2),
+    levels=st.dictionaries(
+        st.sampled_from(["qr@cpu", "cholesky/float64@cuda"]), st.sampled_from(["quick", "full"]), max_size=2
+    ),
+    created=st.sampled_from(["", "2024-01-01T00:00:00Z", "2025-06-01T00:00:00Z"]),
+)
+
+
+def synthetic(*steps: tuple[int, float], op: str = "qr", name: str = "cpu", **more: object) -> Profile:
+    """A made-up profile: the ratio of one candidate to stock by number of columns."""
+    return Profile(
+        trials=[
+            Trial(Problem(op=op, m=n, n=n, **more), {"stock": Timing(1e-3), name: Timing(1e-3 * r, r)})
+            for n, r in steps
+        ]
+    )
+
+
+# --- Problem ----------------------------------------------------------------------------------------------------------
+
+
+def test_problem_is_a_key():
+    p = Problem(op="qr", m=3, n=2)
+    assert p == Problem(op="qr", m=3, n=2)
+    assert hash(p) == hash(Problem(op="qr", m=3, n=2))
+    assert len({p, p.replace(grad="a"), p.replace(), p.replace(variant="rows")}) == 3
+    with pytest.raises(AttributeError):
+        p.m = 4
+    assert pickle.loads(pickle.dumps(p)) == copy.deepcopy(p) == p
+
+
+def test_problem_groups_and_words():
+    p = Problem(op="qr", dtype="float32", device="cuda", grad="theta/x", variant="rbf/same")
+    assert p.group == ("qr", "float32", "cuda")
+    assert p.words == ("rbf", "same", "grad:theta", "grad:x")
+    assert (p.itemsize, p.replace(dtype="float64").itemsize) == (4, 8)
+
+
+def test_problem_prints_what_matters():
+    p = Problem(op="kernel_matrix", m=5, n=6, d=2, batch=3, grad="theta", variant="rbf/cross/ard")
+    assert str(p) == "kernel_matrix(m=5, n=6, d=2, batch=3, float64, cpu, rbf/cross/ard, grad=theta)"
+    assert str(Problem(op="qr", m=5, n=6)) == "qr(m=5, n=6, float64, cpu)"
+
+
+# --- Profile: files ---------------------------------------------------------------------------------------------------
+
+
+@given(profiles)
+def test_what_is_encoded_is_decoded(profile):
+    assert decode(encode(profile)) == profile
+
+
+@given(profiles, st.data())
+def test_mutated_bytes_are_a_profile_or_a_profile_error(profile, data):
+    text = bytearray(encode(profile))
+    for _ in range(data.draw(st.integers(1, 4))):
+        kind = data.draw(st.sampled_from(["flip", "cut", "insert", "repeat"]))
+        at = data.draw(st.integers(0, max(0, len(text) - 1)))
+        if kind == "flip" and text:
+            text[at] ^= 1 << data.draw(st.integers(0, 7))
+        elif kind == "cut":
+            del text[at : at + data.draw(st.integers(1, 8))]
+        elif kind == "insert":
+            text[at:at] = data.draw(
+                st.binary(max_size=4) | st.sampled_from([b"NaN", b"1e999", b"-", b"null", b"{", b"["])
+            )
+        else:
+            text[at:at] = text[at : at + 20]
+    try:
+        found = decode(bytes(text))
+    except ProfileError:
+        return
+    assert decode(encode(found)) == found
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_profile_or_a_profile_error(data):
+    with contextlib.suppress(ProfileError):
+        assert isinstance(decode(data), Profile)
+
+
+def _with(path: str, value: object) -> bytes:
+    """The JSON of a small valid profile with one value replaced; `value` is put in as raw JSON."""
+    whole = Profile(
+        trials=[Trial(Problem(op="qr", m=3, n=2, d=4, rhs=5, batch=6), {"stock": Timing(1e-3, 1.5, 0.1, 3, 0.5)})],
+        setup={"qr.cpu": 1.0},
+        schema=SCHEMA,
+    )
+    tree = msgspec.json.decode(encode(whole))
+    tree["schema"] = SCHEMA
+    target, _, field = path.partition("/")
+    trial = tree["trials"][0]
+    nodes = {"timing": trial["timings"]["stock"], "problem": trial["problem"], "setup": tree["setup"], "top": tree}
+    nodes[target][field] = "@@"
+    return msgspec.json.encode(tree).replace(b'"@@"', str(value).encode())
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1", "null", '"1"', "true", "[]"])
+@pytest.mark.parametrize("field", ["seconds", "ratio", "noise", "rounds", "error"])
+def test_impossible_timings_are_refused(field, value):
+    decode(_with(f"timing/{field}", 2))
+    with pytest.raises(ProfileError):
+        decode(_with(f"timing/{field}", value))
+
+
+@pytest.mark.parametrize("value", ["1e10", "0", "1e-13"])
+@pytest.mark.parametrize("field", ["seconds", "ratio"])
+def test_times_out_of_range_are_refused(field, value):
+    with pytest.raises(ProfileError, match="impossible"):
+        decode(_with(f"timing/{field}", value))
+
+
+@pytest.mark.parametrize("value", ["-1", str(2**41), "1e30", str(10**40), "1.5", "null"])
+@pytest.mark.parametrize("field", ["m", "n", "d", "rhs", "batch"])
+def test_impossible_sizes_are_refused(field, value):
+    with pytest.raises(ProfileError):
+        decode(_with(f"problem/{field}", value))
+
+
+@pytest.mark.parametrize("path", ["timing", "problem", "top"])
+def test_unknown_fields_are_refused(path):
+    with pytest.raises(ProfileError):
+        decode(_with(f"{path}/surprise", 1))
+
+
+@pytest.mark.parametrize("field", ["m", "n", "batch"])
+def test_empty_problems_are_refused(field):
+    with pytest.raises(ProfileError, match="impossible size"):
+        decode(_with(f"problem/{field}", 0))
+
+
+def test_noise_that_no_square_can_hold_is_refused():
+    with pytest.raises(ProfileError, match="impossible timing"):
+        decode(_with("timing/noise", 1e200))
+
+
+@pytest.mark.parametrize("value", ["-1", "NaN", "1e999", '"x"'])
+def test_impossible_set_up_times_are_refused(value):
+    with pytest.raises(ProfileError):
+        decode(_with("setup/qr.cpu", value))
+
+
+def test_another_schema_is_refused():
+    with pytest.raises(ProfileError, match=f"schema {SCHEMA + 1}"):
+        decode(encode(Profile(schema=SCHEMA + 1)))
+
+
+@pytest.mark.parametrize("depth", [10**3, 10**5, 10**6])
+@pytest.mark.parametrize("brackets", ["[]", '{"a":}'])
+def test_deep_nesting_is_refused(depth, brackets):
+    opening, closing = brackets[:-1], brackets[-1]
+    deep = opening * depth + "1" + closing * depth
+    with pytest.raises(ProfileError):
+        decode(deep.encode())
+    if depth > 10**4:
+        with pytest.raises(ProfileError):
+            decode(('{"host":{"a":' + deep + "}}").encode())
+
+
+def test_too_many_trials_are_refused():
+    trial = Trial(Problem(op="qr"), {"stock": Timing(1.0)})
+    with pytest.raises(ProfileError, match="50001 trials"):
+        decode(encode(Profile(trials=[trial] * 50_001)))
+
+
+# --- Profile: merging -------------------------------------------------------------------------------------------------
+
+
+def as_sets(profile: Profile) -> tuple:
+    found = {(t.problem, name): timing for t in profile.trials for name, timing in t.timings.items()}
+    banned = {(b.op, b.candidate, b.dtype, b.device): b for b in profile.banned}
+    return found, banned, profile.setup, profile.levels, profile.created, profile.host, profile.fingerprint
+
+
+@given(profiles, profiles, profiles)
+def test_merge_is_associative(a, b, c):
+    assert as_sets(a.merge(b).merge(c)) == as_sets(a.merge(b.merge(c)))
+
+
+@given(profiles, profiles)
+def test_merge_keeps_every_trial_and_lets_the_other_win(a, b):
+    mine, other, both = as_sets(a), as_sets(b), as_sets(a.merge(b))
+    assert both[0] == mine[0] | other[0]
+    assert both[1] == mine[1] | other[1]
+    assert both[2] == mine[2] | other[2]
+    assert len({t.problem for t in a.merge(b).trials}) == len(a.merge(b).trials)
+    for key in {**mine[3], **other[3]}:
+        assert both[3][key] == ("full" if "full" in (mine[3].get(key), other[3].get(key)) else "quick")
+
+
+@given(profiles)
+def test_merge_with_nothing_or_itself_changes_nothing(a):
+    assert as_sets(a.merge(Profile())) == as_sets(Profile().merge(a)) == as_sets(a.merge(a)) == as_sets(a)
+
+
+@given(profiles)
+def test_without_forgets_one_op_alone(a):
+    left = a.without("qr")
+    assert all(t.problem.op != "qr" for t in left.trials)
+    assert [t for t in a.trials if t.problem.op != "qr"] == left.trials
+    assert left.banned == []
+    assert set(left.setup) <= {"cholesky.cpu"}
+    assert (left.host, left.fingerprint, left.created) == (a.host, a.fingerprint, a.created)
+
+
+def test_without_knows_the_keys_that_calibration_writes():
+    """Levels are kept by op, dtype and device."""
+    profile = Profile(levels={"qr/float64@cpu": "full", "qr@cpu": "quick", "qrx/float64@cpu": "full"})
+    assert profile.without("qr").levels == {"qrx/float64@cpu": "full"}
+
+
+# --- Profile: thresholds ----------------------------------------------------------------------------------------------
+
+
+def test_threshold_is_where_the_lead_is_lost():
+    """Log ratios of -log 2 at 100 and +log 2 at 400 cross half way in log size, at 200."""
+    (found,) = synthetic((100, 0.5), (400, 2.0)).thresholds("qr")
+    assert found == Crossover(pytest.approx(200.0), "cpu", "stock")
+
+
+def test_threshold_leans_towards_the_narrower_lead():
+    (found,) = synthetic((100, 0.5), (400, 1.25)).thresholds("qr")
+    share = math.log(2) / (math.log(2) + math.log(1.25))
+    assert found.size == pytest.approx(100 * 4**share)
+
+
+def test_thresholds_between_two_candidates_and_back():
+    trials = [
+        Trial(Problem(op="qr", m=n, n=n), {"stock": Timing(1.0), "cpu": Timing(a, a), "tiled": Timing(b, b)})
+        for n, a, b in [(10, 0.5, 0.9), (100, 0.9, 0.5), (1000, 1.2, 1.1)]
+    ]
+    found = Profile(trials=trials).thresholds("qr", torch.device("cpu"), torch.float64)
+    assert [(c.below, c.above) for c in found] == [("cpu", "tiled"), ("tiled", "stock")]
+    assert 10 < found[0].size < 100 < found[1].size < 1000
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        Profile(),
+        synthetic((100, 0.5), (400, 0.6)),
+        synthetic((100, 0.99), (400, 1.01)),  # inside the tie
+        synthetic((100, 0.5), (400, 2.0), grad="a"),
+        synthetic((100, 0.5), (400, 2.0), batch=4),
+        synthetic((100, 0.5), (400, 2.0), dtype="float32"),
+        synthetic((100, 0.5), (400, 2.0), device="cuda"),
+        synthetic((100, 0.5), (400, 2.0), op="cholesky"),
+    ],
+)
+def test_no_threshold_without_a_change_of_winner_on_that_line(profile):
+    assert profile.thresholds("qr") == []
+
+
+def test_thresholds_average_over_variants_of_one_size():
+    trials = [
+        Trial(Problem(op="qr", m=n, n=n, variant=v), {"stock": Timing(1.0), "cpu": Timing(r, r)})
+        for n, v, r in [(100, "a", 0.25), (100, "b", 1.0), (400, "a", 4.0), (400, "b", 1.0)]
+    ]
+    (found,) = Profile(trials=trials).thresholds("qr")
+    assert found.size == pytest.approx(200.0)
+
+
+@given(profiles)
+def test_thresholds_of_any_profile(profile):
+    """Also of trials that lack stock, or share no candidate with their neighbours."""
+    for device in ("cpu", "cuda"):
+        for found in profile.thresholds("qr", device):
+            assert found.below != found.above
+            assert 1 <= found.size <= 5
+
+
+def test_thresholds_where_trials_share_no_candidate():
+    trials = [Trial(Problem(op="qr", m=n, n=n), t) for n, t in [(8, {}), (16, {"cpu": Timing(1.0, 0.5)})]]
+    for line in (trials, trials[::-1]):
+        assert len(Profile(trials=line).thresholds("qr")) <= 1

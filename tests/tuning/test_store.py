@@ -1,0 +1,711 @@
+"""store.py, files.py, seals.py: whatever lies on disk, whoever writes it, a profile is whole and ours or none."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autokern.core.errors import AutokernWarning, ProfileError
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.system import files
+from autokern.tuning import checksum, store
+from autokern.tuning.profile import Ban, Profile, Timing, Trial
+
+HOST = "0123456789abcdef" * 2
+ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+as_root = pytest.mark.skipif(not ROOT, reason="needs root, to give files to another user")
+no_root = pytest.mark.skipif(ROOT, reason="needs a user other than root, whom file modes bind")
+
+# Child processes import single modules from a package without its contents, for those bring torch and gpytorch along.
+BARE = f"""
+import sys, types
+sys.path[:0] = {sys.path!r}
+sys.modules["autokern"] = types.ModuleType("autokern")
+sys.modules["autokern"].__path__ = [{str(Path(store.__file__).parent)!r}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    store._reset()
+    yield
+    store._reset()
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(home=tmp_path / "home")
+
+
+def profile(*sizes: int, fingerprint: str = HOST, seconds: float = 1e-3) -> Profile:
+    trials = [Trial(Problem(op="qr", m=n, n=n), {"stock": Timing(seconds), "cpu": Timing(seconds / 2)}) for n in sizes]
+    return Profile(host={"cpu": "test"}, fingerprint=fingerprint, trials=trials, levels={"qr@cpu": "quick"})
+
+
+def sizes(found: Profile | None) -> set[int]:
+    assert found is not None
+    return {trial.problem.n for trial in found.trials}
+
+
+def names(settings: Settings, suffix: str) -> list[str]:
+    return sorted(p.name for p in settings.home.iterdir() if p.name.endswith(suffix))
+
+
+def place(settings: Settings) -> Path:
+    path = store.save(settings, profile(8))
+    assert path is not None
+    return path
+
+
+def refused(settings: Settings) -> None:
+    """Nothing is loaded, nothing raised, and one save repairs it."""
+    assert store.load(settings, HOST) is None
+    assert store.save(settings, profile(16)) is not None
+    assert sizes(store.load(settings, HOST)) == {16}
+
+
+# --- what is written is what is read -------------------------------------------------------------------------------
+
+
+def test_round_trip(settings):
+    assert store.load(settings, HOST) is None
+    assert not settings.home.exists()  # looking makes nothing
+    path = store.save(settings, profile(8, 16))
+    assert path == settings.home / f"{HOST}.json"
+    assert store.load(settings, HOST) == profile(8, 16)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(settings.home.stat().st_mode) == 0o700
+    assert names(settings, ".tmp") == []
+
+
+def test_save_adds_keys_and_new_timings_win(settings):
+    store.save(settings, profile(8, 16))
+    store.save(settings, profile(16, 32, seconds=2e-3))
+    found = store.load(settings, HOST)
+    assert sizes(found) == {8, 16, 32}
+    assert {t.problem.n: t.timings["stock"].seconds for t in found.trials} == {8: 1e-3, 16: 2e-3, 32: 2e-3}
+
+
+def test_bans_levels_and_setup_are_kept(settings):
+    ban = Ban("qr", "cpu", "float64", "cuda", "wrong")
+    store.save(settings, Profile(fingerprint=HOST, banned=[ban], setup={"qr.cpu": 1.0}, levels={"qr@cuda": "full"}))
+    store.save(settings, profile(8))
+    found = store.load(settings, HOST)
+    assert (found.banned, found.setup) == ([ban], {"qr.cpu": 1.0})
+    assert found.levels == {"qr@cuda": "full", "qr@cpu": "quick"}
+
+
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", "x" * 32, "0123", "0" * 32 + "/x", "0" * 31 + "\n"])
+def test_a_fingerprint_that_is_none_names_no_file(settings, name):
+    assert store.load(settings, name) is None
+    with pytest.warns(AutokernWarning, match="no name of a file"):
+        assert store.save(settings, profile(8, fingerprint=name)) is None
+    assert names(settings, ".json") == []
+
+
+def test_a_profile_that_could_not_be_read_back_is_not_written(settings):
+    place(settings)
+    bad = Profile(fingerprint=HOST, trials=[Trial(Problem(op="qr"), {"stock": Timing(1.0, error=float("nan"))})])
+    with pytest.warns(AutokernWarning):
+        assert store.save(settings, bad) is None
+    assert sizes(store.load(settings, HOST)) == {8}
+
+
+# --- what lies on disk ----------------------------------------------------------------------------------------------
+
+
+def test_every_truncation_is_a_miss(settings):
+    path = place(settings)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert store.load(settings, HOST) is None, length
+        assert not path.exists()
+    refused(settings)
+
+
+def test_every_flipped_bit_is_a_miss_and_repaired(settings):
+    path = place(settings)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :])
+            assert store.load(settings, HOST) is None, (at, bit)
+            assert not path.exists(), (at, bit)
+    refused(settings)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 4096,
+        b"[" * 10**6,
+        b'{"host":' * 10**5,
+        b"\xff\xfe",
+        b'{"schema":1}',
+        b'{"trials":[{"problem":{"op":"qr"},"timings":{"stock":{"seconds":NaN}}}]}',
+        checksum.sealed(1, b"[" * 10**5),
+        checksum.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'","setup":{"qr.cpu":-1}}'),
+        checksum.sealed(
+            1, b'{"fingerprint":"' + HOST.encode() + b'","trials":[{"problem":{"op":"qr","m":-1},"timings":{}}]}'
+        ),
+        checksum.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'"} '),
+    ],
+)
+def test_any_bytes_are_a_profile_or_none(settings, data):
+    place(settings).write_bytes(data)
+    found = store.load(settings, HOST)
+    assert found is None or found.trials == []
+    assert store.save(settings, profile(16)) is not None
+    assert sizes(store.load(settings, HOST)) == {16}
+
+
+def test_a_sealed_profile_of_another_host_is_a_miss(settings):
+    other = "f" * 32
+    place(settings).replace(settings.home / f"{other}.json")
+    assert store.load(settings, other) is None
+    assert len(names(settings, ".bad")) == 1
+
+
+def test_a_huge_sparse_file_is_not_read(settings):
+    path = place(settings)
+    with open(path, "wb") as file:
+        file.truncate(2**30)
+    before = time.monotonic()
+    refused(settings)
+    assert time.monotonic() - before < 2
+
+
+def test_fifo(settings):
+    path = place(settings)
+    path.unlink()
+    os.mkfifo(path)
+    refused(settings)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_directory(settings, filled):
+    path = place(settings)
+    path.unlink()
+    path.mkdir()
+    if filled:
+        (path / "file").touch()
+    refused(settings)
+
+
+def test_link_to_a_good_profile_is_not_followed(settings, tmp_path):
+    path = place(settings)
+    elsewhere = tmp_path / "elsewhere"
+    path.replace(elsewhere)
+    before = elsewhere.read_bytes()
+    path.symlink_to(elsewhere)
+    refused(settings)
+    assert elsewhere.read_bytes() == before
+
+
+@as_root
+def test_file_of_another_user(settings):
+    os.chown(place(settings), 12345, -1)
+    refused(settings)
+
+
+@pytest.mark.parametrize("bits", [0o020, 0o002])
+def test_file_that_others_may_write(settings, bits):
+    place(settings).chmod(0o600 | bits)
+    refused(settings)
+
+
+@no_root
+def test_file_without_permissions(settings):
+    place(settings).chmod(0)
+    refused(settings)
+
+
+def test_a_passing_fault_costs_no_profile(settings, monkeypatch):
+    path = place(settings)
+    real = files.contents
+
+    def exhausted(*_args, **_kwargs):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(files, "contents", exhausted)
+    assert store.load(settings, HOST) is None
+    with pytest.warns(AutokernWarning, match="too many open files"):
+        assert store.save(settings, profile(16)) is None
+    monkeypatch.setattr(files, "contents", real)
+    assert path.exists()
+    assert sizes(store.load(settings, HOST)) == {8}
+
+
+def test_damage_is_logged_once_and_few_bad_files_are_kept(settings, caplog):
+    with caplog.at_level(logging.DEBUG, logger="autokern"):
+        for _ in range(12):
+            place(settings).write_bytes(b"damage")
+            assert store.load(settings, HOST) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert len(names(settings, ".bad")) == 5
+
+
+def test_repaired_meanwhile_is_not_put_aside(settings, monkeypatch):
+    path = place(settings)
+    good = path.read_bytes()
+    path.write_bytes(b"damage")
+
+    def repaired(_folder, _name):
+        path.unlink()
+        path.write_bytes(good)
+        path.chmod(0o600)
+        return b"damage"
+
+    monkeypatch.setattr(files.Folder, "read", repaired)
+    assert store.load(settings, HOST) is None
+    monkeypatch.undo()
+    assert sizes(store.load(settings, HOST)) == {8}
+
+
+# --- newer autokerns ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        checksum.sealed(2, b'{"anything":"else"}'),
+        checksum.sealed(3, b'{"anything":"else"}'),
+        b'{"autokern":"profile","schema":17,"blake3":"00"}\nbinary\xff',
+        b'{\n  "schema": 2,\n  "trials": []\n}\n',
+    ],
+)
+def test_newer_schema_is_left_alone(settings, data):
+    path = place(settings)
+    path.write_bytes(data)
+    assert store.load(settings, HOST) is None
+    with pytest.warns(AutokernWarning, match="newer autokern"):
+        assert store.save(settings, profile(16)) is None
+    assert store.save(settings, profile(16)) is None  # warnings are errors here: there is no second one
+    assert path.read_bytes() == data
+    assert names(settings, ".bad") == names(settings, ".tmp") == []
+
+
+# --- homes ----------------------------------------------------------------------------------------------------------
+
+
+def test_home_is_where_the_user_says(tmp_path):
+    assert store.home(Settings(home=tmp_path)) == tmp_path
+    assert store.home(Settings(home=Path("here"))) == Path.cwd() / "here"
+
+
+def test_home_defaults_to_the_cache_folder(monkeypatch, tmp_path):
+    platformdirs = pytest.importorskip("platformdirs")
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    assert store.home(Settings()) == tmp_path / "autokern"
+
+
+def test_no_home_means_memory_only_and_no_stray_folder(monkeypatch, tmp_path):
+    import platformdirs
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: Path("~/.cache") / name)
+    assert store.home(Settings()) is None
+    assert store.load(Settings(), HOST) is None
+    with pytest.warns(AutokernWarning, match="no cache folder"):
+        assert store.save(Settings(), profile(8)) is None
+    assert store.clear(Settings()) == []
+    with store.calibrating(Settings(), HOST, "qr") as granted:
+        assert granted
+    assert list(tmp_path.iterdir()) == []
+
+    def nobody(_name):
+        raise RuntimeError("Could not determine home directory")
+
+    monkeypatch.setattr(platformdirs, "user_cache_path", nobody)
+    assert store.home(Settings()) is None
+
+
+@as_root
+def test_a_user_without_home_and_passwd_entry(tmp_path):
+    """The real thing: a process of a user id that nobody has, without HOME."""
+    code = (
+        f"{BARE}\nimport os, warnings, platformdirs; platformdirs.user_cache_path('x')\n"
+        "from autokern import store; from autokern.profile import Profile; from autokern.settings import Settings\n"
+        "os.chdir('/'); os.setgid(54321); os.setuid(54321)\n"
+        "print(store.home(Settings()), store.load(Settings(), 'a' * 32))\n"
+        "warnings.simplefilter('ignore'); print(store.save(Settings(), Profile(fingerprint='a' * 32)))\n"
+    )
+    env = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "AUTOKERN_HOME")}
+    answer = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["None", "None", "None"]
+    assert not Path("/~").exists()
+
+
+@pytest.mark.parametrize("where", [Path("/dev/null"), Path("/dev/null/autokern"), Path("/proc/autokern")])
+def test_impossible_home(where):
+    settings = Settings(home=where)
+    assert store.load(settings, HOST) is None
+    with pytest.warns(AutokernWarning):
+        assert store.save(settings, profile(8)) is None
+    assert store.save(settings, profile(8)) is None  # warnings are errors here: there is no second one
+    assert store.clear(settings) == []
+    with store.calibrating(settings, HOST, "qr") as granted:
+        assert granted
+
+
+@pytest.mark.parametrize("bits", [0o020, 0o002])
+def test_home_that_others_may_write_is_not_used(settings, bits):
+    path = place(settings)
+    settings.home.chmod(0o700 | bits)
+    before = path.read_bytes()
+    assert store.load(settings, HOST) is None
+    with pytest.warns(AutokernWarning, match="chmod"):
+        assert store.save(settings, profile(16)) is None
+    assert store.clear(settings) == []
+    settings.home.chmod(0o700)
+    assert path.read_bytes() == before
+
+
+@as_root
+def test_home_of_another_user_is_not_used(settings):
+    place(settings)
+    os.chown(settings.home, 12345, -1)
+    assert store.load(settings, HOST) is None
+    with pytest.warns(AutokernWarning, match="another user"):
+        assert store.save(settings, profile(16)) is None
+
+
+@as_root
+def test_home_behind_another_users_link_is_not_used(settings, tmp_path):
+    place(settings)
+    link = tmp_path / "link"
+    link.symlink_to(settings.home)
+    assert sizes(store.load(Settings(home=link), HOST)) == {8}  # one's own link is fine
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert store.load(Settings(home=link), HOST) is None
+
+
+@no_root
+def test_read_only_home_is_read(settings):
+    place(settings)
+    settings.home.chmod(0o500)
+    assert sizes(store.load(settings, HOST)) == {8}
+    with pytest.warns(AutokernWarning):
+        assert store.save(settings, profile(16)) is None
+    with store.calibrating(settings, HOST, "exotic") as granted:
+        assert granted
+    settings.home.chmod(0o700)
+
+
+# --- storage that fails ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "close", "replace"])
+def test_failing_storage_keeps_the_old_profile(settings, monkeypatch, call, number):
+    place(settings)
+    real = getattr(os, call)
+
+    def failing(*args, **kwargs):
+        if call == "open" and not args[1] & os.O_EXCL:
+            return real(*args, **kwargs)
+        if call == "close":
+            fd_of_file = stat.S_ISREG(os.fstat(args[0]).st_mode) and os.fstat(args[0]).st_size > 0
+            real(*args)
+            if not fd_of_file or len(names(settings, ".tmp")) == 0:
+                return None
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, failing)
+    with pytest.warns(AutokernWarning):
+        assert store.save(settings, profile(16)) is None
+    assert store.save(settings, profile(32)) is None
+    monkeypatch.undo()
+    assert sizes(store.load(settings, HOST)) == {8}
+    assert names(settings, ".tmp") == []
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_short_writes_are_continued(settings, monkeypatch, chunk):
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:chunk]))
+    assert store.save(settings, profile(8)) is not None
+    assert sizes(store.load(settings, HOST)) == {8}
+
+
+def test_writes_of_nothing_end(settings, monkeypatch):
+    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    with pytest.warns(AutokernWarning):
+        assert store.save(settings, profile(8)) is None
+
+
+def test_file_size_limit(settings):
+    place(settings)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.warns(AutokernWarning):
+            assert store.save(settings, profile(16)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sizes(store.load(settings, HOST)) == {8}
+    assert names(settings, ".tmp") == []
+
+
+def test_a_folder_that_cannot_be_synced_is_no_trouble(settings, monkeypatch):
+    real = os.fsync
+
+    def files_only(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", files_only)
+    assert store.save(settings, profile(8)) is not None
+
+
+def test_stale_temporaries_are_swept(settings):
+    place(settings)
+    old, young, alien = (
+        settings.home / name for name in (f"{HOST}.{'0' * 16}.tmp", f"{HOST}.{'1' * 16}.tmp", "my.tmp")
+    )
+    for path in (old, young, alien):
+        path.touch()
+    for path in (old, alien):
+        os.utime(path, (0, time.time() - 7200))
+    store.save(settings, profile(16))
+    assert [path.exists() for path in (old, young, alien)] == [False, True, True]
+
+
+# --- strict ---------------------------------------------------------------------------------------------------------
+
+
+def test_strict_raises(settings):
+    strict = Settings(home=settings.home, strict=True)
+    assert store.load(strict, HOST) is None  # nothing there is no trouble
+    place(settings).write_bytes(b"damage")
+    with pytest.raises(ProfileError, match=r"asked for .*found: .*damaged"):
+        store.load(strict, HOST)
+    nowhere = Settings(home=Path("/dev/null/autokern"), strict=True)
+    for call in (lambda: store.save(nowhere, profile(8)), lambda: store.clear(nowhere)):
+        with pytest.raises(ProfileError, match=r"asked to .*found: "):
+            call()
+
+
+# --- several writers ------------------------------------------------------------------------------------------------
+
+WRITER = """
+if {lockless}: sys.modules["fcntl"] = None
+from pathlib import Path
+from autokern import store; from autokern.problem import Problem; from autokern.settings import Settings
+from autokern.tuning.profile import Profile, Timing, Trial
+who = int(sys.argv[1]); settings = Settings(home=Path({home!r}), strict=True)
+sys.stdin.readline()
+for i in range({keys}):
+    trial = Trial(Problem(op="qr", m=who + 1, n=i + 1), {{"stock": Timing(1.0)}})
+    store.save(settings, Profile(fingerprint={host!r}, trials=[trial]))
+"""
+
+
+@pytest.mark.parametrize("lockless", [False, True])
+def test_concurrent_writers_lose_no_key(settings, lockless):
+    writers, keys = 8, 5
+    code = BARE + WRITER.format(lockless=lockless, home=str(settings.home), keys=keys, host=HOST)
+    start = [sys.executable, "-S", "-c", code]
+    crowd = [subprocess.Popen([*start, str(who)], stdin=subprocess.PIPE, text=True) for who in range(writers)]
+    for writer in crowd:  # all are past their imports before the first one writes
+        writer.stdin.write("go\n")
+        writer.stdin.close()
+    assert [writer.wait(timeout=60) for writer in crowd] == [0] * writers
+    found = {(trial.problem.m, trial.problem.n) for trial in store.load(settings, HOST).trials}
+    assert found == {(who + 1, i + 1) for who in range(writers) for i in range(keys)}
+    assert names(settings, ".tmp") == names(settings, ".bad") == []
+
+
+def test_a_rival_that_publishes_between_reading_and_renaming_is_merged(settings, monkeypatch):
+    real, rivals = files.Folder.temporary, iter([16, 32])
+
+    def raced(folder, stem, data, mode=0o600):
+        if (size := next(rivals, None)) is not None:
+            store.save(Settings(home=settings.home), profile(size))
+        return real(folder, stem, data, mode)
+
+    monkeypatch.setattr(files.Folder, "temporary", raced)
+    store.save(settings, profile(8))
+    assert sizes(store.load(settings, HOST)) == {8, 16, 32}
+
+
+def test_a_rival_that_overwrites_after_our_rename_is_noticed(settings, monkeypatch):
+    place(settings)
+    store.save(Settings(home=settings.home.parent / "rival"), profile(64))
+    real, rival = files.Folder.sync, iter([(settings.home.parent / "rival" / f"{HOST}.json").read_bytes()])
+
+    def raced(folder):
+        real(folder)
+        if (data := next(rival, None)) is not None:
+            (settings.home / f"{HOST}.json").write_bytes(data)
+
+    monkeypatch.setattr(files.Folder, "sync", raced)
+    store.save(settings, profile(16))
+    assert sizes(store.load(settings, HOST)) == {8, 16, 64}
+
+
+def test_save_does_not_wait_for_a_stuck_lock(settings):
+    place(settings)
+    with files.Folder(settings.home, private=True).locked(f"{HOST}.lock") as held:
+        assert held
+        before = time.monotonic()
+        assert store.save(settings, profile(16)) is not None
+        assert time.monotonic() - before < 2
+    assert sizes(store.load(settings, HOST)) == {8, 16}
+
+
+def test_killed_writers_leave_the_old_profile_and_one_temporary(settings):
+    place(settings)
+    code = (
+        f"{BARE}\nimport os, time\n"
+        "from pathlib import Path; from autokern import store; from autokern.profile import Profile\n"
+        "from autokern.core.settings import Settings\n"
+        "os.fsync = lambda fd: os.kill(os.getpid(), 9)\n"
+        f"store.save(Settings(home=Path({str(settings.home)!r})), Profile(fingerprint={HOST!r}))\n"
+    )
+    assert subprocess.run([sys.executable, "-S", "-c", code], check=False).returncode == -9
+    assert len(names(settings, ".tmp")) == 1
+    assert sizes(store.load(settings, HOST)) == {8}
+    store.save(settings, profile(16))
+    assert sizes(store.load(settings, HOST)) == {8, 16}
+
+
+# --- the right to calibrate -----------------------------------------------------------------------------------------
+
+
+def test_one_calibrates_and_the_others_do_not_wait(settings):
+    with store.calibrating(settings, HOST, "qr") as first:
+        before = time.monotonic()
+        with store.calibrating(settings, HOST, "qr") as second, store.calibrating(settings, HOST, "cholesky") as other:
+            assert (first, second, other) == (True, False, True)
+        assert time.monotonic() - before < 1
+    with store.calibrating(settings, HOST, "qr") as again:
+        assert again
+
+
+def test_the_right_ends_with_an_error(settings):
+    with pytest.raises(KeyError), store.calibrating(settings, HOST, "qr"):
+        raise KeyError
+    with store.calibrating(settings, HOST, "qr") as again:
+        assert again
+
+
+def test_the_right_is_exclusive_between_processes_and_ends_with_a_crash(settings):
+    code = (
+        f"{BARE}\n"
+        "from pathlib import Path; from autokern import store; from autokern.settings import Settings\n"
+        f"with store.calibrating(Settings(home=Path({str(settings.home)!r})), {HOST!r}, 'qr') as granted:\n"
+        "    print(granted, flush=True); sys.stdin.read()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-S", "-c", code], **pipes) as other:
+        assert other.stdout.readline() == "True\n"
+        with store.calibrating(settings, HOST, "qr") as granted:
+            assert not granted
+        other.kill()
+        other.wait()
+    with store.calibrating(settings, HOST, "qr") as granted:
+        assert granted
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_without_locks_everybody_may_calibrate(settings, monkeypatch, number):
+    import fcntl
+
+    def unsupported(_fd, _operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with store.calibrating(settings, HOST, "qr") as one, store.calibrating(settings, HOST, "qr") as two:
+        assert one
+        assert two
+    assert store.save(settings, profile(8)) is not None
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # Windows
+    with store.calibrating(settings, HOST, "qr") as granted:
+        assert granted
+
+
+# --- files that the user names --------------------------------------------------------------------------------------
+
+
+def test_written_and_kept_files_are_read(settings, tmp_path):
+    plain = tmp_path / "host.json"
+    store.write_file(plain, profile(8))
+    assert json.loads(plain.read_text())["fingerprint"] == HOST
+    assert plain.read_text().startswith("{\n  ")
+    assert store.read_file(plain) == store.read_file(place(settings)) == profile(8)
+    (tmp_path / "link.json").symlink_to(plain)
+    assert store.read_file(tmp_path / "link.json") == profile(8)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"schema":2}', checksum.sealed(2, b"{}"), checksum.sealed(1, b"{}")[:-1]]
+)
+def test_a_named_file_that_is_no_profile_raises(tmp_path, data):
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(ProfileError, match=r"asked for .*found: .*calibrate --output"):
+        store.read_file(path)
+    assert path.read_bytes() == data
+
+
+def test_named_files_that_are_none_raise(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "missing", tmp_path, tmp_path / "fifo", Path("/dev/null")):
+        with pytest.raises(ProfileError):
+            store.read_file(path)
+
+
+def test_write_file_replaces_nothing_but_files(tmp_path, monkeypatch):
+    for path in (Path("/dev/null"), tmp_path, tmp_path / "no" / "folder"):
+        with pytest.raises(ProfileError, match="asked to write"):
+            store.write_file(path, profile(8))
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_text("old")
+    link.symlink_to(real)
+    store.write_file(link, profile(8))
+    assert link.is_symlink()
+    assert store.read_file(real) == profile(8)
+    before = real.read_bytes()
+    monkeypatch.setattr(os, "write", lambda fd, data: 0)
+    with pytest.raises(ProfileError):
+        store.write_file(link, profile(16))
+    assert real.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "real.json"]
+
+
+def test_clear_removes_what_is_ours_and_nothing_else(settings):
+    assert store.clear(settings) == []
+    place(settings).write_bytes(b"damage")
+    store.load(settings, HOST)
+    place(settings)
+    with store.calibrating(settings, HOST, "qr"):
+        pass
+    (settings.home / f"{HOST}.{'0' * 16}.tmp").touch()
+    alien = [settings.home / name for name in ("notes.json", "x.lock", "a.tmp", f"{HOST}.json.orig", f"{HOST}.txt")]
+    for path in alien:
+        path.touch()
+    assert len(store.clear(settings)) == 5
+    assert sorted(settings.home.iterdir()) == sorted(alien)
+
+
+def test_importing_is_cheap():
+    code = BARE + "import autokern.store\n"
+    code += "print({'torch', 'platformdirs', 'psutil'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "set()"

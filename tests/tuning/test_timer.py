@@ -1,0 +1,300 @@
+"""timer.py, on a clock that only the timed functions move: what is measured is known, and nothing waits."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from autokern.tuning import timer
+from autokern.tuning.policy import NOISE
+from autokern.tuning.timer import compare, once, standard_error
+
+
+class Clock:
+    """A clock, and functions that take a known time by it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.calls: list[str] = []
+        self.queued = 0.0
+        self.switches = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, name: str, seconds: float, noise: float = 0.0, seed: int = 0):
+        generator = random.Random(seed)
+
+        def call() -> None:
+            self.calls.append(name)
+            self.now += seconds * math.exp(noise * generator.gauss(0, 1))
+
+        return call
+
+    def count(self, name: str) -> int:
+        return self.calls.count(name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=made))
+    monkeypatch.setattr(timer, "_switches", lambda: made.switches)
+    return made
+
+
+def test_once_takes_the_queue_of_the_device_along(clock):
+    def launch() -> None:
+        clock.queued += 2.0
+
+    def synchronize() -> None:
+        clock.now += clock.queued
+        clock.queued = 0.0
+
+    clock.queued = 5.0  # of somebody before
+    assert once(launch, synchronize) == 2.0
+
+
+def test_seconds_and_ratios_are_those_of_the_clock(clock):
+    found = compare({"stock": clock.work("stock", 1e-3), "fast": clock.work("fast", 8e-4)}, min_time=0)
+    assert list(found) == ["stock", "fast"]
+    assert found["stock"].seconds == pytest.approx(1e-3)
+    assert (found["stock"].ratio, found["stock"].noise) == (1.0, 0.0)
+    assert found["fast"].seconds == pytest.approx(8e-4)
+    assert found["fast"].ratio == pytest.approx(0.8)
+    assert 0 < found["fast"].noise < 0.1  # three rounds tell little, however well they agree
+
+
+def test_every_function_is_warmed_up_unless_that_was_done(clock):
+    calls = {"stock": clock.work("stock", 1e-3), "other": clock.work("other", 1e-3)}
+    compare(calls, rounds=(1, 1), min_time=0)
+    assert (clock.count("stock"), clock.count("other")) == (3, 3)  # one to warm up, one to guess, one that counts
+    clock.calls.clear()
+    compare(calls, rounds=(1, 1), min_time=0, warm={"stock": 1e-3, "other": 1e-3})
+    assert (clock.count("stock"), clock.count("other")) == (1, 1)
+
+
+def test_fast_functions_are_repeated_until_a_sample_lasts(clock):
+    calls = {"stock": clock.work("stock", 1e-5), "slow": clock.work("slow", 2e-4)}
+    found = compare(calls, rounds=(1, 1), min_time=1e-4, warm={"stock": 1e-5, "slow": 2e-4})
+    assert clock.count("stock") == pytest.approx(10, abs=1)
+    assert clock.count("slow") == 1
+    assert found["stock"].seconds == pytest.approx(1e-5)
+
+
+def test_no_function_is_repeated_for_ever(clock):
+    found = compare({"stock": clock.work("stock", 1e-9)}, rounds=(1, 1), min_time=1e-4, warm={"stock": 1e-9})
+    assert clock.count("stock") <= 1002  # one of them to warm up
+    assert found["stock"].seconds == pytest.approx(1e-9, rel=1e-3)
+
+
+def test_candidates_take_turns(clock):
+    calls = {name: clock.work(name, 1e-3, 0.2, seed) for seed, name in enumerate(("stock", "a", "b"))}
+    compare(calls, rounds=(4, 4), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    rounds = [clock.calls[i : i + 3] for i in range(0, 12, 3)]
+    assert all(sorted(r) == ["a", "b", "stock"] for r in rounds)
+    assert len({tuple(r) for r in rounds}) >= 3  # nobody is always first
+
+
+@pytest.mark.parametrize("many", [2, 3, 4])
+def test_every_place_of_a_round_is_everybodys_as_often(clock, many):
+    calls = {name: clock.work(name, 1e-3, 0.2, seed) for seed, name in enumerate("sabc"[:many])}
+    turns = 2 * many
+    compare(calls, rounds=(turns, turns), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    rounds = [clock.calls[i : i + many] for i in range(0, many * turns, many)]
+    for place in range(many):
+        assert {name: [r[place] for r in rounds].count(name) for name in calls} == dict.fromkeys(calls, 2)
+
+
+def test_who_comes_first_in_a_round_is_not_slower_for_it(clock):
+    """Two names for one function, and a first call of each round that takes a tenth more: there is no winner."""
+    done = 0
+
+    def call() -> None:
+        nonlocal done
+        clock.now += 1e-3 * (1.1 if done % 2 == 0 else 1.0)
+        done += 1
+
+    calls = {"stock": call, "same": call}
+    same = compare(calls, rounds=(8, 8), min_time=0, warm=dict.fromkeys(calls, 1e-3))["same"]
+    assert abs(math.log(same.ratio)) < NOISE
+
+
+def test_what_the_last_function_left_in_the_caches_does_not_count(clock):
+    last = ""
+
+    def work(name: str):
+        def run() -> None:
+            nonlocal last
+            clock.now += 1e-5 if last == name else 9e-5
+            last = name
+
+        return run
+
+    found = compare({n: work(n) for n in ("stock", "same")}, rounds=(2, 2), warm={"stock": 1e-5, "same": 1e-5})
+    assert found["stock"].seconds == found["same"].seconds == pytest.approx(1e-5)
+
+
+def test_drift_that_all_share_cancels(clock):
+    drift = 1.0
+
+    def call(name: str, seconds: float):
+        def run() -> None:
+            nonlocal drift
+            clock.calls.append(name)
+            drift *= 1.05
+            clock.now += seconds * drift
+
+        return run
+
+    found = compare(
+        {"stock": call("stock", 1e-3), "half": call("half", 7e-4)},
+        rounds=(9, 9),
+        min_time=0,
+        warm={"stock": 1e-3, "half": 7e-4},
+    )
+    assert found["half"].ratio == pytest.approx(0.7, rel=0.06)
+    assert found["stock"].seconds > 1.3e-3
+
+
+def test_hopeless_ones_are_dropped_and_others_are_not(clock):
+    calls = {
+        "stock": clock.work("stock", 1e-3, 0.05, 1),
+        "absurd": clock.work("absurd", 9e-3, 0.05, 4),
+        "hopeless": clock.work("hopeless", 2.2e-3, 0.05, 2),
+        "near": clock.work("near", 1.02e-3, 0.05, 3),
+    }
+    found = compare(calls, rounds=(7, 7), min_time=0)
+    assert (found["absurd"].rounds, found["hopeless"].rounds) == (1, 2)
+    assert found["stock"].rounds == found["near"].rounds == 7
+    assert found["hopeless"].ratio == pytest.approx(2.2, rel=0.2)
+
+
+def test_the_reference_is_never_dropped(clock):
+    calls = {"stock": clock.work("stock", 5e-3, 0.3, 1), "fast": clock.work("fast", 1e-3, 0.3, 2)}
+    found = compare(calls, rounds=(5, 5), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    assert found["stock"].rounds == found["fast"].rounds == 5
+    assert found["fast"].ratio < 0.5
+
+
+def test_timing_stops_when_only_the_reference_is_left(clock):
+    for seconds, rounds in ((2e-3, 2), (9e-3, 1)):
+        calls = {"stock": clock.work("stock", 1e-3), "slow": clock.work("slow", seconds)}
+        found = compare(calls, rounds=(7, 7), min_time=0)
+        assert (found["stock"].rounds, found["slow"].rounds) == (rounds, rounds)
+
+
+def test_one_slow_round_does_not_make_a_candidate_absurd(clock):
+    times = iter([9e-3] + [1e-3] * 20)
+
+    def unlucky() -> None:
+        clock.now += next(times)
+
+    calls = {"stock": clock.work("stock", 1e-3), "unlucky": unlucky}
+    found = compare(calls, rounds=(5, 5), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    assert found["unlucky"].rounds > 1
+
+
+def test_clear_gaps_need_the_fewest_rounds_and_close_ones_more(clock):
+    quiet = {"stock": clock.work("stock", 1e-3), "fast": clock.work("fast", 7e-4)}
+    assert compare(quiet, rounds=(3, 9), min_time=0)["fast"].rounds == 3
+    ahead = {"stock": clock.work("stock", 1e-3), "ahead": clock.work("ahead", 8.5e-4)}
+    assert compare(ahead, rounds=(3, 9), min_time=0)["ahead"].rounds == 5  # three that agree may do so by chance
+    noisy = {"stock": clock.work("stock", 1e-3, 0.3, 1), "alike": clock.work("alike", 1e-3, 0.3, 2)}
+    assert compare(noisy, rounds=(3, 9), min_time=0)["alike"].rounds == 9
+
+
+def test_the_budget_is_obeyed(clock):
+    calls = {"stock": clock.work("stock", 1.0, 0.2, 1), "other": clock.work("other", 1.0, 0.2, 2)}
+    began = clock.now
+    found = compare(calls, rounds=(50, 50), min_time=0, seconds=20.0, warm=dict.fromkeys(calls, 1.0))
+    assert clock.now - began < 21.5
+    assert 5 <= found["other"].rounds < 50
+
+
+def test_one_round_always_runs(clock):
+    calls = {"stock": clock.work("stock", 1.0), "other": clock.work("other", 1.2)}
+    found = compare(calls, rounds=(3, 9), min_time=0, seconds=0.0, warm=dict.fromkeys(calls, 1.0))
+    assert found["other"].rounds == 1
+    assert found["other"].noise >= 0.1  # one pair tells little
+
+
+def test_identical_functions_give_a_ratio_of_one_within_the_noise(clock):
+    """A/A at a noise of 2 %: of 200 comparisons of a function with itself at most two may look like a difference."""
+    mistaken = 0
+    for seed in range(200):
+        calls = {name: clock.work(name, 1e-3, 0.02, 2 * seed + i) for i, name in enumerate(("stock", "same"))}
+        same = compare(calls, rounds=(5, 15), min_time=0, warm=dict.fromkeys(calls, 1e-3))["same"]
+        mistaken += abs(math.log(same.ratio)) > 3 * same.noise + NOISE
+    assert mistaken <= 2  # 1 %
+
+
+def test_a_true_gap_is_found(clock):
+    found = 0
+    for seed in range(100):
+        calls = {
+            "stock": clock.work("stock", 1.3e-3, 0.1, 2 * seed),
+            "fast": clock.work("fast", 1e-3, 0.1, 2 * seed + 1),
+        }
+        fast = compare(calls, rounds=(5, 15), min_time=0, warm=dict.fromkeys(calls, 1e-3))["fast"]
+        found += math.log(fast.ratio) + fast.noise < -0.03
+    assert found >= 99
+
+
+def test_a_single_slow_round_moves_no_median(clock):
+    hits = iter([False, False, True] + [False] * 100)
+
+    def hiccup() -> None:
+        clock.now += 1.0 if next(hits) else 1e-3
+
+    calls = {"stock": clock.work("stock", 1e-3), "other": hiccup}
+    found = compare(calls, rounds=(7, 7), min_time=0, warm=dict.fromkeys(calls, 1e-3))
+    assert found["other"].ratio == pytest.approx(1.0)
+
+
+def test_garbage_is_collected_again_afterwards(clock):
+    seen = []
+    assert gc.isenabled()
+    compare({"stock": lambda: (seen.append(gc.isenabled()), clock.work("", 1e-3)())}, min_time=0, warm={"stock": 1e-3})
+    assert seen[0] is False
+    assert gc.isenabled()
+
+    def fails() -> None:
+        raise RuntimeError("as it happens")
+
+    with pytest.raises(RuntimeError, match="as it happens"):
+        compare({"stock": fails}, warm={"stock": 1e-3})
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        compare({"stock": clock.work("stock", 1e-3)}, warm={"stock": 1e-3})
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_sample_that_was_disturbed_is_taken_again(clock):
+    times = iter([1e-3, 9e-3, 2e-3])
+
+    def disturbed() -> None:
+        clock.now += next(times)
+        clock.switches += 1
+
+    found = compare({"stock": disturbed}, rounds=(1, 1), min_time=0, warm={"stock": 1e-3})
+    assert found["stock"].seconds == pytest.approx(1e-3)
+    assert next(times, None) is None
+
+
+def test_standard_error():
+    assert standard_error([1.0]) >= 0.1
+    assert standard_error([0.5] * 3) == pytest.approx(standard_error([1.0]) / 3**1.5)
+    assert standard_error([0.5] * 300) < 1e-3
+    generator = random.Random(1)
+    for count in (9, 25, 100):
+        medians = [standard_error([generator.gauss(0, 1) for _ in range(count)]) for _ in range(200)]
+        assert sum(medians) / 200 == pytest.approx(1.2533 / math.sqrt(count), rel=0.2)
+    assert standard_error([0.0] * 8 + [100.0]) < 0.02
