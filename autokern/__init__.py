@@ -15,8 +15,9 @@ from autokern.core import plugins as _plugins
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
 from autokern.core.problem import Problem
-from autokern.hooks import disable, enable, enabled
-from autokern.runtime.api import Explanation, calibrate, explain, op, profile
+from autokern.hooks.calibrate import calibrate
+from autokern.hooks.install import disable, enable, enabled
+from autokern.runtime.api import Explanation, explain, op, profile
 from autokern.runtime.dispatch import stats, using
 from autokern.tuning.profile import Profile
 

@@ -1,5 +1,5 @@
 """``import autokern.auto``: enable autokern for the rest of the process, as one line."""
 
-from autokern.hooks import enable
+from autokern.hooks.install import enable
 
 enable()

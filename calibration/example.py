@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import documents
+import torch
 
 from autokern.core.op import get
 from autokern.core.problem import Problem
@@ -26,6 +27,7 @@ NEARLY = Problem(op="cholesky", m=1500, n=1500, dtype="float64")
 def markdown() -> str:
     """Return the example."""
     model = CostModel(read_file(HERE / "hosts" / f"{HOST}.json"))
+    torch.set_num_threads(model.profile.host["cpu"]["torch_threads"])  # tiles take memory for each thread
     parts = []
     for problem in (ASKED, NEARLY):
         op = get(problem.op)

@@ -12,10 +12,10 @@ import linear_operator
 import pytest
 import torch
 
-from autokern import hooks
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
+from autokern.hooks import install
 from autokern.kernels import partition
 from autokern.runtime import dispatch
 from autokern.system import keops
@@ -54,8 +54,8 @@ def _isolated(tmp_path, _bare_environment):
         dispatch.reset()
         keops._reset()
         yield
-        while hooks._depth:
-            hooks.disable()
+        while install._depth:
+            install.disable()
         inside.active = False
     dispatch.reset(Settings(calibrate="never"))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from autokern.core.cotangents import each_cotangent
+from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Problem
 from autokern.ops.cholesky import CHOLESKY, with_ladder
 from autokern.ops.eigh import EIGH

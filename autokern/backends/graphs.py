@@ -144,7 +144,7 @@ def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[tor
     """
     with torch.cuda.device(device), _busy:
         here = torch.cuda.current_stream()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside = torch.cuda.Stream()
         aside.wait_stream(here)
         with torch.cuda.stream(here), warnings.catch_warnings():  # whatever happens, the caller's stream comes back
             warnings.filterwarnings("error", message=".*CUDA Graph is empty.*")

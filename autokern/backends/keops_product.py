@@ -3,7 +3,7 @@
 What KeOps compiles is built from the formulae of the families themselves. It compiles (for seconds) once per form,
 dimensions, dtype and number of columns, so few formulae are made: columns come in few widths, a scale of the whole tree
 stays outside, and since the formulae are symmetric, a product and its transpose are one, as are the gradients of the
-two sets of points. Floor 2: may import `tree` and `keops`.
+two sets of points.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern.core.cotangents import each_cotangent
+from autokern.core.autograd import each_cotangent
+from autokern.core.problem import Features, Problem
+from autokern.kernels import embedded as forms
 from autokern.kernels.family import Family
 from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, peeled
-from autokern.system.keops import at_work
+from autokern.ops._product_costs import features_with, leaves, of_outputs
+from autokern.ops._shared import needs_few
+from autokern.ops.kernel_matmul import KERNEL_MATMUL
+from autokern.system.keops import at_work, keops_problem
 
 __all__ = ["product", "why_not"]
 
@@ -187,3 +192,22 @@ def _formula(form: _Form, columns: int, pull: bool) -> tuple[str, tuple[list[flo
         result = result * v
     result.fixvariables()
     return result.formula, result.variables
+
+
+def _keops_why_not(problem: Problem) -> str | None:
+    if (many := needs_few(problem)) is not None:
+        return many
+    return why_not(problem.d * leaves(problem), problem.device) or keops_problem(problem.device)
+
+
+def _keops_features(problem: Problem) -> Features:
+    """KeOps forms distances one by one, without GEMM."""
+    plain = features_with(1)(problem)
+    return Features(plain.calls + 10, 6.0 * plain.flops, float(of_outputs(problem)))
+
+
+@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=of_outputs, features=_keops_features, setup=True)
+def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
+    first, others = forms.both(kernel, x1, x2)
+    return product(first, first if others is None else first._replace(points=others), rhs)

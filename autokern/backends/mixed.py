@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from autokern.core.cotangents import each_cotangent
-from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
+from autokern.core.autograd import each_cotangent, plain_gradients
+from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
 from autokern.system import threads
 
 __all__ = ["inv_quad_logdet", "solved"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autokern.backends import graphs
-from autokern.core.cotangents import each_cotangent
+from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ingredients, ladder

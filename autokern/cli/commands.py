@@ -19,6 +19,7 @@ from autokern import __version__
 from autokern.cli import bench, doctor, run, tables
 from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
 from autokern.core.op import get
+from autokern.hooks.calibrate import calibrate as measure
 from autokern.runtime import api, dispatch
 from autokern.system import host
 from autokern.system.progress import display
@@ -149,7 +150,7 @@ def calibrate(
     before, interrupted = api.profile(), False
     began = time.perf_counter()
     try:
-        profile = api.calibrate(names, level, seconds, kinds, accuracy=accuracy)
+        profile = measure(names, level, seconds, kinds, accuracy=accuracy)
     except KeyboardInterrupt:
         profile, interrupted = api.profile(), True
     took = time.perf_counter() - began
@@ -316,7 +317,7 @@ def benchmark(quick: _Quick = False, full: _Full = False, output: _Output = None
         raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
     if not api.profile().trials:
         _say("nothing was measured here yet: measuring first, for 20 s")
-        api.calibrate(budget=_BUDGET["quick"])
+        measure(budget=_BUDGET["quick"])
     found = bench.everything(level == "full", (lambda part: None) if json else _tell_part)
     if output is not None:
         _write(output, found)

@@ -25,12 +25,14 @@ from autokern.core.settings import VARIABLES, Settings, from_environment
 from autokern.system import host, keops, pages
 from autokern.system.files import Folder
 from autokern.system.progress import Progress, silent
-from autokern.system.subprocess_probe import Answer, Probe
+from autokern.system.subprocess_probe import PROGRAMS, Answer, Probe
 from autokern.tuning import store
 from autokern.tuning.profile import Profile
 
 __all__ = ["Finding", "examine", "folder_obstacle"]
 
+for _name in ("hooks", "plugins"):
+    PROGRAMS[_name] = Path(__file__).with_name("probe_programs") / f"try_{_name}.py"
 _LONGEST = 27.0
 """Seconds after which whatever is still being tried has failed."""
 _LITTLE_MEMORY = 2 * 2**30

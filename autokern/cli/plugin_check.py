@@ -17,6 +17,7 @@ from autokern.core.op import Candidate, Op, registered
 from autokern.core.problem import Problem
 from autokern.system import host
 from autokern.system.subprocess_probe import Answer
+from autokern.tuning.accuracy import relative_error, truth
 
 __all__ = ["Backend", "backends", "judged", "tried"]
 
@@ -64,6 +65,10 @@ def _backend(plugin: plugins.Plugin) -> Backend:
     return Backend(plugin.source, names, plugin.failure, obstacle)
 
 
+_MOST_ERROR = 0.1
+"""Relative error above which lower precision works wrongly, rather than roughly."""
+
+
 def _of(source: str) -> list[tuple[Op, Candidate]]:
     return [(op, candidate) for op in registered() for candidate in op.candidates if candidate.source == source]
 
@@ -91,7 +96,11 @@ def tried() -> dict[str, tuple[float, str]]:
 def _failure(op: Op, candidate: Candidate, problem: Problem) -> str:
     args = op.sample(problem, torch.Generator().manual_seed(7))
     try:
-        error = op.check(problem, op.trial(candidate.run, problem, args)().out, args)
+        found = op.trial(candidate.run, problem, args)()
+        if candidate.accuracy == "approximate":
+            error = relative_error(op, found, truth(op, problem, args)) / _MOST_ERROR
+        else:
+            error = op.check(problem, found.out, args)
     except Exception as failure:
         return f"raised {type(failure).__name__} on {problem}: {' '.join(str(failure).split())}"
     return "" if error <= 1 else f"misses the contract by a factor of {error:.3g} on {problem}"

@@ -16,8 +16,8 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from autokern import hooks
 from autokern.core.errors import SettingsError
+from autokern.hooks import install
 from autokern.runtime import api, dispatch
 
 __all__ = ["Order", "execute", "parse"]
@@ -78,7 +78,7 @@ def execute(order: Order) -> int:
     """
     if not order.module and not os.path.exists(order.target):
         raise SettingsError(f"can't open file {order.target!r}: there is none. Name a script, or -m and a module")
-    hooks.enable()
+    install.enable()
     if order.stats or order.decisions:
         from autokern.cli import tables  # now: at exit it may be too late to import
 

@@ -1,70 +1,67 @@
-"""Arguments of ops, whatever they are made of: tensors, gpytorch modules, linear operators, distributions.
+"""Arguments of ops, whatever they are made of: which tensors they hold, and fresh copies without caches.
 
-Ops on whole models take objects that hold tensors deep inside and keep caches. Two walks serve all: which tensors are
-in there, and a fresh object of the same kind with every tensor replaced. Floor 0: imports nothing of autokern.
+Both walks are generic functions: a package that makes objects of another kind registers how they are walked.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
 
-__all__ = ["DIAGONAL", "in_float64", "rebuilt", "tensors_in", "variances"]
-
-DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
-"""Operators that hold nothing but a diagonal."""
+__all__ = ["in_float64", "itself", "rebuilt", "tensors_in"]
 
 
+@functools.singledispatch
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of nested sequences, operators and distributions, and the parameters of modules, in order.
 
     What stands there twice is yielded twice.
     """
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, torch.nn.Module):
-        yield from value.parameters()
-    elif isinstance(value, LinearOperator):
-        yield from tensors_in((*value._args, *value._kwargs.values()))
-    elif isinstance(value, MultivariateNormal):
-        yield from tensors_in((value.loc, value.lazy_covariance_matrix))
-    elif isinstance(value, DefaultPredictionStrategy):
-        yield from tensors_in((value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood))
-    elif isinstance(value, Sequence) and not isinstance(value, str):
+    yield from ()
+
+
+@tensors_in.register
+def _(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield value
+
+
+@tensors_in.register
+def _(value: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from value.parameters()
+
+
+@tensors_in.register(Sequence)
+def _(value: Sequence[Any]) -> Iterator[torch.Tensor]:
+    if not isinstance(value, str):
         for item in value:
             yield from tensors_in(item)
 
 
-def _itself(leaf: Any) -> Any:
+def itself(leaf: Any) -> Any:
+    """Return a leaf as it is."""
     return leaf
 
 
-def rebuilt(value: Any, leaf: Callable[[Any], Any] = _itself) -> Any:
-    """Return an object of the same kind without its caches, its tensors and modules replaced by `leaf` of them.
-
-    Prediction strategies keep theirs, which are what they are for, unless leaves change or they are marked `cold`.
-    """
-    if isinstance(value, (torch.Tensor, torch.nn.Module)):
-        return leaf(value)
-    if isinstance(value, LinearOperator):
-        named = {name: rebuilt(part, leaf) for name, part in value._kwargs.items()}
-        return type(value)(*(rebuilt(part, leaf) for part in value._args), **named)
-    if isinstance(value, MultivariateNormal):
-        return type(value)(rebuilt(value.loc, leaf), rebuilt(value.lazy_covariance_matrix, leaf))
-    if isinstance(value, DefaultPredictionStrategy):
-        if leaf is _itself and not value.__dict__.get("cold"):
-            return value
-        held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)
-        return type(value)(*rebuilt(held, leaf))
-    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
-        return type(value)(rebuilt(item, leaf) for item in value)
+@functools.singledispatch
+def rebuilt(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    """Return an object of the same kind without its caches, its tensors and modules replaced by `leaf` of them."""
     return value
+
+
+@rebuilt.register(torch.Tensor)
+@rebuilt.register(torch.nn.Module)
+def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    return leaf(value)
+
+
+@rebuilt.register(tuple)
+@rebuilt.register(list)
+def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    return value if isinstance(value, torch.Size) else type(value)(rebuilt(item, leaf) for item in value)
 
 
 def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -82,9 +79,3 @@ def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     made: tuple[Any, ...] = rebuilt(args, leaf)
     return made
-
-
-def variances(diagonal: Any) -> torch.Tensor:
-    """Return the entries of a diagonal operator as it holds them, ``(..., 1)`` if they are all the same."""
-    entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
-    return entries

@@ -10,7 +10,7 @@ import math
 import msgspec
 
 from autokern.core.problem import Problem
-from autokern.system.memory_limit import sized
+from autokern.core.units import sized
 
 __all__ = ["Cost", "Decision"]
 

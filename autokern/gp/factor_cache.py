@@ -22,7 +22,7 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
-from autokern.core.arguments import DIAGONAL, variances
+from autokern.gp.arguments import DIAGONAL, variances
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Differentiated
 from autokern.gp.inverse_factor import Conditioned

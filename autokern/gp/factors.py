@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import torch
 
-from autokern.core.cotangents import each_cotangent
+from autokern.core.autograd import each_cotangent
 
-__all__ = ["factorised", "inv_quad_logdet_gradients", "inverted", "plain_gradients", "solved"]
+__all__ = ["factorised", "inv_quad_logdet_gradients", "inverted", "solved"]
 
 Solver = Callable[[torch.Tensor], torch.Tensor]
 _SMALL = 2**14
@@ -41,22 +41,6 @@ def inverted(lower: torch.Tensor) -> torch.Tensor:
     upper = lower.is_contiguous()
     turned = lower.mT if upper else lower
     return torch.cholesky_inverse(turned, upper=upper, out=turned)
-
-
-def plain_gradients(
-    function: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
-    inputs: Sequence[torch.Tensor | None],
-    wanted: Sequence[bool],
-    cotangents: torch.Tensor | Sequence[torch.Tensor],
-) -> list[torch.Tensor | None]:
-    """Return the gradients of a plain function by the wanted inputs, as differentiable functions themselves.
-
-    Each input is differentiated by under a name of its own: the same tensor may stand there twice.
-    """
-    own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
-    sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
-    found = iter(torch.autograd.grad(function(*own), sources, cotangents, create_graph=True))
-    return [next(found) if want else None for want in wanted]
 
 
 def inv_quad_logdet_gradients(

@@ -187,7 +187,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
     def _size(self) -> torch.Size:
         shape = self._prior.shape
-        lead = torch.broadcast_shapes(shape[:-2], self._known.batch)  # type: ignore[no-untyped-call]
+        lead = torch.broadcast_shapes(shape[:-2], self._known.batch)
         return torch.Size((*lead, *shape[-2:]))
 
     def _transpose_nonbatch(self) -> LinearOperator:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern.core.cotangents import each_cotangent
-from autokern.gp.factors import factorised, inverted, plain_gradients
+from autokern.core.autograd import each_cotangent, plain_gradients
+from autokern.gp.factors import factorised, inverted
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, room, strips
 from autokern.kernels.tree import Tree

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from autokern.core.cotangents import each_cotangent
+from autokern.core.autograd import each_cotangent
 
 __all__ = ["Strips"]
 
@@ -75,14 +75,14 @@ class Strips:
         if len(self._strips) == 1:
             ((_, _, only),) = self._pieces()
             return b @ only.mT
-        return cast("torch.Tensor", _RightTransposed.apply(b, self) if b.requires_grad else _right_transposed(b, self))  # type: ignore[no-untyped-call]
+        return cast("torch.Tensor", _RightTransposed.apply(b, self) if b.requires_grad else _right_transposed(b, self))
 
     def right(self, c: torch.Tensor) -> torch.Tensor:
         """Return ``c @ matrix`` for c ``(..., m, n)``, differentiable as `right_transposed` is."""
         if len(self._strips) == 1:
             ((_, _, only),) = self._pieces()
             return c @ only
-        return cast("torch.Tensor", _Right.apply(c, self) if c.requires_grad else _right(c, self))  # type: ignore[no-untyped-call]
+        return cast("torch.Tensor", _Right.apply(c, self) if c.requires_grad else _right(c, self))
 
     def appended(self, rows: torch.Tensor) -> Strips:
         """Return the matrix with q rows ``(..., q, n + q)`` appended, zero above their diagonal; without gradients."""
@@ -115,7 +115,7 @@ def _right_transposed(b: torch.Tensor, matrix: Strips) -> torch.Tensor:
 
 
 def _right(c: torch.Tensor, matrix: Strips) -> torch.Tensor:
-    lead = torch.broadcast_shapes(c.shape[:-2], matrix.batch)  # type: ignore[no-untyped-call]
+    lead = torch.broadcast_shapes(c.shape[:-2], matrix.batch)
     out = c.new_zeros((*lead, *c.shape[-2:]))
     for start, stop, piece in matrix._pieces():
         out[..., :stop] += c[..., start:stop] @ piece

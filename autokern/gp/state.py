@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from gpytorch.priors import Prior
 
-from autokern.core.cotangents import version
+from autokern.core.autograd import version
 from autokern.gp.frozen import LIBRARIES
 
 __all__ = ["State"]

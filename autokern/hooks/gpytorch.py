@@ -20,7 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern import kernels
 from autokern.core.op import get
-from autokern.hooks import Patch, everywhere, is_enabled
+from autokern.hooks.install import Patch, everywhere, is_enabled
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime

@@ -17,7 +17,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, _line
 from linear_operator.utils import qr as qr_module
 
 from autokern.core.op import get
-from autokern.hooks import Patch, everywhere, is_enabled
+from autokern.hooks.install import Patch, everywhere, is_enabled
 from autokern.hooks.solver_choice import EXACT, ORDERED, regime
 from autokern.runtime.dispatch import bypassed, route
 

@@ -19,7 +19,7 @@ from linear_operator.operators import LinearOperator
 
 from autokern.core.op import get, inside
 from autokern.gp import footprint
-from autokern.hooks import Patch
+from autokern.hooks.install import Patch
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import trivial, unless_it_fails

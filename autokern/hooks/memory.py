@@ -32,7 +32,8 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import add_to_cache
 
 from autokern.gp import footprint
-from autokern.hooks import Patch, everywhere, matrixfree
+from autokern.hooks import matrixfree
+from autokern.hooks.install import Patch, everywhere
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import unless_it_fails

@@ -26,7 +26,8 @@ from autokern.gp import factor_cache
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Rooted, Structured
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
-from autokern.hooks import Patch, matrixfree, origin
+from autokern.hooks import matrixfree, origin
+from autokern.hooks.install import Patch
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails

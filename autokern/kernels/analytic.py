@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern.core.cotangents import Lent, each_cotangent
-from autokern.gp.factors import plain_gradients
+from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels.blocks import room, strips
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family

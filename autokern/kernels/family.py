@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
-from autokern.core.cotangents import each_cotangent
+from autokern.core.autograd import each_cotangent
 
 __all__ = [
     "TINY",

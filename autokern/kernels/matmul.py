@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern.core.cotangents import each_cotangent
-from autokern.gp.factors import plain_gradients
+from autokern.core.autograd import each_cotangent, plain_gradients
 from autokern.kernels import products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan

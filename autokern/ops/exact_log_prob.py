@@ -23,10 +23,11 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.arguments import DIAGONAL, in_float64, variances
+from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
+from autokern.gp.arguments import DIAGONAL, variances
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 from autokern.ops._models import kernel_of

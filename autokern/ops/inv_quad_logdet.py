@@ -27,11 +27,12 @@ from linear_operator.operators import (
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.arguments import DIAGONAL, tensors_in, variances
-from autokern.core.cotangents import Taken, each_cotangent
+from autokern.core.arguments import tensors_in
+from autokern.core.autograd import Taken, each_cotangent, plain_gradients
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
-from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted, plain_gradients
+from autokern.gp.arguments import DIAGONAL, variances
+from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
 from autokern.ops._shared import (
     CG_ITERATIONS,
     EPS,

@@ -17,10 +17,9 @@ import torch
 from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
-from autokern.backends import keops_product
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import graph
 from autokern.kernels import matmul as products
@@ -28,7 +27,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
 from autokern.ops._models import kernel_of
-from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, leaves, of_outputs, of_stock
+from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, of_outputs, of_stock
 from autokern.ops._shared import (
     EPS,
     is_ours,
@@ -41,7 +40,6 @@ from autokern.ops._shared import (
     with_copies,
 )
 from autokern.system import host
-from autokern.system.keops import keops_problem
 
 __all__ = ["KERNEL_MATMUL"]
 
@@ -241,25 +239,6 @@ def _elsewhere(
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     columns = None if others is None else [z.to(there) for z in others]
     return products.matmul(away, columns, rhs.to(there), usual(away.points[0].device)).to(rhs.device)
-
-
-def _keops_why_not(problem: Problem) -> str | None:
-    if (many := needs_few(problem)) is not None:
-        return many
-    return keops_product.why_not(problem.d * leaves(problem), problem.device) or keops_problem(problem.device)
-
-
-def _keops_features(problem: Problem) -> Features:
-    """KeOps forms distances one by one, without GEMM."""
-    plain = features_with(1)(problem)
-    return Features(plain.calls + 10, 6.0 * plain.flops, float(of_outputs(problem)))
-
-
-@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=of_outputs, features=_keops_features, setup=True)
-def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
-    first, others = forms.both(kernel, x1, x2)
-    return keops_product.product(first, first if others is None else first._replace(points=others), rhs)
 
 
 _copied = with_copies(features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from linear_operator.utils import pinverse as library
 
-from autokern.core.cotangents import each_cotangent
+from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix

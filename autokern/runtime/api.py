@@ -1,80 +1,21 @@
-"""What the public functions of the package do that is more than a name: calibrate, profile, explain, op. Floor 4."""
+"""Public functions that ask what was decided and measured: explain, profile, op."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from autokern import hooks
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op, get
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
-from autokern.system.progress import display
-from autokern.tuning import store
-from autokern.tuning.calibration import calibrate as measure
-from autokern.tuning.calibration import chosen_devices, chosen_ops
 from autokern.tuning.profile import Profile
 
-__all__ = ["Explanation", "calibrate", "explain", "op", "problem", "profile"]
-
-
-def calibrate(
-    ops: Iterable[str] | None = None,
-    level: str = "quick",
-    budget: float = 10.0,
-    devices: Iterable[str] | None = None,
-    progress: bool = True,
-    accuracy: str | None = None,
-) -> Profile:
-    """Measure this machine, keep the result for later processes, and use it from now on.
-
-    Parameters
-    ----------
-    ops : iterable of str, optional
-        Names of ops; default all.
-    level : {"quick", "full"}
-        How many sizes, and how often.
-    budget : float
-        Seconds; a measurement that would exceed it is not begun.
-    devices : iterable of str, optional
-        Device kinds; default the CPU and the accelerator that torch finds.
-    progress : bool
-        Whether to show a progress bar on a terminal.
-    accuracy : {"same", "approximate"}, optional
-        Whether candidates of lower precision are measured too; default what `AUTOKERN_ACCURACY` says.
-
-    Returns
-    -------
-    Profile
-        Everything known of this machine now.
-
-    Raises
-    ------
-    SettingsError
-        For an unknown op, an absent device, an unknown level or a budget that allows nothing.
-
-    Examples
-    --------
-    >>> autokern.calibrate(["qr"], budget=2.0)  # doctest: +SKIP
-    """
-    chosen, kinds = chosen_ops(ops), chosen_devices(devices)
-    with hooks.enabled():  # parts of composite ops are dispatched while those are measured
-        here = dispatch.session()
-
-        def publish(found: Profile) -> None:
-            if here.settings.profile is None:
-                store.save(here.settings, found)
-            here.adopt(found)
-
-        with display("autokern measures this machine", progress) as shown:
-            wanted = here.settings.accuracy if accuracy is None else accuracy
-            return measure(chosen, level, budget, kinds, here.profile, accuracy=wanted, progress=shown, publish=publish)
+__all__ = ["Explanation", "explain", "op", "problem", "profile"]
 
 
 def profile() -> Profile:

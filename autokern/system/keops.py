@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from autokern.core.errors import KeOpsError
-from autokern.tuning.profile import Tool
+from autokern.core.tool import Tool
 
 __all__ = ["at_work", "believe", "build_folder", "compiler", "damaged", "keops_problem", "setting"]
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from autokern.core.errors import MemoryBudgetError
+from autokern.core.units import sized
 from autokern.system import buffers, host
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "refusal",
     "refuse",
     "room",
-    "sized",
     "ways_out",
 ]
 
@@ -165,17 +165,3 @@ def ways_out(dtype: str, of_kernel: bool, tiles: bool = True) -> list[str]:
     if of_kernel:
         ways.append("inducing points (SGPR, SVGP)")
     return ways
-
-
-def sized(count: int) -> str:
-    """Return a number of bytes in words.
-
-    Examples
-    --------
-    >>> sized(3 * 2**29), sized(2**20)
-    ('1.5 GiB', '1 MiB')
-    """
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size / 8:
-            return f"{count / size:,.0f} {unit}" if count >= 1000 * size else f"{count / size:.3g} {unit}"
-    return f"{count} bytes"

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from autokern.core.tool import Tool
 from autokern.system import keops
-from autokern.tuning.profile import Tool
 
 __all__ = ["PROGRAMS", "Answer", "Probe", "try_keops"]
 
@@ -26,9 +26,8 @@ PROGRAMS = {
     "torch.compile": _FOLDER / "try_compiler.py",
     "KeOps": _FOLDER / "try_keops.py",
     "GPU": _FOLDER / "try_gpu.py",
-    "hooks": _FOLDER / "try_hooks.py",
-    "plugins": _FOLDER / "try_plugins.py",
 }
+"""What is run for a name; `doctor` adds programs that need more of autokern."""
 
 
 class Answer(NamedTuple):

@@ -20,12 +20,13 @@ from autokern.core.errors import SettingsError
 from autokern.core.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.core.problem import Problem
 from autokern.core.settings import ORDERED_ACCURACIES
+from autokern.core.tool import Tool
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
 from autokern.tuning import accuracy as accuracies
 from autokern.tuning import timer
 from autokern.tuning.plans import Group, between_winners, contenders, expected_seconds, plan
-from autokern.tuning.profile import Ban, Profile, Timing, Tool, Trial, dated
+from autokern.tuning.profile import Ban, Profile, Timing, Trial, dated
 
 __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
 

@@ -17,7 +17,8 @@ from autokern.core.errors import MemoryBudgetError, SettingsError
 from autokern.core.op import ACCURACIES, Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.system.memory_limit import Room, least, refusal, sized, ways_out
+from autokern.core.units import sized
+from autokern.system.memory_limit import Room, least, refusal, ways_out
 from autokern.tuning.cost_model import CostModel, Estimate
 
 __all__ = ["NOISE", "decide", "obstacles"]

@@ -18,8 +18,9 @@ import msgspec
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
+from autokern.core.tool import Tool
 
-__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Tool", "Trial", "dated", "decode", "encode", "group_key"]
+__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Trial", "dated", "decode", "encode", "group_key"]
 
 SCHEMA = 1
 _MOST_TRIALS = 50_000
@@ -73,27 +74,6 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     device: str
     reason: str
-
-
-class Tool(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What came of trying a tool on this host (KeOps): a verdict that holds as long as `setting` does.
-
-    Parameters
-    ----------
-    works : bool
-        Whether it did what was asked.
-    found : str
-        What it said, or why it failed.
-    seconds : float
-        How long the trial took, compiling included.
-    setting : str
-        What the verdict rests on (version, compiler).
-    """
-
-    works: bool
-    found: str = ""
-    seconds: float = 0.0
-    setting: str = ""
 
 
 class Crossover(msgspec.Struct, frozen=True):

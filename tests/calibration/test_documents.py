@@ -11,7 +11,7 @@ from autokern.tuning.profile import Profile, Timing, Trial
 
 
 @pytest.mark.parametrize("script", [example, machines], ids=lambda module: module.__name__)
-def test_what_the_docs_say_of_recorded_hosts_is_what_the_scripts_write(script):
+def test_what_the_docs_say_of_recorded_hosts_is_what_the_scripts_write(script, one_thread):
     assert script.main(["--check"]) == 0, f"run calibration/{script.__name__}.py"
 
 

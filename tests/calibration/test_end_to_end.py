@@ -83,11 +83,11 @@ def here(module: str, function: str, *arguments: Any, **options: Any) -> Any:
     """Do in this process what is meant for a fresh one."""
     import autokern
 
-    depth = autokern.hooks._depth
+    depth = autokern.hooks.install._depth
     try:
         return getattr(sys.modules[module], function)(*arguments)
     finally:
-        while autokern.hooks._depth > depth:
+        while autokern.hooks.install._depth > depth:
             autokern.disable()
 
 

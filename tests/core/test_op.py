@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from autokern.core import op as public_op
+from autokern import op as public_op
 from autokern.core.arguments import tensors_in
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.op import ACCURACIES, WEIGHTS, get, inside, known, registered

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import autokern
+from autokern import op
 from autokern.cli import doctor, plugin_check
 from autokern.cli.plugin_check import Backend, judged
-from autokern.core import op, plugins
+from autokern.core import plugins
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.op import get, known, registered
 from autokern.core.problem import Problem
@@ -79,17 +80,18 @@ def install(monkeypatch, tmp_path):
 
 
 def test_autokern_brings_its_own():
-    assert [(p.source, p.state) for p in plugins.loaded()][:2] == [("cupy", "loaded"), ("xla", "loaded")]
+    own = ["cuda_graphs", "cupy", "keops", "lower_precision", "xla"]
+    assert [(p.source, p.state) for p in plugins.loaded()][:5] == [(name, "loaded") for name in own]
     assert get("kernel_matmul")["xla"].source == "xla"
     assert {o.name for o in registered() for c in o.candidates if c.source == "cupy"} == {"cholesky", "qr", "eigh"}
-    assert {c.source for o in registered() for c in o.candidates} == {"", "cupy", "xla"}
+    assert {c.source for o in registered() for c in o.candidates} == {"", *own}
 
 
 def test_a_function_and_a_module(install):
     found = install(
         {"pack:one": "theirs:register", "pack:two": "others"},
         theirs=GOOD,
-        others="from autokern.op import get\nget('eigh').candidate('others')(lambda a: a)",
+        others="from autokern.core.op import get\nget('eigh').candidate('others')(lambda a: a)",
     )
     assert [p.state for p in found.values()] == ["loaded", "loaded"]
     assert get("qr")["theirs"].source == "pack:one"
@@ -141,7 +143,7 @@ def test_entry_points_that_lead_nowhere(install, value, words):
 
 
 def test_an_op_of_a_plugin_goes_with_it(install):
-    text = "from autokern.op import Op\nOp('own', *[None] * 10)\nraise ValueError"
+    text = "from autokern.core.op import Op\nOp('own', *[None] * 10)\nraise ValueError"
     assert install({"pack:bad": "theirs"}, theirs=text)["pack:bad"].state == "failed"
     assert not known("own")
 

@@ -20,8 +20,8 @@ import torch
 from table import COUNTS, FORMULAE, Facts, Scenario, See, worded
 
 import autokern
-from autokern import hooks
 from autokern.core.op import get
+from autokern.hooks import install
 from autokern.runtime import dispatch, drift
 from autokern.tuning import store
 
@@ -119,14 +119,14 @@ def _patches() -> list[Any]:
     return list(_patches_of_autokern())
 
 
-_patches_of_autokern = hooks.patches
+_patches_of_autokern = install.patches
 
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
     """Put the hooks in for a block."""
     with (
-        mock.patch.object(hooks, "patches", _patches),
+        mock.patch.object(install, "patches", _patches),
         tempfile.TemporaryDirectory() as home,
         _environment(AUTOKERN_HOME=home),
     ):

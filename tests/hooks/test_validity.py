@@ -16,9 +16,9 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean
 
 import autokern
-from autokern import hooks
 from autokern.core.op import get
 from autokern.gp.inverse_factor import Conditioned
+from autokern.hooks import install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CANDIDATES = get("predict").names()
@@ -538,10 +538,10 @@ def test_one_alpha_for_all_threads_that_ask_at_once():
 
 def test_hooks_that_fail_to_go_in_leave_nothing_behind():
     before = gpytorch.models.ExactGP.get_fantasy_model
-    with mock.patch.object(hooks, "_limit_threads", side_effect=RuntimeError("no")), pytest.raises(RuntimeError):
+    with mock.patch.object(install, "_limit_threads", side_effect=RuntimeError("no")), pytest.raises(RuntimeError):
         autokern.enable()
     assert gpytorch.models.ExactGP.get_fantasy_model is before
-    assert not hooks.is_enabled()
+    assert not install.is_enabled()
     autokern.disable()
     with autokern.enabled():
-        assert hooks.is_enabled()
+        assert install.is_enabled()

@@ -131,7 +131,7 @@ def test_what_is_not_finite_is_not_hidden(bad, make, plan, same):
 def child(code):
     """A process that runs some code, and is gone afterwards."""
     start = "import torch, gpytorch\nfrom autokern import covariance\nfrom autokern.kernels import matmul, products\n"
-    start += "from autokern.kernels import tree as trees\nfrom autokern.kernels.cuts import Plan\n"
+    start += "from autokern.kernels import tree as trees\nfrom autokern.kernels.partition import Plan\n"
     command = [sys.executable, "-W", "ignore", "-c", start + textwrap.dedent(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

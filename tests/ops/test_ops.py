@@ -27,7 +27,6 @@ from autokern.core.op import Candidate, Op, get, registered
 from autokern.core.problem import Problem
 from autokern.kernels import analytic, graph, precision
 from autokern.kernels import tree as trees
-from autokern.ops import kernel_matmul
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.accuracy import relative_error, truth
@@ -82,7 +81,7 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(keops_product, "product", lambda first, second, rhs: trees.dense(first, second.points) @ rhs)
-    monkeypatch.setattr(kernel_matmul, "keops_problem", lambda device: None)
+    monkeypatch.setattr(keops_product, "keops_problem", lambda device: None)
     monkeypatch.setattr(
         precision, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out)
     )

@@ -12,7 +12,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 
 import autokern
 from autokern import kernels
-from autokern.core.cotangents import Lent
+from autokern.core.autograd import Lent
 from autokern.core.op import get
 from autokern.gp.row_blocks import Strips
 from autokern.kernels import analytic, matmul

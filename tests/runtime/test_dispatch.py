@@ -466,7 +466,7 @@ def free(monkeypatch):
         return there.bytes
 
     monkeypatch.setattr("autokern.system.memory_limit.host.available_memory", look)
-    monkeypatch.setattr("autokern.system.memory_limit.workspace.held", lambda: 0)
+    monkeypatch.setattr("autokern.system.memory_limit.buffers.held", lambda: 0)
     return there
 
 

@@ -1,4 +1,4 @@
-"""workspace.py: memory that is used again, never twice at once, within bounds, and given back."""
+"""buffers: memory that is used again, never twice at once, within bounds, and given back."""
 
 from __future__ import annotations
 
@@ -246,13 +246,13 @@ def test_an_error_within_the_block_gives_back():
 def test_leases_alive_at_the_end_of_the_interpreter_say_nothing():
     script = """
 import threading, torch
-from autokern import workspace
+from autokern.system import buffers
 like = torch.empty(0, dtype=torch.float64)
-kept = workspace.borrow((600, 600), like)
-ring = [workspace.borrow((700, 700), like)]
+kept = buffers.borrow((600, 600), like)
+ring = [buffers.borrow((700, 700), like)]
 ring.append(ring)
-workspace.borrow((800, 800), like).release()
-threading.Thread(target=lambda: ring.append(workspace.borrow((900, 900), like))).start()
+buffers.borrow((800, 800), like).release()
+threading.Thread(target=lambda: ring.append(buffers.borrow((900, 900), like))).start()
 """
     child(script)
 
@@ -326,22 +326,22 @@ def test_many_threads_never_hold_the_same_memory():
 def test_a_forked_child_starts_with_nothing():
     script = """
 import os, torch
-from autokern import workspace
+from autokern.system import buffers
 like = torch.empty(0, dtype=torch.float64)
-workspace.borrow((600, 600), like).release()
-out = workspace.borrow((700, 700), like)
-before = workspace.held()
+buffers.borrow((600, 600), like).release()
+out = buffers.borrow((700, 700), like)
+before = buffers.held()
 child = os.fork()
 if child == 0:
-    assert workspace.held() == 0
+    assert buffers.held() == 0
     out.tensor.fill_(1.0)
     out.release()  # borrowed by the parent: not kept
-    assert workspace.held() == 0
-    workspace.borrow((600, 600), like).release()
-    assert workspace.held() > 0
+    assert buffers.held() == 0
+    buffers.borrow((600, 600), like).release()
+    assert buffers.held() > 0
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert workspace.held() == before > 0
+assert buffers.held() == before > 0
 """
     child(script)
 

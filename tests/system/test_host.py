@@ -27,7 +27,7 @@ BARE = f"""
 import sys, types
 sys.path[:0] = {sys.path!r}
 sys.modules["autokern"] = types.ModuleType("autokern")
-sys.modules["autokern"].__path__ = [{str(Path(host.__file__).parent)!r}]
+sys.modules["autokern"].__path__ = [{str(Path(host.__file__).parents[1])!r}]
 """
 
 
@@ -113,7 +113,7 @@ def test_current_describes_this_host():
 
 @pytest.mark.slow
 def test_the_same_host_has_the_same_fingerprint_in_every_process():
-    code = BARE + "from autokern import host; print(host.current().fingerprint)"
+    code = BARE + "from autokern.system import host; print(host.current().fingerprint)"
     answers = set()
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -363,7 +363,7 @@ def test_multi_rank_by_process_group(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked():
     """In a fresh process: forking the test runner with its threads would prove nothing more."""
-    code = BARE + "import os; from autokern import host\n"
+    code = BARE + "import os; from autokern.system import host\n"
     code += "before = host.forked(); pid = os.fork()\n"
     code += "if pid == 0: os._exit(int(host.forked()))\n"
     code += "print(before, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), host.forked())"
@@ -376,7 +376,7 @@ def test_importing_does_no_device_or_thread_work():
     code += "before = set(sys.modules), threading.active_count()\n"
     code += "def fail(*a, **k): raise AssertionError\n"
     code += "torch.get_num_threads = torch.cuda.device_count = torch._C._accelerator_getAccelerator = fail\n"
-    code += "import autokern.host\n"
+    code += "import autokern.system.host\n"
     code += "print(threading.active_count() - before[1], 'psutil' in set(sys.modules) - before[0])\n"
     code += "print(torch.cuda.is_initialized(), 'gpytorch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

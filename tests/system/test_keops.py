@@ -13,10 +13,11 @@ import pytest
 
 from autokern.core.errors import KeOpsError
 from autokern.core.settings import Settings
+from autokern.core.tool import Tool
 from autokern.runtime.session import Session
 from autokern.system import keops, subprocess_probe
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.profile import Profile, Tool, decode, encode
+from autokern.tuning.profile import Profile, decode, encode
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 

@@ -13,6 +13,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 import autokern
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.settings import Settings
+from autokern.core.units import sized
 from autokern.gp import footprint
 from autokern.runtime import dispatch
 from autokern.system import host, memory_limit
@@ -34,8 +35,8 @@ def free(monkeypatch):
         there.freed += 1
 
     monkeypatch.setattr(host, "available_memory", look)
-    monkeypatch.setattr(memory_limit.workspace, "held", lambda: there.kept)
-    monkeypatch.setattr(memory_limit.workspace, "free", give_back)
+    monkeypatch.setattr(memory_limit.buffers, "held", lambda: there.kept)
+    monkeypatch.setattr(memory_limit.buffers, "free", give_back)
     return there
 
 
@@ -95,7 +96,7 @@ def test_the_pools_of_the_cpu_are_no_memory_of_a_gpu(free):
 def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4 * GIB))
     monkeypatch.setattr(host, "memory_left", lambda: left)
-    monkeypatch.setattr(memory_limit.workspace, "held", lambda: 0)
+    monkeypatch.setattr(memory_limit.buffers, "held", lambda: 0)
     size = 1 if left == GIB else 4
     with pytest.raises(MemoryBudgetError, match=rf"a matrix needs 7 GiB .* {size} GiB may be taken \({words}\)"):
         memory_limit.refuse("a matrix", 7 * GIB, "cpu")
@@ -119,7 +120,7 @@ def test_advice_fits_the_dtype():
     [(7, "7 bytes"), (2**10, "1 KiB"), (3 * 2**19, "1.5 MiB"), (2 * GIB, "2 GiB"), (2000 * GIB, "2,000 GiB")],
 )
 def test_sizes_in_words(count, words):
-    assert memory_limit.sized(count) == words
+    assert sized(count) == words
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------

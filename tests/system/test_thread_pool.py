@@ -349,15 +349,15 @@ def test_a_fork_afterwards_works_with_one_thread():
     code = """
         import os, torch
         torch.set_num_threads(2)
-        from autokern import crew
+        from autokern.system import thread_pool
         done, cpu = [], torch.device("cpu")
-        assert crew.size(cpu) == 2
-        crew.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
+        assert thread_pool.size(cpu) == 2
+        thread_pool.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), 2)
         torch.set_num_threads(1)
         child = os.fork()
         if not child:
-            count = crew.size(cpu)
-            crew.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
+            count = thread_pool.size(cpu)
+            thread_pool.run(lambda member: done.append(torch.ones(64, 64).mm(torch.ones(64, 64))), count)
             os._exit(0 if len(done) == 3 and count == 1 else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """

@@ -21,7 +21,8 @@ from autokern.tuning import store
 from autokern.tuning.profile import Profile
 
 CODE = """
-from autokern import host, store
+from autokern.system import host
+from autokern.tuning import store
 from autokern.core.settings import from_environment
 found = host.current().fingerprint
 print(found, store.load(from_environment(), found) is not None)

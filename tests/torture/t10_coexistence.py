@@ -347,7 +347,7 @@ CASES = {
         [t.start() for t in threads]
         [t.join() for t in threads]
         assert not errors, errors[0]
-        assert not autokern.hooks.is_enabled()
+        assert not autokern.hooks.install.is_enabled()
         assert (gpytorch.kernels.RBFKernel.forward, linear_operator.utils.cholesky._psd_safe_cholesky) == before
         near(step(Model()), STOCK[0])
         """,

@@ -32,7 +32,7 @@ BARE = f"""
 import sys, types
 sys.path[:0] = {sys.path!r}
 sys.modules["autokern"] = types.ModuleType("autokern")
-sys.modules["autokern"].__path__ = [{str(Path(store.__file__).parent)!r}]
+sys.modules["autokern"].__path__ = [{str(Path(store.__file__).parents[1])!r}]
 """
 
 
@@ -338,7 +338,8 @@ def test_a_user_without_home_and_passwd_entry(tmp_path):
     """The real thing: a process of a user id that nobody has, without HOME."""
     code = (
         f"{BARE}\nimport os, warnings, platformdirs; platformdirs.user_cache_path('x')\n"
-        "from autokern import store; from autokern.profile import Profile; from autokern.settings import Settings\n"
+        "from autokern.tuning import store; from autokern.tuning.profile import Profile\n"
+        "from autokern.core.settings import Settings\n"
         "os.chdir('/'); os.setgid(54321); os.setuid(54321)\n"
         "print(store.home(Settings()), store.load(Settings(), 'a' * 32))\n"
         "warnings.simplefilter('ignore'); print(store.save(Settings(), Profile(fingerprint='a' * 32)))\n"
@@ -505,7 +506,8 @@ def test_strict_raises(settings):
 WRITER = """
 if {lockless}: sys.modules["fcntl"] = None
 from pathlib import Path
-from autokern import store; from autokern.problem import Problem; from autokern.settings import Settings
+from autokern.tuning import store; from autokern.core.problem import Problem
+from autokern.core.settings import Settings
 from autokern.tuning.profile import Profile, Timing, Trial
 who = int(sys.argv[1]); settings = Settings(home=Path({home!r}), strict=True)
 sys.stdin.readline()
@@ -572,7 +574,7 @@ def test_killed_writers_leave_the_old_profile_and_one_temporary(settings):
     place(settings)
     code = (
         f"{BARE}\nimport os, time\n"
-        "from pathlib import Path; from autokern import store; from autokern.profile import Profile\n"
+        "from pathlib import Path; from autokern.tuning import store; from autokern.tuning.profile import Profile\n"
         "from autokern.core.settings import Settings\n"
         "os.fsync = lambda fd: os.kill(os.getpid(), 9)\n"
         f"store.save(Settings(home=Path({str(settings.home)!r})), Profile(fingerprint={HOST!r}))\n"
@@ -607,7 +609,7 @@ def test_the_right_ends_with_an_error(settings):
 def test_the_right_is_exclusive_between_processes_and_ends_with_a_crash(settings):
     code = (
         f"{BARE}\n"
-        "from pathlib import Path; from autokern import store; from autokern.settings import Settings\n"
+        "from pathlib import Path; from autokern.tuning import store; from autokern.core.settings import Settings\n"
         f"with store.calibrating(Settings(home=Path({str(settings.home)!r})), {HOST!r}, 'qr') as granted:\n"
         "    print(granted, flush=True); sys.stdin.read()\n"
     )
@@ -705,7 +707,7 @@ def test_clear_removes_what_is_ours_and_nothing_else(settings):
 
 
 def test_importing_is_cheap():
-    code = BARE + "import autokern.store\n"
+    code = BARE + "import autokern.tuning.store\n"
     code += "print({'torch', 'platformdirs', 'psutil'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "set()"

@@ -16,7 +16,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.hooks import enabled
+from autokern.hooks.install import enabled
 from autokern.system.progress import Progress, silent
 
 __all__ = ["Workload", "end_to_end"]

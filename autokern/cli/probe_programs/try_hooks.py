@@ -6,12 +6,12 @@ import gpytorch
 import torch
 
 import autokern
-from autokern import hooks
+from autokern.hooks import install
 
 
 def main() -> None:
     """Compare a model with autokern off and on."""
-    patches = hooks.patches()
+    patches = install.patches()
     before = [vars(p.owner)[p.name] for p in patches]
     x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).double()

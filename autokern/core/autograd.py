@@ -7,13 +7,13 @@ Closed-form backward passes work in place and know no batching rules, so that un
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-__all__ = ["Lent", "Taken", "each_cotangent", "version"]
+__all__ = ["Lent", "Taken", "each_cotangent", "plain_gradients", "version"]
 
 _torch: Any = torch  # some of what vmap is made of is not declared
 _functorch: Any = torch._C._functorch
@@ -66,6 +66,22 @@ def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[A
     each = [served(ctx, *(p[i] if isinstance(p, tuple) else p for p in parts)) for i in range(count)]
     columns = zip(*(found if isinstance(found, tuple) else (found,) for found in each), strict=True)
     return tuple(None if column[0] is None else torch.stack(column) for column in columns)
+
+
+def plain_gradients(
+    function: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
+    inputs: Sequence[torch.Tensor | None],
+    wanted: Sequence[bool],
+    cotangents: torch.Tensor | Sequence[torch.Tensor],
+) -> list[torch.Tensor | None]:
+    """Return the gradients of a plain function by the wanted inputs, as differentiable functions themselves.
+
+    Each input is differentiated by under a name of its own: the same tensor may stand there twice.
+    """
+    own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
+    sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
+    found = iter(torch.autograd.grad(function(*own), sources, cotangents, create_graph=True))
+    return [next(found) if want else None for want in wanted]
 
 
 class Lent:
