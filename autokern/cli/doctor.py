@@ -21,7 +21,7 @@ import torch
 
 from autokern.cli.plugin_check import backends, judged
 from autokern.core.errors import AutokernError, ProfileError
-from autokern.core.settings import VARIABLES, Settings, from_environment
+from autokern.core.settings import Settings, from_environment, rows
 from autokern.system import host, keops, pages
 from autokern.system.files import Folder
 from autokern.system.progress import Progress, silent
@@ -125,7 +125,8 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
         return Finding("environment", "problem", str(error), advice), from_environment(usable)
     if not settings.enabled:
         return Finding("environment", "note", "AUTOKERN=0: stock code everywhere", "unset it to use autokern"), settings
-    text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in VARIABLES)
+    known = {row.variable for row in rows().values()}
+    text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in known)
     if host.multi_rank():
         advice = "measure beforehand with `autokern calibrate`; all ranks then share the profile"
         return Finding("environment", "note", "one of several ranks: nothing is measured here", advice), settings

@@ -19,7 +19,7 @@ import torch
 from autokern.core.errors import SettingsError
 from autokern.core.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.core.problem import Problem
-from autokern.core.settings import ORDERED_ACCURACIES
+from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.core.tool import Tool
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
@@ -103,8 +103,8 @@ def calibrate(
         raise SettingsError(f"level {level!r} was asked for; there are {', '.join(LEVELS)}")
     if not budget > 0:
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
-    if accuracy not in ORDERED_ACCURACIES:
-        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(ORDERED_ACCURACIES)}")
+    if accuracy not in LEVELS_OF_ACCURACY:
+        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
     run = _Calibration(level, accuracy, time.perf_counter() + budget, budget, known, progress or silent)
     parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
 

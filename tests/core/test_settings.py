@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import autokern
 from autokern.core.errors import AutokernWarning, SettingsError
-from autokern.core.settings import VARIABLES, Settings, from_environment, parse_bytes, revised
+from autokern.core.parsers import parse_bytes
+from autokern.core.settings import Settings, from_environment, revised, rows, table
+
+VARIABLES = {row.variable: row.meaning for row in rows().values()}
+DOCS = Path(__file__).parents[2] / "docs"
 
 GOOD = [
     ("AUTOKERN", "0", "enabled", False),
@@ -115,6 +121,15 @@ def test_bad_values_say_what_was_asked_and_what_the_variable_means(name, text):
 def test_every_variable_is_tried_with_good_and_bad_values():
     assert {name for name, *_ in GOOD} == set(VARIABLES)
     assert {name for name, _ in BAD} == set(VARIABLES)
+
+
+def test_the_docs_show_the_table():
+    assert table() in (DOCS / "environment.md").read_text(), "paste what `settings.table()` returns"
+
+
+def test_using_takes_every_setting_that_combines():
+    accepted = set(inspect.signature(autokern.using).parameters)
+    assert accepted == {field for field, row in rows().items() if row.combine is not None}
 
 
 def test_nothing_set_orders_nothing():

@@ -1,0 +1,143 @@
+"""Parsers of settings: from the text of a variable to a value; each raises ValueError with what was expected."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = [
+    "Pairs",
+    "count",
+    "exclude",
+    "flag",
+    "force",
+    "one_of",
+    "parse_bytes",
+    "path",
+    "relative_error",
+    "seconds",
+    "threads",
+    "threshold",
+]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.@\-]*")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that a text such as ``8GiB``, ``512 MB`` or ``1048576`` names."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("expected a size such as 8GiB, 512MB or 1048576")
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if not 1 <= size < math.inf:
+        raise ValueError("the size must be positive and finite")
+    return int(size)
+
+
+def flag(text: str) -> bool:
+    """Return what 0 or 1 (false or true, off or on, no or yes) says."""
+    values = dict.fromkeys(("1", "true", "on", "yes"), True) | dict.fromkeys(("0", "false", "off", "no"), False)
+    if text.lower() not in values:
+        raise ValueError("expected 0 or 1")
+    return values[text.lower()]
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Return a parser of one of some words."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"expected {' or '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+def path(text: str) -> Path:
+    """Return a path, the home folder expanded."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds, 0 or more."""
+    seconds = float(text)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError("expected a number of seconds, 0 or more")
+    return seconds
+
+
+def relative_error(text: str) -> float:
+    """Return a relative error between 0 and 1."""
+    error = float(text)
+    if not 0 < error < 1:
+        raise ValueError(f"expected a relative error between 0 and 1, such as 1e-3, found {text}")
+    return error
+
+
+def count(text: str) -> int:
+    """Return a number of calls."""
+    if not text.strip().isdecimal():
+        raise ValueError("expected a number of calls, 0 or more")
+    return int(text)
+
+
+def threads(text: str) -> int | str:
+    """Return a number of threads, ``auto`` or ``off``."""
+    if text.lower() in ("auto", "off"):
+        return text.lower()
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise ValueError("expected auto, off or a number of threads, 1 or more")
+    return int(text)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is no name of an op or candidate")
+    return text.strip()
+
+
+def force(text: str) -> Pairs | int:
+    """Return pairs of op and candidate, or the seed of ``random:SEED``."""
+    if text.startswith("random:"):
+        seed = text.removeprefix("random:")
+        if not re.fullmatch(r"\d+", seed):
+            raise ValueError("expected random:SEED with a whole number")
+        return int(seed)
+    pairs = []
+    for item in text.split(","):
+        op, equals, candidate = item.partition("=")
+        if not equals:
+            raise ValueError(f"expected op=candidate, found {item!r}")
+        pairs.append((_name(op), _name(candidate)))
+    if len({op for op, _ in pairs}) < len(pairs):
+        raise ValueError("an op is named twice")
+    return tuple(sorted(pairs))
+
+
+def exclude(text: str) -> frozenset[str]:
+    """Return names of candidates, alone or as ``op=name``."""
+    names = set()
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        op, equals, candidate = item.partition("=")
+        names.add(f"{_name(op)}={_name(candidate)}" if equals else _name(op))
+    return frozenset(names)
+
+
+def threshold(text: str) -> tuple[tuple[str, str, int], ...]:
+    """Return triples of op, device and size."""
+    found = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*([a-z0-9_]+):([a-z0-9]+)=(\d+)\s*", item)
+        if not match:
+            raise ValueError(f"expected op:device=size, found {item!r}")
+        found.append((match[1], match[2], int(match[3])))
+    return tuple(found)
