@@ -266,7 +266,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
         warnings.warn(message, AutokernWarning, stacklevel=1)  # of one place, so told once
         del given[name]
     parsed: dict[str, Any] = {}
-    for field, row in rows().items():
+    for field, row in rows().items() if given else ():
         if text := given.pop(row.variable, ""):
             try:
                 parsed.update(_fields(field, row.parse(text)))

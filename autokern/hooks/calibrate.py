@@ -8,9 +8,6 @@ from autokern import ops as _ops  # noqa: F401  (importing it registers every Op
 from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.system.progress import display
-from autokern.tuning import store
-from autokern.tuning.calibration import calibrate as measure
-from autokern.tuning.calibration import chosen_devices, chosen_ops
 from autokern.tuning.profile import Profile
 
 __all__ = ["calibrate"]
@@ -55,6 +52,10 @@ def calibrate(
     --------
     >>> autokern.calibrate(["qr"], budget=2.0)  # doctest: +SKIP
     """
+    from autokern.tuning import store  # programs that measure nothing need none of this
+    from autokern.tuning.calibration import calibrate as measure
+    from autokern.tuning.calibration import chosen_devices, chosen_ops
+
     chosen, kinds = chosen_ops(ops), chosen_devices(devices)
     with install.enabled():  # parts of composite ops are dispatched while those are measured
         here = dispatch.session()

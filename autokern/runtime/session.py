@@ -1,17 +1,15 @@
-"""Session: what a process knows and decided so far, apart from the hot path that reads it.
+"""Session: the settings in force, the profile, the memo of decided keys, apart from the hot path that reads it.
 
-The settings in force, the profile, the memo of decided keys, measuring at first use. Floor 3: may import the floors
-below.
+What a warm call does not need (measuring, predicting, choosing) is imported by the first call that is not in the memo.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 import warnings
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,16 +20,14 @@ from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetErr
 from autokern.core.op import Op, get, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.runtime import drift, spotcheck
 from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Told, counted, is_large, told
 from autokern.system import host, keops
 from autokern.system import memory_limit as budget
-from autokern.system.progress import display
-from autokern.tuning import store
-from autokern.tuning.calibration import calibrate
-from autokern.tuning.cost_model import CostModel
-from autokern.tuning.policy import decide
-from autokern.tuning.profile import Profile, dated, group_key
+
+if TYPE_CHECKING:
+    from autokern.runtime.first_use import FirstUse
+    from autokern.tuning.cost_model import CostModel
+    from autokern.tuning.profile import Profile
 
 __all__ = ["Session"]
 
@@ -40,10 +36,6 @@ _MOST_KEYS = 10_000
 """A memo of this size is emptied: random shapes must not leak memory."""
 _MOST_EARLIER = 200
 """Decisions that are remembered for people after the memo was emptied, those made last."""
-_PATIENCE = 24 * 3600.0
-"""Seconds for which an op is left alone of which a calibration at first use could measure nothing in its time."""
-_FIRST_SHARE = 0.35
-"""Part of the budget that one op may take at its first use, so that others get their turn."""
 
 
 def _stock_entry(op: Op, reason: str) -> Entry:
@@ -68,11 +60,9 @@ class Session:
         self._earlier: Told = {}
         self._model: CostModel | None = None
         self._lock = threading.RLock()
-        self._measuring = threading.Lock()
-        self._spent = 0.0
+        self._first_use: FirstUse | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
         self._errors: dict[tuple[Problem, str], float] = {}
-        self._tried: set[tuple[str, ...]] = set()
         _log.setLevel(settings.log.upper())
         graphs.allow(settings.graphs == "on")
         plugins.load()  # those that had to wait for their own import
@@ -86,7 +76,9 @@ class Session:
         if self._model is None:
             with self._lock:
                 if self._model is None:
-                    self._model = _in_force(_load(self.settings))
+                    from autokern.runtime.first_use import load
+
+                    self._model = _in_force(load(self.settings))
         return self._model
 
     @property
@@ -146,7 +138,7 @@ class Session:
         try:
             if inside.measuring:  # what is measured holds for everybody
                 settings = msgspec.structs.replace(settings, accuracy="same")
-            self._measure_first_use(op, problem, settings.accuracy)
+            self._measured(op, problem, settings.accuracy)
             decision = self._shared(op, problem, settings)
         except AutokernError:
             raise
@@ -160,6 +152,8 @@ class Session:
         return self._made(op, decision, settings)
 
     def _made(self, op: Op, decision: Decision, settings: Settings, count: int = 0) -> Entry:
+        from autokern.runtime import drift, spotcheck
+
         ordered = settings
         while self._errors.get(_watched(decision), 0.0) > settings.max_error:  # it has failed on these data before
             failed = f"{op.name}={decision.candidate}"
@@ -183,6 +177,8 @@ class Session:
         Its decision may be due again, for what compiles may repay itself by now; else the machine may have drifted, or
         lower precision no longer suffice for the data.
         """
+        from autokern.runtime import drift, spotcheck
+
         due, entry.due = entry.due, NEVER
         if due == NEVER:  # another thread is at it
             return entry
@@ -195,6 +191,14 @@ class Session:
             return entry
         decision = self.decide(op, entry.decision.problem, settings, entry.count)
         return self._made(op, decision, settings, entry.count)
+
+    def _measured(self, op: Op, problem: Problem, accuracy: str) -> None:
+        """Let an op be measured at its first use."""
+        if self._first_use is None:
+            from autokern.runtime.first_use import FirstUse
+
+            self._first_use = FirstUse(self.settings, lambda: self.model, self.adopt)
+        self._first_use.measure(op, problem, accuracy)
 
     def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
         """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
@@ -216,72 +220,17 @@ class Session:
 
     def decide(self, op: Op, problem: Problem, settings: Settings, seen: int = 0) -> Decision:
         """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
+        from autokern.tuning import policy
+
         there = None
         if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
             there = budget.room(problem.device)  # what a recorded host has is only explained here
         try:
-            return decide(problem, op, self.model, settings, there, seen)
+            return policy.decide(problem, op, self.model, settings, there, seen)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
-        return decide(problem, op, self.model, settings, budget.named(there, problem.device), seen)
-
-    def _measure_first_use(self, op: Op, problem: Problem, accuracy: str) -> None:
-        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile.
-
-        Where lower precision is allowed, nothing is known as long as no error was measured.
-        """
-        settings = self.settings
-        pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        asked = (*problem.group, accuracy)
-        if pinned or inside.measuring or asked in self._tried or _knows(self.model, op, problem, accuracy):
-            return
-        if _tried_lately(self.profile, problem):
-            return
-        left = min(settings.budget - self._spent, _FIRST_SHARE * settings.budget)
-        if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
-            return
-        if not self._measuring.acquire(blocking=False):
-            return
-        started = time.perf_counter()
-        self._tried.add(asked)
-        try:
-            with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
-                if ours and not self._learnt(op, problem, accuracy):
-                    self._calibrate(op, problem, left, accuracy)
-        except (AutokernError, RuntimeError, OSError) as error:
-            if settings.strict:
-                raise
-            warnings.warn(f"autokern could not measure {op.name}, so stock runs: {error}", AutokernWarning, 2)
-        finally:
-            self._spent += time.perf_counter() - started
-            self._measuring.release()
-
-    def _learnt(self, op: Op, problem: Problem, accuracy: str) -> bool:
-        """Whether another process has measured this, or tried to, since the profile was read; that is then in force."""
-        kept = _load(self.settings)
-        if not _tried_lately(kept, problem) and not _knows(CostModel(kept), op, problem, accuracy):
-            return False
-        self.adopt(self.profile.merge(kept))
-        return True
-
-    def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str) -> None:
-        def publish(profile: Profile) -> None:
-            store.save(self.settings, profile)
-            self.adopt(profile)
-
-        with display(f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine") as shown:
-            calibrate(
-                [op],
-                "quick",
-                budget,
-                [problem.device],
-                self.profile,
-                dtypes=(problem.dtype,),
-                accuracy=accuracy,
-                progress=shown,
-                publish=publish,
-            )
+        return policy.decide(problem, op, self.model, settings, budget.named(there, problem.device), seen)
 
 
 def _watched(decision: Decision) -> tuple[Problem, str]:
@@ -289,24 +238,8 @@ def _watched(decision: Decision) -> tuple[Problem, str]:
     return decision.problem.coarse, decision.candidate
 
 
-def _knows(model: CostModel, op: Op, problem: Problem, accuracy: str) -> bool:
-    """Whether an op was measured for this dtype and device, and where lower precision is allowed, its errors too."""
-    if accuracy == "approximate" and any(c.accuracy == "approximate" for c in op.feasible(problem)):
-        return model.knows_errors(problem)
-    return model.knows(problem)
-
-
-def _tried_lately(profile: Profile, problem: Problem) -> bool:
-    return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
-
-
 def _in_force(profile: Profile) -> CostModel:
+    from autokern.tuning.cost_model import CostModel
+
     keops.believe(profile.tools.get("keops"))
     return CostModel(profile)
-
-
-def _load(settings: Settings) -> Profile:
-    if settings.profile is not None:
-        return store.read_file(settings.profile)
-    here = host.current()
-    return store.load(settings, here.fingerprint) or Profile(host=here.fields, fingerprint=here.fingerprint)

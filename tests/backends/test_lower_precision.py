@@ -26,8 +26,7 @@ from autokern.kernels import tiles
 from autokern.kernels import tree as trees
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import factorise, plain
-from autokern.runtime import dispatch, spotcheck
-from autokern.runtime import session as session_module
+from autokern.runtime import dispatch, first_use, spotcheck
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
 from autokern.tuning import accuracy as accuracies
 from autokern.tuning import summary as report
@@ -174,7 +173,7 @@ def test_first_use_measures_errors_once_lower_precision_is_allowed(op, monkeypat
         asked.append(accuracy)
         publish(known.merge(profile(error=1e-4 if accuracy == "approximate" else None)))
 
-    monkeypatch.setattr(session_module, "calibrate", instead)
+    monkeypatch.setattr(first_use, "calibrate", instead)
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
     dispatch.reset()
     call, a = dispatch.route(op), normal(4, 4)

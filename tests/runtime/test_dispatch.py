@@ -19,9 +19,9 @@ from autokern.core.errors import AutokernWarning, MemoryBudgetError, ProfileErro
 from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
-from autokern.runtime import dispatch
+from autokern.runtime import dispatch, first_use
 from autokern.runtime import session as session_module
-from autokern.tuning import store
+from autokern.tuning import policy, store
 from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,8 +76,8 @@ def matrix(n: int = 4) -> torch.Tensor:
 
 def test_a_call_is_decided_once(toy, monkeypatch):
     decided = []
-    honest = session_module.decide
-    monkeypatch.setattr(session_module, "decide", lambda *a: decided.append(1) or honest(*a))
+    honest = policy.decide
+    monkeypatch.setattr(policy, "decide", lambda *a: decided.append(1) or honest(*a))
     for _ in range(5):
         assert toy.call(matrix()).equal(2 * matrix())
     assert toy.runs == ["fast"] * 5
@@ -521,13 +521,13 @@ def test_a_large_candidate_that_ran_out_of_memory_is_not_chosen_again(make_op, f
 def measured(monkeypatch):
     """First-use calibration is on; the list holds the names of the ops that were measured."""
     seen = []
-    honest = session_module.calibrate
+    honest = first_use.calibrate
 
     def noted(ops, *args, **more):
         seen.extend(op.name for op in ops)
         return honest(ops, *args, **more)
 
-    monkeypatch.setattr(session_module, "calibrate", noted)
+    monkeypatch.setattr(first_use, "calibrate", noted)
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
     monkeypatch.setenv("AUTOKERN_BUDGET", "60")
     dispatch.reset()

@@ -1,0 +1,122 @@
+"""First use: an op of which nothing is known on this machine is measured when it is first called."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+from autokern.core.errors import AutokernError, AutokernWarning
+from autokern.core.op import Op, inside
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.system import host
+from autokern.system.progress import display
+from autokern.tuning import store
+from autokern.tuning.calibration import calibrate
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.profile import Profile, dated, group_key
+
+__all__ = ["FirstUse", "load"]
+
+_PATIENCE = 24 * 3600.0
+"""Seconds for which an op is left alone of which a calibration at first use could measure nothing in its time."""
+_SHARE = 0.35
+"""Part of the budget that one op may take at its first use, so that others get their turn."""
+
+
+def load(settings: Settings) -> Profile:
+    """Return the profile that the settings name, that of this host, or an empty one."""
+    if settings.profile is not None:
+        return store.read_file(settings.profile)
+    here = host.current()
+    return store.load(settings, here.fingerprint) or Profile(host=here.fields, fingerprint=here.fingerprint)
+
+
+class FirstUse:
+    """What a session has measured at first use, and the seconds that this took.
+
+    Parameters
+    ----------
+    settings : Settings
+        What the user ordered.
+    model : callable
+        Returns the cost model in force.
+    adopt : callable
+        Puts a profile in force.
+    """
+
+    def __init__(self, settings: Settings, model: Callable[[], CostModel], adopt: Callable[[Profile], None]) -> None:
+        self._settings, self._model, self._adopt = settings, model, adopt
+        self._measuring = threading.Lock()
+        self._spent = 0.0
+        self._tried: set[tuple[str, ...]] = set()
+
+    def measure(self, op: Op, problem: Problem, accuracy: str) -> None:
+        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile.
+
+        Where lower precision is allowed, nothing is known as long as no error was measured.
+        """
+        settings, model = self._settings, self._model()
+        pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
+        asked = (*problem.group, accuracy)
+        if pinned or inside.measuring or asked in self._tried or _knows(model, op, problem, accuracy):
+            return
+        if _tried_lately(model.profile, problem):
+            return
+        left = min(settings.budget - self._spent, _SHARE * settings.budget)
+        if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
+            return
+        if not self._measuring.acquire(blocking=False):
+            return
+        started = time.perf_counter()
+        self._tried.add(asked)
+        try:
+            with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
+                if ours and not self._learnt(op, problem, accuracy):
+                    self._calibrate(op, problem, left, accuracy)
+        except (AutokernError, RuntimeError, OSError) as error:
+            if settings.strict:
+                raise
+            warnings.warn(f"autokern could not measure {op.name}, so stock runs: {error}", AutokernWarning, 2)
+        finally:
+            self._spent += time.perf_counter() - started
+            self._measuring.release()
+
+    def _learnt(self, op: Op, problem: Problem, accuracy: str) -> bool:
+        """Whether another process has measured this, or tried to, since the profile was read; that is then in force."""
+        kept = load(self._settings)
+        if not _tried_lately(kept, problem) and not _knows(CostModel(kept), op, problem, accuracy):
+            return False
+        self._adopt(self._model().profile.merge(kept))
+        return True
+
+    def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str) -> None:
+        def publish(profile: Profile) -> None:
+            store.save(self._settings, profile)
+            self._adopt(profile)
+
+        with display(f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine") as shown:
+            calibrate(
+                [op],
+                "quick",
+                budget,
+                [problem.device],
+                self._model().profile,
+                dtypes=(problem.dtype,),
+                accuracy=accuracy,
+                progress=shown,
+                publish=publish,
+            )
+
+
+def _knows(model: CostModel, op: Op, problem: Problem, accuracy: str) -> bool:
+    """Whether an op was measured for this dtype and device, and where lower precision is allowed, its errors too."""
+    if accuracy == "approximate" and any(c.accuracy == "approximate" for c in op.feasible(problem)):
+        return model.knows_errors(problem)
+    return model.knows(problem)
+
+
+def _tried_lately(profile: Profile, problem: Problem) -> bool:
+    return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
