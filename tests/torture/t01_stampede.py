@@ -108,18 +108,18 @@ def _run(number: int) -> dict[str, Any]:
 
 MUTATIONS = [
     Mutation(
-        "the right to calibrate is everybody's", "store.py", "        yield granted", "        yield True", "stampede"
+        "the right to calibrate is everybody's", "tuning/store.py", "        yield granted", "        yield True", "stampede"
     ),
     Mutation(
         "what others measured meanwhile is not looked at",
-        "session.py",
+        "runtime/first_use.py",
         "if ours and not self._learnt(op, problem, accuracy):",
         "if ours:",
         "stampede",
     ),
     Mutation(
         "a publish forgets what is kept",
-        "store.py",
+        "tuning/store.py",
         "wanted = wanted.merge(kept).merge(profile) if kept else wanted",
         "published = True",
         "stampede",

@@ -106,7 +106,7 @@ def calibration(found: Findings, size: Size) -> None:
 MUTATIONS = [
     Mutation(
         "a profile is written in place first",
-        "store.py",
+        "tuning/store.py",
         "            with folder.temporary(profile.fingerprint, sealed(SCHEMA, _encoded(wanted))) as temporary:",
         "            (folder.path / name).write_bytes(sealed(SCHEMA, _encoded(wanted)))\n"
         "            version = folder.version(name)\n"
@@ -115,7 +115,7 @@ MUTATIONS = [
     ),
     Mutation(
         "an old profile is removed before the new one has its name",
-        "store.py",
+        "tuning/store.py",
         "folder.replace(temporary, name)\n            folder.sync()",
         "folder.remove(name)\n                folder.replace(temporary, name)\n            folder.sync()",
         "publish",

@@ -205,21 +205,21 @@ def _empty(home: Path) -> None:
 MUTATIONS = [
     Mutation(
         "the checksum is not compared",
-        "seals.py",
+        "tuning/checksum.py",
         "whole = header is not None and header[2].decode() == _digest(int(header[1]), body)",
         "whole = header is not None",
         "damaged",
     ),
     Mutation(
         "the other end of a pipe is waited for",
-        "files.py",
+        "system/files.py",
         'getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) |',
         'getattr(os, "O_CLOEXEC", 0) |',
         "monsters",
     ),
     Mutation(
         "a newer schema is overwritten",
-        "seals.py",
+        "tuning/checksum.py",
         "if found > schema and (whole or not flipped):",
         "if False:",
         "monsters",

@@ -128,21 +128,21 @@ def _limit(found: Findings, home: Path, fillings: int) -> None:
 MUTATIONS = [
     Mutation(
         "errors of the system pass through",
-        "store.py",
+        "tuning/store.py",
         "return _add(folder, profile)\n    except (OSError, ProfileError) as error:",
         "return _add(folder, profile)\n    except ProfileError as error:",
         "boundaries",
     ),
     Mutation(
         "a failed write is taken for done",
-        "files.py",
+        "system/files.py",
         "written = os.write(fd, rest)\n",
         "written = len(rest)\n        with contextlib.suppress(OSError):\n            written = os.write(fd, rest)\n",
         "full_disk",
     ),
     Mutation(
         "a passing fault costs a good profile its name",
-        "store.py",
+        "tuning/store.py",
         "if isinstance(error, OSError) and error.errno not in _FOREIGN:",
         "if False:",
         "boundaries",

@@ -188,14 +188,14 @@ def _child(home: Home) -> None:
 MUTATIONS = [
     Mutation(
         "trouble of the cache is raised",
-        "store.py",
+        "tuning/store.py",
         "        if settings.strict:\n            raise ProfileError(message) from error\n        if _first(\"save\"):",
         "        if True:\n            raise ProfileError(message) from error\n        if _first(\"save\"):",
         "homes",
     ),
     Mutation(
         "every trouble is told again",
-        "store.py",
+        "tuning/store.py",
         "    known = what in _told\n",
         "    known = False\n",
         "homes",

@@ -253,29 +253,29 @@ def modes(found: Findings, size: Size) -> None:
 
 
 MUTATIONS = [
-    Mutation("owners are not looked at", "files.py", "if info.st_uid != os.geteuid():", "if False:", "planted"),
+    Mutation("owners are not looked at", "system/files.py", "if info.st_uid != os.geteuid():", "if False:", "planted"),
     Mutation(
         "modes are not looked at",
-        "files.py",
+        "system/files.py",
         "if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):",
         "if False:",
         "own_home_left_open",
     ),
     Mutation(
         "links of others are followed",
-        "files.py",
+        "system/files.py",
         "if before[0] not in (0, os.geteuid()):",
         "if False:",
         "planted",
     ),
     Mutation(
         "a folder is opened as a whole",
-        "files.py",
+        "system/files.py",
         "self.fd = _reached(path, create) if private else os.open(path, _FOLDER)",
         "create and path.mkdir(mode=0o700, parents=True, exist_ok=True)\n        self.fd = os.open(path, _FOLDER)",
         "race",
     ),
-    Mutation("a new file is open to all", "files.py", "bytes, mode: int = 0o600", "bytes, mode: int = 0o666", "modes"),
+    Mutation("a new file is open to all", "system/files.py", "bytes, mode: int = 0o600", "bytes, mode: int = 0o666", "modes"),
 ]
 
 if __name__ == "__main__":

@@ -114,14 +114,14 @@ def _paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 MUTATIONS = [
     Mutation(
         "the fingerprint depends on the process",
-        "host.py",
+        "system/host.py",
         "    text = json.dumps(telling,",
         "    text = str(hash(str(telling))) + json.dumps(telling,",
         "fresh",
     ),
     Mutation(
         "versions of libraries do not count",
-        "host.py",
+        "system/host.py",
         'if key != "remarks"}',
         'if key not in ("remarks", "versions")}',
         "flipped",

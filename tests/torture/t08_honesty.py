@@ -143,17 +143,17 @@ def _calls_until_demoted(found: Findings, slower: float) -> int:
 
 
 MUTATIONS = [
-    Mutation("nobody looks again", "dispatch.py", "if entry.count >= entry.due:", "if False:", "drift"),
+    Mutation("nobody looks again", "runtime/dispatch.py", "if entry.count >= entry.due:", "if False:", "drift"),
     Mutation(
         "whatever is measured to be faster wins",
-        "policy.py",
+        "tuning/policy.py",
         "    return told.log_ratio + CONFIDENCE * told.sigma - (LEEWAY if favoured else 0.0)",
         "    return told.log_ratio - 0.05",
         "no_gap",
     ),
     Mutation(
         "candidates are timed one after the other, and once",
-        "timer.py",
+        "tuning/timer.py",
         "        for turn in range(rounds[1]):",
         "        for turn in range(1):",
         "gap",

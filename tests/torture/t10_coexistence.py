@@ -456,14 +456,14 @@ assert autokern.stats(), "no call was served"
 MUTATIONS = [
     Mutation(
         "transformed calls are dispatched",
-        "dispatch.py",
+        "runtime/dispatch.py",
         "_transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack",
         "_transforming: Callable[[], Any] = lambda: None",
         "programs",
     ),
     Mutation(
         "disabling puts nothing back",
-        "hooks/__init__.py",
+        "hooks/install.py",
         "            setattr(patch.owner, patch.name, original)",
         "            pass",
         "programs",

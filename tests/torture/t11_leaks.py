@@ -94,7 +94,7 @@ def overhead(found: Findings, size: Size) -> None:
 
 
 MUTATIONS = [
-    Mutation("the memo has no bound", "session.py", "_MOST_KEYS = 10_000", "_MOST_KEYS = 10**9", "flat"),
+    Mutation("the memo has no bound", "runtime/session.py", "_MOST_KEYS = 10_000", "_MOST_KEYS = 10**9", "flat"),
 ]
 
 if __name__ == "__main__":

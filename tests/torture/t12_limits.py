@@ -208,11 +208,11 @@ def _child(what: str, order: Mapping[str, Any]) -> None:
 
 
 MUTATIONS = [
-    Mutation("quotas are not looked at", "cgroups.py", "return min(quotas, default=None)", "return None", "quota"),
-    Mutation("memory limits are ignored", "cgroups.py", "return min(left, default=None)", "return None", "memory"),
+    Mutation("quotas are not looked at", "system/cgroups.py", "return min(quotas, default=None)", "return None", "quota"),
+    Mutation("memory limits are ignored", "system/cgroups.py", "return min(left, default=None)", "return None", "memory"),
     Mutation(
         "only the innermost group counts",
-        "cgroups.py",
+        "system/cgroups.py",
         "for depth in range(len(parts), -1, -1):",
         "for depth in (len(parts),):",
         "memory",
