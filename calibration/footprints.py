@@ -142,7 +142,7 @@ def run_op(case: Case) -> tuple[int, int]:
     meter = Peak()
     inside.active = not candidate.parts
     with torch.set_grad_enabled(bool(problem.grad)):
-        out = op.read(candidate.run(*args))
+        out = op.materialize(candidate.run(*args))
     most = meter.bytes()
     if problem.grad:
         outputs = tuple(t for t in tensors_in(op.canonical(out)) if t.requires_grad)

@@ -242,7 +242,7 @@ def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
     calls: dict[str, Call] = {"KeOps": by_keops(of)} if keops else {}
     if memory_limit.fits(2 * elements * of.rhs.itemsize, device):
         calls["the matrix"] = whole(of)
-    able = [c for c in op.feasible(problem) if keops or not c.setup]
+    able = [c for c in op.feasible(problem) if keops or not c.compiles]
     fitting = [c for c in able if memory_limit.fits(c.memory(problem), device)]
     calls |= {c.name: op.trial(c.run, problem, args) for c in fitting}
     failed = {}

@@ -131,7 +131,7 @@ def product_problems(device: str) -> list[Problem]:
 def run_product_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
     """Compare the choice with the best for products, what is compiled included where KeOps works."""
     rows = judged(
-        product_problems(device), seconds, report, seconds=4.0, rounds=(3, 9), setup=not products.without_keops()
+        product_problems(device), seconds, report, seconds=4.0, rounds=(3, 9), compiles=not products.without_keops()
     )
     return {"summary": by_op({"kernel_matmul": [(r.regret, r.over_stock) for r in rows]}),
             "rows": msgspec.to_builtins(rows)}  # fmt: skip
@@ -186,7 +186,7 @@ def rougher(problem: Problem, seconds: float) -> list[dict[str, Any]]:
     """Return what approximates beside the fastest candidate that does not, on one problem, timed in turns."""
     op, synchronize = get(problem.op), products.synchronizer(problem.device)
     room = 0.4 * host.available_memory(problem.device)
-    able = [c for c in op.feasible(problem) if not c.setup and c.memory(problem) < room]
+    able = [c for c in op.feasible(problem) if not c.compiles and c.memory(problem) < room]
     args = op.sample(problem, torch.Generator().manual_seed(5))
     calls = {c.name: op.trial(c.run, problem, args) for c in able}
     once = {name: min(timer.once(call, synchronize) for _ in range(2)) for name, call in calls.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import sys
 from pathlib import Path
@@ -79,7 +80,8 @@ def make_op(monkeypatch):
             "features": lambda problem: Features(flops=float(problem.m * problem.n)),
             "memory": lambda problem: 8 * problem.m * problem.n,
         }
-        return Op(name, **{**usual, **options})
+        defined = {key: staticmethod(what) if callable(what) else what for key, what in {**usual, **options}.items()}
+        return abc.ABCMeta(name, (Op,), {"name": name, **defined})()
 
     return make
 

@@ -206,7 +206,7 @@ def _keops_features(problem: Problem) -> Features:
     return Features(plain.calls + 10, 6.0 * plain.flops, float(of_outputs(problem)))
 
 
-@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=of_outputs, features=_keops_features, setup=True)
+@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=of_outputs, features=_keops_features, compiles=True)
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
     first, others = forms.both(kernel, x1, x2)

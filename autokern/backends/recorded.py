@@ -74,7 +74,9 @@ def _memory(problem: Problem) -> int:
     return EXACT_LOG_PROB["recursive"].memory(problem)
 
 
-@EXACT_LOG_PROB.candidate("graph", accuracy="better", why_not=_why_not, features=_features, memory=_memory, setup=True)
+@EXACT_LOG_PROB.candidate(
+    "graph", accuracy="better", why_not=_why_not, features=_features, memory=_memory, compiles=True
+)
 def by_recording(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Density and gradients as one recorded CUDA graph, for steps of one shape that come again and again."""
     tree, added, residual = ingredients(distribution, noise, value)

@@ -100,7 +100,7 @@ def _memory(problem: Problem) -> int:
     return max(whole, in_tiles(768)(problem)) if problem.grad else whole
 
 
-@KERNEL_MATMUL.candidate("xla", why_not=_why_not, memory=_memory, features=features_with(2), setup=True)
+@KERNEL_MATMUL.candidate("xla", why_not=_why_not, memory=_memory, features=features_with(2), compiles=True)
 def by_xla(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """JAX's compiler with the family's own formula, by blocks of rows: compiled once per form, sizes and dtype."""
     by = products.product if host.forked() else product  # a memo outlives a fork, JAX's threads do not

@@ -7,11 +7,12 @@ candidate is one decorated function beside its Op. Floor 1: may import `problem`
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -81,8 +82,8 @@ class Candidate:
         Maps a Problem to the bytes it allocates at its peak, results included.
     features : callable
         Maps a Problem to the Features of this candidate, for extrapolation.
-    setup : bool
-        Whether the first call in a process is dear (it compiles): measured only by a full calibration, and chosen
+    compiles : bool
+        Whether the first call in a process compiles, which takes long: measured only by a full calibration, and chosen
         only where the saving repays it.
     threads : int
         Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
@@ -103,7 +104,7 @@ class Candidate:
     why_not: Callable[[Problem], str | None] = _always
     memory: Callable[[Problem], int] = lambda problem: 0
     features: Callable[[Problem], Features] = lambda problem: Features()
-    setup: bool = False
+    compiles: bool = False
     threads: int = 0
     parts: bool = False
     as_stock: bool = False
@@ -118,9 +119,72 @@ class Trialled(NamedTuple):
     grads: tuple[torch.Tensor, ...]
 
 
-@dataclass
-class Op:
-    """A mathematical operation with a contract; creating one registers it.
+class Op(abc.ABC):
+    """A mathematical operation with a contract: one file in `autokern/ops/`, a subclass, one instance, candidates.
+
+    Creating the instance registers it; tests, calibration, the command line and the docs find it there. Eight methods
+    must be written, the others have defaults. The first candidate is ``stock``: what the library does without autokern.
+    The complete file of an op::
+
+        from typing import Any
+
+        import torch
+
+        from autokern.core.op import Op
+        from autokern.core.problem import Features, Problem
+        from autokern.ops._shared import EPS, matrix_key, matrix_problem, random_matrix
+
+
+        class _Gram(Op):
+            name = "gram"
+            summary = "product of a transposed matrix with the matrix itself"
+            contract = "entries within 10 m eps of the largest one"
+
+            def key(self, a: torch.Tensor) -> Any:
+                return matrix_key(a)
+
+            def problem_of(self, a: torch.Tensor) -> Problem | None:
+                return matrix_problem("gram", a)
+
+            def reference(self, a: torch.Tensor) -> torch.Tensor:
+                return a.mT @ a
+
+            def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+                return (random_matrix(problem, generator, problem.m, problem.n).requires_grad_(bool(problem.grad)),)
+
+            def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+                truth = self.reference(args[0].detach().double())
+                unit = 10 * problem.m * EPS[problem.dtype] * truth.abs().max()
+                return float((out.detach().double() - truth).abs().max() / unit)
+
+            def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+                sizes = [(500, 20), (60, 60)] + ([(5000, 50), (1000, 300)] if level == "full" else [])
+                return [Problem(op="gram", m=m, n=n, dtype=dtype, device=device) for m, n in sizes]
+
+            def features(self, problem: Problem) -> Features:
+                elements = float(problem.batch * problem.m * problem.n)
+                return Features(calls=1.0, flops=2.0 * elements * problem.n, bytes=elements * problem.itemsize)
+
+            def memory(self, problem: Problem) -> int:
+                return problem.batch * problem.n**2 * problem.itemsize
+
+
+        GRAM = _Gram()
+
+
+        @GRAM.candidate("stock")
+        def stock(a: torch.Tensor) -> torch.Tensor:
+            '''A general product.'''
+            return a.mT @ a
+
+
+        @GRAM.candidate("rows", why_not=lambda problem: "too many rows" if problem.m > 100 else None)
+        def by_rows(a: torch.Tensor) -> torch.Tensor:
+            '''The sum of the outer products of all rows.'''
+            return (a.unsqueeze(-1) * a.unsqueeze(-2)).sum(-3)
+
+    ``autokern.op("gram")`` then is the op, and `autokern.runtime.dispatch.route` makes a function that dispatches it,
+    for a hook or for `autokern.linalg`.
 
     Parameters
     ----------
@@ -130,67 +194,80 @@ class Op:
         What is computed, in one line.
     contract : str
         What every result must satisfy, with the bound that `check` measures in.
-    key : callable
-        Maps the arguments to something hashable that determines `problem_of`; called on every dispatch, so cheap.
-    problem_of : callable
-        Maps the arguments to their Problem, or None where the call is not ours and stock must run.
-    reference : callable
-        The plainest differentiable way to compute the Op; run in float64 it is the truth.
-    sample : callable
-        ``sample(problem, generator)`` makes valid random arguments; leaves require gradients if the problem does.
-    check : callable
-        ``check(problem, out, args)``: error of a result against float64 truth, in units of the bound.
-    grid : callable
-        ``grid(level, dtype, device)``: problems to measure, the most telling first.
-    features : callable
-        Features of a plain implementation; candidates that work otherwise have their own.
-    memory : callable
-        Bytes of the results and workspaces of a plain implementation.
-    axes : callable
-        Extra coordinates of a problem for interpolation, in octaves, where sizes alone do not tell.
-    canonical : callable
-        Maps a result to the form that the contract makes unique (signs of a QR), so that gradients can be compared.
     raises : tuple of exception types
         Errors that belong to the contract; dispatch passes them on unchanged.
     composite : bool
         Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
         may keep caches, so every trial gets fresh ones.
-    read : callable
-        What a caller reads of a result that is computed only then: timed, checked and compared in its place.
-    again : callable
-        Maps a Problem to how often a trial repeats the call on what the first one has left in caches.
-    approximates : callable
-        Whether stock only approximates on a Problem, so that a better candidate may take its place at the same speed.
-    presumed : callable
-        Maps a Problem to the name of the candidate that runs while nothing is measured: stock, unless counting leaves
-        no doubt.
     """
 
     name: str
     summary: str
     contract: str
-    key: Callable[..., Any]
-    problem_of: Callable[..., Problem | None]
-    reference: Run
-    sample: Callable[[Problem, torch.Generator], tuple[Any, ...]]
-    check: Callable[[Problem, Any, tuple[Any, ...]], float]
-    grid: Callable[[str, str, str], list[Problem]]
-    features: Callable[[Problem], Features]
-    memory: Callable[[Problem], int]
-    axes: Callable[[Problem], tuple[float, ...]] = lambda problem: ()
-    canonical: Callable[[Any], Any] = lambda out: out
     raises: tuple[type[BaseException], ...] = ()
     composite: bool = False
-    read: Callable[[Any], Any] = lambda out: out
-    again: Callable[[Problem], int] = lambda problem: 0
-    approximates: Callable[[Problem], bool] = lambda problem: False
-    presumed: Callable[[Problem], str] = lambda problem: "stock"
-    candidates: list[Candidate] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         if self.name in _REGISTRY:
             raise AutokernError(f"op {self.name!r} is registered twice; choose another name")
+        self.candidates: list[Candidate] = []
         _REGISTRY[self.name] = self
+
+    @abc.abstractmethod
+    def key(self, *args: Any, **kwargs: Any) -> Any:
+        """Return something hashable that determines the problem of these arguments; every call asks, so cheap."""
+
+    @abc.abstractmethod
+    def problem_of(self, *args: Any, **kwargs: Any) -> Problem | None:
+        """Return the Problem of these arguments, or None where the op does not serve them and stock must run."""
+
+    @abc.abstractmethod
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the op in the plainest differentiable way; run in float64 it is the truth."""
+
+    @abc.abstractmethod
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        """Return valid random arguments of a problem; leaves require gradients if the problem does."""
+
+    @abc.abstractmethod
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        """Return the error of a result against float64 truth, in units of the contract's bound."""
+
+    @abc.abstractmethod
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        """Return the problems that a ``quick`` or ``full`` calibration measures, the most telling first."""
+
+    @abc.abstractmethod
+    def features(self, problem: Problem) -> Features:
+        """Return the Features of a plain implementation; candidates that work otherwise have their own."""
+
+    @abc.abstractmethod
+    def memory(self, problem: Problem) -> int:
+        """Return the bytes of results and workspaces of a plain implementation."""
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        """Return further coordinates for interpolation, in octaves, where sizes alone do not tell problems apart."""
+        return ()
+
+    def canonical(self, out: Any) -> Any:
+        """Return a result in the form that the contract makes unique (signs of a QR), to compare gradients by."""
+        return out
+
+    def materialize(self, out: Any) -> Any:
+        """Compute the parts of a lazy result that callers read: they are timed, checked and compared in its place."""
+        return out
+
+    def warm_repeats(self, problem: Problem) -> int:
+        """Return how often a trial repeats the call on the caches that the first one has filled."""
+        return 0
+
+    def approximates(self, problem: Problem) -> bool:
+        """Whether stock only approximates, so that a better candidate may take its place at the same speed."""
+        return False
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Return the candidate that runs while nothing is measured: stock, unless counting leaves no doubt."""
+        return "stock"
 
     def candidate(
         self,
@@ -200,7 +277,7 @@ class Op:
         why_not: Callable[[Problem], str | None] = _always,
         memory: Callable[[Problem], int] | None = None,
         features: Callable[[Problem], Features] | None = None,
-        setup: bool = False,
+        compiles: bool = False,
         threads: int = 0,
         parts: bool = False,
         as_stock: bool = False,
@@ -221,7 +298,7 @@ class Op:
                     why_not=why_not,
                     memory=memory or self.memory,
                     features=features or self.features,
-                    setup=setup,
+                    compiles=compiles,
                     threads=threads,
                     parts=parts or (self.composite and name == "stock"),
                     as_stock=as_stock or name == "stock",
@@ -252,8 +329,11 @@ class Op:
         return [c for c in self.candidates if c.why_not(problem) is None]
 
     def coordinates(self, problem: Problem) -> tuple[float, ...]:
-        """Sizes in octaves and the op's own axes: the place of a problem for interpolation."""
-        return (*(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES), *self.axes(problem))
+        """Sizes in octaves and the op's extra features: the place of a problem for interpolation."""
+        return (
+            *(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES),
+            *self.extra_features(problem),
+        )
 
     def trial(self, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
         """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
@@ -266,13 +346,13 @@ class Op:
         nested = any(candidate.parts and candidate.run is run for candidate in self.candidates)
 
         shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, who will walk it once more
-        repeats = self.again(problem)
+        repeats = self.warm_repeats(problem)
 
         def call() -> Any:
             fresh = rebuilt(args) if self.composite else args
-            out = self.read(run(*fresh))
+            out = self.materialize(run(*fresh))
             for _ in range(repeats):
-                out = self.read(run(*rebuilt(fresh)))
+                out = self.materialize(run(*rebuilt(fresh)))
             return out
 
         def forward() -> Trialled:

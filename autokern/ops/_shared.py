@@ -35,7 +35,7 @@ __all__ = [
     "needs_few",
     "positive_definite",
     "random_matrix",
-    "regime_axes",
+    "regime_features",
     "relative_error",
     "with_copies",
     "with_fewer_threads",
@@ -222,6 +222,6 @@ def is_paged(problem: Problem) -> bool:
     return problem.batch * problem.m * problem.n * problem.itemsize > PAGED
 
 
-def regime_axes(problem: Problem) -> tuple[float, ...]:
+def regime_features(problem: Problem) -> tuple[float, ...]:
     """Place of a problem by what stock does: conjugate gradients say nothing of Cholesky, nor small of paged memory."""
     return (6.0 if iterates(problem) else 0.0, 1.5 * is_paged(problem))

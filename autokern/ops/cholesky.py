@@ -32,51 +32,6 @@ __all__ = ["CHOLESKY", "with_ladder"]
 _stock_cholesky = library._psd_safe_cholesky
 
 
-def _problem_of(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Problem | None:
-    problem = matrix_problem("cholesky", a)
-    return problem if problem is None or problem.m == problem.n else None
-
-
-def _key(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Any:
-    return matrix_key(a)
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    return (positive_definite(problem, generator).requires_grad_(bool(problem.grad)),)
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    lower, a = out.detach().double(), args[0].detach().double()
-    scale = a.diagonal(dim1=-2, dim2=-1).abs().max().item() or 1.0
-    gap = (lower @ lower.mT - a).abs().max().item()
-    return max(gap, lower.triu(1).abs().max().item()) / (20 * problem.n * EPS[problem.dtype] * scale)
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    single = [50, 200, 800, 2000] if level == "quick" else [4, 10, 50, 100, 200, 400, 800, 1500, 2500, 3500]
-    batched = [(8, 400), (32, 20), (4, 100), (256, 10)] + (
-        [(16, 200), (4, 900), (100, 50), (500, 4), (64, 350)] if level == "full" else []
-    )
-    problems = [Problem(op="cholesky", m=n, n=n, dtype=dtype, device=device) for n in single]
-    problems += [Problem(op="cholesky", m=n, n=n, batch=b, dtype=dtype, device=device) for b, n in batched]
-    return problems + [p.replace(grad="a") for p in problems if p.n <= 1500]
-
-
-def _features(problem: Problem) -> Features:
-    backward = 4 if problem.grad else 1
-    elements = problem.batch * problem.n**2
-    return Features(
-        calls=2 + problem.batch * backward,
-        flops=backward * elements * problem.n / 3,
-        bytes=backward * 4.0 * elements * problem.itemsize,
-    )
-
-
-def _memory(problem: Problem) -> int:
-    """The factor; its derivative takes several matrices."""
-    return _elements_and(problem, 0) * problem.itemsize
-
-
 def _elements_and(problem: Problem, more: int) -> int:
     elements = problem.batch * problem.n**2
     return int(elements * ((5.2 if problem.grad else 1.05) + more))
@@ -87,24 +42,55 @@ def _memory_stacked(problem: Problem) -> int:
     return _elements_and(problem, 1) * problem.itemsize
 
 
-def _reference(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    return torch.linalg.cholesky(a)
+class _Cholesky(Op):
+    name = "cholesky"
+    summary = "lower Cholesky factor, with jitter where the library adds it"
+    contract = "L L^T = A within 20 n eps max|A|; jitter, warnings and errors are the library's own"
+    raises = (NanError, NotPSDError)
+
+    def key(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Any:
+        return matrix_key(a)
+
+    def problem_of(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Problem | None:
+        problem = matrix_problem("cholesky", a)
+        return problem if problem is None or problem.m == problem.n else None
+
+    def reference(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+        return torch.linalg.cholesky(a)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        return (positive_definite(problem, generator).requires_grad_(bool(problem.grad)),)
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        lower, a = out.detach().double(), args[0].detach().double()
+        scale = a.diagonal(dim1=-2, dim2=-1).abs().max().item() or 1.0
+        gap = (lower @ lower.mT - a).abs().max().item()
+        return max(gap, lower.triu(1).abs().max().item()) / (20 * problem.n * EPS[problem.dtype] * scale)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        single = [50, 200, 800, 2000] if level == "quick" else [4, 10, 50, 100, 200, 400, 800, 1500, 2500, 3500]
+        batched = [(8, 400), (32, 20), (4, 100), (256, 10)] + (
+            [(16, 200), (4, 900), (100, 50), (500, 4), (64, 350)] if level == "full" else []
+        )
+        problems = [Problem(op="cholesky", m=n, n=n, dtype=dtype, device=device) for n in single]
+        problems += [Problem(op="cholesky", m=n, n=n, batch=b, dtype=dtype, device=device) for b, n in batched]
+        return problems + [p.replace(grad="a") for p in problems if p.n <= 1500]
+
+    def features(self, problem: Problem) -> Features:
+        backward = 4 if problem.grad else 1
+        elements = problem.batch * problem.n**2
+        return Features(
+            calls=2 + problem.batch * backward,
+            flops=backward * elements * problem.n / 3,
+            bytes=backward * 4.0 * elements * problem.itemsize,
+        )
+
+    def memory(self, problem: Problem) -> int:
+        """The factor; its derivative takes several matrices."""
+        return _elements_and(problem, 0) * problem.itemsize
 
 
-CHOLESKY = Op(
-    "cholesky",
-    summary="lower Cholesky factor, with jitter where the library adds it",
-    contract="L L^T = A within 20 n eps max|A|; jitter, warnings and errors are the library's own",
-    key=_key,
-    problem_of=_problem_of,
-    reference=_reference,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_features,
-    memory=_memory,
-    raises=(NanError, NotPSDError),
-)
+CHOLESKY = _Cholesky()
 
 
 @CHOLESKY.candidate("stock")
@@ -136,7 +122,7 @@ def _factor_looped(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return lower.view(a.shape), info.view(a.shape[:-2])
 
 
-_copied = with_copies(_features, lambda p: 2 * p.n**2)
+_copied = with_copies(CHOLESKY.features, lambda p: 2 * p.n**2)
 
 
 @CHOLESKY.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_memory_stacked)

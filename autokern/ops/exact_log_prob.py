@@ -43,7 +43,7 @@ from autokern.ops._shared import (
     needs_cpu_detour,
     needs_few,
     random_matrix,
-    regime_axes,
+    regime_features,
     with_copies,
     with_fewer_threads,
 )
@@ -74,66 +74,6 @@ def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Ten
     return lazy, noise
 
 
-def _key(distribution: Any, noise: torch.Tensor | None, value: Any, exact: bool) -> Any:
-    found = parts(distribution, noise)
-    if found is None or not isinstance(value, torch.Tensor):
-        return None
-    lazy, noise = found
-    x, mean = lazy.x1, distribution.loc
-    return (
-        trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
-        noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__, value.shape,
-        value.dtype, value.requires_grad, exact, torch.is_grad_enabled(),
-    )  # fmt: skip
-
-
-def _problem_of(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> Problem | None:
-    found = parts(distribution, noise)
-    mean = distribution.loc
-    if found is None or not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
-        return None
-    lazy, noise = found
-    x, kernel = lazy.x1, lazy.kernel
-    node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
-    if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
-        return None
-    tensors = [mean, value, noise, *kernel.parameters()]
-    if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
-        return None
-    n = x.shape[-2]
-    try:
-        batch = torch.broadcast_shapes(lazy.batch_shape, noise.shape[:-1])
-        rows = torch.broadcast_shapes(mean.shape, value.shape)
-        if not mean.dim() or not value.dim() or rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
-            return None
-    except RuntimeError:  # stock has something to say of it
-        return None
-    if not any(t.requires_grad for t in (x, *tensors)):
-        return None
-    families = "+".join(sorted(trees.leaves(node)))
-    return matrix_problem(
-        "exact_log_prob",
-        x,
-        m=n,
-        n=n,
-        d=x.shape[-1],
-        batch=batch.numel(),
-        grad="theta/x" if x.requires_grad else "theta",
-        variant=f"{families}/{'cholesky' if exact else 'cg'}",
-    )
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    kernel = kernel_of(problem, generator)
-    x = random_matrix(problem, generator, problem.n, problem.d).requires_grad_("x" in problem.grad.split("/"))
-    value = random_matrix(problem, generator, problem.n)
-    noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()
-    mean = torch.zeros_like(value).requires_grad_()
-    with torch.enable_grad():
-        prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(x, x, kernel=kernel))
-    return prior, noise, value, problem.variant.endswith("/cholesky")
-
-
 def ingredients(
     distribution: Any, noise: torch.Tensor | None, value: torch.Tensor
 ) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
@@ -142,49 +82,6 @@ def ingredients(
     assert found is not None
     lazy, noise = found
     return trees.read(lazy.kernel, lazy.x1, centre_of(lazy.x1)), noise, value - distribution.loc
-
-
-def _reference(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    return likelihood.reference(*ingredients(distribution, noise, value))
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
-        truth = in_float64(args)
-    with torch.no_grad():
-        tree, noise, residual = ingredients(*truth[:3])
-        k = trees.dense(tree)
-        k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], problem.n))
-        lower = torch.linalg.cholesky(k)
-        inverse = torch.cholesky_inverse(lower)
-        solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
-        logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        quadratic = (solved * residual).sum(-1)
-        exact = -0.5 * (quadratic + logdet + problem.n * math.log(2 * math.pi))
-        size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
-        change = 2 * (problem.n + size) * EPS[problem.dtype] * k.abs().amax((-2, -1))
-        unit = 0.5 * change * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
-        unit = unit + EPS[problem.dtype] * (quadratic + logdet.abs() + problem.n)
-        return float(((out.double() - exact).abs() / unit).max().item())
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    full = level == "full"
-    base = Problem(op="exact_log_prob", d=8, dtype=dtype, device=device, variant="rbf/cholesky", grad="theta")
-    both = ("rbf", "matern52")
-    sizes = [100, 300, 20, 700] + ([50, 200, 450] if full else [])
-    large = [1000, 1500, 2600] + ([1900, 3600, 4500] if full else [])
-    single = [base.replace(m=n, n=n, variant=f"{w}/cholesky") for n in sizes for w in both]
-    iterated = [base.replace(m=n, n=n, variant=f"{w}/cg") for n in large for w in both]
-    problems = [*single[:4], *iterated[:2], *single[4:], *iterated[2:]]
-    problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
-    problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
-    problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
-    if full:
-        problems += [base.replace(m=n, n=n, d=d) for n in (100, 500) for d in (2, 20)]
-        problems += [base.replace(m=n, n=n, variant="matern32+rq/cholesky") for n in (60, 400)]
-        problems += [base.replace(m=1500, n=1500, variant="rbf/cholesky")]
-    return problems
 
 
 def _families(problem: Problem) -> int:
@@ -198,15 +95,6 @@ def _stock_features(problem: Problem) -> Features:
         return Features(400.0, elements * 6.0 * problem.d * families, passes * elements * problem.itemsize)
     flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * families)
     return Features(100.0 + 30 * families, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
-
-
-def _fused_features(problem: Problem) -> Features:
-    elements, families = problem.batch * problem.n**2, _families(problem)
-    return Features(
-        calls=30.0 + 20 * families,
-        flops=elements * (problem.n + 4.0 * problem.d * families),
-        bytes=(4.0 + 4.0 * families) * elements * problem.itemsize,
-    )
 
 
 def _kept_by_autograd(family: str, d: int) -> int:
@@ -247,22 +135,130 @@ def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
     return memory
 
 
-EXACT_LOG_PROB = Op(
-    "exact_log_prob",
-    summary="log density of a Gaussian process prior with noise, gradients included",
-    contract="the value is that of a matrix within 2 (n + s) eps max|K| of K",
-    key=_key,
-    problem_of=_problem_of,
-    reference=_reference,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_fused_features,
-    memory=_in_place(1.03, 1.0),
-    axes=regime_axes,
-    raises=(NanError, NotPSDError),
-    composite=True,
-)
+class _ExactLogProb(Op):
+    name = "exact_log_prob"
+    summary = "log density of a Gaussian process prior with noise, gradients included"
+    contract = "the value is that of a matrix within 2 (n + s) eps max|K| of K"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(self, distribution: Any, noise: torch.Tensor | None, value: Any, exact: bool) -> Any:
+        found = parts(distribution, noise)
+        if found is None or not isinstance(value, torch.Tensor):
+            return None
+        lazy, noise = found
+        x, mean = lazy.x1, distribution.loc
+        return (
+            trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
+            noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__,
+            value.shape, value.dtype, value.requires_grad, exact, torch.is_grad_enabled(),
+        )  # fmt: skip
+
+    def problem_of(
+        self, distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool
+    ) -> Problem | None:
+        found = parts(distribution, noise)
+        mean = distribution.loc
+        if found is None or not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
+            return None
+        lazy, noise = found
+        x, kernel = lazy.x1, lazy.kernel
+        node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
+        if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
+            return None
+        tensors = [mean, value, noise, *kernel.parameters()]
+        if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
+            return None
+        n = x.shape[-2]
+        try:
+            batch = torch.broadcast_shapes(lazy.batch_shape, noise.shape[:-1])
+            rows = torch.broadcast_shapes(mean.shape, value.shape)
+            if not mean.dim() or not value.dim() or rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
+                return None
+        except RuntimeError:  # stock has something to say of it
+            return None
+        if not any(t.requires_grad for t in (x, *tensors)):
+            return None
+        families = "+".join(sorted(trees.leaves(node)))
+        return matrix_problem(
+            "exact_log_prob",
+            x,
+            m=n,
+            n=n,
+            d=x.shape[-1],
+            batch=batch.numel(),
+            grad="theta/x" if x.requires_grad else "theta",
+            variant=f"{families}/{'cholesky' if exact else 'cg'}",
+        )
+
+    def reference(
+        self, distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool
+    ) -> torch.Tensor:
+        return likelihood.reference(*ingredients(distribution, noise, value))
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        kernel = kernel_of(problem, generator)
+        x = random_matrix(problem, generator, problem.n, problem.d).requires_grad_("x" in problem.grad.split("/"))
+        value = random_matrix(problem, generator, problem.n)
+        noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()
+        mean = torch.zeros_like(value).requires_grad_()
+        with torch.enable_grad():
+            prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(x, x, kernel=kernel))
+        return prior, noise, value, problem.variant.endswith("/cholesky")
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+            truth = in_float64(args)
+        with torch.no_grad():
+            tree, noise, residual = ingredients(*truth[:3])
+            k = trees.dense(tree)
+            k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], problem.n))
+            lower = torch.linalg.cholesky(k)
+            inverse = torch.cholesky_inverse(lower)
+            solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
+            logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            quadratic = (solved * residual).sum(-1)
+            exact = -0.5 * (quadratic + logdet + problem.n * math.log(2 * math.pi))
+            size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
+            change = 2 * (problem.n + size) * EPS[problem.dtype] * k.abs().amax((-2, -1))
+            unit = 0.5 * change * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
+            unit = unit + EPS[problem.dtype] * (quadratic + logdet.abs() + problem.n)
+            return float(((out.double() - exact).abs() / unit).max().item())
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        full = level == "full"
+        base = Problem(op="exact_log_prob", d=8, dtype=dtype, device=device, variant="rbf/cholesky", grad="theta")
+        both = ("rbf", "matern52")
+        sizes = [100, 300, 20, 700] + ([50, 200, 450] if full else [])
+        large = [1000, 1500, 2600] + ([1900, 3600, 4500] if full else [])
+        single = [base.replace(m=n, n=n, variant=f"{w}/cholesky") for n in sizes for w in both]
+        iterated = [base.replace(m=n, n=n, variant=f"{w}/cg") for n in large for w in both]
+        problems = [*single[:4], *iterated[:2], *single[4:], *iterated[2:]]
+        problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
+        problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
+        problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
+        if full:
+            problems += [base.replace(m=n, n=n, d=d) for n in (100, 500) for d in (2, 20)]
+            problems += [base.replace(m=n, n=n, variant="matern32+rq/cholesky") for n in (60, 400)]
+            problems += [base.replace(m=1500, n=1500, variant="rbf/cholesky")]
+        return problems
+
+    def features(self, problem: Problem) -> Features:
+        elements, families = problem.batch * problem.n**2, _families(problem)
+        return Features(
+            calls=30.0 + 20 * families,
+            flops=elements * (problem.n + 4.0 * problem.d * families),
+            bytes=(4.0 + 4.0 * families) * elements * problem.itemsize,
+        )
+
+    def memory(self, problem: Problem) -> int:
+        return _in_place(1.03, 1.0)(problem)
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        return regime_features(problem)
+
+
+EXACT_LOG_PROB = _ExactLogProb()
 
 
 @EXACT_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
@@ -323,7 +319,7 @@ def _elsewhere(
     return likelihood.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
 
 
-_copied = with_copies(_fused_features, lambda p: 2 * p.n * (p.d + 2))
+_copied = with_copies(EXACT_LOG_PROB.features, lambda p: 2 * p.n * (p.d + 2))
 
 
 @EXACT_LOG_PROB.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)

@@ -39,63 +39,6 @@ def _graph(full_inputs: Any, targets: Any) -> str:
     return "x" if wanted else ""
 
 
-def _key(
-    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
-    exact: bool,
-) -> Any:  # fmt: skip
-    x = full_inputs[0]
-    return (
-        strategy.__class__, strategy.train_labels.shape, inputs[0].shape, targets.shape, x.__class__, x.shape, x.dtype,
-        x.device, full_targets.shape, full_output.__class__, full_output.lazy_covariance_matrix.__class__,
-        full_output.lazy_covariance_matrix.shape, strategy.train_inputs[0].shape,
-        noise is None, exact, _graph(full_inputs, targets), factor_cache.plain(strategy),
-    )  # fmt: skip
-
-
-def _problem_of(
-    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
-    exact: bool,
-) -> Problem | None:  # fmt: skip
-    if type(strategy) is not DefaultPredictionStrategy or isinstance(full_output, MultitaskMultivariateNormal):
-        return None
-    lazy = full_output.lazy_covariance_matrix
-    if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch or not factor_cache.plain(strategy):
-        return None
-    x, n, total = full_inputs[0], strategy.num_train, full_targets.shape[-1]
-    lead, own = full_targets.shape[:-1], lazy.shape[:-2]
-    if not is_ours(x) or lazy.shape[-1] != total or total <= n or lead[len(lead) - len(own) :] != own:
-        return None
-    if strategy.train_inputs[0].shape[-2] != n or len(lead) - len(own) > 1:
-        return None
-    return matrix_problem(
-        "fantasy",
-        x,
-        m=total - n,
-        n=n,
-        d=x.shape[-1],
-        batch=own.numel(),
-        rhs=lead.numel() // max(1, own.numel()),
-        grad=_graph(full_inputs, targets),
-        variant="cholesky" if exact else "lanczos/cg",
-    )
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    model = trained(problem, generator)
-    x = random_matrix(problem, generator, problem.m, problem.d)
-    imagined = torch.linspace(-1, 1, problem.rhs, device="cpu").to(x).view(-1, *[1] * (x.dim() - 1))
-    targets = x.sum(-1).sin() + 0.1 * (imagined if problem.rhs > 1 else 0.0)
-    full_x = torch.cat((model.x.expand(*x.shape[:-2], -1, -1), x), dim=-2)
-    full_y = torch.cat((model.y.expand(*targets.shape[:-1], -1), targets), dim=-1)
-    targets = targets.contiguous().requires_grad_(bool(problem.grad))
-    with torch.set_grad_enabled(bool(problem.grad)):
-        output = MultivariateNormal(
-            torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
-        )
-    model.strategy.cold = False  # what was predicted before is there already
-    return model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)
-
-
 def _refit(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return noisy covariance and residual of old and new data together."""
     strategy, _, targets, _, full_targets, full_output, _, _ = args
@@ -104,94 +47,139 @@ def _refit(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     return k, torch.cat((old, targets), dim=-1) - full_output.mean
 
 
-def _reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    k, residual = _refit(args)
-    lower = torch.linalg.cholesky(k)
-    alpha = torch.cholesky_solve(residual.unsqueeze(-1), lower).squeeze(-1)
-    ones = torch.ones_like(k[..., :1])
-    return alpha, torch.linalg.solve_triangular(lower, ones, upper=False).square().sum(-2)
-
-
-def _read(out: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    if not isinstance(out, DefaultPredictionStrategy):
-        found: tuple[torch.Tensor, torch.Tensor] = out
-        return found
-    with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads it
-        known = factor_cache.found(out)
-        if known is not None:
-            return known.alpha, known.explained(known.alpha.new_ones(1, known.n))
-        alpha = get_from_cache(out, "mean_cache")  # what the update gave, with its graph
-        return alpha, (alpha.new_ones(1, alpha.shape[-1]) @ out.covar_cache).square().sum(-1)
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    with torch.enable_grad():
-        exact = in_float64(args)
-    with torch.no_grad():
-        truth = _reference(*exact)
-        k, _ = _refit(exact)
-        values = torch.linalg.eigvalsh(k)
-        condition = (values[..., -1] / values[..., 0]).max().item()
-        unit = 100 * k.shape[-1] * EPS[problem.dtype] * condition
-        pairs = zip(out, truth, strict=True)
-        return max(((o.double() - t).abs().max() / t.abs().max()).item() / unit for o, t in pairs)
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    full = level == "full"
-    base = Problem(op="fantasy", d=6, rhs=1, dtype=dtype, device=device, variant="cholesky")
-    sizes = [(1, 200), (1, 700), (2, 60)] + ([(4, 400), (1, 20), (8, 100), (2, 700), (1, 400)] if full else [])
-    problems = [base.replace(m=q, n=n) for q, n in sizes]
-    iterated = [(1, 1000)] + ([(2, 1600), (1, 3200)] if full else [])
-    problems += [base.replace(m=q, n=n, variant="lanczos/cg") for q, n in iterated]
-    batches = [(1, 4, 16, 200)] + ([(2, 1, 4, 100), (1, 16, 1, 50), (1, 10, 64, 30)] if full else [])
-    imagined = [base.replace(m=q, batch=b, rhs=f, n=n) for q, b, f, n in batches]
-    return problems + [p.replace(grad="x") for p in imagined] + imagined[: 4 if full else 0]
-
-
-def _axes(problem: Problem) -> tuple[float, ...]:
-    return (6.0 if iterates(problem) else 0.0,)
-
-
 def _stock_features(problem: Problem) -> Features:
     elements = problem.batch * (problem.n + problem.m) ** 2
     flops = elements * (100.0 if iterates(problem) else 4.0 * problem.n)
     return Features(200.0, flops, 12.0 * elements * problem.itemsize)
 
 
-def _features(problem: Problem) -> Features:
-    new = problem.batch * problem.m * problem.n
-    return Features(120.0, 4.0 * new * problem.n, problem.n**2 * problem.itemsize)
-
-
 def _stock_memory(problem: Problem) -> int:
     return 6 * problem.batch * (problem.n + problem.m) ** 2 * problem.itemsize
 
 
-def _memory(problem: Problem) -> int:
-    return (3 * problem.n**2 + 4 * problem.batch * problem.rhs * problem.m * problem.n) * problem.itemsize + 2**22
+class _Fantasy(Op):
+    name = "fantasy"
+    summary = "caches of a model after new observations"
+    contract = "those of a refit within 100 (n + q) eps times its condition number"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(
+        self, strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any,
+        noise: Any, exact: bool,
+    ) -> Any:  # fmt: skip
+        x = full_inputs[0]
+        return (
+            strategy.__class__, strategy.train_labels.shape, inputs[0].shape, targets.shape, x.__class__, x.shape,
+            x.dtype, x.device, full_targets.shape, full_output.__class__, full_output.lazy_covariance_matrix.__class__,
+            full_output.lazy_covariance_matrix.shape, strategy.train_inputs[0].shape,
+            noise is None, exact, _graph(full_inputs, targets), factor_cache.plain(strategy),
+        )  # fmt: skip
+
+    def problem_of(
+        self, strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any,
+        noise: Any, exact: bool,
+    ) -> Problem | None:  # fmt: skip
+        if type(strategy) is not DefaultPredictionStrategy or isinstance(full_output, MultitaskMultivariateNormal):
+            return None
+        lazy = full_output.lazy_covariance_matrix
+        if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch or not factor_cache.plain(strategy):
+            return None
+        x, n, total = full_inputs[0], strategy.num_train, full_targets.shape[-1]
+        lead, own = full_targets.shape[:-1], lazy.shape[:-2]
+        if not is_ours(x) or lazy.shape[-1] != total or total <= n or lead[len(lead) - len(own) :] != own:
+            return None
+        if strategy.train_inputs[0].shape[-2] != n or len(lead) - len(own) > 1:
+            return None
+        return matrix_problem(
+            "fantasy",
+            x,
+            m=total - n,
+            n=n,
+            d=x.shape[-1],
+            batch=own.numel(),
+            rhs=lead.numel() // max(1, own.numel()),
+            grad=_graph(full_inputs, targets),
+            variant="cholesky" if exact else "lanczos/cg",
+        )
+
+    def reference(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        k, residual = _refit(args)
+        lower = torch.linalg.cholesky(k)
+        alpha = torch.cholesky_solve(residual.unsqueeze(-1), lower).squeeze(-1)
+        ones = torch.ones_like(k[..., :1])
+        return alpha, torch.linalg.solve_triangular(lower, ones, upper=False).square().sum(-2)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        model = trained(problem, generator)
+        x = random_matrix(problem, generator, problem.m, problem.d)
+        imagined = torch.linspace(-1, 1, problem.rhs, device="cpu").to(x).view(-1, *[1] * (x.dim() - 1))
+        targets = x.sum(-1).sin() + 0.1 * (imagined if problem.rhs > 1 else 0.0)
+        full_x = torch.cat((model.x.expand(*x.shape[:-2], -1, -1), x), dim=-2)
+        full_y = torch.cat((model.y.expand(*targets.shape[:-1], -1), targets), dim=-1)
+        targets = targets.contiguous().requires_grad_(bool(problem.grad))
+        with torch.set_grad_enabled(bool(problem.grad)):
+            output = MultivariateNormal(
+                torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
+            )
+        model.strategy.cold = False  # what was predicted before is there already
+        return model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        with torch.enable_grad():
+            exact = in_float64(args)
+        with torch.no_grad():
+            truth = self.reference(*exact)
+            k, _ = _refit(exact)
+            values = torch.linalg.eigvalsh(k)
+            condition = (values[..., -1] / values[..., 0]).max().item()
+            unit = 100 * k.shape[-1] * EPS[problem.dtype] * condition
+            pairs = zip(out, truth, strict=True)
+            return max(((o.double() - t).abs().max() / t.abs().max()).item() / unit for o, t in pairs)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        full = level == "full"
+        base = Problem(op="fantasy", d=6, rhs=1, dtype=dtype, device=device, variant="cholesky")
+        sizes = [(1, 200), (1, 700), (2, 60)] + ([(4, 400), (1, 20), (8, 100), (2, 700), (1, 400)] if full else [])
+        problems = [base.replace(m=q, n=n) for q, n in sizes]
+        iterated = [(1, 1000)] + ([(2, 1600), (1, 3200)] if full else [])
+        problems += [base.replace(m=q, n=n, variant="lanczos/cg") for q, n in iterated]
+        batches = [(1, 4, 16, 200)] + ([(2, 1, 4, 100), (1, 16, 1, 50), (1, 10, 64, 30)] if full else [])
+        imagined = [base.replace(m=q, batch=b, rhs=f, n=n) for q, b, f, n in batches]
+        return problems + [p.replace(grad="x") for p in imagined] + imagined[: 4 if full else 0]
+
+    def features(self, problem: Problem) -> Features:
+        new = problem.batch * problem.m * problem.n
+        return Features(120.0, 4.0 * new * problem.n, problem.n**2 * problem.itemsize)
+
+    def memory(self, problem: Problem) -> int:
+        return (3 * problem.n**2 + 4 * problem.batch * problem.rhs * problem.m * problem.n) * problem.itemsize + 2**22
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        return (6.0 if iterates(problem) else 0.0,)
+
+    def canonical(self, out: Any) -> Any:
+        return out[0]
+
+    def materialize(self, out: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if not isinstance(out, DefaultPredictionStrategy):
+            found: tuple[torch.Tensor, torch.Tensor] = out
+            return found
+        with gpytorch.settings.detach_test_caches(False):  # as BoTorch reads it
+            known = factor_cache.found(out)
+            if known is not None:
+                return known.alpha, known.explained(known.alpha.new_ones(1, known.n))
+            alpha = get_from_cache(out, "mean_cache")  # what the update gave, with its graph
+            return alpha, (alpha.new_ones(1, alpha.shape[-1]) @ out.covar_cache).square().sum(-1)
+
+    def approximates(self, problem: Problem) -> bool:
+        return iterates(problem)
+
+    def default_candidate(self, problem: Problem) -> str:
+        return "rows"
 
 
-FANTASY = Op(
-    "fantasy",
-    summary="caches of a model after new observations",
-    contract="those of a refit within 100 (n + q) eps times its condition number",
-    key=_key,
-    problem_of=_problem_of,
-    reference=_reference,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_features,
-    memory=_memory,
-    axes=_axes,
-    canonical=lambda out: out[0],  # the other one is detached as the settings say
-    raises=(NanError, NotPSDError),
-    composite=True,
-    read=_read,
-    approximates=iterates,
-    presumed=lambda problem: "rows",
-)
+FANTASY = _Fantasy()
 
 
 def _noise(noise: torch.Tensor | None) -> dict[str, torch.Tensor]:

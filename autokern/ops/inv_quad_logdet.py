@@ -44,7 +44,7 @@ from autokern.ops._shared import (
     needs_cpu_detour,
     positive_definite,
     random_matrix,
-    regime_axes,
+    regime_features,
     with_copies,
     with_fewer_threads,
 )
@@ -72,47 +72,6 @@ def is_unstructured(operator: Any) -> bool:
     return kind is DenseLinearOperator or (
         kind is ConstantMulLinearOperator and type(operator.base_linear_op) is DenseLinearOperator
     )
-
-
-def _key(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Any:
-    grad = torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad)
-    return (
-        operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
-        rhs.device, exact, grad, is_unstructured(operator) if isinstance(operator, LinearOperator) else True,
-    )  # fmt: skip
-
-
-def _problem_of(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Problem | None:
-    tensors = list(tensors_in((operator, rhs)))
-    dense = isinstance(operator, torch.Tensor)
-    if not (dense or is_unstructured(operator)) or not rhs.dim() == operator.dim() >= 2:
-        return None
-    rows, columns = operator.shape[-2:]
-    if rows != columns or rows < 2 or rhs.shape[:-1] != operator.shape[:-1] or not is_ours(rhs):
-        return None
-    if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
-        return None
-    grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return matrix_problem(
-        "inv_quad_logdet",
-        rhs,
-        m=rows,
-        n=rows,
-        rhs=rhs.shape[-1],
-        grad="a" if grad else "",
-        variant="cholesky" if exact else "cg",
-    )
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    k = positive_definite(problem, generator)
-    k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
-    noise = k.new_full((*k.shape[:-2], 1), 0.1)
-    wanted = bool(problem.grad)
-    diagonal = ConstantDiagLinearOperator(noise.requires_grad_(wanted), problem.n)
-    operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
-    rhs = random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
-    return operator, rhs, True, problem.variant == "cholesky"
 
 
 def _parts(operator: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -163,58 +122,12 @@ def summed(pair: Pair, reduce: bool) -> Pair:
     return (pair[0].sum(-1), pair[1]) if reduce else pair
 
 
-def _reference(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    return summed(plain(*dense_and_diagonal(operator), rhs), reduce)
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    operator, rhs, reduce, _ = args
-    with torch.no_grad():
-        matrix, diagonal = dense_and_diagonal(operator)
-        k = _with_diagonal(matrix.double(), None if diagonal is None else diagonal.double())
-        lower = torch.linalg.cholesky(k)
-        inverse = torch.cholesky_inverse(lower)
-        solved = inverse @ rhs.double()
-        quadratic = (solved * rhs.double()).sum(-2)
-        logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        change = 2 * problem.n * EPS[problem.dtype] * k.abs().amax((-2, -1))
-        by_column = solved.square().sum(-2) * change[..., None] + EPS[problem.dtype] * quadratic.abs()
-        exact, unit = (quadratic.sum(-1), by_column.sum(-1)) if reduce else (quadratic, by_column)
-        errors = [(out[0].double() - exact).abs() / unit]
-        trace = inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
-        errors.append((out[1].double() - logdet).abs() / (change * trace + EPS[problem.dtype] * logdet.abs()))
-    return max(e.max().item() for e in errors)
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    full = level == "full"
-    base = Problem(op="inv_quad_logdet", rhs=1, dtype=dtype, device=device, variant="cholesky", grad="a")
-    sizes = [300, 50, 800] + ([20, 100, 150, 500, 650] if full else [])
-    large = [1000, 1500, 2600] + ([1900, 3600, 4500] if full else [])
-    problems = [base.replace(m=sizes[0], n=sizes[0]), base.replace(m=large[0], n=large[0], variant="cg")]
-    problems += [base.replace(m=n, n=n) for n in sizes[1:]]
-    problems += [base.replace(m=n, n=n, variant="cg") for n in large[1:]]
-    problems += [base.replace(m=n, n=n, grad="") for n in sizes[:2]]
-    problems += [base.replace(m=n, n=n, grad="", variant="cg") for n in large[: 4 if full else 2]]
-    problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
-    return problems + [base.replace(m=n, n=n, rhs=10) for n in sizes[:1]]
-
-
 def _stock_features(problem: Problem) -> Features:
     elements = problem.batch * problem.n**2
     backward = 3 if problem.grad else 1
     if iterates(problem):
         return Features(300.0, 0.0, (2.0 * CG_ITERATIONS + 4.0 * backward) * elements * problem.itemsize)
     return Features(10.0 * backward, elements * problem.n / 3 * (4 if problem.grad else 1), 8.0 * elements * backward)
-
-
-def _exact_features(problem: Problem) -> Features:
-    elements = problem.batch * problem.n**2
-    return Features(
-        calls=6.0 + problem.batch * (2 if problem.grad else 1),
-        flops=elements * problem.n * (1.0 if problem.grad else 1 / 3),
-        bytes=(6.0 if problem.grad else 3.0) * elements * problem.itemsize,
-    )
 
 
 def _memory_of(matrices: float) -> Callable[[Problem], int]:
@@ -231,22 +144,101 @@ def _stock_memory(problem: Problem) -> int:
     return _memory_of(7.2 if problem.grad else 4.1)(problem)
 
 
-INV_QUAD_LOGDET = Op(
-    "inv_quad_logdet",
-    summary="quadratic forms with the inverse of a dense positive definite matrix, and its log determinant",
-    contract="values are those of a matrix within 2 n eps max|K| of K",
-    key=_key,
-    problem_of=_problem_of,
-    reference=_reference,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_exact_features,
-    memory=_memory_of(1.1),
-    axes=regime_axes,
-    raises=(NanError, NotPSDError),
-    composite=True,
-)
+class _InvQuadLogdet(Op):
+    name = "inv_quad_logdet"
+    summary = "quadratic forms with the inverse of a dense positive definite matrix, and its log determinant"
+    contract = "values are those of a matrix within 2 n eps max|K| of K"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Any:
+        grad = torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad)
+        return (
+            operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
+            rhs.device, exact, grad, is_unstructured(operator) if isinstance(operator, LinearOperator) else True,
+        )  # fmt: skip
+
+    def problem_of(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Problem | None:
+        tensors = list(tensors_in((operator, rhs)))
+        dense = isinstance(operator, torch.Tensor)
+        if not (dense or is_unstructured(operator)) or not rhs.dim() == operator.dim() >= 2:
+            return None
+        rows, columns = operator.shape[-2:]
+        if rows != columns or rows < 2 or rhs.shape[:-1] != operator.shape[:-1] or not is_ours(rhs):
+            return None
+        if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
+            return None
+        grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return matrix_problem(
+            "inv_quad_logdet",
+            rhs,
+            m=rows,
+            n=rows,
+            rhs=rhs.shape[-1],
+            grad="a" if grad else "",
+            variant="cholesky" if exact else "cg",
+        )
+
+    def reference(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
+        return summed(plain(*dense_and_diagonal(operator), rhs), reduce)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        k = positive_definite(problem, generator)
+        k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
+        noise = k.new_full((*k.shape[:-2], 1), 0.1)
+        wanted = bool(problem.grad)
+        diagonal = ConstantDiagLinearOperator(noise.requires_grad_(wanted), problem.n)
+        operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
+        rhs = random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
+        return operator, rhs, True, problem.variant == "cholesky"
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        operator, rhs, reduce, _ = args
+        with torch.no_grad():
+            matrix, diagonal = dense_and_diagonal(operator)
+            k = _with_diagonal(matrix.double(), None if diagonal is None else diagonal.double())
+            lower = torch.linalg.cholesky(k)
+            inverse = torch.cholesky_inverse(lower)
+            solved = inverse @ rhs.double()
+            quadratic = (solved * rhs.double()).sum(-2)
+            logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            change = 2 * problem.n * EPS[problem.dtype] * k.abs().amax((-2, -1))
+            by_column = solved.square().sum(-2) * change[..., None] + EPS[problem.dtype] * quadratic.abs()
+            exact, unit = (quadratic.sum(-1), by_column.sum(-1)) if reduce else (quadratic, by_column)
+            errors = [(out[0].double() - exact).abs() / unit]
+            trace = inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
+            errors.append((out[1].double() - logdet).abs() / (change * trace + EPS[problem.dtype] * logdet.abs()))
+        return max(e.max().item() for e in errors)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        full = level == "full"
+        base = Problem(op="inv_quad_logdet", rhs=1, dtype=dtype, device=device, variant="cholesky", grad="a")
+        sizes = [300, 50, 800] + ([20, 100, 150, 500, 650] if full else [])
+        large = [1000, 1500, 2600] + ([1900, 3600, 4500] if full else [])
+        problems = [base.replace(m=sizes[0], n=sizes[0]), base.replace(m=large[0], n=large[0], variant="cg")]
+        problems += [base.replace(m=n, n=n) for n in sizes[1:]]
+        problems += [base.replace(m=n, n=n, variant="cg") for n in large[1:]]
+        problems += [base.replace(m=n, n=n, grad="") for n in sizes[:2]]
+        problems += [base.replace(m=n, n=n, grad="", variant="cg") for n in large[: 4 if full else 2]]
+        problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
+        return problems + [base.replace(m=n, n=n, rhs=10) for n in sizes[:1]]
+
+    def features(self, problem: Problem) -> Features:
+        elements = problem.batch * problem.n**2
+        return Features(
+            calls=6.0 + problem.batch * (2 if problem.grad else 1),
+            flops=elements * problem.n * (1.0 if problem.grad else 1 / 3),
+            bytes=(6.0 if problem.grad else 3.0) * elements * problem.itemsize,
+        )
+
+    def memory(self, problem: Problem) -> int:
+        return _memory_of(1.1)(problem)
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        return regime_features(problem)
+
+
+INV_QUAD_LOGDET = _InvQuadLogdet()
 
 
 @INV_QUAD_LOGDET.candidate("stock", features=_stock_features, memory=_stock_memory)
@@ -335,7 +327,7 @@ def _elsewhere(operator: Any, rhs: torch.Tensor, reduce: bool, there: torch.devi
     return pair[0].to(rhs.device), pair[1].to(rhs.device)
 
 
-_copied = with_copies(_exact_features, lambda p: p.n**2 * (2 if p.grad else 1))
+_copied = with_copies(INV_QUAD_LOGDET.features, lambda p: p.n**2 * (2 if p.grad else 1))
 
 
 @INV_QUAD_LOGDET.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)

@@ -19,7 +19,7 @@ from linear_operator import to_linear_operator
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op
-from autokern.core.problem import Problem
+from autokern.core.problem import Features, Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import graph
 from autokern.kernels import matmul as products
@@ -47,127 +47,123 @@ _PRESUMED = 2**18
 """Elements from which on tiles need no measurement to be better: stock passes over all of them several times."""
 
 
-def _key(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Any:
-    tensors = [(t.__class__, t.shape, t.dtype, t.device, t.layout, t.requires_grad) for t in (x1, x2, rhs)]
-    return forms.key(kernel), *tensors, x1 is x2, torch.is_grad_enabled()
+class _KernelMatmul(Op):
+    name = "kernel_matmul"
+    summary = "covariance matrix of two sets of points times few columns, of any size"
+    contract = "entries within 4 sqrt(m + 10) eps |K| |V| and what 50 eps of the squared norms move"
+
+    def key(self, kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Any:
+        tensors = [(t.__class__, t.shape, t.dtype, t.device, t.layout, t.requires_grad) for t in (x1, x2, rhs)]
+        return forms.key(kernel), *tensors, x1 is x2, torch.is_grad_enabled()
+
+    def problem_of(
+        self, kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor
+    ) -> Problem | None:
+        node = forms.node_of(kernel)
+        if node is None or not trees.leaves(node) or not is_ours(x1, x2, rhs) or x1.shape[-1] != x2.shape[-1]:
+            return None
+        parameters = forms.parameters(kernel)
+        if rhs.shape[-2] != x2.shape[-2] or any(t.dtype is not x1.dtype or t.device != x1.device for t in parameters):
+            return None
+        own = torch.Size() if isinstance(kernel, Embedded) else kernel.batch_shape
+        try:
+            batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], rhs.shape[:-2], own)
+        except RuntimeError:
+            return None
+        grads = []
+        if torch.is_grad_enabled():
+            grads += ["theta"] if any(p.requires_grad for p in parameters) else []
+            grads += ["x"] if x1.requires_grad or x2.requires_grad else []
+            grads += ["rhs"] if rhs.requires_grad else []
+        return matrix_problem(
+            "kernel_matmul",
+            x1,
+            m=x1.shape[-2],
+            n=x2.shape[-2],
+            d=x1.shape[-1],
+            rhs=rhs.shape[-1],
+            batch=batch.numel(),
+            variant=f"{'+'.join(sorted(trees.leaves(node)))}/{'same' if x1 is x2 else 'cross'}",
+            grad="/".join(grads),
+        )
+
+    def reference(self, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+        return trees.dense(*forms.both(kernel, x1, x2)) @ rhs
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        wanted = problem.grad.split("/")
+        kernel = kernel_of(problem, generator).requires_grad_("theta" in wanted)
+        x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in wanted)
+        x2 = x1 if is_same(problem) else random_matrix(problem, generator, problem.n, problem.d)
+        return kernel, x1, x2, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_("rhs" in wanted)
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        with torch.no_grad():
+            kernel, x1, x2, rhs = in_float64(args)
+            rows = slice(None) if problem.m * problem.n * problem.d * problem.batch <= 2**23 else slice(0, 97)
+            tree = forms.read(kernel, x1[..., rows, :])
+            others = forms.read(kernel, x2).points
+            k = trees.dense(tree, others)
+            largest = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in (*tree.points, *others))
+            delta, most = 50 * EPS[problem.dtype] * (largest + EPS[problem.dtype]), k.abs().amax()
+            change = most * delta  # no family is steeper than that in u, but for the kink of the exponential at zero
+            if "matern12" in problem.variant:
+                distance = (k.abs() / most).clamp(1e-300, 1).log().neg().clamp_min(delta**0.5)
+                change = change + most * delta / distance
+            unit = (change + (4 * (problem.n + 10) ** 0.5 + 20) * EPS[problem.dtype] * k.abs()) @ rhs.abs()
+            gap = (out.detach()[..., rows, :].double() - k @ rhs).abs()
+            return float((gap / unit.clamp_min(1e-300)).max().item())
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        full = level == "full"
+        base = Problem(op="kernel_matmul", d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
+        size = 3000 if device == "cpu" else 12000
+        little = base.replace(m=size // 3, n=size // 3)  # in seconds a quick calibration gets no further
+        problems = [little, little.replace(variant="rbf/cross"), little.replace(grad="theta")]
+        problems += [little.replace(variant="matern52/same")]
+        base = base.replace(m=size, n=size)
+        cross = base.replace(variant="rbf/cross")
+        problems += [base, cross]
+        if full:
+            problems += [little.replace(rhs=1), little.replace(d=3), little.replace(m=size // 10, variant="rbf/cross")]
+            problems += [base.replace(d=3), base.replace(rhs=1), base.replace(variant="matern52/same")]
+            problems += [cross.replace(m=size // 10), base.replace(grad="theta")]
+            more = [(1, 11), (3, 1), (3, 64), (50, 11), (50, 1), (200, 11), (10, 64), (1, 64), (200, 64), (200, 1)]
+            both = (base, cross)
+            problems += [p.replace(d=d, rhs=t) for d, t in more for p in both]
+            problems += [p.replace(m=2 * size, n=2 * size) for p in both]
+            problems += [p.replace(m=4 * size, n=4 * size, d=3) for p in both]
+            problems += [p.replace(m=size // 4, n=size // 4, rhs=t) for p in both for t in (1, 11, 64)]
+            problems += [cross.replace(m=size // 3), cross.replace(n=size // 3), cross.replace(m=size // 10, rhs=1)]
+            names = ("matern12", "matern32", "matern52", "rq", "periodic", "matern52+rbf")
+            problems += [base.replace(variant=f"{w}/{side}") for w in names for side in ("same", "cross")]
+            problems += [p.replace(grad=g) for p in both for g in ("theta", "rhs", "theta/x/rhs")]
+            problems += [p.replace(m=size // 10, n=size // 10, batch=8) for p in both]
+        return list(dict.fromkeys(problems))
+
+    def features(self, problem: Problem) -> Features:
+        return features_with(4)(problem)
+
+    def memory(self, problem: Problem) -> int:
+        return in_matrices(2)(problem)
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        return (1.5 * is_paged(problem),)
+
+    def default_candidate(self, problem: Problem) -> str:
+        if problem.m * problem.n < _PRESUMED or needs_few(problem) is not None:
+            return "stock"
+        return ("tiled-symmetric" if is_same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
 
 
-def _problem_of(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Problem | None:
-    node = forms.node_of(kernel)
-    if node is None or not trees.leaves(node) or not is_ours(x1, x2, rhs) or x1.shape[-1] != x2.shape[-1]:
-        return None
-    parameters = forms.parameters(kernel)
-    if rhs.shape[-2] != x2.shape[-2] or any(t.dtype is not x1.dtype or t.device != x1.device for t in parameters):
-        return None
-    own = torch.Size() if isinstance(kernel, Embedded) else kernel.batch_shape
-    try:
-        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], rhs.shape[:-2], own)
-    except RuntimeError:
-        return None
-    grads = []
-    if torch.is_grad_enabled():
-        grads += ["theta"] if any(p.requires_grad for p in parameters) else []
-        grads += ["x"] if x1.requires_grad or x2.requires_grad else []
-        grads += ["rhs"] if rhs.requires_grad else []
-    return matrix_problem(
-        "kernel_matmul",
-        x1,
-        m=x1.shape[-2],
-        n=x2.shape[-2],
-        d=x1.shape[-1],
-        rhs=rhs.shape[-1],
-        batch=batch.numel(),
-        variant=f"{'+'.join(sorted(trees.leaves(node)))}/{'same' if x1 is x2 else 'cross'}",
-        grad="/".join(grads),
-    )
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    wanted = problem.grad.split("/")
-    kernel = kernel_of(problem, generator).requires_grad_("theta" in wanted)
-    x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in wanted)
-    x2 = x1 if is_same(problem) else random_matrix(problem, generator, problem.n, problem.d)
-    return kernel, x1, x2, random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_("rhs" in wanted)
-
-
-def _reference(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    return trees.dense(*forms.both(kernel, x1, x2)) @ rhs
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    with torch.no_grad():
-        kernel, x1, x2, rhs = in_float64(args)
-        rows = slice(None) if problem.m * problem.n * problem.d * problem.batch <= 2**23 else slice(0, 97)
-        tree = forms.read(kernel, x1[..., rows, :])
-        others = forms.read(kernel, x2).points
-        k = trees.dense(tree, others)
-        largest = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in (*tree.points, *others))
-        delta, most = 50 * EPS[problem.dtype] * (largest + EPS[problem.dtype]), k.abs().amax()
-        change = most * delta  # no family is steeper than that in u, but for the kink of the exponential at zero
-        if "matern12" in problem.variant:
-            distance = (k.abs() / most).clamp(1e-300, 1).log().neg().clamp_min(delta**0.5)
-            change = change + most * delta / distance
-        unit = (change + (4 * (problem.n + 10) ** 0.5 + 20) * EPS[problem.dtype] * k.abs()) @ rhs.abs()
-        gap = (out.detach()[..., rows, :].double() - k @ rhs).abs()
-        return float((gap / unit.clamp_min(1e-300)).max().item())
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    full = level == "full"
-    base = Problem(op="kernel_matmul", d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
-    size = 3000 if device == "cpu" else 12000
-    little = base.replace(m=size // 3, n=size // 3)  # in seconds a quick calibration gets no further
-    problems = [little, little.replace(variant="rbf/cross"), little.replace(grad="theta")]
-    problems += [little.replace(variant="matern52/same")]
-    base = base.replace(m=size, n=size)
-    cross = base.replace(variant="rbf/cross")
-    problems += [base, cross]
-    if full:
-        problems += [little.replace(rhs=1), little.replace(d=3), little.replace(m=size // 10, variant="rbf/cross")]
-        problems += [base.replace(d=3), base.replace(rhs=1), base.replace(variant="matern52/same")]
-        problems += [cross.replace(m=size // 10), base.replace(grad="theta")]
-        more = [(1, 11), (3, 1), (3, 64), (50, 11), (50, 1), (200, 11), (10, 64), (1, 64), (200, 64), (200, 1)]
-        both = (base, cross)
-        problems += [p.replace(d=d, rhs=t) for d, t in more for p in both]
-        problems += [p.replace(m=2 * size, n=2 * size) for p in both]
-        problems += [p.replace(m=4 * size, n=4 * size, d=3) for p in both]
-        problems += [p.replace(m=size // 4, n=size // 4, rhs=t) for p in both for t in (1, 11, 64)]
-        problems += [cross.replace(m=size // 3), cross.replace(n=size // 3), cross.replace(m=size // 10, rhs=1)]
-        names = ("matern12", "matern32", "matern52", "rq", "periodic", "matern52+rbf")
-        problems += [base.replace(variant=f"{w}/{side}") for w in names for side in ("same", "cross")]
-        problems += [p.replace(grad=g) for p in both for g in ("theta", "rhs", "theta/x/rhs")]
-        problems += [p.replace(m=size // 10, n=size // 10, batch=8) for p in both]
-    return list(dict.fromkeys(problems))
-
-
-def _presumed(problem: Problem) -> str:
-    if problem.m * problem.n < _PRESUMED or needs_few(problem) is not None:
-        return "stock"
-    return ("tiled-symmetric" if is_same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
-
-
-KERNEL_MATMUL = Op(
-    "kernel_matmul",
-    summary="covariance matrix of two sets of points times few columns, of any size",
-    contract="entries within 4 sqrt(m + 10) eps |K| |V| and what 50 eps of the squared norms move",
-    key=_key,
-    problem_of=_problem_of,
-    reference=_reference,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=features_with(4),
-    memory=in_matrices(2),
-    axes=lambda problem: (1.5 * is_paged(problem),),
-    presumed=_presumed,
-)
+KERNEL_MATMUL = _KernelMatmul()
 
 
 @KERNEL_MATMUL.candidate("stock", memory=in_matrices(4), features=of_stock)
 def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """The kernel's own covariance matrix, then torch.matmul."""
     if isinstance(kernel, Embedded):
-        return _reference(kernel, x1, x2, rhs)
+        return KERNEL_MATMUL.reference(kernel, x1, x2, rhs)
     return to_linear_operator(kernel.forward(x1, x2)).to_dense() @ rhs
 
 
@@ -214,7 +210,7 @@ def _add(name: str, plan: Plan, summary: str) -> None:
     run.__doc__ = summary
     why_not = _compiled_why_not(plan, (_symmetric_why_not if plan.symmetric else _tiled_why_not)(plan.tile))
     memory, features = in_tiles(plan.tile), features_with(2, plan.symmetric)
-    register = KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features, setup=plan.compiled)
+    register = KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features, compiles=plan.compiled)
     register(run)
 
 

@@ -47,104 +47,6 @@ def _theta_wanted(kernel: Kernel) -> bool:
     return any(p.requires_grad for p in kernel.parameters())
 
 
-def _key(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Any:
-    """Read from instance dictionaries what gpytorch's properties would compute anew on every call."""
-    own = kernel.__dict__
-    base = own["_modules"].get("base_kernel") if kernel.__class__ is ScaleKernel else kernel
-    inner = base.__dict__
-    found = [p for part in (own, inner) for p in part["_parameters"].values() if p is not None]
-    dtypes = tuple([p.dtype for p in found])
-    grads = None
-    if torch.is_grad_enabled():
-        grads = (x1.requires_grad, x2.requires_grad, *[p.requires_grad for p in found])
-    batches = (own.get("_batch_shape"), inner.get("_batch_shape"), inner.get("ard_num_dims"), inner.get("nu"))
-    points = (x1.__class__, x2.__class__, x1.shape, x2.shape, x1.dtype, x2.dtype, x1.device, x1 is x2)
-    return (kernel.__class__, base.__class__, dtypes, batches, points, grads)
-
-
-def _problem_of(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
-    family = kernels.family_name(kernel)
-    if family is None or not is_ours(x1, x2) or x1.shape[-1] != x2.shape[-1]:
-        return None
-    base = _base(kernel)
-    if any(p.dtype is not x1.dtype or p.device != x1.device for p in kernel.parameters()):
-        return None  # stock promotes
-    try:
-        batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
-    except RuntimeError:
-        return None
-    grads = []
-    if torch.is_grad_enabled():
-        grads += ["theta"] if _theta_wanted(kernel) else []
-        grads += ["x"] if x1.requires_grad or x2.requires_grad else []
-    ard = "ard" if (base.ard_num_dims or 1) > 1 else "iso"
-    sizes = {"m": x1.shape[-2], "n": x2.shape[-2], "d": x1.shape[-1], "batch": batch.numel()}
-    words = "/".join((family, "same" if x1 is x2 else "cross", ard))
-    return matrix_problem("kernel_matrix", x1, **sizes, variant=words, grad="/".join(grads))
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    family, points, ard = problem.variant.split("/")
-    batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
-    options = {"ard_num_dims": problem.d if ard == "ard" else None, "batch_shape": batch}
-    nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}.get(family)
-    base = RBFKernel(**options) if nu is None else MaternKernel(nu, **options)
-    base.lengthscale = (
-        torch.rand(base.lengthscale.shape, generator=generator, device=generator.device) * 0.5 + 0.75 * problem.d**0.5
-    )
-    kernel = ScaleKernel(base, batch_shape=batch).to(dtype_of(problem))
-    kernel.requires_grad_("theta" in problem.grad)
-    x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad)
-    x2 = x1 if points == "same" else random_matrix(problem, generator, problem.n, problem.d)
-    return kernel.to(x1.device), x1, x2
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    kernel, x1, x2 = args
-    rows = slice(None) if problem.m * problem.n * problem.d * problem.batch <= 2**23 else slice(0, 97)
-    with torch.no_grad():
-        family, lengthscale, outputscale = kernels.recognise(copy.deepcopy(kernel).double())
-        a, b = x1.double(), x2.double()
-        centre = a.mean(-2, keepdim=True)
-        largest = max(((t - centre) / lengthscale).square().sum(-1).max().item() for t in (a, b))
-        change = a.new_tensor([50 * EPS[problem.dtype] * largest * family.gamma])
-        drop = (family.derivatives[0](change * 0) - family.derivatives[0](change)).abs().item()
-        truth = kernels.reference(kernels.Covariance(family, lengthscale, outputscale), a[..., rows, :], b)
-        scale = 1.0 if outputscale is None else outputscale.max().item()
-        gap = (out.detach()[..., rows, :].double() - truth).abs().max().item()
-    return gap / (scale * (drop + 20 * EPS[problem.dtype]))
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    full = level == "full"
-    sizes = [(400, 8), (100, 5), (1000, 10), (1800, 4)]
-    if full:
-        sizes = [(20, 5), (50, 2), (100, 8), (200, 20), (400, 5), (800, 10), (1500, 3), (2500, 16), (3600, 8)]
-        sizes += [(400, 32)]
-    both, others = ("rbf", "matern52"), ("matern12", "matern32")
-    main = [Problem(op="kernel_matrix", m=n, n=n, d=d, dtype=dtype, device=device) for n, d in sizes]
-    some = main if full else main[:3:2]
-    batched = [(16, 50), (128, 10)] + ([(4, 300), (64, 100), (256, 30), (4, 60), (32, 200)] if full else [])
-    problems = [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[:2] for w in both for g in ("", "theta")]
-    problems += [
-        main[0].replace(variant=f"{w}/same/ard", m=n, n=n, batch=b, grad=g)
-        for b, n in batched
-        for w in both
-        for g in ("", "theta")
-    ]
-    problems += [p.replace(variant=f"{w}/cross/ard", m=max(1, p.m // 3)) for p in some for w in both]
-    problems += [p.replace(variant=f"{w}/same/iso", grad=g) for p in some for w in both for g in ("", "theta")]
-    problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[2:] for w in both for g in ("", "theta")]
-    problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in some[:4] for w in both]
-    problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in some for w in others for g in ("", "theta")]
-    return problems
-
-
-def _axes(problem: Problem) -> tuple[float, ...]:
-    """Above 32 MiB the C library maps fresh memory for every result, and page faults decide."""
-    return (2.0 * is_paged(problem),)
-
-
 def _elements(problem: Problem) -> int:
     return problem.batch * problem.m * problem.n
 
@@ -163,20 +65,118 @@ def _features_with(passes: float) -> Any:
     return features
 
 
-KERNEL_MATRIX = Op(
-    "kernel_matrix",
-    summary="covariance matrix of two sets of points (RBF, Matérn; ARD; scaled)",
-    contract="entries within the change that 50 eps of the scaled squared norms makes; diagonals exact",
-    key=_key,
-    problem_of=_problem_of,
-    reference=lambda kernel, x1, x2: kernels.reference(kernels.recognise(kernel), x1, x2),
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_features_with(2),
-    memory=memory.by_family(memory.of_each(1, 1, 2, 3), memory.of_each(2, 3, 3, 3)),
-    axes=_axes,
-)
+_memory = memory.by_family(memory.of_each(1, 1, 2, 3), memory.of_each(2, 3, 3, 3))
+
+
+class _KernelMatrix(Op):
+    name = "kernel_matrix"
+    summary = "covariance matrix of two sets of points (RBF, Matérn; ARD; scaled)"
+    contract = "entries within the change that 50 eps of the scaled squared norms makes; diagonals exact"
+
+    def key(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Any:
+        """Read from instance dictionaries what gpytorch's properties would compute anew on every call."""
+        own = kernel.__dict__
+        base = own["_modules"].get("base_kernel") if kernel.__class__ is ScaleKernel else kernel
+        inner = base.__dict__
+        found = [p for part in (own, inner) for p in part["_parameters"].values() if p is not None]
+        dtypes = tuple([p.dtype for p in found])
+        grads = None
+        if torch.is_grad_enabled():
+            grads = (x1.requires_grad, x2.requires_grad, *[p.requires_grad for p in found])
+        batches = (own.get("_batch_shape"), inner.get("_batch_shape"), inner.get("ard_num_dims"), inner.get("nu"))
+        points = (x1.__class__, x2.__class__, x1.shape, x2.shape, x1.dtype, x2.dtype, x1.device, x1 is x2)
+        return (kernel.__class__, base.__class__, dtypes, batches, points, grads)
+
+    def problem_of(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
+        family = kernels.family_name(kernel)
+        if family is None or not is_ours(x1, x2) or x1.shape[-1] != x2.shape[-1]:
+            return None
+        base = _base(kernel)
+        if any(p.dtype is not x1.dtype or p.device != x1.device for p in kernel.parameters()):
+            return None  # stock promotes
+        try:
+            batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
+        except RuntimeError:
+            return None
+        grads = []
+        if torch.is_grad_enabled():
+            grads += ["theta"] if _theta_wanted(kernel) else []
+            grads += ["x"] if x1.requires_grad or x2.requires_grad else []
+        ard = "ard" if (base.ard_num_dims or 1) > 1 else "iso"
+        sizes = {"m": x1.shape[-2], "n": x2.shape[-2], "d": x1.shape[-1], "batch": batch.numel()}
+        words = "/".join((family, "same" if x1 is x2 else "cross", ard))
+        return matrix_problem("kernel_matrix", x1, **sizes, variant=words, grad="/".join(grads))
+
+    def reference(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+        return kernels.reference(kernels.recognise(kernel), x1, x2)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        family, points, ard = problem.variant.split("/")
+        batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
+        options = {"ard_num_dims": problem.d if ard == "ard" else None, "batch_shape": batch}
+        nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}.get(family)
+        base = RBFKernel(**options) if nu is None else MaternKernel(nu, **options)
+        base.lengthscale = (
+            torch.rand(base.lengthscale.shape, generator=generator, device=generator.device) * 0.5
+            + 0.75 * problem.d**0.5
+        )
+        kernel = ScaleKernel(base, batch_shape=batch).to(dtype_of(problem))
+        kernel.requires_grad_("theta" in problem.grad)
+        x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad)
+        x2 = x1 if points == "same" else random_matrix(problem, generator, problem.n, problem.d)
+        return kernel.to(x1.device), x1, x2
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        kernel, x1, x2 = args
+        rows = slice(None) if problem.m * problem.n * problem.d * problem.batch <= 2**23 else slice(0, 97)
+        with torch.no_grad():
+            family, lengthscale, outputscale = kernels.recognise(copy.deepcopy(kernel).double())
+            a, b = x1.double(), x2.double()
+            centre = a.mean(-2, keepdim=True)
+            largest = max(((t - centre) / lengthscale).square().sum(-1).max().item() for t in (a, b))
+            change = a.new_tensor([50 * EPS[problem.dtype] * largest * family.gamma])
+            drop = (family.derivatives[0](change * 0) - family.derivatives[0](change)).abs().item()
+            truth = kernels.reference(kernels.Covariance(family, lengthscale, outputscale), a[..., rows, :], b)
+            scale = 1.0 if outputscale is None else outputscale.max().item()
+            gap = (out.detach()[..., rows, :].double() - truth).abs().max().item()
+        return gap / (scale * (drop + 20 * EPS[problem.dtype]))
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        full = level == "full"
+        sizes = [(400, 8), (100, 5), (1000, 10), (1800, 4)]
+        if full:
+            sizes = [(20, 5), (50, 2), (100, 8), (200, 20), (400, 5), (800, 10), (1500, 3), (2500, 16), (3600, 8)]
+            sizes += [(400, 32)]
+        both, others = ("rbf", "matern52"), ("matern12", "matern32")
+        main = [Problem(op="kernel_matrix", m=n, n=n, d=d, dtype=dtype, device=device) for n, d in sizes]
+        some = main if full else main[:3:2]
+        batched = [(16, 50), (128, 10)] + ([(4, 300), (64, 100), (256, 30), (4, 60), (32, 200)] if full else [])
+        problems = [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[:2] for w in both for g in ("", "theta")]
+        problems += [
+            main[0].replace(variant=f"{w}/same/ard", m=n, n=n, batch=b, grad=g)
+            for b, n in batched
+            for w in both
+            for g in ("", "theta")
+        ]
+        problems += [p.replace(variant=f"{w}/cross/ard", m=max(1, p.m // 3)) for p in some for w in both]
+        problems += [p.replace(variant=f"{w}/same/iso", grad=g) for p in some for w in both for g in ("", "theta")]
+        problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[2:] for w in both for g in ("", "theta")]
+        problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in some[:4] for w in both]
+        problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in some for w in others for g in ("", "theta")]
+        return problems
+
+    def features(self, problem: Problem) -> Features:
+        return _features_with(2)(problem)
+
+    def memory(self, problem: Problem) -> int:
+        return _memory(problem)
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        """Above 32 MiB the C library maps fresh memory for every result, and page faults decide."""
+        return (2.0 * is_paged(problem),)
+
+
+KERNEL_MATRIX = _KernelMatrix()
 
 
 @KERNEL_MATRIX.candidate("stock", features=_features_with(4), memory=memory.of_stock)
@@ -280,7 +280,7 @@ def _compiled_why_not(problem: Problem) -> str | None:
 
 
 @KERNEL_MATRIX.candidate(
-    "compiled", why_not=_compiled_why_not, setup=True, features=_features_with(1), memory=memory.of_compiled
+    "compiled", why_not=_compiled_why_not, compiles=True, features=_features_with(1), memory=memory.of_compiled
 )
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.compile of the formula on raw tensors."""

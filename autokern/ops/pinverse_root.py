@@ -67,91 +67,75 @@ def _structure(a: torch.Tensor) -> str:
     return f"trailing-{n - first}" if n - first <= max(1, n // 4) else "general"
 
 
-def _key(a: torch.Tensor) -> Any:
-    return (*matrix_key(a), structure(a) if type(a) in (torch.Tensor, torch.nn.Parameter) and a.dim() == 2 else "")
+class _PinverseRoot(Op):
+    name = "pinverse_root"
+    summary = "pseudo-inverse of a root that rows were appended to"
+    contract = "XA = I within 100 eps |X| |A|; near-singular roots as stock"
+
+    def key(self, a: torch.Tensor) -> Any:
+        return (*matrix_key(a), structure(a) if type(a) in (torch.Tensor, torch.nn.Parameter) and a.dim() == 2 else "")
+
+    def problem_of(self, a: torch.Tensor) -> Problem | None:
+        problem = matrix_problem("pinverse_root", a)
+        return problem and problem.replace(variant=structure(a).partition("-")[0])
+
+    def reference(self, a: torch.Tensor) -> torch.Tensor:
+        if a.shape[-1] == a.shape[-2]:
+            return torch.linalg.inv(a)
+        q, r = torch.linalg.qr(a)
+        return torch.linalg.solve_triangular(r, q.mT, upper=True)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        if problem.variant == "general":
+            a = random_matrix(problem, generator, problem.m, problem.n)
+            if problem.m == problem.n:
+                a = a + 2 * problem.n**0.5 * torch.eye(problem.n, dtype=a.dtype, device=a.device)
+        else:
+            a = torch.linalg.cholesky(positive_definite(problem, generator))
+            if problem.variant == "upper":
+                a = a.mT.contiguous()
+            elif problem.variant == "trailing":
+                a[-2:, -2:] = a[-2:, -2:] @ torch.tensor([[0.8, 0.6], [-0.6, 0.8]], dtype=a.dtype, device=a.device)
+        return (a.requires_grad_(bool(problem.grad)),)
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        x, a = out.detach().double(), args[0].detach().double()
+        if a.shape[-2] < a.shape[-1]:
+            x, a = x.mT, a.mT
+        gap = (x @ a - torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)).abs().max().item()
+        size = torch.linalg.matrix_norm(x).max().item() * torch.linalg.matrix_norm(a).max().item()
+        return gap / (100 * EPS[problem.dtype] * size)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        full = level == "full"
+        sizes = [5, 20, 50, 100, 200, 400, 800, 1600] if full else [20, 100, 400, 1000]
+        problems = [Problem(op="pinverse_root", m=n, n=n, dtype=dtype, device=device, variant="lower") for n in sizes]
+        problems += [p.replace(variant=v) for p in problems[1::2] for v in ("upper", "trailing")]
+        tall = [(400, 100), (1000, 10)] + (
+            [(60, 6), (200, 20), (500, 30), (1600, 400), (3000, 40), (900, 300)] if full else []
+        )
+        problems += [problems[0].replace(variant="general", m=m, n=n) for m, n in tall]
+        graded = [p.replace(grad="a") for p in problems if p.n <= (800 if full else 400)]
+        return problems + (graded if full else graded[::2])
+
+    def features(self, problem: Problem) -> Features:
+        backward = 3 if problem.grad else 1
+        elements = problem.batch * problem.m * problem.n
+        return Features(
+            calls=2 + problem.batch * backward,
+            flops=backward * 5.0 * elements * min(problem.m, problem.n),
+            bytes=backward * 8.0 * elements * problem.itemsize,
+        )
+
+    def memory(self, problem: Problem) -> int:
+        return 4 * problem.batch * problem.m * problem.n * problem.itemsize
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        """A general root goes through QR, the others through triangular solves: they tell little of each other."""
+        return (6.0 if problem.variant == "general" else 0.0,)
 
 
-def _problem_of(a: torch.Tensor) -> Problem | None:
-    problem = matrix_problem("pinverse_root", a)
-    return problem and problem.replace(variant=structure(a).partition("-")[0])
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    if problem.variant == "general":
-        a = random_matrix(problem, generator, problem.m, problem.n)
-        if problem.m == problem.n:
-            a = a + 2 * problem.n**0.5 * torch.eye(problem.n, dtype=a.dtype, device=a.device)
-    else:
-        a = torch.linalg.cholesky(positive_definite(problem, generator))
-        if problem.variant == "upper":
-            a = a.mT.contiguous()
-        elif problem.variant == "trailing":
-            a[-2:, -2:] = a[-2:, -2:] @ torch.tensor([[0.8, 0.6], [-0.6, 0.8]], dtype=a.dtype, device=a.device)
-    return (a.requires_grad_(bool(problem.grad)),)
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    x, a = out.detach().double(), args[0].detach().double()
-    if a.shape[-2] < a.shape[-1]:
-        x, a = x.mT, a.mT
-    gap = (x @ a - torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)).abs().max().item()
-    size = torch.linalg.matrix_norm(x).max().item() * torch.linalg.matrix_norm(a).max().item()
-    return gap / (100 * EPS[problem.dtype] * size)
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    full = level == "full"
-    sizes = [5, 20, 50, 100, 200, 400, 800, 1600] if full else [20, 100, 400, 1000]
-    problems = [Problem(op="pinverse_root", m=n, n=n, dtype=dtype, device=device, variant="lower") for n in sizes]
-    problems += [p.replace(variant=v) for p in problems[1::2] for v in ("upper", "trailing")]
-    tall = [(400, 100), (1000, 10)] + (
-        [(60, 6), (200, 20), (500, 30), (1600, 400), (3000, 40), (900, 300)] if full else []
-    )
-    problems += [problems[0].replace(variant="general", m=m, n=n) for m, n in tall]
-    graded = [p.replace(grad="a") for p in problems if p.n <= (800 if full else 400)]
-    return problems + (graded if full else graded[::2])
-
-
-def _axes(problem: Problem) -> tuple[float, ...]:
-    """A general root goes through QR, the others through triangular solves: they tell little of each other."""
-    return (6.0 if problem.variant == "general" else 0.0,)
-
-
-def _features(problem: Problem) -> Features:
-    backward = 3 if problem.grad else 1
-    elements = problem.batch * problem.m * problem.n
-    return Features(
-        calls=2 + problem.batch * backward,
-        flops=backward * 5.0 * elements * min(problem.m, problem.n),
-        bytes=backward * 8.0 * elements * problem.itemsize,
-    )
-
-
-def _memory(problem: Problem) -> int:
-    return 4 * problem.batch * problem.m * problem.n * problem.itemsize
-
-
-def _reference(a: torch.Tensor) -> torch.Tensor:
-    if a.shape[-1] == a.shape[-2]:
-        return torch.linalg.inv(a)
-    q, r = torch.linalg.qr(a)
-    return torch.linalg.solve_triangular(r, q.mT, upper=True)
-
-
-PINVERSE_ROOT = Op(
-    "pinverse_root",
-    summary="pseudo-inverse of a root that rows were appended to",
-    contract="XA = I within 100 eps |X| |A|; near-singular roots as stock",
-    key=_key,
-    problem_of=_problem_of,
-    reference=_reference,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_features,
-    memory=_memory,
-    axes=_axes,
-)
+PINVERSE_ROOT = _PinverseRoot()
 
 
 @PINVERSE_ROOT.candidate("stock")

@@ -57,39 +57,6 @@ def _graph(prior: Any) -> str:
     return "theta" if any(p.requires_grad for p in prior.kernel.parameters()) else ""
 
 
-def _key(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Any:
-    if prior.__class__ is not LazyEvaluatedKernelTensor or cross.__class__ is not LazyEvaluatedKernelTensor:
-        return None
-    x = prior.x1
-    return (
-        strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
-        cross.x2.shape, prior.shape, _graph(prior), exact, fast, factor_cache.plain(strategy),
-        factor_cache.is_exact(strategy), gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
-    )  # fmt: skip
-
-
-def _problem_of(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Problem | None:
-    lazy = LazyEvaluatedKernelTensor
-    if type(strategy) is not DefaultPredictionStrategy or type(prior) is not lazy or type(cross) is not lazy:
-        return None
-    if prior.last_dim_is_batch or gpytorch.settings.skip_posterior_variances.on() or not factor_cache.plain(strategy):
-        return None
-    x, n = prior.x1, strategy.num_train
-    if not is_ours(x) or prior.shape[-1] != x.shape[-2] or cross.shape[-1] != n:
-        return None
-    grown = factor_cache.is_exact(strategy)
-    return matrix_problem(
-        "predict",
-        x,
-        m=x.shape[-2],
-        n=n,
-        d=x.shape[-1],
-        batch=prior.shape[:-2].numel(),
-        grad=_graph(prior),
-        variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}",
-    )
-
-
 def _grown(strategy: Any, problem: Problem) -> Conditioned:
     """Return a model's factor as if its last point had come later, for every matrix of a batch apart."""
     known = factor_cache.of(strategy)
@@ -101,93 +68,8 @@ def _grown(strategy: Any, problem: Problem) -> Conditioned:
     return Conditioned(inverse=Strips(whole[:-1, :-1]), border=border, alpha=known.alpha)
 
 
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    model = trained(problem, generator)
-    if problem.variant.endswith("grown"):
-        factor_cache.attach(model.strategy, _grown(model.strategy, problem), attached=False)
-    x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
-    with torch.set_grad_enabled(bool(problem.grad)):
-        prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
-        cross = LazyEvaluatedKernelTensor(x, model.x, kernel=model.kernel)
-    mean = x.detach().new_zeros(x.shape[:-1])
-    return model.strategy, mean, prior, cross, not iterates(problem), problem.variant.startswith("fast")
-
-
-def _reference(strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
-    k = strategy.lik_train_train_covar.to_dense()
-    lower = torch.linalg.cholesky(k.detach())
-    through = torch.linalg.cholesky(k) if not fast else lower  # as the library differentiates
-    residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
-    rows = cross.to_dense()
-    mean = test_mean + (rows @ torch.cholesky_solve(residual, lower)).squeeze(-1)
-    white = torch.linalg.solve_triangular(through, rows.mT, upper=False)
-    return mean, DenseLinearOperator(prior.to_dense() - white.mT @ white)
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
-        exact = in_float64(args)
-    with torch.no_grad():
-        strategy, _, prior, cross, _, _ = exact
-        mean, covariance = _reference(*exact)
-        k, rows = strategy.lik_train_train_covar.to_dense(), cross.to_dense()
-        residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
-        weights = torch.cholesky_solve(rows.mT, torch.linalg.cholesky(k)).mT
-        alpha = torch.linalg.solve(k, residual).squeeze(-1)
-        scaled = [trees.read(prior.kernel, x).points[0] for x in (prior.x1, cross.x2)]
-        size = max((z - scaled[1].mean(-2, keepdim=True)).square().sum(-1).max().item() for z in scaled)
-        eps = EPS[problem.dtype] * k.abs().max()
-        inside, across = 2 * (problem.n + size) * eps, 4 * (1 + size) * eps
-        of_mean = inside * weights.norm(dim=-1) * alpha.norm() + across * alpha.abs().sum() + eps
-        of_variance = inside * weights.square().sum(-1) + across * (2 * weights.abs().sum(-1) + 1)
-        variances = covariance.diagonal(dim1=-2, dim2=-1)
-        gaps = (out[0].double() - mean).abs() / of_mean, (out[1].double() - variances).abs() / of_variance
-        return max(gap.max().item() for gap in gaps)
-
-
-def _read(out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and variances; of few points, the joint covariance is formed, as acquisition functions do."""
-    mean, covariance = out
-    if covariance.shape[-1] <= _JOINT:
-        covariance = DenseLinearOperator(covariance.to_dense())
-    return mean, covariance.diagonal(dim1=-2, dim2=-1)
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    full = level == "full"
-    base = Problem(op="predict", d=6, dtype=dtype, device=device, variant="solve/cholesky")
-    sizes = [(100, 100), (1000, 100), (1000, 400), (10, 400), (6000, 100), (1, 60)]
-    sizes += [(3000, 700), (300, 300), (100, 700), (20000, 200), (20, 20)] if full else []
-    iterated = [(60, 900), (1, 1000)] + ([(400, 1000), (10, 1600), (100, 2000), (1, 2500)] if full else [])
-    problems = [base.replace(m=m, n=n, variant=f"{how}/cholesky") for m, n in sizes for how in ("fast", "solve")]
-    problems += [base.replace(m=m, n=n, variant=f"{how}/cg") for m, n in iterated for how in ("solve", "fast")]
-    small = [(4, 1, 200), (1, 16, 200)] + ([(1, 5, 50), (4, 20, 100), (2, 200, 100)] if full else [])
-    problems += [
-        base.replace(m=m, n=n, batch=b, grad="x", variant=f"fast/{state}")
-        for m, b, n in small
-        for state in ("cholesky", "grown")
-    ]
-    grown = [(10, 500), (100, 1500)] + ([(1, 100), (1000, 300), (10, 3000)] if full else [])
-    problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
-    graded = sizes[:3] if full else sizes[1:2]
-    return problems + [base.replace(m=m, n=n, grad="theta") for m, n in graded]
-
-
-def _axes(problem: Problem) -> tuple[float, ...]:
-    """What stock does when it iterates says nothing of solving; large joint matrices are paged memory."""
-    joint = problem.batch * problem.m**2 * problem.itemsize > PAGED
-    return (6.0 if iterates(problem) else 0.0, 1.0 if problem.variant[:4] == "fast" else 0.0, 1.5 if joint else 0.0)
-
-
-def _features(problem: Problem) -> Features:
-    elements = problem.batch * problem.m * problem.n
-    first = problem.n**3 / 3 if iterates(problem) else 0.0
-    passes = 12.0 if problem.grad else 6.0
-    return Features(60.0, elements * (problem.n + 2.0 * problem.d) + first, passes * elements * problem.itemsize)
-
-
 def _joint_features(problem: Problem) -> Features:
-    plain, joint = _features(problem), problem.batch * problem.m**2
+    plain, joint = PREDICT.features(problem), problem.batch * problem.m**2
     flops = plain.flops + joint * 2.0 * (problem.n + problem.d)
     return Features(plain.calls, flops, plain.bytes + 6.0 * joint * problem.itemsize)
 
@@ -219,44 +101,153 @@ def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable
     return memory
 
 
-_memory = _memory_of(0, 2, 1)
-
-
 def _stock_memory(problem: Problem) -> int:
     """Rows of the cross covariance and what they are multiplied with; prior, what is explained, and what is left."""
     fast = problem.variant.startswith("fast")
     return _memory_of(3, 2 if fast else 3, 2, kept=2)(problem)
 
 
-def _presumed(problem: Problem) -> str:
-    """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
-    if problem.variant.endswith("grown"):
-        return "lazy"
-    if problem.m < 1024 or problem.n > 4000:
-        return "stock"
-    return "rows" if _memory(problem) > 2**28 else "lazy"
+class _Predict(Op):
+    name = "predict"
+    summary = "posterior mean and variances at test points"
+    contract = "those of a training covariance within 2 (n + s) eps max|K| of K"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(self, strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Any:
+        if prior.__class__ is not LazyEvaluatedKernelTensor or cross.__class__ is not LazyEvaluatedKernelTensor:
+            return None
+        x = prior.x1
+        return (
+            strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
+            cross.x2.shape, prior.shape, _graph(prior), exact, fast, factor_cache.plain(strategy),
+            factor_cache.is_exact(strategy), gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
+        )  # fmt: skip
+
+    def problem_of(
+        self, strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool
+    ) -> Problem | None:
+        lazy = LazyEvaluatedKernelTensor
+        if type(strategy) is not DefaultPredictionStrategy or type(prior) is not lazy or type(cross) is not lazy:
+            return None
+        if (
+            prior.last_dim_is_batch
+            or gpytorch.settings.skip_posterior_variances.on()
+            or not factor_cache.plain(strategy)
+        ):
+            return None
+        x, n = prior.x1, strategy.num_train
+        if not is_ours(x) or prior.shape[-1] != x.shape[-2] or cross.shape[-1] != n:
+            return None
+        grown = factor_cache.is_exact(strategy)
+        return matrix_problem(
+            "predict",
+            x,
+            m=x.shape[-2],
+            n=n,
+            d=x.shape[-1],
+            batch=prior.shape[:-2].numel(),
+            grad=_graph(prior),
+            variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}",
+        )
+
+    def reference(self, strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+        k = strategy.lik_train_train_covar.to_dense()
+        lower = torch.linalg.cholesky(k.detach())
+        through = torch.linalg.cholesky(k) if not fast else lower  # as the library differentiates
+        residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
+        rows = cross.to_dense()
+        mean = test_mean + (rows @ torch.cholesky_solve(residual, lower)).squeeze(-1)
+        white = torch.linalg.solve_triangular(through, rows.mT, upper=False)
+        return mean, DenseLinearOperator(prior.to_dense() - white.mT @ white)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        model = trained(problem, generator)
+        if problem.variant.endswith("grown"):
+            factor_cache.attach(model.strategy, _grown(model.strategy, problem), attached=False)
+        x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
+        with torch.set_grad_enabled(bool(problem.grad)):
+            prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
+            cross = LazyEvaluatedKernelTensor(x, model.x, kernel=model.kernel)
+        mean = x.detach().new_zeros(x.shape[:-1])
+        return model.strategy, mean, prior, cross, not iterates(problem), problem.variant.startswith("fast")
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
+            exact = in_float64(args)
+        with torch.no_grad():
+            strategy, _, prior, cross, _, _ = exact
+            mean, covariance = self.reference(*exact)
+            k, rows = strategy.lik_train_train_covar.to_dense(), cross.to_dense()
+            residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
+            weights = torch.cholesky_solve(rows.mT, torch.linalg.cholesky(k)).mT
+            alpha = torch.linalg.solve(k, residual).squeeze(-1)
+            scaled = [trees.read(prior.kernel, x).points[0] for x in (prior.x1, cross.x2)]
+            size = max((z - scaled[1].mean(-2, keepdim=True)).square().sum(-1).max().item() for z in scaled)
+            eps = EPS[problem.dtype] * k.abs().max()
+            inside, across = 2 * (problem.n + size) * eps, 4 * (1 + size) * eps
+            of_mean = inside * weights.norm(dim=-1) * alpha.norm() + across * alpha.abs().sum() + eps
+            of_variance = inside * weights.square().sum(-1) + across * (2 * weights.abs().sum(-1) + 1)
+            variances = covariance.diagonal(dim1=-2, dim2=-1)
+            gaps = (out[0].double() - mean).abs() / of_mean, (out[1].double() - variances).abs() / of_variance
+            return max(gap.max().item() for gap in gaps)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        full = level == "full"
+        base = Problem(op="predict", d=6, dtype=dtype, device=device, variant="solve/cholesky")
+        sizes = [(100, 100), (1000, 100), (1000, 400), (10, 400), (6000, 100), (1, 60)]
+        sizes += [(3000, 700), (300, 300), (100, 700), (20000, 200), (20, 20)] if full else []
+        iterated = [(60, 900), (1, 1000)] + ([(400, 1000), (10, 1600), (100, 2000), (1, 2500)] if full else [])
+        problems = [base.replace(m=m, n=n, variant=f"{how}/cholesky") for m, n in sizes for how in ("fast", "solve")]
+        problems += [base.replace(m=m, n=n, variant=f"{how}/cg") for m, n in iterated for how in ("solve", "fast")]
+        small = [(4, 1, 200), (1, 16, 200)] + ([(1, 5, 50), (4, 20, 100), (2, 200, 100)] if full else [])
+        problems += [
+            base.replace(m=m, n=n, batch=b, grad="x", variant=f"fast/{state}")
+            for m, b, n in small
+            for state in ("cholesky", "grown")
+        ]
+        grown = [(10, 500), (100, 1500)] + ([(1, 100), (1000, 300), (10, 3000)] if full else [])
+        problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
+        graded = sizes[:3] if full else sizes[1:2]
+        return problems + [base.replace(m=m, n=n, grad="theta") for m, n in graded]
+
+    def features(self, problem: Problem) -> Features:
+        elements = problem.batch * problem.m * problem.n
+        first = problem.n**3 / 3 if iterates(problem) else 0.0
+        passes = 12.0 if problem.grad else 6.0
+        return Features(60.0, elements * (problem.n + 2.0 * problem.d) + first, passes * elements * problem.itemsize)
+
+    def memory(self, problem: Problem) -> int:
+        return _memory_of(0, 2, 1)(problem)
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        """What stock does when it iterates says nothing of solving; large joint matrices are paged memory."""
+        joint = problem.batch * problem.m**2 * problem.itemsize > PAGED
+        return (6.0 if iterates(problem) else 0.0, 1.0 if problem.variant[:4] == "fast" else 0.0, 1.5 if joint else 0.0)
+
+    def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and variances; of few points, the joint covariance is formed, as acquisition functions do."""
+        mean, covariance = out
+        if covariance.shape[-1] <= _JOINT:
+            covariance = DenseLinearOperator(covariance.to_dense())
+        return mean, covariance.diagonal(dim1=-2, dim2=-1)
+
+    def warm_repeats(self, problem: Problem) -> int:
+        return int(iterates(problem))
+
+    def approximates(self, problem: Problem) -> bool:
+        return iterates(problem)
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
+        if problem.variant.endswith("grown"):
+            return "lazy"
+        if problem.m < 1024 or problem.n > 4000:
+            return "stock"
+        return "rows" if self.memory(problem) > 2**28 else "lazy"
 
 
-PREDICT = Op(
-    "predict",
-    summary="posterior mean and variances at test points",
-    contract="those of a training covariance within 2 (n + s) eps max|K| of K",
-    key=_key,
-    problem_of=_problem_of,
-    reference=_reference,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_features,
-    memory=_memory,
-    axes=_axes,
-    raises=(NanError, NotPSDError),
-    composite=True,
-    read=_read,
-    again=lambda problem: int(iterates(problem)),
-    approximates=iterates,
-    presumed=_presumed,
-)
+PREDICT = _Predict()
 
 
 @PREDICT.candidate("stock", features=_stock_features, memory=_stock_memory)
@@ -307,7 +298,7 @@ def _rows_memory(problem: Problem) -> int:
 
 
 def _rows_features(problem: Problem) -> Features:
-    plain = _features(problem)
+    plain = PREDICT.features(problem)
     return Features(plain.calls * (1 + problem.m / _BLOCK), plain.flops, plain.bytes)
 
 

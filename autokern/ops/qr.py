@@ -32,70 +32,6 @@ __all__ = ["QR", "Pair", "cholesky_qr2", "differentiable_qr"]
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def _problem_of(a: torch.Tensor) -> Problem | None:
-    return matrix_problem("qr", a)
-
-
-def _canonical(out: Any) -> Any:
-    q, r = out
-    signs = r.detach().diagonal(dim1=-2, dim2=-1).sign()
-    return q * signs.unsqueeze(-2), r * signs.unsqueeze(-1)
-
-
-def _sample(problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-    a = random_matrix(problem, generator, problem.m, problem.n)
-    return (a.requires_grad_(bool(problem.grad)),)
-
-
-def _check(problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-    q, r = (t.detach().double() for t in out)
-    a = args[0].detach().double()
-    k = q.shape[-1]
-    unit = 50 * k * EPS[problem.dtype]
-    gram = q.mT @ q - torch.eye(k, dtype=q.dtype, device=q.device)
-    scale = torch.linalg.matrix_norm(a).max().item() or 1.0
-    residual = torch.linalg.matrix_norm(a - q @ r).max().item() / scale
-    below = torch.tril(r, -1).abs().max().item() / scale
-    return max(gram.abs().max().item(), residual, below) / unit
-
-
-def _grid(level: str, dtype: str, device: str) -> list[Problem]:
-    tall = [(256, 16), (2000, 50), (64, 8), (1000, 250), (4000, 16), (512, 128)]
-    square = [(32, 32), (128, 128), (512, 512), (1024, 1024)] if device != "cpu" else []
-    batched = [(8, 64, 8), (64, 200, 20)]
-    if level == "full":
-        tall += [(16, 2), (64, 2), (100, 40), (300, 100), (1500, 500), (1500, 700), (20000, 30), (8000, 128)]
-        square += [(8, 8), (64, 64), (256, 256), (2048, 2048)] if device != "cpu" else []
-        batched += [
-            (256, 16, 4),
-            (128, 32, 16),
-            (32, 300, 60),
-            (16, 1000, 30),
-            (9, 90, 36),
-            (5, 150, 34),
-            (100, 40, 12),
-        ]
-    problems = [Problem(op="qr", m=m, n=n, dtype=dtype, device=device) for m, n in square + tall]
-    problems += [Problem(op="qr", batch=b, m=m, n=n, dtype=dtype, device=device) for b, m, n in batched]
-    return problems + [p.replace(grad="a") for p in problems]
-
-
-def _features(problem: Problem) -> Features:
-    k = min(problem.m, problem.n)
-    backward = 3 if problem.grad else 1
-    elements = problem.batch * problem.m * problem.n
-    return Features(
-        calls=1 + 2 * problem.batch * backward,
-        flops=backward * 4.0 * elements * k,
-        bytes=backward * 4.0 * elements * problem.itemsize,
-    )
-
-
-def _memory(problem: Problem) -> int:
-    """Both factors, and the workspace of LAPACK, a quarter of the matrix."""
-    return _memory_of(problem, 1.25)
-
-
 def _memory_of(problem: Problem, matrices: float) -> int:
     k = min(problem.m, problem.n)
     elements = matrices * problem.m * problem.n + k * problem.n
@@ -107,20 +43,76 @@ def _memory_of_rounds(problem: Problem) -> int:
     return _memory_of(problem, 2.35)
 
 
-QR = Op(
-    "qr",
-    summary="reduced QR decomposition",
-    contract="A = QR, Q orthonormal, R upper triangular, each within 50 k eps; signs of R's rows free",
-    key=matrix_key,
-    problem_of=_problem_of,
-    reference=torch.linalg.qr,
-    sample=_sample,
-    check=_check,
-    grid=_grid,
-    features=_features,
-    memory=_memory,
-    canonical=_canonical,
-)
+class _Qr(Op):
+    name = "qr"
+    summary = "reduced QR decomposition"
+    contract = "A = QR, Q orthonormal, R upper triangular, each within 50 k eps; signs of R's rows free"
+
+    def key(self, a: torch.Tensor) -> Any:
+        return matrix_key(a)
+
+    def problem_of(self, a: torch.Tensor) -> Problem | None:
+        return matrix_problem("qr", a)
+
+    def reference(self, a: torch.Tensor) -> Pair:
+        return torch.linalg.qr(a)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        a = random_matrix(problem, generator, problem.m, problem.n)
+        return (a.requires_grad_(bool(problem.grad)),)
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        q, r = (t.detach().double() for t in out)
+        a = args[0].detach().double()
+        k = q.shape[-1]
+        unit = 50 * k * EPS[problem.dtype]
+        gram = q.mT @ q - torch.eye(k, dtype=q.dtype, device=q.device)
+        scale = torch.linalg.matrix_norm(a).max().item() or 1.0
+        residual = torch.linalg.matrix_norm(a - q @ r).max().item() / scale
+        below = torch.tril(r, -1).abs().max().item() / scale
+        return max(gram.abs().max().item(), residual, below) / unit
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        tall = [(256, 16), (2000, 50), (64, 8), (1000, 250), (4000, 16), (512, 128)]
+        square = [(32, 32), (128, 128), (512, 512), (1024, 1024)] if device != "cpu" else []
+        batched = [(8, 64, 8), (64, 200, 20)]
+        if level == "full":
+            tall += [(16, 2), (64, 2), (100, 40), (300, 100), (1500, 500), (1500, 700), (20000, 30), (8000, 128)]
+            square += [(8, 8), (64, 64), (256, 256), (2048, 2048)] if device != "cpu" else []
+            batched += [
+                (256, 16, 4),
+                (128, 32, 16),
+                (32, 300, 60),
+                (16, 1000, 30),
+                (9, 90, 36),
+                (5, 150, 34),
+                (100, 40, 12),
+            ]
+        problems = [Problem(op="qr", m=m, n=n, dtype=dtype, device=device) for m, n in square + tall]
+        problems += [Problem(op="qr", batch=b, m=m, n=n, dtype=dtype, device=device) for b, m, n in batched]
+        return problems + [p.replace(grad="a") for p in problems]
+
+    def features(self, problem: Problem) -> Features:
+        k = min(problem.m, problem.n)
+        backward = 3 if problem.grad else 1
+        elements = problem.batch * problem.m * problem.n
+        return Features(
+            calls=1 + 2 * problem.batch * backward,
+            flops=backward * 4.0 * elements * k,
+            bytes=backward * 4.0 * elements * problem.itemsize,
+        )
+
+    def memory(self, problem: Problem) -> int:
+        """Both factors, and the workspace of LAPACK, a quarter of the matrix."""
+        return _memory_of(problem, 1.25)
+
+    def canonical(self, out: Any) -> Any:
+        q, r = out
+        signs = r.detach().diagonal(dim1=-2, dim2=-1).sign()
+        return q * signs.unsqueeze(-2), r * signs.unsqueeze(-1)
+
+
+QR = _Qr()
 
 
 def _library_uses_cpu(problem: Problem) -> bool:
@@ -150,7 +142,7 @@ def _cpu_why_not(problem: Problem) -> str | None:
     return needs_cpu_detour(problem) or ("stock does just this here" if _library_uses_cpu(problem) else None)
 
 
-_copied = with_copies(_features, lambda p: 2 * p.m * p.n + min(p.m, p.n) ** 2)
+_copied = with_copies(QR.features, lambda p: 2 * p.m * p.n + min(p.m, p.n) ** 2)
 on_cpu = moved(native, lambda: torch.device("cpu"))
 on_cpu.__doc__ = "Householder QR on the CPU, both copies charged."
 QR.candidate("cpu", why_not=_cpu_why_not, features=_copied)(on_cpu)

@@ -48,7 +48,7 @@ def schedule(entry: Entry, op: Op, settings: Settings) -> None:
 def _may_drift(entry: Entry, op: Op, settings: Settings) -> bool:
     """Whether a measurement chose the candidate, and stock could take its place and be timed without harm."""
     measured = entry.decision.source in ("measured", "interpolated", "extrapolated")
-    harmless = not (isinstance(entry, LargeEntry) or entry.candidate.setup)
+    harmless = not (isinstance(entry, LargeEntry) or entry.candidate.compiles)
     here = entry.decision.problem.device == "cpu"  # on a GPU the check would have to wait for all that is queued
     free = not settings.deterministic and settings.profile is None and not host.multi_rank()
     replaceable = entry.candidate is not op.stock and "stock" not in entry.decision.excluded

@@ -74,7 +74,7 @@ def _exact(entry: Entry, op: Op) -> Candidate | None:
     exact = [
         c for c in known if c.accuracy != "approximate" and memory_limit.fits(held + c.memory(problem), problem.device)
     ]
-    return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.setup), default=None)
+    return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.compiles), default=None)
 
 
 def _error(entry: Entry, op: Op, exact: Candidate, args: tuple[Any, ...]) -> float:

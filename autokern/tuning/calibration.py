@@ -115,7 +115,7 @@ def calibrate(
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
-            if any(candidate.setup for op in ops for candidate in op.candidates):
+            if any(candidate.compiles for op in ops for candidate in op.candidates):
                 run.try_tools()
             if parts:
                 run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
@@ -245,7 +245,7 @@ class _Calibration:
                 continue
             call = op.trial(candidate.run, problem, args)
             try:
-                if candidate.setup:
+                if candidate.compiles:
                     self._charge_setup(op, candidate, call)
                 first = call()
                 if candidate.accuracy == "approximate":

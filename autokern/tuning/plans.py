@@ -59,7 +59,7 @@ _MOST_TRUTH = 2**25
 def contenders(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
     """Return the candidates that are measured on a problem, those that approximate only if `accuracy` says so."""
     rough = accuracy == "approximate" and problem.batch * problem.m * problem.n <= _MOST_TRUTH
-    usual = [c for c in op.feasible(problem) if level == "full" or not c.setup]
+    usual = [c for c in op.feasible(problem) if level == "full" or not c.compiles]
     return [c for c in usual if rough or c.accuracy != "approximate"]
 
 

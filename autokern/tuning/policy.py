@@ -158,19 +158,19 @@ def decide(
         drawn = settings.random_seed is not None and settings.forced(op.name) is None
         return decision(*ordered, "order", max(2, seen + 1) if drawn else 0)
     horizon = seen if settings.calls is None else settings.calls
-    known, presumed = [n for n in ranked if n in estimates], op.presumed(problem)
+    known, default = [n for n in ranked if n in estimates], op.default_candidate(problem)
     if "stock" in excluded:
-        likely = presumed if presumed not in excluded else _frugal(feasible, problem).name
+        likely = default if default not in excluded else _frugal(feasible, problem).name
         name, review = _repaid(known, op, estimates, model, horizon) if known else (likely, 0)
         why = f"stock does not fit the memory: it {excluded['stock']}"
         source = _source(estimates[name]) if name in estimates else "unmeasured"
         return decision(name, f"{ordered[1]}; {why}" if ordered else why, source, review)
     if len(feasible) == 1:
         return decision("stock", "no other candidate can serve this problem", "only choice")
-    another = presumed not in ("stock", *excluded)
+    another = default not in ("stock", *excluded)
     if not estimates:
         if another:
-            return decision(presumed, "nothing was measured yet, and stock would do far more work", "unmeasured")
+            return decision(default, "nothing was measured yet, and stock would do far more work", "unmeasured")
         return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
     known.remove("stock")
     better = [n for n in known if _cost(op, problem, n, estimates[n]) <= -NOISE]
@@ -202,7 +202,7 @@ def _repaid(
 
     What is saved is counted against the best that needs no set-up; the last name is taken if nothing else is.
     """
-    ready = next((n for n in ranked if not op[n].setup), ranked[-1])
+    ready = next((n for n in ranked if not op[n].compiles), ranked[-1])
     review = 0
     for name in ranked:
         if name == ready:
@@ -219,7 +219,7 @@ def _repaid(
 
 def _frugal(candidates: list[Candidate], problem: Problem) -> Candidate:
     """Return the candidate that takes the least memory, the first of equals; one without set-up time if possible."""
-    return min(candidates, key=lambda c: (c.setup, c.memory(problem)))
+    return min(candidates, key=lambda c: (c.compiles, c.memory(problem)))
 
 
 def _nothing_fits(
@@ -281,7 +281,7 @@ def _ordered(
         return forced, "forced by the user"
     if settings.random_seed is not None:
         names = [
-            c.name for c in op.candidates if c.name not in excluded and c.accuracy != "approximate" and not c.setup
+            c.name for c in op.candidates if c.name not in excluded and c.accuracy != "approximate" and not c.compiles
         ] or ["stock"]
         return random.Random(f"{settings.random_seed}:{problem}:{seen}").choice(names), "drawn at random"
     size = settings.cpu_up_to(op.name, problem.device)

@@ -143,7 +143,7 @@ def _table(**options) -> list[bench.Cell]:
 
 def test_kernel_table_has_every_candidate_with_a_time_or_a_reason(monkeypatch):
     module = sys.modules["autokern.cli.bench.kernel_matrices"]  # the package's name is the function
-    monkeypatch.setattr(module, "_impossible", lambda c, p: "left out" if c.setup else "")
+    monkeypatch.setattr(module, "_impossible", lambda c, p: "left out" if c.compiles else "")
     cells = _table()
     op = get("kernel_matrix")
     assert [(c.candidate, c.problem.grad) for c in cells] == [(n, g) for g in ("", "theta") for n in op.names()]

@@ -80,8 +80,8 @@ def test_candidates_take_over_what_the_op_says(double):
     assert double.stock.summary == "a + a."
     assert double["times"].summary == ""
     assert (double.stock.accuracy, double["times"].accuracy) == ("same", "better")
-    assert double["times"].memory is double.memory
-    assert double["times"].features is double.features
+    assert double["times"].memory == double.memory
+    assert double["times"].features == double.features
     assert double.stock.run(1) == 2
 
 
@@ -95,9 +95,9 @@ def test_feasible(double):
     assert [c.name for c in double.feasible(Problem(op="double"))] == ["stock"]
 
 
-def test_coordinates_are_octaves_and_the_axes_of_the_op(make_op):
-    made = make_op("axes", axes=lambda problem: (5.0,))
-    assert made.coordinates(Problem(op="axes", m=3, n=7, batch=1)) == (
+def test_coordinates_are_octaves_and_the_extra_features_of_the_op(make_op):
+    made = make_op("extra", extra_features=lambda problem: (5.0,))
+    assert made.coordinates(Problem(op="extra", m=3, n=7, batch=1)) == (
         2 * WEIGHTS["m"], 3 * WEIGHTS["n"], 0.0, 0.0, WEIGHTS["batch"], 5.0,
     )  # fmt: skip
     assert set(WEIGHTS) == set(SIZES)

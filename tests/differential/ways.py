@@ -165,7 +165,7 @@ def _left(found: list[Any]) -> dict[str, list[str]]:
     for decision, _ in found:
         wanted.setdefault(decision.problem.op, set()).update(decision.order)
     return {
-        op: [c.name for c in get(op).candidates if c.name in names and c.accuracy != "approximate" and not c.setup]
+        op: [c.name for c in get(op).candidates if c.name in names and c.accuracy != "approximate" and not c.compiles]
         for op, names in wanted.items()
     }
 

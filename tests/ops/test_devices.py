@@ -53,7 +53,7 @@ def test_every_candidate_keeps_its_bound(name, dtype, device):
         stock = op.trial(op.stock.run, problem, args)()
         places = [t.device for t in tensors_in((stock.out,))]
         for candidate in op.feasible(problem):
-            if candidate.accuracy == "approximate" or (candidate.setup and candidate.name != "graph"):
+            if candidate.accuracy == "approximate" or (candidate.compiles and candidate.name != "graph"):
                 continue
             told = op.trial(candidate.run, problem, args)()
             assert [t.device for t in tensors_in((told.out,))] == places, candidate.name
@@ -140,7 +140,7 @@ def test_nothing_waits_for_the_gpu_unseen(name):
         args = op.sample(problem, torch.Generator().manual_seed(3))
         for candidate in op.feasible(problem):
             if (
-                candidate.setup
+                candidate.compiles
                 or candidate.accuracy == "approximate"
                 or candidate.name in ("stock", "cpu", "matrix-free")
             ):

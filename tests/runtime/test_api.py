@@ -113,7 +113,7 @@ def test_a_problem_is_completed():
 def test_every_op_is_explained(op, device):
     found = autokern.explain(op.name, n=300, device=device)
     assert isinstance(found, Decision)
-    assert found.candidate == op.presumed(found.problem)
+    assert found.candidate == op.default_candidate(found.problem)
     assert str(found).startswith(f"{op.name}(m=300, n=300")
 
 

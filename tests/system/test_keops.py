@@ -160,7 +160,7 @@ def test_a_thorough_calibration_tries_it(pykeops, monkeypatch, make_op, level, k
     monkeypatch.setattr(subprocess_probe, "try_keops", lambda seconds: verdict)
     op = make_op("toy")
     op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("compiles", setup=True)(lambda a: a + a)
+    op.candidate("compiles", compiles=True)(lambda a: a + a)
     before = Profile(tools={"keops": known} if known else {})
     found = calibrate([op], level, budget, ["cpu"], before, dtypes=())
     assert found.tools.get("keops") == (verdict if tried else known)

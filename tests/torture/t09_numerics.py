@@ -192,7 +192,7 @@ def _candidates(op: Op, problem: Problem | None) -> Iterator[Candidate]:
     for candidate in op.candidates[1:] if problem is not None else ():
         sides = (problem, problem.replace(device="cuda"))
         serves = any(candidate.why_not(p) is None for p in sides)
-        if serves and candidate.accuracy != "approximate" and not candidate.setup:
+        if serves and candidate.accuracy != "approximate" and not candidate.compiles:
             yield candidate
 
 

@@ -33,19 +33,34 @@ def powers(times: Callable[[], int]) -> Run:
 
 def op_of(name: str, stock: Run, other: Run) -> Op:
     """An op of one matrix, which `stock` computes rightly."""
-    op = Op(
-        name,
-        summary="what stock makes of a matrix",
-        contract="exact",
-        key=lambda a: (a.__class__, a.shape, a.dtype),
-        problem_of=lambda a: Problem(op=name, m=a.shape[0], n=a.shape[1]),
-        reference=stock,
-        sample=lambda problem, generator: (torch.rand(problem.m, problem.n, generator=generator, dtype=torch.float64),),
-        check=lambda problem, out, args: float((out - stock(args[0])).abs().max() * 1e9),
-        grid=lambda level, dtype, device: [Problem(op=name, m=n, n=n, dtype=dtype) for n in GRID],
-        features=lambda problem: Features(calls=1.0, flops=2.0 * problem.m * problem.n**2),
-        memory=lambda problem: 8 * problem.m * problem.n,
-    )
+
+    class Square(Op):
+        def key(self, a):
+            return a.__class__, a.shape, a.dtype
+
+        def problem_of(self, a):
+            return Problem(op=name, m=a.shape[0], n=a.shape[1])
+
+        def reference(self, a):
+            return stock(a)
+
+        def sample(self, problem, generator):
+            return (torch.rand(problem.m, problem.n, generator=generator, dtype=torch.float64),)
+
+        def check(self, problem, out, args):
+            return float((out - stock(args[0])).abs().max() * 1e9)
+
+        def grid(self, level, dtype, device):
+            return [Problem(op=name, m=n, n=n, dtype=dtype) for n in GRID]
+
+        def features(self, problem):
+            return Features(calls=1.0, flops=2.0 * problem.m * problem.n**2)
+
+        def memory(self, problem):
+            return 8 * problem.m * problem.n
+
+    Square.name, Square.summary, Square.contract = name, "what stock makes of a matrix", "exact"
+    op = Square()
     op.candidate("stock")(stock)
     op.candidate("other")(other)
     return op

@@ -32,7 +32,7 @@ def op(make_op):
     made.candidate("other")(lambda a: a)
     made.candidate("exact", accuracy="better")(lambda a: a)
     made.candidate("sloppy", accuracy="approximate")(lambda a: a)
-    made.candidate("slow-start", setup=True)(lambda a: a)
+    made.candidate("slow-start", compiles=True)(lambda a: a)
     made.candidate("tall-only", why_not=lambda p: None if p.m >= 2 * p.n else "not tall")(lambda a: a)
     return made
 
@@ -174,8 +174,8 @@ def test_stock_wins_where_little_is_known(op):
 
 
 @pytest.mark.parametrize(("ratio", "winner"), [(0.7, "fast"), (0.999, "stock"), (1.5, "stock")])
-def test_where_little_is_known_the_presumed_winner_need_only_be_likely(make_op, ratio, winner):
-    made = make_op("synthetic", presumed=lambda problem: "fast")
+def test_where_little_is_known_the_default_candidate_need_only_be_likely(make_op, ratio, winner):
+    made = make_op("synthetic", default_candidate=lambda problem: "fast")
     for name in ("stock", "fast"):
         made.candidate(name)(lambda a: a)
     found = chosen(made, {"fast": ratio}, square(2**14), sizes=(16, 32), noise=0.6)
@@ -293,7 +293,7 @@ def test_memory(op):
     assert chosen(op, ratios, square(64), Settings(memory=need)).candidate == "fast"
     assert chosen(op, ratios, square(64), there=Room(need, "x")).candidate == "fast"
     op.candidate("frugal", memory=lambda p: need // 2)(lambda a: a)
-    op.candidate("slow", memory=lambda p: need // 3, setup=True)(lambda a: a)
+    op.candidate("slow", memory=lambda p: need // 3, compiles=True)(lambda a: a)
     for orders, there in (
         (Settings(memory=need - 1), None),
         (ORDERS_NOTHING, Room(need - 1, "x")),

@@ -111,8 +111,8 @@ def kernel_matrices(
         for n in sizes
         for grad in ("", "theta")
     ]
-    plain = [c for c in op.candidates if not c.setup]
-    compiling = [op.stock, *(c for c in op.candidates if c.setup)]
+    plain = [c for c in op.candidates if not c.compiles]
+    compiling = [op.stock, *(c for c in op.candidates if c.compiles)]
     cells: dict[tuple[Problem, str], Cell] = {}
     # Compiled functions serve every size, so problems that share one are neighbours; those with gradients come first.
     later = sorted(problems, key=lambda p: (p.device, not p.grad, p.dtype, p.variant))
@@ -156,7 +156,7 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
             continue
         call = op.trial(candidate.run, problem, args)
         try:
-            first = timer.once(call, synchronize) if candidate.setup else 0.0
+            first = timer.once(call, synchronize) if candidate.compiles else 0.0
             found = call()
             warm[name] = timer.once(call, synchronize)
         except Exception as error:

@@ -18,18 +18,18 @@ LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "matmul": {"n": 8000, "m":
 _MOST_BATCH = 256
 
 
-def contenders(problem: Problem, setup: bool = False) -> list[Candidate]:
+def contenders(problem: Problem, compiles: bool = False) -> list[Candidate]:
     """Return the candidates that may serve a problem, stock first: feasible, not approximate, and within memory.
 
     Parameters
     ----------
     problem : Problem
         What is asked.
-    setup : bool
+    compiles : bool
         Whether those count whose first call compiles.
     """
     op, free = get(problem.op), host.available_memory(problem.device)
-    usual = [c for c in op.feasible(problem) if c.accuracy != "approximate" and (setup or not c.setup)]
+    usual = [c for c in op.feasible(problem) if c.accuracy != "approximate" and (compiles or not c.compiles)]
     return [c for c in usual if c.name == "stock" or c.memory(problem) <= 0.5 * free]
 
 

@@ -91,7 +91,7 @@ def regret(
     *,
     seconds: float = 2.0,
     rounds: tuple[int, int] = _ROUNDS,
-    setup: bool = False,
+    compiles: bool = False,
     progress: Progress = silent,
 ) -> list[Row]:
     """Time every candidate of each problem, and compare the chosen one with the best.
@@ -108,7 +108,7 @@ def regret(
         Time for the comparison of all candidates, and again for that of the last three; a round is never cut.
     rounds : tuple of int
         Fewest and most rounds of each comparison.
-    setup : bool
+    compiles : bool
         Whether candidates take part whose first call compiles.
     progress : callable, optional
         Called with the fraction done and a line of text.
@@ -127,7 +127,7 @@ def regret(
         used = (now - began) / (deadline - began) if math.isfinite(deadline) else 0.0
         progress(max(index / len(problems), used), str(problem))
         try:
-            row = _row(problem, choose(problem), min(seconds, deadline - now), rounds, setup)
+            row = _row(problem, choose(problem), min(seconds, deadline - now), rounds, compiles)
         except (MemoryError, torch.OutOfMemoryError):
             continue
         if row is not None:
@@ -136,9 +136,9 @@ def regret(
     return rows
 
 
-def _row(problem: Problem, chosen: str, seconds: float, rounds: tuple[int, int], setup: bool) -> Row | None:
+def _row(problem: Problem, chosen: str, seconds: float, rounds: tuple[int, int], compiles: bool) -> Row | None:
     op = get(problem.op)
-    candidates = contenders(problem, setup)
+    candidates = contenders(problem, compiles)
     if chosen not in [c.name for c in candidates]:
         candidates.append(op[chosen])
     args = op.sample(problem, torch.Generator().manual_seed(4321 + problem.n))
