@@ -21,7 +21,7 @@ from autokern.core.op import get
 from autokern.core.problem import Problem
 from autokern.core.settings import from_environment
 from autokern.runtime import dispatch
-from autokern.runtime.session import Session
+from autokern.runtime.first_use import FirstUse
 from autokern.system import host
 from autokern.tuning import store
 from autokern.tuning.profile import Profile, Timing, Trial
@@ -83,13 +83,13 @@ def stampede(found: Findings, size: Size) -> None:
 def _run(number: int) -> dict[str, Any]:
     host._in_forked_child = False  # nothing had been started before the fork
     calibrated: list[str] = []
-    measure = Session._calibrate
+    measure = FirstUse._calibrate
 
-    def counted(self: Session, op: Any, *rest: Any) -> None:
+    def counted(self: FirstUse, op: Any, *rest: Any) -> None:
         calibrated.append(op.name)
         measure(self, op, *rest)
 
-    Session._calibrate = counted  # type: ignore[method-assign]
+    FirstUse._calibrate = counted  # type: ignore[method-assign]
     session = dispatch.reset()
     a = (torch.eye(30, dtype=torch.float64) + 0.01).expand(2, 30, 30).contiguous()
     value, longest = 0.0, 0.0
@@ -108,7 +108,11 @@ def _run(number: int) -> dict[str, Any]:
 
 MUTATIONS = [
     Mutation(
-        "the right to calibrate is everybody's", "tuning/store.py", "        yield granted", "        yield True", "stampede"
+        "the right to calibrate is everybody's",
+        "tuning/store.py",
+        "        yield granted",
+        "        yield True",
+        "stampede",
     ),
     Mutation(
         "what others measured meanwhile is not looked at",

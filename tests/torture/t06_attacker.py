@@ -275,7 +275,13 @@ MUTATIONS = [
         "create and path.mkdir(mode=0o700, parents=True, exist_ok=True)\n        self.fd = os.open(path, _FOLDER)",
         "race",
     ),
-    Mutation("a new file is open to all", "system/files.py", "bytes, mode: int = 0o600", "bytes, mode: int = 0o666", "modes"),
+    Mutation(
+        "a new file is open to all",
+        "system/files.py",
+        "bytes, mode: int = 0o600",
+        "bytes, mode: int = 0o666",
+        "modes",
+    ),
 ]
 
 if __name__ == "__main__":

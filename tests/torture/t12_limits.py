@@ -208,8 +208,20 @@ def _child(what: str, order: Mapping[str, Any]) -> None:
 
 
 MUTATIONS = [
-    Mutation("quotas are not looked at", "system/cgroups.py", "return min(quotas, default=None)", "return None", "quota"),
-    Mutation("memory limits are ignored", "system/cgroups.py", "return min(left, default=None)", "return None", "memory"),
+    Mutation(
+        "quotas are not looked at",
+        "system/cgroups.py",
+        "return min(quotas, default=None)",
+        "return None",
+        "quota",
+    ),
+    Mutation(
+        "memory limits are ignored",
+        "system/cgroups.py",
+        "return min(left, default=None)",
+        "return None",
+        "memory",
+    ),
     Mutation(
         "only the innermost group counts",
         "system/cgroups.py",
