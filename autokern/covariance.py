@@ -1,4 +1,4 @@
-"""Dispatched covariance matrices of gpytorch kernels for direct use, without hooks. Floor 4."""
+"""Dispatched covariance matrices of gpytorch kernels for direct use, without hooks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dispatched linear algebra for direct use, without hooks: `autokern.linalg.qr(A)` and its siblings.
 
 Each function takes plain tensors, batched or not, is differentiable, and runs the fastest candidate measured on this
-machine; whatever autokern does not serve runs stock. Floor 4.
+machine. Stock runs for dtypes other than float32 and float64 and for compiled, traced or vmapped calls.
 """
 
 from __future__ import annotations

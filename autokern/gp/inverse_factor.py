@@ -1,11 +1,10 @@
-"""The inverse factor of a covariance, what is solved with it, and its growth by new data.
+"""The inverse factor of a covariance, solutions with it, and its growth by new data.
 
 `Conditioned` holds the inverse factor W of the noisy covariance, ``W^T W = K^-1``, and ``alpha = K^-1 (y - mean)``;
 means, variances and fantasies all come from it. With q new points, cross covariance B and their own covariance D, the
 rows ``G^-1 [-F W, I]`` are appended to W, where ``F = B W^T`` and ``G G^T = D - F F^T`` (the bordering method, Golub
 and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n^2), no refactorisation. As long as the
-Cholesky factor is there, F and F W come from it by substitution, which keeps more digits. Beside `kernels`: may import
-`factors` and `strips`.
+Cholesky factor is kept, F and F W come from it by substitution, which keeps more digits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The log density of a Gaussian with a kernel tree as covariance: factorisation and all gradients in one function.
 
 ``log p(r) = -(r^T K^-1 r + log |K| + n log 2 pi) / 2`` with ``dL/dK = (a a^T - K^-1) / 2``, ``a = K^-1 r``
-(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and pulled back in one borrowed
-buffer; derivatives of it are formed block by block and never kept. Second derivatives go through the plain formula.
-Between `kernels` and `ops`: may import `kernels`, `workspace`, `threads`.
+(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and differentiated in one borrowed
+buffer; its derivatives are formed block by block and never kept. Second derivatives go through the plain formula.
 """
 
 from __future__ import annotations

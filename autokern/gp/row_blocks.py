@@ -1,8 +1,8 @@
-"""A lower triangular matrix in strips of rows, none wider than it must be, to which rows can be appended in place.
+"""A lower triangular matrix in blocks of rows, none wider than it must be, to which rows are appended in place.
 
-What Gaussian processes that learn online need: the inverse factor of n points becomes that of n + q points by q new
-rows. Appending writes into spare rows of the last strip or makes a new strip; what is there is neither copied nor
-written again, so that the matrices before and after share memory. Floor 1: imports nothing of autokern.
+Online learning needs it: the inverse factor of n points becomes that of n + q points by q new rows. Appending writes
+into spare rows of the last block or makes a new block; older rows are neither copied nor written again, so the matrices
+before and after share memory.
 """
 
 from __future__ import annotations

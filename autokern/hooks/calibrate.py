@@ -1,4 +1,4 @@
-"""Calibrate with the hooks in: parts of composite ops are dispatched while those are measured."""
+"""Calibrate with the hooks installed: the parts of composite ops are dispatched while those ops are measured."""
 
 from __future__ import annotations
 

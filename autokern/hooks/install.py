@@ -1,7 +1,7 @@
-"""Install: put the patches of all hook files in, and take them out again.
+"""Install the patches of all hook files, and remove them again.
 
-Installing is reference-counted and under a lock. What was there before is put back as the identical object, unless
-another party (a mock, say) has replaced it since.
+Installing is reference-counted and under a lock. The identical original object is put back, unless another party (a
+mock, say) has replaced the patch since.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The covariance matrix of a kernel tree as an operator that is multiplied tile by tile and formed only when asked for.
+"""The covariance matrix of a kernel tree as an operator that is multiplied tile by tile and formed only on request.
 
 linear_operator takes operators apart into tensors and builds them again inside its autograd functions, so this one is
 made of embedded points, shapes and weights, and of plain values; nothing is closed over. Products go through the op
-`kernel_matmul`. Floor 4: may import `dispatch`.
+`kernel_matmul`.
 """
 
 from __future__ import annotations

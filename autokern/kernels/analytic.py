@@ -3,7 +3,7 @@
 With inputs scaled by ``sqrt(|gamma|) / lengthscale`` the argument of a family is
 ``u = sign * (|x|^2 + |x'|^2 - 2 x.x')``: one GEMM and two rank-one updates. Given ``W = dL/du``, gradients need only
 ``W x'``, the row sums and the column sums of ``W``, so the backward pass is one GEMM with d + 1 columns and holds no
-``n x m x d`` temporary. Second derivatives go through the plain formula. Floor 2: may import kernels and `pages`.
+``n x m x d`` temporary. Second derivatives go through the plain formula.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A kernel matrix of one set of points evaluated block by block, and gradients pulled back to it block by block.
+"""A kernel matrix of one set of points evaluated block by block, and its gradients accumulated block by block.
 
-Only blocks that fit the cache are ever held. The pull-back keeps of each leaf the product ``W z`` and the row sums of
-``W = g k'(u)``, from which the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no ``n x n x d``
-temporary exists. Both sides are the same points, so a lower triangle of blocks is enough: what lies left of the
-diagonal counts twice. Floor 2: may import `walk`.
+Only blocks that fit the cache are ever held. For each leaf, the backward pass keeps the product ``W z`` and the row
+sums of ``W = g k'(u)``, from which the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no
+``n x n x d`` temporary exists. Rows and columns are the same points, so a lower triangle of blocks is enough: entries
+left of the diagonal count twice.
 """
 
 from __future__ import annotations

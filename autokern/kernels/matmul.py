@@ -1,7 +1,6 @@
 """The product of a kernel tree's matrix with few columns, and the matrix itself, as differentiable functions.
 
-First derivatives evaluate tiles again and hold no matrix; second ones go through the plain formula and do. Floor 2: may
-import `products`.
+First derivatives evaluate tiles again and hold no matrix; second derivatives go through the plain formula and hold it.
 """
 
 from __future__ import annotations

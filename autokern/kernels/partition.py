@@ -1,8 +1,8 @@
-"""Cuts: how a product is cut into tiles, and how tiles are shared out among threads.
+"""Partition of a product into tiles, and of the tiles among threads.
 
-No two threads may ever add to the same numbers, and every sum is to be taken in one order: in the rounds of a
-tournament each share of the points plays once (the circle method, E. Lucas 1883). A share holds many tiles, so that
-rounds are few: threads wait for each other at their ends. Floor 2: imports `crew`.
+No two threads may ever add to the same numbers, and every sum must be taken in one order. So pairs of shares follow a
+round-robin schedule (the circle method, E. Lucas 1883): in each round every share belongs to one pair. A share holds
+many tiles, so that rounds are few: threads wait for each other at the end of each round.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Products of kernel matrices with few columns that never hold the matrix, and what to pull back through them.
+"""Products of kernel matrices with few columns that never hold the matrix, and their gradients.
 
-A tile is evaluated, multiplied and forgotten, so that memory grows with the points and not with their square. The
-backward pass evaluates the tiles again. Where rows and columns are the same points, a tile serves both halves of the
-matrix. No two threads ever add to the same numbers, and every sum is taken in one order (`cuts`). Floor 2: may import
-`tiles`, `cuts` and `crew`.
+A tile is evaluated, multiplied and dropped, so memory grows with the points and not with their square. The backward
+pass evaluates the tiles again. Where rows and columns are the same points, a tile serves both halves of the matrix. No
+two threads ever add to the same numbers, and every sum is taken in one order (`partition`).
 """
 
 from __future__ import annotations

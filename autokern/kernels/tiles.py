@@ -1,8 +1,8 @@
-"""Kernel matrices between two sets of points, tile by tile: values, products with few columns, and what to pull back.
+"""Kernel matrices between two sets of points, tile by tile: values, products with few columns, gradients.
 
 The squared norms are columns of the points themselves, so that one GEMM with d + 2 columns yields
-``u = gamma (|x|^2 + |x'|^2 - 2 x.x')`` and the epilogue is all that is left to do on a tile. Gradients need of
-``W = g k'(u)`` only ``W [x' 1]`` and ``W^T [x 1]``. Floor 2: may import `walk`.
+``u = gamma (|x|^2 + |x'|^2 - 2 x.x')``, and only the epilogue is left to do on a tile. Gradients need of
+``W = g k'(u)`` only ``W [x' 1]`` and ``W^T [x 1]``.
 """
 
 from __future__ import annotations

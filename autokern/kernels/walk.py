@@ -1,8 +1,8 @@
-"""A kernel tree evaluated on one block of its matrix at a time, and gradients pulled back through it.
+"""A kernel tree evaluated on one block of its matrix at a time, forward and backward.
 
-A block is one GEMM per leaf with its epilogue in place. The pull-back takes ``g = dL/dK`` on a block and hands
-``W = g k'(u)`` to each leaf, which knows what its points make of it. What a block is (rows and columns of a matrix, a
-tile of a product) is the business of the leaves: a walk only passes its place on. Floor 2: may import `tree`.
+A block is one GEMM per leaf with its epilogue in place. The backward pass takes ``g = dL/dK`` on a block and hands
+``W = g k'(u)`` to each leaf, which accumulates the gradients of its points. Only the leaves know where a block lies
+(rows and columns of a matrix, a tile of a product); this module passes its place on unread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Budget: how many bytes a call may take, whether it fits, and what is said where it does not.
+"""The memory limit: how many bytes a call may take, whether it fits, and the error where it does not.
 
-What may be taken is the least of what the user ordered (``AUTOKERN_MEMORY``, ``using(memory=...)``) and what is there:
-the control group's limit, free RAM, free memory of the GPU. Looking costs 0.3 ms, so that nobody looks for calls
-below `LARGE`. Between `workspace` and `policy`: may import `host`, `workspace` and `errors`.
+The limit is the least of the user's order (``AUTOKERN_MEMORY``, ``using(memory=...)``) and the available memory: the
+control group's limit, free RAM, free memory of the GPU. Reading it costs 0.3 ms, so it is not read for calls below
+`LARGE`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Crew: a few Python threads that share a piece of work, each of them with one thread of torch.
+"""A pool of a few Python threads that share a piece of work, each with one thread of torch.
 
-Where the pieces are small (a tile of a kernel matrix fits a core's cache), threads that go their own ways are faster
-than a team that meets at the end of every operation, and the more so the more cores there are. Threads are started for
-a call and end with it: nothing is left that a fork could break. Between `threads` and `kernels`: may import `threads`.
+Where the pieces are small (a tile of a kernel matrix fits a core's cache), independent threads are faster than threads
+that wait for each other after every operation, and the more so the more cores there are. Threads are started for a call
+and end with it, so a fork breaks nothing.
 """
 
 from __future__ import annotations

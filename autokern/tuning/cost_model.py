@@ -1,10 +1,10 @@
 """The cost model: seconds of a candidate on any problem, from the measurements of a profile.
 
-Per op, dtype and device, each candidate gets a price list (seconds per call, flop, byte and copied byte, fitted
-without negative prices) that carries over to any size, and a Gaussian process on what the price list misses, in
-octaves of the sizes. For candidates other than stock it is the paired ratio to stock that is modelled: what both
-share, drift and noise included, cancels. The posterior standard deviation says how much is known, so that far from
-any measurement nothing but the price list is left, and little faith in it. Floor 2: may import `op`, `profile`.
+Per op, dtype and device, each candidate gets coefficients (seconds per call, flop, byte and copied byte, fitted without
+negative values), which carry over to any size, and a Gaussian process on the residuals, in octaves of the sizes. For
+candidates other than stock, the paired ratio to stock is modelled: drift and noise that both share cancel. The
+posterior standard deviation says how much is known. Far from any measurement only the coefficients are left, with a
+large deviation.
 """
 
 from __future__ import annotations

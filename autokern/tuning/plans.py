@@ -1,7 +1,4 @@
-"""Plans of a calibration: the problems of each group, who contends for them, what they will cost, what to refine.
-
-Between `op` and `calibrate`: may import the floors below.
-"""
+"""Plans of a calibration: the problems of each group, their contenders, the predicted cost, the sizes to refine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Policy: which candidate serves a problem. Pure: everything it needs comes in as arguments.
+"""Policy: the candidate that serves a problem. Pure: everything it needs comes in as arguments.
 
-Order of precedence: what the user ordered; then the fastest feasible candidate as measured, but only if it beats
-stock by more than is uncertain; else stock. Floor 2: may import the floors below and `costs`.
+Order of precedence: the user's orders; then the candidate predicted to be fastest among those that can run, if it beats
+stock by more than the uncertainty; else stock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Profile: raw timings of candidates on problems on one host, as plain JSON.
 
 A profile keeps timings, never winners: policy may change without a new measurement. Merging two profiles of one
-host keeps every trial of both. Floor 0: may import only `problem`.
+host keeps every trial of both.
 """
 
 from __future__ import annotations

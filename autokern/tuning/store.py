@@ -1,8 +1,7 @@
-"""Profiles in files: private, checked, atomic; whatever is wrong with them costs speed and never a call.
+"""Profiles in files: private, checked, atomic; a faulty file costs speed and never a call.
 
-One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and take none
-away; correctness rests on rename, locks only save work. Floor 0: may import `errors`, `settings`, `profile`, `files`,
-`seals`.
+One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and remove none.
+Correctness rests on rename; locks only save work.
 """
 
 from __future__ import annotations
