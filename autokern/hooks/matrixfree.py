@@ -80,7 +80,7 @@ def _iterates(lazy: Any) -> bool:
 
 
 def _fits(lazy: Any) -> bool:
-    """Whether the matrix can be formed and, where gradients are wanted, pulled back: that takes two more."""
+    """Whether the matrix fits the memory, with two more for the backward pass where gradients are wanted."""
     need = footprint.of_dense(lazy).peak
     if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, lazy.x2, *lazy.kernel.parameters())):
         need += 2

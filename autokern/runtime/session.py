@@ -218,7 +218,7 @@ class Session:
         """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
         there = None
         if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
-            there = budget.room(problem.device)  # what a recorded host has is only explained here
+            there = budget.current(problem.device)  # what a recorded host has is only explained here
         try:
             return decide(problem, op, self.model, settings, there, seen)
         except MemoryBudgetError:

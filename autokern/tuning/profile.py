@@ -263,9 +263,9 @@ def decode(data: bytes) -> Profile:
             raise ProfileError(f"profile names an impossible size: {p}")
         for name, timing in trial.timings.items():
             positive = (timing.seconds, timing.ratio)
-            told = timing.relative_error or 0.0
+            relative = timing.relative_error or 0.0
             if not all(math.isfinite(v) and 1e-12 < v < 1e9 for v in positive) or not (
-                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0 and told >= 0
+                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0 and relative >= 0
             ):
                 raise ProfileError(f"profile holds an impossible timing of {name} on {p}")
     if not all(math.isfinite(v) and v >= 0 for v in profile.setup.values()):

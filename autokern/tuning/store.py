@@ -29,7 +29,7 @@ from autokern.tuning.profile import SCHEMA, Profile, decode, encode
 __all__ = ["calibrating", "clear", "home", "load", "read_file", "save", "write_file"]
 
 _log = logging.getLogger("autokern")
-_told: set[str] = set()  # what this process has warned of or logged; the only state here
+_reported: set[str] = set()  # what this process has warned of or logged; the only state here
 
 _MOST_QUARANTINED = 5
 _STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
@@ -183,12 +183,12 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
 
 def _reset() -> None:
     """Forget what was warned of and logged (for tests)."""
-    _told.clear()
+    _reported.clear()
 
 
 def _first(what: str) -> bool:
-    known = what in _told
-    _told.add(what)
+    known = what in _reported
+    _reported.add(what)
     return not known
 
 
