@@ -33,7 +33,7 @@ def calibrate(
     level : {"quick", "full"}
         How many sizes, and how often.
     budget : float
-        Seconds; a measurement that would exceed it is not begun.
+        Seconds; a measurement that would exceed them does not begin.
     devices : iterable of str, optional
         Device kinds; default the CPU and the accelerator that torch finds.
     progress : bool
@@ -44,7 +44,7 @@ def calibrate(
     Returns
     -------
     Profile
-        Everything known of this machine now.
+        All measurements of this machine, the new ones included.
 
     Raises
     ------
@@ -53,7 +53,9 @@ def calibrate(
 
     Examples
     --------
-    >>> autokern.calibrate(["qr"], budget=2.0)  # doctest: +SKIP
+    >>> profile = autokern.calibrate(["pinverse_root"], budget=0.3, devices=["cpu"], progress=False)
+    >>> isinstance(profile, autokern.Profile)
+    True
     """
     chosen, kinds = chosen_ops(ops), chosen_devices(devices)
     with install.enabled():  # parts of composite ops are dispatched while those are measured
