@@ -1,8 +1,6 @@
 """autokern: an auto-tuning run-time dispatcher for Gaussian processes on PyTorch.
 
-Only public names live here; `docs/design.md` shows the house behind them. Some public functions bear the name of the
-module they come from (`profile`, `calibrate`, `op`): inside the package, names are imported from modules, never
-modules from the package.
+Only public names live here; `docs/design.md` describes the packages behind them.
 """
 
 import contextlib as _contextlib

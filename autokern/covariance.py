@@ -1,4 +1,4 @@
-"""Dispatched covariance matrices of gpytorch kernels for direct use, without hooks. Floor 4."""
+"""Dispatched covariance matrices of gpytorch kernels for direct use, without hooks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _matmul = route(get("kernel_matmul"))
 
 
 def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the dense covariance matrix of a gpytorch kernel.
+    """Return the dense covariance matrix of a gpytorch kernel, differentiable.
 
     Parameters
     ----------
     kernel : gpytorch.kernels.Kernel
-        Any kernel; those that autokern does not know are evaluated by gpytorch.
+        Any kernel; kernels that autokern does not know are evaluated by gpytorch.
     x1 : Tensor
-        Points, shape ``(..., n, d)``.
+        Points, shape ``(..., n, d)``, or ``(n)`` for one dimension; float32 or float64, as the kernel's parameters.
     x2 : Tensor, optional
-        Points, shape ``(..., m, d)``; `x1` if left out.
+        Points, shape ``(..., m, d)`` or ``(m)``; `x1` if left out.
 
     Returns
     -------
@@ -39,10 +39,20 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     ------
     SettingsError
         If the points have different numbers of dimensions, or others than the kernel has lengthscales.
+    MemoryBudgetError
+        If no candidate fits the memory.
+
+    Notes
+    -----
+    One GEMM for the squared distances with the formula applied in place, where that is faster than stock; formulae as
+    in Rasmussen and Williams (2006), chapter 4.
 
     Examples
     --------
-    >>> k = autokern.covariance.matrix(gpytorch.kernels.RBFKernel(), torch.rand(5, 2))  # doctest: +SKIP
+    >>> x = torch.linspace(0, 1, 5).unsqueeze(-1)
+    >>> k = autokern.covariance.matrix(gpytorch.kernels.RBFKernel(), x)
+    >>> k.shape, k.diagonal().tolist()
+    (torch.Size([5, 5]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
     x1, x2 = _points(x1, x2)
     if kernels.family_name(kernel) is None:
@@ -60,17 +70,17 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
 def matmul(
     kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor | None, rhs: torch.Tensor
 ) -> torch.Tensor:
-    """Return the product of a gpytorch kernel's covariance matrix with few columns, of any number of points.
+    """Return the product of a gpytorch kernel's covariance matrix with few columns, for any number of points.
 
-    Where tiles of the matrix are faster, or the whole does not fit the memory, it is never formed, neither for the
-    product nor for its gradients by points, columns and hyperparameters.
+    Where tiles are faster, or the whole matrix does not fit the memory, it is never formed, neither for the product nor
+    for its gradients by points, columns and hyperparameters.
 
     Parameters
     ----------
     kernel : gpytorch.kernels.Kernel
-        Any kernel; those made of parts that autokern does not know are evaluated by gpytorch.
+        Any kernel; kernels with parts that autokern does not know are evaluated by gpytorch.
     x1 : Tensor
-        Points of the rows, shape ``(..., n, d)``.
+        Points of the rows, shape ``(..., n, d)``; float32 or float64, as the kernel's parameters.
     x2 : Tensor or None
         Points of the columns, shape ``(..., m, d)``; None for `x1`.
     rhs : Tensor
@@ -84,20 +94,22 @@ def matmul(
     Raises
     ------
     SettingsError
-        If the points have different numbers of dimensions, or `rhs` has not one row for each column of the matrix.
+        If the points have different numbers of dimensions, or `rhs` has another number of rows than the matrix has
+        columns.
     MemoryBudgetError
-        If no way to compute it fits the memory.
+        If no candidate fits the memory.
 
     Notes
     -----
-    Tile by tile as in Wang et al. (2019), "Exact Gaussian processes on a million data points", and KeOps (Charlier et
+    Tile by tile, as in Wang et al. (2019), "Exact Gaussian processes on a million data points", and KeOps (Charlier et
     al. 2021), here with one GEMM for the distances and one for the product.
 
     Examples
     --------
-    >>> x = torch.rand(100_000, 3)  # doctest: +SKIP
-    >>> kernel, rhs = gpytorch.kernels.MaternKernel(), torch.rand(100_000, 11)  # doctest: +SKIP
-    >>> product = autokern.covariance.matmul(kernel, x, None, rhs)  # doctest: +SKIP
+    >>> x, rhs = torch.linspace(0, 1, 2000).unsqueeze(-1), torch.ones(2000, 3)
+    >>> product = autokern.covariance.matmul(gpytorch.kernels.MaternKernel(), x, None, rhs)
+    >>> product.shape
+    torch.Size([2000, 3])
     """
     x1, x2 = _points(x1, x2)
     columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs

@@ -1,7 +1,7 @@
 """Dispatched linear algebra for direct use, without hooks: `autokern.linalg.qr(A)` and its siblings.
 
 Each function takes plain tensors, batched or not, is differentiable, and runs the fastest candidate measured on this
-machine; whatever autokern does not serve runs stock. Floor 4.
+machine. Stock runs for dtypes other than float32 and float64 and for compiled, traced or vmapped calls.
 """
 
 from __future__ import annotations
@@ -25,36 +25,54 @@ _qr = route(get("qr"))
 
 
 def qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the reduced QR decomposition.
+    """Return the reduced QR decomposition ``A = Q R``, differentiable.
 
     Parameters
     ----------
     a : Tensor
-        Shape ``(..., m, n)``.
+        Shape ``(..., m, n)``, float32 or float64.
 
     Returns
     -------
     Q, R : Tensor
-        Shapes ``(..., m, k)`` and ``(..., k, n)`` with ``k = min(m, n)``; signs of the rows of R are free.
+        Shapes ``(..., m, k)`` and ``(..., k, n)`` with ``k = min(m, n)``; the signs of the rows of R are free.
+
+    Raises
+    ------
+    RuntimeError
+        If `a` has fewer than two dimensions.
+
+    Notes
+    -----
+    Stock is LAPACK's geqrf and orgqr (`torch.linalg.qr`). For tall matrices CholeskyQR2 is a candidate (Fukaya et al.
+    2014, "CholeskyQR2: a simple and communication-avoiding algorithm").
 
     Examples
     --------
-    >>> q, r = autokern.linalg.qr(torch.eye(3))  # doctest: +SKIP
+    >>> a = torch.arange(6.0).reshape(3, 2)
+    >>> q, r = autokern.linalg.qr(a)
+    >>> torch.allclose(q @ r, a, atol=1e-5)
+    True
     """
     return cast("tuple[torch.Tensor, torch.Tensor]", _qr(a))
 
 
 def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """Return the lower Cholesky factor, with jitter added as linear_operator's psd_safe_cholesky adds it.
+    """Return the lower Cholesky factor, with jitter added as linear_operator's `psd_safe_cholesky` adds it.
 
     Parameters
     ----------
     a : Tensor
-        Symmetric positive (semi-)definite, shape ``(..., n, n)``.
+        Symmetric positive (semi-)definite, shape ``(..., n, n)``, float32 or float64.
     jitter : float, optional
         First jitter to try; default linear_operator's setting.
     max_tries : int, optional
         Number of tries, each with ten times the jitter; default linear_operator's setting.
+
+    Returns
+    -------
+    Tensor
+        L with ``L L^T = A``, shape ``(..., n, n)``, zero above the diagonal.
 
     Raises
     ------
@@ -62,22 +80,117 @@ def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None
         If the matrix holds NaN.
     linear_operator.utils.errors.NotPSDError
         If it is not positive definite with the largest jitter.
+    RuntimeError
+        If it is not square.
+
+    Notes
+    -----
+    Stock is LAPACK's potrf (`torch.linalg.cholesky_ex`).
+
+    Examples
+    --------
+    >>> autokern.linalg.cholesky(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
+    tensor([[2., 0.],
+            [1., 1.]])
     """
     return cast("torch.Tensor", _cholesky(a, jitter, max_tries))
 
 
 def pinverse(root: torch.Tensor) -> torch.Tensor:
-    """Return the pseudo-inverse ``(..., n, m)`` of a root of full rank ``(..., m, n)``, cheaply if it is triangular."""
+    """Return the pseudo-inverse of a matrix of full rank, such as a root of a covariance.
+
+    Parameters
+    ----------
+    root : Tensor
+        Shape ``(..., m, n)``, float32 or float64, of full rank.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(..., n, m)``.
+
+    Raises
+    ------
+    IndexError
+        If `root` has fewer than two dimensions.
+
+    Notes
+    -----
+    Stock is a QR decomposition and a triangular solve (`linear_operator.utils.pinverse.stable_pinverse`). A triangular
+    root is recognised by its entries and needs only the solve (LAPACK's trtrs).
+
+    Examples
+    --------
+    >>> root = torch.tensor([[2.0, 0.0], [1.0, 4.0]])
+    >>> torch.allclose(autokern.linalg.pinverse(root) @ root, torch.eye(2), atol=1e-5)
+    True
+    """
     return cast("torch.Tensor", _pinverse(root))
 
 
 def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ascending eigenvalues ``(..., n)`` and eigenvectors ``(..., n, n)`` of a symmetric matrix."""
+    """Return the eigenvalues and eigenvectors of a symmetric matrix, differentiable.
+
+    Parameters
+    ----------
+    a : Tensor
+        Symmetric, shape ``(..., n, n)``, float32 or float64; the lower triangle is read.
+
+    Returns
+    -------
+    eigenvalues, eigenvectors : Tensor
+        Shapes ``(..., n)``, in ascending order, and ``(..., n, n)``, in columns of free sign.
+
+    Raises
+    ------
+    torch.linalg.LinAlgError
+        If the algorithm does not converge, as for NaN.
+    RuntimeError
+        If the matrix is not square.
+
+    Notes
+    -----
+    Stock is LAPACK's syevd (`torch.linalg.eigh`).
+
+    Examples
+    --------
+    >>> values, vectors = autokern.linalg.eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    >>> [round(value, 4) for value in values.tolist()]
+    [1.0, 3.0]
+    """
     return cast("tuple[torch.Tensor, torch.Tensor]", _eigh(a))
 
 
 def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Return the product of a dense matrix ``(..., m, n)`` and a few columns ``(..., n, k)``."""
+    """Return the product of a dense matrix and a few columns, differentiable.
+
+    Parameters
+    ----------
+    matrix : Tensor
+        Shape ``(..., m, n)``, float32 or float64.
+    rhs : Tensor
+        Shape ``(..., n, k)``, or ``(n)`` for a single vector.
+
+    Returns
+    -------
+    Tensor
+        Shape ``(..., m, k)``, or ``(..., m)`` for a vector.
+
+    Raises
+    ------
+    RuntimeError
+        If the shapes do not fit each other.
+
+    Notes
+    -----
+    Stock is BLAS's gemm (`torch.matmul`). Candidates lay the columns out in rows or pad them.
+
+    Examples
+    --------
+    >>> autokern.linalg.matmul(torch.eye(2), torch.ones(2, 1))
+    tensor([[1.],
+            [1.]])
+    """
     return cast("torch.Tensor", _matmul(matrix, rhs))
 
 
@@ -89,7 +202,7 @@ def inv_quad_logdet(
     Parameters
     ----------
     matrix : Tensor or LinearOperator
-        K, shape ``(..., n, n)``.
+        K, shape ``(..., n, n)``, float32 or float64.
     rhs : Tensor
         B, shape ``(..., n, t)``.
     reduce : bool
@@ -106,9 +219,20 @@ def inv_quad_logdet(
         If the matrix holds NaN.
     linear_operator.utils.errors.NotPSDError
         If it is not positive definite with the largest jitter.
+    RuntimeError
+        If the shapes do not fit each other.
+    MemoryBudgetError
+        If no candidate fits the memory.
+
+    Notes
+    -----
+    LAPACK's potrf; gradients ``dL/dK = g K^-1 - A h A^T`` with ``A = K^-1 B`` from its potri (Rasmussen and Williams
+    2006, eq. 5.9).
 
     Examples
     --------
-    >>> inv_quad, logdet = autokern.linalg.inv_quad_logdet(torch.eye(3), torch.ones(3, 1))  # doctest: +SKIP
+    >>> inv_quad, logdet = autokern.linalg.inv_quad_logdet(2.0 * torch.eye(3), torch.ones(3, 1))
+    >>> round(inv_quad.item(), 4), round(logdet.item(), 4)
+    (1.5, 2.0794)
     """
     return cast("tuple[torch.Tensor, torch.Tensor]", _inv_quad_logdet(matrix, rhs, reduce, True))

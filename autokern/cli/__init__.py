@@ -1,1 +1,1 @@
-"""The command line. May import everything."""
+"""The command line."""

@@ -1,4 +1,4 @@
-"""The entry point of the command line: `autokern run` is light, everything else goes to `commands`. Floor 5."""
+"""The entry point of the command line: `autokern run` is light, every other command is in `commands`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Doctor: what of this machine really works, found out by trying, and what to do about the rest.
+"""Doctor: which parts of this machine really work, found out by trying, and what to do about the rest.
 
-Whatever may hang, crash or print (compilers, KeOps, drivers) is tried by `probes` in processes of their own.
-May import the floors below the command line.
+Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in processes of their own
+(`subprocess_probe`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Backends: what became of the plugins that add candidates, and whether those work here.
-
-May import the floors below the command line.
-"""
+"""Plugins: whether the packages that add candidates load, and whether their candidates work here."""
 
 from __future__ import annotations
 

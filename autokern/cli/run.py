@@ -1,6 +1,6 @@
 """`autokern run`: a script or module with autokern enabled, otherwise exactly as `python` would run it.
 
-Nothing heavy is imported that the program would not meet anyway: tables are loaded only if one was asked for.
+No heavy module is imported that the program would not import anyway: tables are loaded only on request.
 """
 
 from __future__ import annotations

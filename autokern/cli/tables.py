@@ -1,4 +1,4 @@
-"""Tables for people, from plain data: the only place that knows how a table looks in a terminal."""
+"""Tables for the terminal, made of plain data."""
 
 from __future__ import annotations
 

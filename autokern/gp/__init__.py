@@ -1,1 +1,1 @@
-"""Gaussian processes: likelihood, factors, inverse factors and their growth, lazy covariances. May import `kernels`."""
+"""Gaussian processes: likelihood, factors, inverse factors and their growth, lazy covariances."""

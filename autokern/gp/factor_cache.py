@@ -1,7 +1,7 @@
-"""What conditioning on the training data leaves beside a prediction strategy: one factorisation per model.
+"""The cache of a model's factorisation, shared by all its predictions and kept beside its prediction strategy.
 
 `of` finds or makes the `Conditioned` of a gpytorch prediction strategy. It is kept beside the strategy, not in it, so
-that models are pickled and copied as ever, and nothing outlives them. Between `kernels` and `ops`.
+that models are pickled and copied without it, and it is freed with its strategy.
 """
 
 from __future__ import annotations

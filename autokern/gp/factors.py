@@ -1,7 +1,6 @@
-"""Cholesky factor and inverse of a matrix in the memory that it stands in, for functions with closed-form gradients.
+"""Cholesky factor and inverse of a matrix in its own memory, for functions with closed-form gradients.
 
-Also what such functions do where those gradients are differentiated again. Below `kernels`: imports nothing of
-autokern.
+Also second derivatives of such functions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Footprint: how many matrices a kernel or an operator of the libraries holds at once while it becomes dense.
 
-Counts of what lives at the peak and of what stays, in units of the matrix itself: temporaries of a formula, and what
-autograd keeps for its backward pass. They are counted from the libraries' code and measured by
-``calibration/memory.py``. What is not known counts nothing: a guard that does not know must not refuse.
-Floor 2: may import `kernels`.
+Counts of matrices at the peak and of matrices that stay: temporaries of a formula, and tensors saved for its backward
+pass. They are counted from the libraries' code and measured by ``calibration/memory.py``. Unknown parts count nothing:
+a guard must not refuse without knowing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Kernels as they are now: what is evaluated later reads the hyperparameters of the call that made it.
+"""Frozen kernels: a late evaluation reads the hyperparameters of the call that made it.
 
 A frozen kernel shares nothing that may change with the kernel it comes from, and its tensors are nodes of the caller's
-graph: gradients reach the parameters that the kernel had, also those swapped in for one call. Floor 0: imports nothing
-of autokern.
+graph: gradients reach the parameters that the kernel had, also those swapped in for one call.
 """
 
 from __future__ import annotations

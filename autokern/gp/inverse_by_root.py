@@ -1,7 +1,6 @@
-"""What answers for covariances as a `Conditioned` does, by other means: with gradients, by a root, by structure.
+"""Posterior covariances from a root or an operator instead of an inverse factor, and with gradients.
 
-Each has a batch shape, `explained` (the variances that the data explain) and `explained_covariance`. May import
-`factors` and `inverse_factor`.
+Each class has a batch shape, `explained` (the variances that the data explain) and `explained_covariance`.
 """
 
 from __future__ import annotations

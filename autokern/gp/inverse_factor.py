@@ -1,11 +1,10 @@
-"""The inverse factor of a covariance, what is solved with it, and its growth by new data.
+"""The inverse factor of a covariance, solutions with it, and its growth by new data.
 
 `Conditioned` holds the inverse factor W of the noisy covariance, ``W^T W = K^-1``, and ``alpha = K^-1 (y - mean)``;
 means, variances and fantasies all come from it. With q new points, cross covariance B and their own covariance D, the
 rows ``G^-1 [-F W, I]`` are appended to W, where ``F = B W^T`` and ``G G^T = D - F F^T`` (the bordering method, Golub
 and Van Loan 2013, sec. 4.2; for Gaussian processes Osborne 2010, app. B): O(q n^2), no refactorisation. As long as the
-Cholesky factor is there, F and F W come from it by substitution, which keeps more digits. Beside `kernels`: may import
-`factors` and `strips`.
+Cholesky factor is kept, F and F W come from it by substitution, which keeps more digits.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 
 from autokern.gp.factors import solved
-from autokern.gp.row_blocks import Strips
+from autokern.gp.row_blocks import RowBlocks
 
 __all__ = ["Conditioned"]
 
@@ -32,7 +31,7 @@ class Conditioned:
     ----------
     lower : Tensor or None
         Cholesky factor ``(..., n, n)``, where there was a factorisation.
-    inverse : Strips or None
+    inverse : RowBlocks or None
         Its inverse, W; computed from `lower` when first needed if None.
     border : Tensor or None
         Last rows of W ``(..., q, n)``, kept apart where they have more batch dimensions or need gradients.
@@ -45,7 +44,7 @@ class Conditioned:
     def __init__(
         self,
         lower: torch.Tensor | None = None,
-        inverse: Strips | None = None,
+        inverse: RowBlocks | None = None,
         border: torch.Tensor | None = None,
         alpha: torch.Tensor | None = None,
         matrix: torch.Tensor | None = None,
@@ -84,14 +83,14 @@ class Conditioned:
         return alpha
 
     @property
-    def inverse(self) -> Strips:
+    def inverse(self) -> RowBlocks:
         """The inverse factor of the points that are not in `border`."""
         if self._inverse is None:
             assert self.lower is not None
             n = self.lower.shape[-1]
             unit = torch.eye(n, dtype=self.lower.dtype, device=self.lower.device)
             with torch.set_grad_enabled(self.lower.requires_grad):
-                self._inverse = Strips(torch.linalg.solve_triangular(self.lower, unit, upper=False))
+                self._inverse = RowBlocks(torch.linalg.solve_triangular(self.lower, unit, upper=False))
         return self._inverse
 
     @property
@@ -135,7 +134,7 @@ class Conditioned:
             with torch.no_grad():
                 cut = [None if t is None else t.detach() for t in (self.lower, self.border, self.alpha)]
                 if self._inverse is None or self._inverse.requires_grad:
-                    inverse = None if cut[0] is not None else Strips(self.inverse.dense().detach())
+                    inverse = None if cut[0] is not None else RowBlocks(self.inverse.dense().detach())
                 else:
                     inverse = self._inverse
             self._detached = Conditioned(cut[0], inverse, cut[1], cut[2])

@@ -1,8 +1,8 @@
-"""The covariance of a posterior that is formed only as far as it is read: its diagonal never takes the whole.
+"""The covariance of a posterior, formed only as far as it is read: the diagonal never forms the whole.
 
-`PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed block by block of test points;
-everything else forms the matrix once. Whenever that is, the result is that of the call: kernels are frozen
-(`frozen`), grad mode and precision are restored. Between `kernels` and `ops`.
+`PosteriorCovariance` stands for ``K** - K*X K^-1 KX*``. Variances are computed block by block of test points; every
+other reading forms the matrix once. The result is always that of the call: kernels are frozen (`frozen`), grad mode and
+precision are restored.
 """
 
 from __future__ import annotations

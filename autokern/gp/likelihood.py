@@ -1,9 +1,8 @@
 """The log density of a Gaussian with a kernel tree as covariance: factorisation and all gradients in one function.
 
 ``log p(r) = -(r^T K^-1 r + log |K| + n log 2 pi) / 2`` with ``dL/dK = (a a^T - K^-1) / 2``, ``a = K^-1 r``
-(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and pulled back in one borrowed
-buffer; derivatives of it are formed block by block and never kept. Second derivatives go through the plain formula.
-Between `kernels` and `ops`: may import `kernels`, `workspace`, `threads`.
+(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and differentiated in one borrowed
+buffer; its derivatives are formed block by block and never kept. Second derivatives go through the plain formula.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from autokern.core.autograd import each_cotangent, plain_gradients
 from autokern.gp.factors import factorised, inverted
 from autokern.kernels import tree as trees
-from autokern.kernels.blocks import Blocks, room, strips
+from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
 from autokern.kernels.tree import Tree
 from autokern.system import buffers, threads
 
@@ -112,7 +111,7 @@ def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.
 
 def block_bytes(device: str) -> int:
     """Return the bytes of a block of rows, a dozen of which are taken beside the matrix for each family."""
-    return room(_CACHED, device)
+    return bytes_on(_CACHED, device)
 
 
 def _regrouped(node: Any, counts: tuple[int, int, int], tensors: tuple[torch.Tensor, ...]) -> Tree:
@@ -125,7 +124,7 @@ def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
     n = matrix.shape[-1]
     if matrix.dim() > 2:
         return [(0, n)]
-    return strips(n, n * matrix.element_size(), block_bytes(matrix.device.type))
+    return row_blocks(n, n * matrix.element_size(), block_bytes(matrix.device.type))
 
 
 def _assemble(blocks: Blocks, noise: torch.Tensor, buffer: torch.Tensor, keep: bool) -> None:
@@ -283,7 +282,7 @@ def _gradients(
                 g = torch.mul(a, turned).sub_(inverse)
             else:
                 g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
-            state.blocks.pull((start, stop), g, factor)
+            state.blocks.backward((start, stop), g, factor)
         points, shapes, weights = state.blocks.gradients()
         pairs = zip((*points, *shapes, *weights), wanted[2:], strict=True)
         found[2:] = [one if want else None for one, want in pairs]

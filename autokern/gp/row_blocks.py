@@ -1,8 +1,8 @@
-"""A lower triangular matrix in strips of rows, none wider than it must be, to which rows can be appended in place.
+"""A lower triangular matrix in blocks of rows, none wider than it must be, to which rows are appended in place.
 
-What Gaussian processes that learn online need: the inverse factor of n points becomes that of n + q points by q new
-rows. Appending writes into spare rows of the last strip or makes a new strip; what is there is neither copied nor
-written again, so that the matrices before and after share memory. Floor 1: imports nothing of autokern.
+Online learning needs it: the inverse factor of n points becomes that of n + q points by q new rows. Appending writes
+into spare rows of the last block or makes a new block; older rows are neither copied nor written again, so the matrices
+before and after share memory.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import torch
 
 from autokern.core.autograd import each_cotangent
 
-__all__ = ["Strips"]
+__all__ = ["RowBlocks"]
 
 _ROWS = 256
-"""Rows of a strip: a product with it is as fast per element as one with the whole matrix, and half as large."""
+"""Rows of a block: products with such blocks are as fast per element as with the whole matrix, on half the elements."""
 _SPARE = 16
-"""A strip made for new rows has room for at least so many."""
+"""Fewest rows for which a new block has space."""
 _claiming = threading.Lock()
 
 
-class _Strip:
-    """Rows from `start` on in a storage ``(..., capacity, width)``; those up to `claimed` belong to some matrix."""
+class _Block:
+    """Rows from `start` on in a storage ``(..., capacity, width)``; rows up to `claimed` belong to some matrix."""
 
     __slots__ = ("claimed", "start", "storage")
 
     def __init__(self, start: int, storage: torch.Tensor, claimed: int) -> None:
         self.start, self.storage, self.claimed = start, storage, claimed
 
-    def room(self, stop: int, new: int) -> bool:
-        """Whether rows from `stop` to `new` are free here; claims them if so."""
+    def claims(self, stop: int, new: int) -> bool:
+        """Whether rows from `stop` to `new` were free; claims them if so."""
         if new > self.start + self.storage.shape[-2] or new > self.storage.shape[-1]:
             return False
         if self.storage.is_inference() and not torch.is_inference_mode_enabled():
@@ -44,59 +44,59 @@ class _Strip:
         return free
 
 
-class Strips:
+class RowBlocks:
     """A lower triangular matrix ``(..., n, n)``.
 
     Parameters
     ----------
     matrix : Tensor
-        Shape ``(..., n, n)``; kept, not copied. One that requires gradients stays in one piece.
+        Shape ``(..., n, n)``; kept, not copied. A matrix that requires gradients stays in one piece.
     """
 
     def __init__(self, matrix: torch.Tensor) -> None:
         n = matrix.shape[-1]
         rows = n if matrix.requires_grad else _ROWS
         steps = [(start, min(n, start + rows)) for start in range(0, n, max(1, rows))]
-        self._strips = tuple(_Strip(start, matrix[..., start:stop, :stop], stop) for start, stop in steps)
+        self._blocks = tuple(_Block(start, matrix[..., start:stop, :stop], stop) for start, stop in steps)
         self.n = n
         self.batch = matrix.shape[:-2]
         self.requires_grad = matrix.requires_grad
 
     def _pieces(self) -> list[tuple[int, int, torch.Tensor]]:
-        """Return first row, row after the last, and values of each strip."""
+        """Return first row, row after the last, and values of each block."""
         found = []
-        for strip, following in zip(self._strips, (*self._strips[1:], None), strict=True):
+        for block, following in zip(self._blocks, (*self._blocks[1:], None), strict=True):
             stop = self.n if following is None else following.start
-            found.append((strip.start, stop, strip.storage[..., : stop - strip.start, :stop]))
+            found.append((block.start, stop, block.storage[..., : stop - block.start, :stop]))
         return found
 
     def right_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """Return ``b @ matrix.mT`` for b ``(..., m, n)``, differentiable (twice) in b and in a matrix in one piece."""
-        if len(self._strips) == 1:
+        if len(self._blocks) == 1:
             ((_, _, only),) = self._pieces()
             return b @ only.mT
         return cast("torch.Tensor", _RightTransposed.apply(b, self) if b.requires_grad else _right_transposed(b, self))
 
     def right(self, c: torch.Tensor) -> torch.Tensor:
         """Return ``c @ matrix`` for c ``(..., m, n)``, differentiable as `right_transposed` is."""
-        if len(self._strips) == 1:
+        if len(self._blocks) == 1:
             ((_, _, only),) = self._pieces()
             return c @ only
         return cast("torch.Tensor", _Right.apply(c, self) if c.requires_grad else _right(c, self))
 
-    def appended(self, rows: torch.Tensor) -> Strips:
+    def appended(self, rows: torch.Tensor) -> RowBlocks:
         """Return the matrix with q rows ``(..., q, n + q)`` appended, zero above their diagonal; without gradients."""
         n, new = self.n, rows.shape[-1]
-        last = self._strips[-1]
-        strips = self._strips
-        if not last.room(n, new):
+        last = self._blocks[-1]
+        blocks = self._blocks
+        if not last.claims(n, new):
             spare = max(new - n, min(_ROWS, max(_SPARE, n // 8)))
-            last = _Strip(n, rows.new_zeros((*self.batch, spare, n + spare)), new)
-            strips = (*strips, last)
+            last = _Block(n, rows.new_zeros((*self.batch, spare, n + spare)), new)
+            blocks = (*blocks, last)
         place = last.storage.data  # another version counter: graphs that hold earlier rows stay valid
         place[..., n - last.start : new - last.start, :new] = rows.detach()
-        made = Strips.__new__(Strips)
-        made._strips, made.n, made.batch, made.requires_grad = strips, new, self.batch, False
+        made = RowBlocks.__new__(RowBlocks)
+        made._blocks, made.n, made.batch, made.requires_grad = blocks, new, self.batch, False
         return made
 
     def dense(self) -> torch.Tensor:
@@ -110,11 +110,11 @@ class Strips:
         return whole
 
 
-def _right_transposed(b: torch.Tensor, matrix: Strips) -> torch.Tensor:
+def _right_transposed(b: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
     return torch.cat([b[..., :stop] @ piece.mT for _, stop, piece in matrix._pieces()], dim=-1)
 
 
-def _right(c: torch.Tensor, matrix: Strips) -> torch.Tensor:
+def _right(c: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
     lead = torch.broadcast_shapes(c.shape[:-2], matrix.batch)
     out = c.new_zeros((*lead, *c.shape[-2:]))
     for start, stop, piece in matrix._pieces():
@@ -129,7 +129,7 @@ def _reduced(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 class _RightTransposed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, b: torch.Tensor, matrix: Strips) -> torch.Tensor:
+    def forward(ctx: Any, b: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
         ctx.matrix, ctx.shape = matrix, b.shape
         return _right_transposed(b, matrix)
 
@@ -142,7 +142,7 @@ class _RightTransposed(torch.autograd.Function):
 
 class _Right(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, c: torch.Tensor, matrix: Strips) -> torch.Tensor:
+    def forward(ctx: Any, c: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
         ctx.matrix, ctx.shape = matrix, c.shape
         return _right(c, matrix)
 

@@ -1,8 +1,8 @@
-"""The state of a model by its values: what a factor was made of, and whether that still is so.
+"""The state of a model by its values: the inputs of a factor, and whether they are unchanged.
 
-Version counters miss what is written through ``.data``, by gpytorch's setters, or by fused optimisers. So values are
-compared: all parameters and buffers, tensors kept as attributes of the libraries' own modules, and the training data:
-some hundreds of numbers beside a matrix of n^2. Floor 0: may import `cotangents` and `frozen`.
+Version counters miss writes through ``.data``, by gpytorch's setters, or by fused optimisers. So values are compared:
+all parameters and buffers, tensors kept as attributes of the libraries' own modules, and the training data: some
+hundreds of numbers beside a matrix of n^2.
 """
 
 from __future__ import annotations

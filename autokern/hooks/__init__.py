@@ -1,1 +1,1 @@
-"""Hooks: the places where calls of the libraries are routed to the dispatcher. May import `runtime` and below."""
+"""Hooks: the places where calls of gpytorch and linear_operator are routed to the dispatcher."""

@@ -1,4 +1,4 @@
-"""Calibrate with the hooks in: parts of composite ops are dispatched while those are measured."""
+"""Calibrate with the hooks installed: the parts of composite ops are dispatched while those ops are measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def calibrate(
     level : {"quick", "full"}
         How many sizes, and how often.
     budget : float
-        Seconds; a measurement that would exceed it is not begun.
+        Seconds; a measurement that would exceed them does not begin.
     devices : iterable of str, optional
         Device kinds; default the CPU and the accelerator that torch finds.
     progress : bool
@@ -41,7 +41,7 @@ def calibrate(
     Returns
     -------
     Profile
-        Everything known of this machine now.
+        All measurements of this machine, the new ones included.
 
     Raises
     ------
@@ -50,7 +50,9 @@ def calibrate(
 
     Examples
     --------
-    >>> autokern.calibrate(["qr"], budget=2.0)  # doctest: +SKIP
+    >>> profile = autokern.calibrate(["pinverse_root"], budget=0.3, devices=["cpu"], progress=False)
+    >>> isinstance(profile, autokern.Profile)
+    True
     """
     from autokern.tuning import store  # programs that measure nothing need none of this
     from autokern.tuning.calibration import calibrate as measure

@@ -1,6 +1,6 @@
 """Hooks into gpytorch: covariance matrices of exact kernel types, densities, the KeOps switch.
 
-`forward` is the seam, because ScaleKernel and others call it on their base kernel directly. Only exact types are
+`forward` is hooked, because ScaleKernel and others call it on their base kernel directly. Only exact types are
 served (a subclass may have changed the formula), never diagonals, traces or batches over input dimensions.
 """
 

@@ -1,7 +1,7 @@
-"""Install: put the patches of all hook files in, and take them out again.
+"""Install the patches of all hook files, and remove them again.
 
-Installing is reference-counted and under a lock. What was there before is put back as the identical object, unless
-another party (a mock, say) has replaced it since.
+Installing is reference-counted and under a lock. The identical original object is put back, unless another party (a
+mock, say) has replaced the patch since.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Patch", "disable", "enable", "enabled", "everywhere", "is_enabled", 
 
 
 class Patch(NamedTuple):
-    """An attribute of a module or class, and what to put there."""
+    """An attribute of a module or class, and its replacement."""
 
     owner: Any
     name: str
@@ -30,7 +30,7 @@ class Patch(NamedTuple):
 
 
 def patches() -> list[Patch]:
-    """Return all patches of gpytorch and linear_operator, in the order in which they go in."""
+    """Return all patches of gpytorch and linear_operator, in the order of installation."""
     from autokern.hooks import gpytorch, linear_operator, matrixfree, memory, prediction
 
     return [
@@ -80,7 +80,14 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Undo one `enable`; the last one restores the libraries' own functions. Without an `enable`, do nothing."""
+    """Undo one `enable`; the last one restores the libraries' own functions. Without an `enable`, do nothing.
+
+    Examples
+    --------
+    >>> import autokern
+    >>> autokern.enable()
+    >>> autokern.disable()
+    """
     global _depth
     with _lock:
         if _depth == 0:
@@ -93,6 +100,11 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
     """Enable within a ``with`` block, or around a function as a decorator.
+
+    Raises
+    ------
+    SettingsError
+        As `enable` does.
 
     Examples
     --------
@@ -108,7 +120,7 @@ def enabled() -> Iterator[None]:
 
 
 def is_enabled() -> bool:
-    """Whether the hooks are in; a wrapper that somebody kept does as stock does while they are not."""
+    """Whether the hooks are installed; while they are not, a wrapper that is still held runs stock."""
     return bool(_originals)
 
 

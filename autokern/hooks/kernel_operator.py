@@ -1,8 +1,8 @@
-"""The covariance matrix of a kernel tree as an operator that is multiplied tile by tile and formed only when asked for.
+"""The covariance matrix of a kernel tree as an operator that is multiplied tile by tile and formed only on request.
 
 linear_operator takes operators apart into tensors and builds them again inside its autograd functions, so this one is
 made of embedded points, shapes and weights, and of plain values; nothing is closed over. Products go through the op
-`kernel_matmul`. Floor 4: may import `dispatch`.
+`kernel_matmul`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``sum(left * (K right))`` by what this operator is made of, tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
-        by, by_others = products.pulled(
+        by, by_others = products.gradients(
             forms.read(self._kernel, self.x1), self._others(), left, right, usual(self.device)
         )
         x2 = None if by_others is None else torch.cat(by_others, -1)

@@ -1,9 +1,8 @@
-"""Models go matrix-free by themselves: when a kernel matrix is evaluated, an operator may stand in for it.
+"""Matrix-free models: when a kernel matrix is evaluated, an operator may stand in for it.
 
-That is so where the dense matrix does not fit, where a candidate that forms none was chosen (because it is measured to
-be faster, say), where the user forces `kernel_matmul` to one that needs no matrix, and for gpytorch's own KeOps
-kernels, whose users asked for it. The whole tree of a kernel becomes one operator: a product of two that are not dense
-would be taken for something else by the library. Floor 4.
+An operator stands in where the dense matrix does not fit the memory, where the chosen candidate forms no matrix, where
+the user forces `kernel_matmul` to a candidate that needs none, and for gpytorch's own KeOps kernels. The whole tree of
+a kernel becomes one operator: the library would mistake a product of two operators for something else.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _iterates(lazy: Any) -> bool:
 
 
 def _fits(lazy: Any) -> bool:
-    """Whether the matrix can be formed and, where gradients are wanted, pulled back: that takes two more."""
+    """Whether the matrix fits the memory, with two more for the backward pass where gradients are wanted."""
     need = footprint.of_dense(lazy).peak
     if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, lazy.x2, *lazy.kernel.parameters())):
         need += 2

@@ -1,8 +1,8 @@
-"""Guards in front of what allocates most in gpytorch and linear_operator: what cannot fit is refused before it starts.
+"""Guards before the calls of gpytorch and linear_operator that allocate most: a result that cannot fit is refused.
 
-Without them a matrix that is too large is filled page by page until the system kills the process. A guard looks at
-what is there only where it predicts `budget.LARGE` bytes or more, and refuses only what it knows not to fit.
-`evaluate_kernel` also puts back the active dimensions of a kernel that raises: the library leaves them out for good.
+Without them a matrix that is too large is filled page by page until the system kills the process. A guard reads the
+available memory only where it predicts `memory_limit.LARGE` bytes or more, and refuses only what it knows not to fit.
+`evaluate_kernel` also restores the active dimensions of a kernel that raises: the library loses them for good.
 """
 
 from __future__ import annotations

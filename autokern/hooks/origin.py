@@ -1,8 +1,7 @@
-"""Which prediction strategies are ours to serve: those of which it is known what they were made of.
+"""Which prediction strategies autokern serves: those whose inputs are known.
 
 A strategy is adopted in the call that makes it, if its kernel and its likelihood are of the libraries' own classes,
-which keep nothing out of sight. From then on values are compared (`state`), and what no longer is so is made anew.
-Floor 4.
+which hide no state. From then on its inputs are compared by value (`state`); caches whose inputs changed are made anew.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hooks into gpytorch's exact prediction: test covariances stay lazy, caches share one factor, fantasies extend it.
 
-Only the library's own default strategy is served; strategies for structured kernels and models that override a step
-keep theirs. So do those of which it is not known what they were made of (`origin`). Floor 4.
+Only the library's own default strategy is served. Strategies for structured kernels, models that override a step, and
+strategies whose inputs are unknown (`origin`) keep their own code.
 """
 
 from __future__ import annotations

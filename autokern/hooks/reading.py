@@ -1,4 +1,4 @@
-"""What a hook reads before anything is dispatched, under one rule: whatever goes wrong there means stock. Floor 4."""
+"""Reading a call's arguments before dispatch: if any reading fails, stock runs."""
 
 from __future__ import annotations
 

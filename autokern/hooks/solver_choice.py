@@ -1,7 +1,7 @@
 """Which algorithm the library would take for a covariance of n rows, and whether the user has ordered that.
 
-`max_cholesky_size` is 800 in linear_operator, and BoTorch sets 4096 at its import: both are defaults that somebody
-measured elsewhere. Any other value is the user's order. Floor 4.
+`max_cholesky_size` is 800 in linear_operator, and BoTorch sets 4096 at its import: both are defaults measured on other
+machines. Any other value is the user's order.
 """
 
 from __future__ import annotations

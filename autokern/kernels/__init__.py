@@ -1,7 +1,6 @@
 """Covariance formulae, each written once, and the ways to evaluate them.
 
-A family is one file of this package; importing the package finds them all. Floor 2: the candidates in `ops` take
-formulae from here; nothing here knows of Ops or of decisions.
+A family is one file of `families`; importing this package registers them all.
 """
 
 from autokern.kernels import families as _families  # noqa: F401  (each file registers its family)

@@ -3,7 +3,7 @@
 With inputs scaled by ``sqrt(|gamma|) / lengthscale`` the argument of a family is
 ``u = sign * (|x|^2 + |x'|^2 - 2 x.x')``: one GEMM and two rank-one updates. Given ``W = dL/du``, gradients need only
 ``W x'``, the row sums and the column sums of ``W``, so the backward pass is one GEMM with d + 1 columns and holds no
-``n x m x d`` temporary. Second derivatives go through the plain formula. Floor 2: may import kernels and `pages`.
+``n x m x d`` temporary. Second derivatives go through the plain formula.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
-from autokern.kernels.blocks import room, strips
+from autokern.kernels.blocks import bytes_on, row_blocks
 from autokern.kernels.covariance import Covariance, reference, same_points
 from autokern.kernels.family import Family
 from autokern.kernels.far import UNSEEN, Reach, centred, reach, settled
 from autokern.system import pages
 
-__all__ = ["LAYOUTS", "matrix", "strip_bytes"]
+__all__ = ["LAYOUTS", "block_bytes", "matrix"]
 
 LAYOUTS = ("whole", "tiled", "symmetric")
 _CACHED = 2**21
-"""A strip of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""
+"""A block of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""
 
 
 def matrix(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor, layout: str = "whole") -> torch.Tensor:
@@ -37,7 +37,7 @@ def matrix(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor, layout: s
     x1, x2 : Tensor
         Points, shapes ``(..., n, d)`` and ``(..., m, d)``; batch shapes broadcast.
     layout : {"whole", "tiled", "symmetric"}
-        All at once; in strips of rows that fit the cache; or only the lower triangle, mirrored (where `x1` and `x2`
+        All at once; in blocks of rows that fit the cache; or only the lower triangle, mirrored (where `x1` and `x2`
         are not the same points, or there is a batch, as tiled or whole).
 
     Returns
@@ -135,14 +135,14 @@ def _empty(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch
     return pages.empty((left.shape[-2], right.shape[-2]), like)
 
 
-def strip_bytes(device: str) -> int:
-    """Return the bytes of a strip on a kind of device."""
-    return room(_CACHED, device)
+def block_bytes(device: str) -> int:
+    """Return the bytes of a block on a kind of device."""
+    return bytes_on(_CACHED, device)
 
 
-def _strips(matrix: torch.Tensor) -> list[tuple[int, int]]:
+def _row_blocks(matrix: torch.Tensor) -> list[tuple[int, int]]:
     n, m = matrix.shape
-    return strips(n, m * matrix.element_size(), strip_bytes(matrix.device.type))
+    return row_blocks(n, m * matrix.element_size(), block_bytes(matrix.device.type))
 
 
 def _tiled(
@@ -152,7 +152,7 @@ def _tiled(
     k = _empty(left, right, points.dtype)
     slope = _empty(left, right, points.dtype) if want_slope else None
     turned = right.mT
-    for start, stop in _strips(k):
+    for start, stop in _row_blocks(k):
         end = stop if symmetric else k.shape[1]
         out = k[start:stop, :end]
         u = out if left.dtype is k.dtype else torch.empty_like(out, dtype=left.dtype)
@@ -218,11 +218,11 @@ class _Analytic(torch.autograd.Function):
         sign = rest[0]
         to_input = math.sqrt(abs(family.gamma)) / lengthscale
         if wanted[0]:
-            pulled = (moments.rows * first - moments.product) * (2 * sign)
-            grads[0] = (pulled * to_input).sum_to_size(x1.shape).to(x1.dtype)
+            of_points = (moments.rows * first - moments.product) * (2 * sign)
+            grads[0] = (of_points * to_input).sum_to_size(x1.shape).to(x1.dtype)
         if wanted[1]:
-            pulled = (moments.columns * second - moments.turned) * (2 * sign)
-            grads[1] = (pulled * to_input).sum_to_size(x2.shape).to(x2.dtype)
+            of_points = (moments.columns * second - moments.turned) * (2 * sign)
+            grads[1] = (of_points * to_input).sum_to_size(x2.shape).to(x2.dtype)
         if wanted[2]:
             total = (moments.rows * first.square() - 2 * first * moments.product).sum(-2, keepdim=True)
             total = total + (moments.columns * second.square()).sum(-2, keepdim=True)
@@ -255,7 +255,7 @@ def _moments(
     wanted: tuple[bool, ...],
     same: bool,
 ) -> _Moments:
-    """Return ``W x'``, row sums, column sums and ``W^T x`` (where wanted), W formed strip by strip where it pays.
+    """Return ``W x'``, row sums, column sums and ``W^T x`` (where wanted), W formed block by block where it pays.
 
     Where both are the same points, what lies on the diagonal cancels, and is left out; but for NaN.
     """
@@ -275,9 +275,9 @@ def _moments(
     columns = right.new_zeros(m)
     turned = right.new_zeros(m, d)
     total = right.new_zeros(())
-    strips = _strips(grad)
-    buffer = grad.new_empty(strips[0][1] if strips else 0, m)
-    for start, stop in strips:
+    blocks = _row_blocks(grad)
+    buffer = grad.new_empty(blocks[0][1] if blocks else 0, m)
+    for start, stop in blocks:
         w = torch.mul(grad[start:stop], slope[start:stop], out=buffer[: stop - start]).to(right.dtype)
         total += w.sum()
         if same:
@@ -290,10 +290,10 @@ def _moments(
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Sum of products over the last two dimensions, strip by strip; a BLAS would lose digits that torch's sums keep."""
-    if a.dim() != 2 or a.shape != b.shape or len(strips := _strips(a)) == 1:
+    """Sum of products over the last two dimensions, block by block; a BLAS would lose digits that torch's sums keep."""
+    if a.dim() != 2 or a.shape != b.shape or len(blocks := _row_blocks(a)) == 1:
         return (a * b).sum((-2, -1))
-    return torch.stack([(a[start:stop] * b[start:stop]).sum() for start, stop in strips]).sum()
+    return torch.stack([(a[start:stop] * b[start:stop]).sum() for start, stop in blocks]).sum()
 
 
 def _plain_gradients(

@@ -1,9 +1,9 @@
-"""A kernel matrix of one set of points evaluated block by block, and gradients pulled back to it block by block.
+"""A kernel matrix of one set of points evaluated block by block, and its gradients accumulated block by block.
 
-Only blocks that fit the cache are ever held. The pull-back keeps of each leaf the product ``W z`` and the row sums of
-``W = g k'(u)``, from which the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no ``n x n x d``
-temporary exists. Both sides are the same points, so a lower triangle of blocks is enough: what lies left of the
-diagonal counts twice. Floor 2: may import `walk`.
+Only blocks that fit the cache are ever held. For each leaf, the backward pass keeps the product ``W z`` and the row
+sums of ``W = g k'(u)``, from which the gradient of the points follows as ``4 gamma (rows(W) z - W z)``; no
+``n x n x d`` temporary exists. Rows and columns are the same points, so a lower triangle of blocks is enough: entries
+left of the diagonal count twice.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from autokern.kernels.far import UNSEEN, reach, settled
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
-__all__ = ["Blocks", "room", "strips"]
+__all__ = ["Blocks", "bytes_on", "row_blocks"]
 
 _Rows = tuple[int, int]
-"""First row of a block and the one behind its last; its columns go from 0 up to its width."""
+"""First row of a block and the row after its last; its columns go from 0 up to its width."""
 _LAUNCHED = 2**26
-"""Bytes of a block on an accelerator: a dozen launches are little beside it, and it is little beside what is there."""
+"""Bytes of a block on an accelerator: large beside a dozen launches, small beside its memory."""
 
 
-def room(cached: int, device: str) -> int:
-    """Return the bytes of a block on a kind of device: on a CPU those that its cache holds through several passes."""
+def bytes_on(cached: int, device: str) -> int:
+    """Return the bytes of a block on a kind of device: on a CPU `cached`, which stays in cache over passes."""
     return cached if device == "cpu" else _LAUNCHED
 
 
-def strips(rows: int, row_bytes: int, most: int) -> list[_Rows]:
-    """Return the bounds of strips of rows of at most so many bytes, and of 16 rows at least."""
+def row_blocks(rows: int, row_bytes: int, most: int) -> list[_Rows]:
+    """Return the bounds of blocks of rows of at most so many bytes, and of 16 rows at least."""
     each = max(16, most // max(1, row_bytes) // 16 * 16)
     return [(start, min(rows, start + each)) for start in range(0, rows, each)]
 
 
 class _Leaf:
-    """The points of one leaf, their squared norms, and what is pulled back to them.
+    """The points of one leaf, their squared norms, and their accumulated gradients.
 
-    Who made the points has centred them (`tree.read`), so that norms are no larger than they must be.
+    The points come centred (`tree.read`), so that norms are no larger than they must be.
     """
 
     __slots__ = ("column", "dtype", "family", "product", "row", "rows", "seen", "shape", "z")
@@ -70,8 +70,8 @@ class _Leaf:
         settled(self.family, u, self.seen, diagonal)
         return out if u is out else out.copy_(u)
 
-    def take(self, at: _Rows, w: torch.Tensor) -> None:
-        """Take in ``dL/du``; the diagonal would only cancel in what follows."""
+    def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
+        """Accumulate ``dL/du``; the diagonal is left out, because it would cancel in the gradients."""
         start, stop = at
         w = w.to(self.z.dtype)
         if w.shape[-2] == self.z.shape[-2]:  # all rows
@@ -103,7 +103,7 @@ class Blocks(Walk[_Rows]):
     tree : Tree
         Points ``(n, d)`` or ``(b, n, d)``, shapes ``(1, 1)`` or ``(b, 1, 1)``, weights ``()`` or ``(b)``.
     look : bool
-        Whether it may be looked at how far apart the points are; a recorded step may read nothing back.
+        Whether the spread of the points may be read from the device; a recorded step may read nothing back.
     """
 
     def __init__(self, tree: Tree, look: bool = True) -> None:
@@ -111,7 +111,7 @@ class Blocks(Walk[_Rows]):
         super().__init__(tree.node, found, [w if not w.dim() else w[:, None, None] for w in tree.weights])
 
     def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: _Rows) -> torch.Tensor:
-        """Return the sum over a block and the mirror image of what lies left of its diagonal."""
+        """Return the sum over a block and over the mirror image of its part left of the diagonal."""
         product = g if by is None else g * by
         total, start = product.sum((-2, -1), keepdim=True), at[0]
         return total + product[..., :start].sum((-2, -1), keepdim=True) if start else total

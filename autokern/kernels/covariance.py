@@ -1,7 +1,7 @@
-"""Covariance: what autokern reads off a gpytorch kernel, and the plain differentiable way to evaluate it.
+"""Covariance: the family, lengthscale and scale of a gpytorch kernel, and the plain differentiable way to evaluate it.
 
 A Covariance is one family, one lengthscale, one scale: what the op `kernel_matrix` serves. Kernels are recognised by
-exact type: a subclass may have changed the formula. Floor 2: may import `family`.
+exact type: a subclass may have changed the formula.
 """
 
 from __future__ import annotations

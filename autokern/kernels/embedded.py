@@ -1,8 +1,7 @@
-"""Embedded: a kernel that has been applied up to distances, so that tensors are all that is left of it.
+"""Embedded: a kernel applied up to distances, reduced to tensors and a plain form.
 
 Operators that autograd functions of linear_operator take apart and rebuild must be made of tensors. The points of all
-leaves stand beside each other in one tensor, shapes and weights follow, and the form is a plain value. Floor 2: may
-import `tree`.
+leaves lie side by side in one tensor, shapes and weights follow, and the form is a plain value.
 """
 
 from __future__ import annotations

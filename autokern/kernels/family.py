@@ -1,8 +1,8 @@
 """Family: one stationary covariance function of the distance, its formula written once.
 
-Every route takes it from here: plain autograd, vmap, compilers and KeOps run the formula itself, for it is made of
-methods and operators that tensors and KeOps' LazyTensors share; GEMM tiles take its closed forms, which tests hold
-against it. A new family is one file that creates a `Family`. Floor 2: imports nothing of autokern.
+Plain autograd, vmap, compilers and KeOps run the formula itself: it uses only methods and operators that tensors and
+KeOps' LazyTensors share. GEMM tiles use its closed forms, which tests hold against the formula. A new family is one
+file that creates a `Family`.
 
 With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` a family is a function of
 ``u = gamma * s``: the factor ``gamma`` is folded into the inputs, so that one GEMM yields ``u``.

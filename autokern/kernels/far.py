@@ -1,8 +1,8 @@
 """Points so far apart that single precision has no digits left for the distances of near ones.
 
 A squared distance as ``|x|^2 + |x'|^2 - 2 x.x'`` is wrong by some ``eps |x|^2``. Where that is more than a covariance
-can bear, points are centred, multiplied and pulled back in double precision, block by block, and distances are rounded
-once they are there. Floor 2: may import `family`.
+can bear, points are centred and multiplied in double precision, block by block, forward and backward; distances are
+rounded once they are formed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A kernel matrix by torch's own machinery: vmap, cdist, torch.compile and TorchScript over raw tensors.
 
-People recommend each of these, so each is a candidate and its claims can be checked on the own machine with
-``autokern bench``. Floor 2: may import kernels.
+Each of these is often recommended, so each is a candidate, and ``autokern bench`` checks the claim on this machine.
 """
 
 from __future__ import annotations

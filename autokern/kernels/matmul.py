@@ -1,7 +1,6 @@
 """The product of a kernel tree's matrix with few columns, and the matrix itself, as differentiable functions.
 
-First derivatives evaluate tiles again and hold no matrix; second ones go through the plain formula and do. Floor 2: may
-import `products`.
+First derivatives evaluate tiles again and hold no matrix; second derivatives go through the plain formula and hold it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from autokern.kernels.partition import Plan
 from autokern.kernels.tree import Node, Tree
 from autokern.system import pages
 
-__all__ = ["Multiply", "matmul", "matrix", "pulled"]
+__all__ = ["Multiply", "gradients", "matmul", "matrix"]
 
 _NONE = torch.Size()
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
@@ -66,7 +65,7 @@ def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size =
     return any(not z.shape[-2] for z in matrices) or any(0 in shape for shape in batches)
 
 
-def pulled(
+def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan
 ) -> tuple[Tree, list[torch.Tensor] | None]:
     """Return the gradients of ``sum(left * (K right))``, each in the place of what it is the gradient of.
@@ -91,7 +90,7 @@ def pulled(
     parts = []
     for index in range(shape.numel()):
         single, columns = _regrouped(tree.node, counts, [t[index] for t in flat])
-        parts.append(products.pulled(single, columns, lefts[index], rights[index], plan)[0])
+        parts.append(products.gradients(single, columns, lefts[index], rights[index], plan)[0])
     sums = [
         torch.stack(found).view((*shape, *found[0].shape)).sum_to_size(t.shape)
         for found, t in zip(zip(*parts, strict=True), tensors, strict=True)
@@ -171,7 +170,7 @@ class _Product(torch.autograd.Function):
         found: list[Any] = [None] * len(tensors)
         by_rhs = None
         if any(wanted[1:]):
-            found, by_rhs = products.pulled(tree, others, grad, rhs, plan, want_rhs=wanted[0])
+            found, by_rhs = products.gradients(tree, others, grad, rhs, plan, want_rhs=wanted[0])
         elif wanted[0]:
             turned = tree if others is None else tree._replace(points=others)
             by_rhs = products.product(turned, None if others is None else tree.points, grad, plan)
@@ -200,7 +199,7 @@ class _Matrix(torch.autograd.Function):
                 return trees.dense(*_regrouped(node, counts, own))
 
             return None, None, None, *plain_gradients(dense, tensors, wanted, grad)
-        found = products.pulled_from(*_regrouped(node, counts, tensors), grad, plan)
+        found = products.gradients_from(*_regrouped(node, counts, tensors), grad, plan)
         return None, None, None, *_only(found, wanted)
 
 

@@ -1,8 +1,8 @@
-"""Cuts: how a product is cut into tiles, and how tiles are shared out among threads.
+"""Partition of a product into tiles, and of the tiles among threads.
 
-No two threads may ever add to the same numbers, and every sum is to be taken in one order: in the rounds of a
-tournament each share of the points plays once (the circle method, E. Lucas 1883). A share holds many tiles, so that
-rounds are few: threads wait for each other at their ends. Floor 2: imports `crew`.
+No two threads may ever add to the same numbers, and every sum must be taken in one order. So pairs of shares follow a
+round-robin schedule (the circle method, E. Lucas 1883): in each round every share belongs to one pair. A share holds
+many tiles, so that rounds are few: threads wait for each other at the end of each round.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = [
     "Place",
     "Plan",
     "bounds",
-    "dealt",
     "latin",
+    "round_robin",
     "rounds",
     "shares",
-    "tournament",
+    "tiles_of",
     "usual",
 ]
 
@@ -36,7 +36,7 @@ ALIGNED = 16
 
 
 class Place(NamedTuple):
-    """First row and column of a tile, and those behind its last."""
+    """First row of a tile, the row after its last, and the same for its columns."""
 
     top: int
     bottom: int
@@ -45,12 +45,12 @@ class Place(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a product is cut.
+    """How a product is cut into tiles.
 
     Parameters
     ----------
     tile : int
-        Rows and columns of a tile, about.
+        Approximate number of rows, and of columns, of a tile.
     symmetric : bool
         Whether a tile serves both halves of the matrix where both sides are the same points.
     columns : bool
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     compiled : bool
         Whether a tile's epilogue is one compiled pass over it.
     precision : {"", "float16", "bfloat16", "tf32"}
-        What points are rounded to before they are multiplied (`narrow`); empty for their own dtype.
+        What points are rounded to before they are multiplied (`precision`); empty for their own dtype.
     """
 
     tile: int = 1024
@@ -69,12 +69,12 @@ class Plan(NamedTuple):
 
 
 def usual(device: torch.device) -> Plan:
-    """Return the plan to go by where none is measured."""
+    """Return the default plan, for sizes without a measurement."""
     return Plan(768 if device.type == "cpu" else 4096)
 
 
 def bounds(n: int, tile: int, multiple: int) -> Bounds:
-    """Cut n points into blocks of about `tile`, as many as a multiple says unless they get too small."""
+    """Cut n points into blocks of about `tile`; their number is a multiple of `multiple` unless blocks get small."""
     blocks = -(-n // tile)
     if blocks > 1:
         blocks = -(-blocks // multiple) * multiple
@@ -82,15 +82,15 @@ def bounds(n: int, tile: int, multiple: int) -> Bounds:
     return [(start, min(n, start + each)) for start in range(0, n, each)]
 
 
-def tournament(blocks: Bounds) -> Iterator[Pairs]:
+def round_robin(blocks: Bounds) -> Iterator[Pairs]:
     """Yield rounds of pairs, every pair of blocks and every block with itself once, each block once in a round."""
     yield [(block, block) for block in blocks]
-    players: list[tuple[int, int] | None] = [*blocks, *([None] if len(blocks) % 2 else [])]
-    ring = len(players) - 1
+    places: list[tuple[int, int] | None] = [*blocks, *([None] if len(blocks) % 2 else [])]
+    ring = len(places) - 1
     for turn in range(ring):
-        order = [players[-1], *(players[(turn + step) % ring] for step in range(ring))]
-        meetings = [(order[0], order[1]), *((order[1 + k], order[-k]) for k in range(1, (ring + 1) // 2))]
-        yield [(max(a, b), min(a, b)) for a, b in meetings if a is not None and b is not None]
+        order = [places[-1], *(places[(turn + step) % ring] for step in range(ring))]
+        pairs = [(order[0], order[1]), *((order[1 + k], order[-k]) for k in range(1, (ring + 1) // 2))]
+        yield [(max(a, b), min(a, b)) for a, b in pairs if a is not None and b is not None]
 
 
 def latin(rows: Bounds, columns: Bounds) -> Iterator[Pairs]:
@@ -102,22 +102,22 @@ def latin(rows: Bounds, columns: Bounds) -> Iterator[Pairs]:
 
 
 def shares(n: int, tile: int, count: int) -> Bounds:
-    """Cut n points into so many shares, each of them many tiles long; what fits a tile is one share."""
+    """Cut n points into `count` shares of many tiles each; points that fit one tile are one share."""
     return bounds(n, n if n <= tile else -(-n // count), 1) if n else []
 
 
 def rounds(n: int, m: int, same: bool, tile: int, members: int) -> list[Pairs]:
-    """Return the rounds in which all tiles are met, as pairs of shares: one half where both sides are the same points.
+    """Return rounds that cover all tiles, as pairs of shares; only one half where both sides are the same points.
 
-    There are as few rounds as so many members can have, for at the end of each they wait for each other.
+    There are as few rounds as the number of members allows, because members wait for each other after each.
     """
     if same:
-        return list(tournament(shares(n, tile, 2 * members)))
+        return list(round_robin(shares(n, tile, 2 * members)))
     return list(latin(shares(n, tile, members), shares(m, tile, members)))
 
 
-def dealt(turns: list[Pairs], tile: int, same: bool, member: Member) -> Iterator[Place]:
-    """Yield the tiles of one member, who waits for the others at the end of each round."""
+def tiles_of(turns: list[Pairs], tile: int, same: bool, member: Member) -> Iterator[Place]:
+    """Yield the tiles of one member, which waits for the others at the end of each round."""
     for pairs in turns:
         for rows, columns in pairs[member.number :: member.count]:
             half = same and rows == columns
@@ -126,7 +126,7 @@ def dealt(turns: list[Pairs], tile: int, same: bool, member: Member) -> Iterator
                     if left <= top or not half:
                         member.check()
                         yield Place(top, bottom, left, right)
-        member.meet()
+        member.wait()
 
 
 def _within(share: tuple[int, int], tile: int) -> Bounds:

@@ -3,7 +3,7 @@
 Tensor cores multiply numbers of 8 (bfloat16) or 11 bits (float16, TF32) and add in float32. Rounded to so few bits, the
 squared norms would spoil ``u = gamma (|x|^2 + |x'|^2 - 2 x.x')``; cut into three numbers of that width (Dekker 1971,
 "A floating-point technique for extending the available precision") they stay exact, so that only ``x.x'`` is rounded,
-and one GEMM with d + 6 columns still yields u. Floor 2: imports nothing of autokern.
+and one GEMM with d + 6 columns still yields u.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Products of kernel matrices with few columns that never hold the matrix, and what to pull back through them.
+"""Products of kernel matrices with few columns that never hold the matrix, and their gradients.
 
-A tile is evaluated, multiplied and forgotten, so that memory grows with the points and not with their square. The
-backward pass evaluates the tiles again. Where rows and columns are the same points, a tile serves both halves of the
-matrix. No two threads ever add to the same numbers, and every sum is taken in one order (`cuts`). Floor 2: may import
-`tiles`, `cuts` and `crew`.
+A tile is evaluated, multiplied and dropped, so memory grows with the points and not with their square. The backward
+pass evaluates the tiles again. Where rows and columns are the same points, a tile serves both halves of the matrix. No
+two threads ever add to the same numbers, and every sum is taken in one order (`partition`).
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from autokern.kernels.tree import Tree, peeled
 from autokern.system import thread_pool
 from autokern.system.thread_pool import Member
 
-__all__ = ["filled", "product", "pulled", "pulled_from"]
+__all__ = ["filled", "gradients", "gradients_from", "product"]
 
 
 def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
     return like.new_empty((tile + partition.ALIGNED) ** 2)
 
 
-def _benches(known: Sides, like: torch.Tensor, plan: Plan, members: int) -> list[tuple[Tiles, torch.Tensor]]:
-    """Return what each member works on, made beforehand: threads that begin wait long for the interpreter."""
+def _workspaces(known: Sides, like: torch.Tensor, plan: Plan, members: int) -> list[tuple[Tiles, torch.Tensor]]:
+    """Return tiles and a buffer for each member, made beforehand: starting threads wait long for the interpreter."""
     return [(Tiles(known, compiled=plan.compiled), _buffer(like, plan.tile)) for _ in range(members)]
 
 
@@ -38,15 +37,15 @@ def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
 
 
 def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; every member has columns of its own."""
+    """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; every member has its own columns."""
     n, m = known.shape
     members = thread_pool.size(vt.device)
     rows, columns = partition.bounds(n, plan.tile, 1), partition.bounds(m, plan.tile, members)
     members = min(members, len(columns))
-    out, benches = vt.new_zeros(vt.shape[0], m), _benches(known, vt, plan, members)
+    out, workspaces = vt.new_zeros(vt.shape[0], m), _workspaces(known, vt, plan, members)
 
     def work(member: Member) -> None:
-        tiles, memory = benches[member.number]
+        tiles, memory = workspaces[member.number]
         for left, right in columns[member.number :: member.count]:
             total = out[:, left:right]
             for top, bottom in rows:
@@ -69,10 +68,10 @@ def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
     wide = v.new_zeros(m, -(-t // partition.ALIGNED) * partition.ALIGNED)
     wide[:, :t] = v
     members = min(members, len(rows))
-    out, benches = v.new_zeros(n, wide.shape[1]), _benches(known, v, plan, members)
+    out, workspaces = v.new_zeros(n, wide.shape[1]), _workspaces(known, v, plan, members)
 
     def work(member: Member) -> None:
-        tiles, memory = benches[member.number]
+        tiles, memory = workspaces[member.number]
         for top, bottom in rows[member.number :: member.count]:
             total = out[top:bottom]
             for left, right in columns:
@@ -87,7 +86,7 @@ def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
 
 
 def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: torch.Tensor) -> None:
-    """Add to ``vt K`` what a tile gives, and where it stands for two, what the other gives."""
+    """Add a tile's part of ``vt K``, and where it serves both halves, that of the mirrored tile."""
     top, bottom, left, right = at
     out[:, left:right].addmm_(vt[:, top:bottom], k)
     if known.mirrored(at):
@@ -98,11 +97,11 @@ def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``vt K`` of a symmetric matrix, each tile below the diagonal serving both halves."""
     members = thread_pool.size(vt.device)
     rounds, out = partition.rounds(*known.shape, known.same, plan.tile, members), torch.zeros_like(vt)
-    benches = _benches(known, vt, plan, members)
+    workspaces = _workspaces(known, vt, plan, members)
 
     def work(member: Member) -> None:
-        tiles, memory = benches[member.number]
-        for at in partition.dealt(rounds, plan.tile, known.same, member):
+        tiles, memory = workspaces[member.number]
+        for at in partition.tiles_of(rounds, plan.tile, known.same, member):
             k = _tile(memory, at)
             tiles.fill(at, k)
             _multiply(known, at, vt, k, out)
@@ -139,7 +138,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
         elif others is None:
             known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
             out = (_symmetric(known, vt, plan) if plan.symmetric else _from_left(known, vt, plan)).mT
-        else:  # a tile with the sums along its rows is multiplied faster, so that the sides change places
+        else:  # a tile is multiplied faster from the left, so the sides change places
             swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
             out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
     return (out if scale is None else out * scale).contiguous()
@@ -148,31 +147,31 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
 _OnTile = Callable[[Place, torch.Tensor], None]
 
 
-def _pull(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> list[torch.Tensor]:
-    """Return the gradients of everything in a tree, tile by tile: of all rows, all columns if others, and the rest.
+def _gradients(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> list[torch.Tensor]:
+    """Return all gradients of a tree, tile by tile: points of the rows, of the columns if others, then the rest.
 
-    `cotangent` writes ``dL/dK`` on a tile; where both sides are the same points, that of the mirrored tile is added to
-    it. `seen` gets each tile's value before.
+    `cotangent` writes ``dL/dK`` on a tile; where both sides are the same points, it adds that of the mirrored tile.
+    `seen` gets each tile's value before.
     """
     like = known.tree.points[0]
     members = thread_pool.size(like.device)
     rounds, sums = partition.rounds(*known.shape, known.same, tile, members), Tiles.sums(known)
-    crew_tiles = [Tiles(known, sums) for _ in range(members)]
+    own_tiles = [Tiles(known, sums) for _ in range(members)]
 
     def work(member: Member) -> None:
-        tiles, memory = crew_tiles[member.number], _buffer(like, tile)
+        tiles, memory = own_tiles[member.number], _buffer(like, tile)
         values = memory if seen is None else _buffer(like, tile)
-        for at in partition.dealt(rounds, tile, known.same, member):
+        for at in partition.tiles_of(rounds, tile, known.same, member):
             if seen is not None:
                 k = _tile(values, at)
                 tiles.fill(at, k, keep=True)
                 seen(at, k)
             g = _tile(memory, at)
             cotangent(at, g)
-            tiles.pull(at, g)
+            tiles.backward(at, g)
 
     thread_pool.run(work, members)
-    first, *rest = [tiles for tiles in crew_tiles if tiles.has_pulled]
+    first, *rest = [tiles for tiles in own_tiles if tiles.has_gradients]
     points, shapes, weights = first.gradients()
     totals = [*shapes, *weights]
     for tiles in rest:
@@ -192,7 +191,7 @@ def _outer(known: Sides, left_t: torch.Tensor, right_t: torch.Tensor) -> _OnTile
     return write
 
 
-def pulled(
+def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
     want_rhs: bool = False,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
@@ -225,32 +224,32 @@ def pulled(
         _multiply(known, at, left_t, k, out)
 
     with at_precision(plan.precision):
-        found = _pull(known, plan.tile, _outer(known, left_t, right_t), multiply if want_rhs else None)
+        found = _gradients(known, plan.tile, _outer(known, left_t, right_t), multiply if want_rhs else None)
     return found, None if out is None else out.mT
 
 
 def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Write the kernel matrix into `out`, shape ``(n, m)``, and return it.
 
-    Strips of whole rows, as many elements each as a tile has, go through memory once and in order. Even where both
-    sides are the same points that is faster than writing half of the tiles twice, with the stride of the matrix.
+    Blocks of whole rows, as many elements each as a tile has, go through memory once and in order. Even where both
+    sides are the same points, that is faster than writing half of the tiles twice with the stride of the matrix.
     """
     known = sides(tree, others)
     n, m = known.shape
-    strips = partition.bounds(n, max(1, plan.tile**2 // m), thread_pool.size(out.device))
+    blocks = partition.bounds(n, max(1, plan.tile**2 // m), thread_pool.size(out.device))
 
     def work(member: Member) -> None:
         tiles = Tiles(known)
-        for top, bottom in strips[member.number :: member.count]:
+        for top, bottom in blocks[member.number :: member.count]:
             member.check()
             tiles.fill(Place(top, bottom, 0, m), out[top:bottom])
 
-    thread_pool.run(work, min(thread_pool.size(out.device), len(strips)))
+    thread_pool.run(work, min(thread_pool.size(out.device), len(blocks)))
     return out
 
 
-def pulled_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
-    """Return the gradients by points, shapes and weights for a given ``dL/dK``, as `pulled` orders them."""
+def gradients_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Tensor, plan: Plan) -> list[torch.Tensor]:
+    """Return the gradients by points, shapes and weights for a given ``dL/dK``, as `gradients` orders them."""
     known = sides(tree, others, graph=True)
 
     def write(at: Place, out: torch.Tensor) -> None:
@@ -259,4 +258,4 @@ def pulled_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Tenso
         if known.mirrored(at):
             out.add_(grad[left:right, top:bottom].mT)
 
-    return _pull(known, plan.tile, write, None)
+    return _gradients(known, plan.tile, write, None)

@@ -1,8 +1,8 @@
-"""Kernel matrices between two sets of points, tile by tile: values, products with few columns, and what to pull back.
+"""Kernel matrices between two sets of points, tile by tile: values, products with few columns, gradients.
 
 The squared norms are columns of the points themselves, so that one GEMM with d + 2 columns yields
-``u = gamma (|x|^2 + |x'|^2 - 2 x.x')`` and the epilogue is all that is left to do on a tile. Gradients need of
-``W = g k'(u)`` only ``W [x' 1]`` and ``W^T [x 1]``. Floor 2: may import `walk`.
+``u = gamma (|x|^2 + |x'|^2 - 2 x.x')``, and only the epilogue is left to do on a tile. Gradients need of
+``W = g k'(u)`` only ``W [x' 1]`` and ``W^T [x 1]``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Side(NamedTuple):
     ----------
     rows, columns : Tensor
         ``[-2 gamma z, gamma |z|^2, 1]`` and ``[z, 1, gamma |z|^2]``, shapes ``(n, d + 2)`` and ``(m, d + 2)``; in a
-        lower precision as `narrow` extends them, in double precision where points are far apart.
+        lower precision as `precision` extends them, in double precision where points are far apart.
     turned : tuple of Tensor
         ``[z, 1]^T`` of either side, shapes ``(d + 1, n)`` and ``(d + 1, m)``; empty where no gradient is wanted.
     seen : Reach
-        What the norms tell.
+        How far apart the points are, by their norms.
     """
 
     rows: torch.Tensor
@@ -43,7 +43,7 @@ class Side(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """What a product needs of a tree and two sets of points.
+    """A tree and two sets of points, prepared for products.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Sides(NamedTuple):
         return rows.shape[0], columns.shape[0]
 
     def mirrored(self, at: Place) -> bool:
-        """Whether a tile stands for that on the other side of the diagonal, too."""
+        """Whether a tile also serves for its mirror image across the diagonal."""
         return self.same and at.top != at.left
 
 
@@ -111,15 +111,15 @@ def _side(of: Family, first: torch.Tensor, second: torch.Tensor, seen: Reach, gr
 
 
 class _Leaf:
-    """One leaf on the tiles of one worker; what it pulls back goes to sums that workers share."""
+    """One leaf on the tiles of one member; gradients go to sums that all members share."""
 
     def __init__(
         self, leaf: tuple[Family, torch.Tensor, torch.Tensor | None], side: Side, same: bool,
-        pulled: tuple[torch.Tensor, ...],
+        sums: tuple[torch.Tensor, ...],
     ) -> None:  # fmt: skip
         self.family, points, self.shape = leaf
         self._dtype = points.dtype
-        self._side, self._same, self._pulled = side, same, pulled
+        self._side, self._same, self._sums = side, same, sums
 
     def distances(self, at: Place, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with u on a tile."""
@@ -131,20 +131,20 @@ class _Leaf:
             diagonal = out[first - top :, first - left :].diagonal()
         return settled(self.family, out, self._side.seen, diagonal)
 
-    def take(self, at: Place, w: torch.Tensor) -> None:
+    def accumulate(self, at: Place, w: torch.Tensor) -> None:
         """Add ``[x' 1]^T W^T`` to the rows' sums and ``[x 1]^T W`` to the columns'."""
         top, bottom, left, right = at
         first, second = self._side.turned
         w = w.to(first.dtype)
-        of_rows, of_columns = self._pulled[0], self._pulled[-1]
+        of_rows, of_columns = self._sums[0], self._sums[-1]
         of_rows[:, top:bottom].addmm_(second[:, left:right], w.mT)
         of_columns[:, left:right].addmm_(first[:, top:bottom], w)
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
         """Return the gradients of the points of the rows, and of the columns if those are others."""
         found = []
-        for pulled, turned in zip(self._pulled, self._side.turned, strict=False):
-            own = turned[:-1] * pulled[-1] - pulled[:-1]
+        for sums, turned in zip(self._sums, self._side.turned, strict=False):
+            own = turned[:-1] * sums[-1] - sums[:-1]
             found.append(own.mT.mul(2 * self.family.gamma * factor).to(self._dtype))
         return found
 
@@ -161,27 +161,27 @@ def _finish_compiled(of: Family, shape: torch.Tensor | None, u: torch.Tensor) ->
 
 
 class Tiles(Walk[Place]):
-    """The tiles of one worker.
+    """The tiles of one member of the thread pool.
 
     Parameters
     ----------
     sides : Sides
         Tree and points.
-    pulled : list of tuple of Tensor, optional
-        For each leaf the sums of `sums`, shared by all workers; only for gradients.
+    sums : list of tuple of Tensor, optional
+        For each leaf the result of `Tiles.sums`, shared by all members; only for gradients.
     compiled : bool
         Whether epilogues are compiled; `prepare` must have been called.
 
     Attributes
     ----------
-    has_pulled : bool
-        Whether any tile was pulled back here.
+    has_gradients : bool
+        Whether `backward` was called for any tile.
     """
 
     def __init__(
-        self, sides: Sides, pulled: list[tuple[torch.Tensor, ...]] | None = None, compiled: bool = False
+        self, sides: Sides, sums: list[tuple[torch.Tensor, ...]] | None = None, compiled: bool = False
     ) -> None:
-        tree, sums = sides.tree, [()] * len(sides.leaves) if pulled is None else pulled
+        tree, sums = sides.tree, [()] * len(sides.leaves) if sums is None else sums
         found = [
             _Leaf(leaf, side, sides.same, own)
             for leaf, side, own in zip(by_leaf(tree), sides.leaves, sums, strict=True)
@@ -190,11 +190,11 @@ class Tiles(Walk[Place]):
         self._compiled = compiled
         self._memory: list[torch.Tensor] = []
         self._used = 0
-        self.has_pulled = False
+        self.has_gradients = False
 
     @staticmethod
     def sums(sides: Sides) -> list[tuple[torch.Tensor, ...]]:
-        """Return zeros for what all workers pull back to the points."""
+        """Return zeros for the gradient sums of the points, shared by all members."""
         return [tuple(torch.zeros_like(t) for t in side.turned[: 2 - sides.same]) for side in sides.leaves]
 
     def _spare(self, like: torch.Tensor) -> torch.Tensor:
@@ -217,9 +217,9 @@ class Tiles(Walk[Place]):
         self._used = 0
         super().fill(at, out, keep)
 
-    def pull(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
-        """Take in the derivative by a tile; `g` is destroyed."""
+    def backward(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
+        """Accumulate the derivative by a tile; `g` is overwritten."""
         if self._kept is None:
             self._used = 0
-        self.has_pulled = True
-        super().pull(at, g, factor)
+        self.has_gradients = True
+        super().backward(at, g, factor)

@@ -3,8 +3,7 @@
 A tree is a `Node` (its form, hashable) and the tensors that the form refers to by number: points of the leaves,
 already embedded so that a leaf is a function of plain squared distances, weights, and shapes. Lengthscales, periods
 and active dimensions are thus ordinary differentiable steps on ``n x d`` points, and only the ``n x n`` part needs
-closed forms. Kernels are recognised by exact type: a subclass may have changed the formula. Floor 2: may import the
-families.
+closed forms. Kernels are recognised by exact type: a subclass may have changed the formula.
 """
 
 from __future__ import annotations

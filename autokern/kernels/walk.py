@@ -1,8 +1,8 @@
-"""A kernel tree evaluated on one block of its matrix at a time, and gradients pulled back through it.
+"""A kernel tree evaluated on one block of its matrix at a time, forward and backward.
 
-A block is one GEMM per leaf with its epilogue in place. The pull-back takes ``g = dL/dK`` on a block and hands
-``W = g k'(u)`` to each leaf, which knows what its points make of it. What a block is (rows and columns of a matrix, a
-tile of a product) is the business of the leaves: a walk only passes its place on. Floor 2: may import `tree`.
+A block is one GEMM per leaf with its epilogue in place. The backward pass takes ``g = dL/dK`` on a block and hands
+``W = g k'(u)`` to each leaf, which accumulates the gradients of its points. Only the leaves know where a block lies
+(rows and columns of a matrix, a tile of a product); this module passes its place on unread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Place = TypeVar("Place")
 
 
 class Leaf(Protocol):
-    """The points of one leaf, with what is pulled back to them."""
+    """The points of one leaf, and their accumulated gradients."""
 
     family: Family
     shape: torch.Tensor | None
@@ -29,15 +29,15 @@ class Leaf(Protocol):
     def distances(self, at: Any, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with u on a block."""
 
-    def take(self, at: Any, w: torch.Tensor) -> None:
-        """Take in ``dL/du`` on a block, which may be destroyed; a constant factor comes at the end."""
+    def accumulate(self, at: Any, w: torch.Tensor) -> None:
+        """Accumulate ``dL/du`` of a block, which may be overwritten; a constant factor comes at the end."""
 
     def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
         """Return the gradients of the points, one for each set of them."""
 
 
 class _Tape(NamedTuple):
-    """The value of a node on a block (None where nobody wants it), its slope, and the tapes of its children."""
+    """The value of a node on a block (None where it is not needed), its slope, and the tapes of its children."""
 
     value: torch.Tensor | None
     slope: torch.Tensor | None = None
@@ -62,7 +62,7 @@ class Walk(Generic[Place]):
     leaves : sequence of Leaf
         From left to right.
     weights : list of Tensor
-        Such as broadcast against a block.
+        They broadcast against a block.
     """
 
     def __init__(self, node: Node, leaves: Sequence[Leaf], weights: list[torch.Tensor]) -> None:
@@ -79,13 +79,13 @@ class Walk(Generic[Place]):
         return torch.empty_like(like)
 
     def _total(self, g: torch.Tensor, by: torch.Tensor | None, at: Place) -> torch.Tensor:
-        """Return the sum of ``g * by`` over all elements that a block stands for, shape ``(..., 1, 1)``."""
+        """Return the sum of ``g * by`` over all elements that a block represents, shape ``(..., 1, 1)``."""
         return (g if by is None else g * by).sum((-2, -1), keepdim=True)
 
     def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
         """Write a block of the kernel matrix into `out`.
 
-        With `keep`, what the pull-back of this block needs is kept: several matrices of its size.
+        With `keep`, the values that `backward` needs are kept: several matrices of the block's size.
         """
         if keep:
             self._kept, _, _ = self._tape(self._node, 0, 0, at, out, wanted=True, out=out)
@@ -116,21 +116,21 @@ class Walk(Generic[Place]):
             total = _combined(operation, total, value, out)
         return total, leaf, weight
 
-    def pull(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
-        """Take in ``factor * g``, the derivative by a block of the matrix; `g` is destroyed.
+    def backward(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
+        """Accumulate ``factor * g``, the derivative by a block of the matrix; `g` is overwritten.
 
         The factor of all blocks must be the same.
         """
         tape, self._kept = self._kept, None
         if tape is None:
             tape, _, _ = self._tape(self._node, 0, 0, at, g, wanted=False)
-        self._pull(self._node, tape, 0, 0, at, g, factor)
+        self._backward(self._node, tape, 0, 0, at, g, factor)
 
     def _tape(
         self, node: Node, leaf: int, weight: int, at: Place, like: torch.Tensor, wanted: bool,
         out: torch.Tensor | None = None,
     ) -> tuple[_Tape, int, int]:  # fmt: skip
-        """Evaluate a node with all that its pull-back needs; with `out`, write its value there too."""
+        """Evaluate a node with all values that `backward` needs; with `out`, write its value there too."""
         if node.kind == "leaf":
             here = self._leaves[leaf]
             u = here.distances(at, self._spare(like))
@@ -164,11 +164,11 @@ class Walk(Generic[Place]):
                 out.copy_(value)
         return _Tape(value, None, tuple(children)), leaf, weight
 
-    def _pull(
+    def _backward(
         self, node: Node, tape: _Tape, leaf: int, weight: int, at: Place, g: torch.Tensor, factor: torch.Tensor | float
     ) -> tuple[int, int]:
         if node.kind == "leaf":
-            self._pull_leaf(leaf, tape, at, g, factor)
+            self._backward_leaf(leaf, tape, at, g, factor)
             return leaf + 1, weight
         if node.kind == "constant":
             _add(self._weight_totals, weight, self._total(g, None, at) * factor)
@@ -176,11 +176,11 @@ class Walk(Generic[Place]):
         if node.kind == "scale":
             child = node.children[0]
             own = self._weights[weight] * factor
-            if child.kind == "leaf" and self._leaves[leaf].family.slope_is_value:  # g k comes by on the way
-                self._pull_leaf(leaf, tape.children[0], at, g, own, weight, factor)
+            if child.kind == "leaf" and self._leaves[leaf].family.slope_is_value:  # ``g k`` is formed anyway
+                self._backward_leaf(leaf, tape.children[0], at, g, own, weight, factor)
                 return leaf + 1, weight + 1
             _add(self._weight_totals, weight, self._total(g, tape.children[0].value, at) * factor)
-            return self._pull(child, tape.children[0], leaf, weight + 1, at, g, own)
+            return self._backward(child, tape.children[0], leaf, weight + 1, at, g, own)
         last = len(node.children) - 1
         for index, (child, branch) in enumerate(zip(node.children, tape.children, strict=True)):
             own = g if index == last else self._spare(g).copy_(g)
@@ -189,14 +189,14 @@ class Walk(Generic[Place]):
                     if other != index:
                         assert sibling.value is not None
                         own.mul_(sibling.value)
-            leaf, weight = self._pull(child, branch, leaf, weight, at, own, factor)
+            leaf, weight = self._backward(child, branch, leaf, weight, at, own, factor)
         return leaf, weight
 
-    def _pull_leaf(
+    def _backward_leaf(
         self, index: int, tape: _Tape, at: Place, g: torch.Tensor, factor: torch.Tensor | float, scale: int = -1,
         outer: torch.Tensor | float = 1.0,
     ) -> None:  # fmt: skip
-        """Take in `g` at a leaf, and the total of ``g k`` for the weight of number `scale`, if that is one."""
+        """Accumulate `g` at a leaf, and the total of ``g k`` for weight number `scale`, unless that is negative."""
         leaf = self._leaves[index]
         self._leaf_factors[index] = factor
         assert tape.value is not None
@@ -207,15 +207,15 @@ class Walk(Generic[Place]):
         w = g.mul_(tape.slope)
         if scale >= 0:
             _add(self._weight_totals, scale, self._total(w, None, at) * outer)
-        leaf.take(at, w)
+        leaf.accumulate(at, w)
 
     def totals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the gradients of shapes and weights that this walk has taken in."""
+        """Return the gradients of shapes and weights from the blocks so far."""
         weights = [total.view(total.shape[:-2]) for total in _complete(self._weight_totals)]
         return _complete(self._shape_totals), weights
 
     def gradients(self) -> Gradients:
-        """Return what was pulled back by all blocks."""
+        """Return the gradients accumulated over all blocks."""
         pairs = zip(self._leaves, self._leaf_factors, strict=True)
         points = [gradient for leaf, factor in pairs for gradient in leaf.gradients(factor)]
         return Gradients(points, *self.totals())

@@ -46,7 +46,7 @@ def of_stock(problem: Problem) -> int:
 
 def of_strips(problem: Problem) -> int:
     """A few strips of rows beside the matrix, which themselves do not grow with it."""
-    return _whole(problem) + 2 * min(analytic.strip_bytes(problem.device), problem.m * problem.n * problem.itemsize)
+    return _whole(problem) + 2 * min(analytic.block_bytes(problem.device), problem.m * problem.n * problem.itemsize)
 
 
 _whole = by_family(of_each(1, 1, 1, 1), of_each(1, 2, 2, 2))

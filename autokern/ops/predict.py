@@ -29,7 +29,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_blocks
-from autokern.gp.row_blocks import Strips
+from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
@@ -65,7 +65,7 @@ def _grown(strategy: Any, problem: Problem) -> Conditioned:
         return Conditioned(inverse=known.inverse, alpha=known.alpha)
     whole = known.inverse.dense()
     border = whole[-1:].expand(problem.batch, 1, -1).contiguous()
-    return Conditioned(inverse=Strips(whole[:-1, :-1]), border=border, alpha=known.alpha)
+    return Conditioned(inverse=RowBlocks(whole[:-1, :-1]), border=border, alpha=known.alpha)
 
 
 def _joint_features(problem: Problem) -> Features:

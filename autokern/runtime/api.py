@@ -19,7 +19,23 @@ __all__ = ["Explanation", "explain", "op", "problem", "profile"]
 
 
 def profile() -> Profile:
-    """Return the profile in force: what is known of this machine, or what ``AUTOKERN_PROFILE`` names."""
+    """Return the profile in use: the measurements of this machine, or those in the file ``AUTOKERN_PROFILE``.
+
+    Returns
+    -------
+    Profile
+        Timings of candidates in seconds; empty before anything was measured.
+
+    Raises
+    ------
+    ProfileError
+        If ``AUTOKERN_PROFILE`` names a file that cannot be read or is no profile.
+
+    Examples
+    --------
+    >>> isinstance(autokern.profile(), autokern.Profile)
+    True
+    """
     return dispatch.session().profile
 
 
@@ -38,7 +54,7 @@ def op(name: str) -> Op:
 
     Examples
     --------
-    >>> op("qr").names()[0]
+    >>> autokern.op("qr").names()[0]
     'stock'
     """
     return get(name)
@@ -70,7 +86,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
-    """Say what would run, and why; without arguments, what this process decided so far.
+    """Return what would run for a problem, and why; without arguments, all decisions of this process.
 
     Parameters
     ----------
@@ -82,7 +98,7 @@ def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
     Returns
     -------
     Decision or Explanation
-        Both print well and have fields.
+        Times in seconds, memory in bytes; ``print`` shows a table.
 
     Raises
     ------
@@ -91,7 +107,9 @@ def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
 
     Examples
     --------
-    >>> print(explain("qr", m=500, n=50))  # doctest: +SKIP
+    >>> decision = autokern.explain("qr", m=500, n=50)
+    >>> decision.problem.n, decision.candidate in autokern.op("qr").names()
+    (50, True)
     """
     return Explanation(dispatch.decisions()) if op is None else dispatch.explain(problem(op, **fields))
 

@@ -207,8 +207,9 @@ def using(
 
     Examples
     --------
-    >>> with autokern.using(force={"kernel_matrix": "stock"}):  # doctest: +SKIP
-    ...     model(x)
+    >>> with autokern.using(force={"cholesky": "stock"}):
+    ...     print(autokern.explain("cholesky", n=100).reason)
+    forced by the user
     """
     settings = revised(
         _settings(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
@@ -240,7 +241,21 @@ def decisions() -> list[tuple[Decision, int]]:
 
 
 def stats() -> dict[str, dict[str, int]]:
-    """Return the number of calls by op and candidate in this process."""
+    """Return the number of calls by op and candidate in this process.
+
+    Returns
+    -------
+    dict
+        Calls by the names of ops, and in those by the names of candidates; only of ops that were called.
+
+    Examples
+    --------
+    >>> before = autokern.stats().get("cholesky", {}).get("stock", 0)
+    >>> with autokern.using(force={"cholesky": "stock"}):
+    ...     _ = autokern.linalg.cholesky(torch.eye(3))
+    ...     autokern.stats()["cholesky"]["stock"] - before
+    1
+    """
     here, overlay = session(), _overlay.get()
     total = here.past + counted(here.memo)
     while overlay is not None:

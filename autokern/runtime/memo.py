@@ -76,12 +76,12 @@ class LargeEntry(Entry):
         problem = decision.problem
         self._settings = settings
         self._needs = {c.name: c.memory(problem) for c in op.feasible(problem)}
-        self._fitting = self._fit(memory_limit.room(problem.device, settings.memory))
+        self._fitting = self._fit(memory_limit.current(problem.device, settings.memory))
         self._decide = decide
         self._failed: list[str] = []
         super().__init__(decision, op[decision.candidate])
 
-    def _fit(self, there: memory_limit.Room) -> frozenset[str]:
+    def _fit(self, there: memory_limit.Limit) -> frozenset[str]:
         return frozenset(name for name, need in self._needs.items() if need <= there.bytes)
 
     def serve(self, candidate: Candidate) -> None:
@@ -96,7 +96,7 @@ class LargeEntry(Entry):
         super().demote(successor)
 
     def _run_if_it_fits(self, *args: Any) -> Any:
-        there = memory_limit.room(self.decision.problem.device, self._settings.memory)
+        there = memory_limit.current(self.decision.problem.device, self._settings.memory)
         fitting = self._fit(there)
         if fitting != self._fitting or self._plan[0].name not in fitting:
             settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))

@@ -224,7 +224,7 @@ class Session:
 
         there = None
         if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
-            there = budget.room(problem.device)  # what a recorded host has is only explained here
+            there = budget.current(problem.device)  # what a recorded host has is only explained here
         try:
             return policy.decide(problem, op, self.model, settings, there, seen)
         except MemoryBudgetError:

@@ -1,1 +1,1 @@
-"""System: the machine's memory, threads, files, compilers and devices. May import `core`."""
+"""System: the machine's memory, threads, files, compilers and devices."""

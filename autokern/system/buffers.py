@@ -1,10 +1,9 @@
-"""Workspace: large buffers that are used again, because most of the time of filling fresh memory is page faults.
+"""Large buffers that are used again, because most of the time of filling fresh memory is page faults.
 
 A buffer is borrowed and goes back to the pool of the thread that borrowed it. The pool keeps storages, never tensors,
-so nothing of autograd stays with them; and it hands a storage out only if nothing else refers to it, so that a tensor
-or view that outlives its lease costs a reuse, never a wrong number. No lock anywhere: every step that threads, the
-garbage collector or a signal could disturb is one operation of a dict, and whoever pops an entry owns it.
-Floor 1: may import `host` and `pages`.
+so no autograd state stays with them. It hands a storage out only if nothing else refers to it: a tensor or view that
+outlives its lease costs a reuse, never a wrong number. There is no lock: every step that threads, the garbage
+collector or a signal could disturb is one operation of a dict, and the thread that pops an entry owns it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Linux control groups leave to this process: CPU time and memory, in cgroup v1 and v2.
+"""CPU time and memory that Linux control groups leave to this process, in cgroup v1 and v2.
 
 A container sees all CPUs and all memory of its machine and is throttled or killed by its groups' limits; every group
-from the process's own up to the root counts. Floor 0: imports nothing of autokern.
+from the process's own up to the root counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Private folders and whole files: what `store` needs of a file system, and nothing about profiles.
 
-Names are looked up in an open folder, so that nobody can put another in its place; files are checked after they were
-opened, never before; a file appears whole under its name or not at all.
-Floor 0: may import only `errors`.
+Names are looked up in an open folder, so that no other user can exchange one on the way. Files are checked after they
+are opened, never before. A file appears whole under its name or not at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Host: what is measured on, as fields that anybody may read, and a fingerprint that decides which profile applies.
+"""Host: the machine that is measured, as readable fields, and a fingerprint that decides which profile applies.
 
-Nothing here names the machine, its user or a path. Importing does no device or thread work; every question that
-autokern has about devices, threads and free memory ends here. Floor 1: may import floor 0.
+No field names the machine, its user or a path. Importing does no device or thread work. Devices, threads and free
+memory are read here and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""KeOps as a tool: whether it can work here, told without compiling, and how to run it without a word on stdout.
+"""KeOps as a tool: whether it can work here, found without compiling, and how to run it without output on stdout.
 
-pykeops compiles each formula when it is first used, by a compiler that may be missing, into a folder that may be
-unwritable or damaged, and says so on stdout at best. Importing it is left to gpytorch or to its first use. Floor 1:
-may import floor 0.
+pykeops compiles each formula when it is first used. The compiler may be missing and the build folder unwritable or
+damaged; pykeops at best reports that on stdout. Importing it is left to gpytorch or to its first use.
 """
 
 from __future__ import annotations

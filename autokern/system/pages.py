@@ -1,7 +1,7 @@
 """Huge pages for large results: most of the time of filling fresh memory is page faults, and huge pages save them.
 
 A fresh 128 MB buffer costs 32,768 faults of 4 KiB pages, or 64 of 2 MiB. Linux only (``MADV_HUGEPAGE``); elsewhere,
-and where the kernel forbids it, memory comes as it always does. Floor 1: imports nothing of autokern.
+and where the kernel forbids it, memory is left as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Progress of a measurement: a bar with the time left on a terminal, one log line elsewhere.
-
-Floor 1: imports nothing of autokern.
-"""
+"""Progress of a measurement: a bar with the time left on a terminal, one log line elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random numbers of the caller, which nothing that autokern does for itself may move.
+"""The caller's random numbers, which autokern's own checks and measurements must not advance.
 
 Stock's conjugate gradients draw probes, so a call that is timed or checked on the side would change every number that
-the user draws afterwards. Floor 1: may import `host`.
+the user draws afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Probes: what may hang, crash or print is tried in a process of its own, with a limit to its patience.
-
-Floor 1: may import what lies below.
-"""
+"""Probes: code that may hang, crash or print is tried in a process of its own, within a time limit."""
 
 from __future__ import annotations
 

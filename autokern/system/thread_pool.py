@@ -1,8 +1,8 @@
-"""Crew: a few Python threads that share a piece of work, each of them with one thread of torch.
+"""A pool of a few Python threads that share a piece of work, each with one thread of torch.
 
-Where the pieces are small (a tile of a kernel matrix fits a core's cache), threads that go their own ways are faster
-than a team that meets at the end of every operation, and the more so the more cores there are. Threads are started for
-a call and end with it: nothing is left that a fork could break. Between `threads` and `kernels`: may import `threads`.
+Where the pieces are small (a tile of a kernel matrix fits a core's cache), independent threads are faster than threads
+that wait for each other after every operation, and the more so the more cores there are. Threads are started for a call
+and end with it, so a fork breaks nothing.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if hasattr(os, "register_at_fork"):
 
 
 class _StoppedError(Exception):
-    """Another member of the crew has failed, or the whole call was interrupted."""
+    """Another member has failed, or the whole call was interrupted."""
 
 
 class Member:
-    """One of those who share a piece of work.
+    """One of the threads that share a piece of work.
 
     Attributes
     ----------
     number : int
         0 to `count` - 1.
     count : int
-        How many they are.
+        Number of members.
     """
 
     __slots__ = ("_barrier", "count", "number")
@@ -50,8 +50,8 @@ class Member:
     def __init__(self, number: int, count: int, barrier: threading.Barrier) -> None:
         self.number, self.count, self._barrier = number, count, barrier
 
-    def meet(self) -> None:
-        """Wait until every member has called this as often."""
+    def wait(self) -> None:
+        """Wait at a barrier until every member has called this as often."""
         if self.count > 1:
             try:
                 self._barrier.wait()
@@ -65,9 +65,9 @@ class Member:
 
 
 def size(device: torch.device) -> int:
-    """Return how many members a crew should have: as many as torch uses threads; one for an accelerator.
+    """Return the number of members to use: as many as torch uses threads; one for an accelerator.
 
-    One in a forked process, too: MKL's allocator may loop for ever there as soon as two threads multiply.
+    A forked process gets one, too: MKL's allocator may loop for ever there as soon as two threads multiply.
     """
     return threads.current() if device.type == "cpu" and threads.allowed() and not _forked else 1
 
@@ -78,9 +78,9 @@ def run(work: Callable[[Member], None], count: int) -> None:
     Parameters
     ----------
     work : callable
-        Does the share of one `Member`, who should `check` every few milliseconds.
+        Does the share of one `Member`; it should call `check` every few milliseconds.
     count : int
-        Members, the calling thread among them; 1 means that no thread is started.
+        Number of members, the calling thread included; 1 starts no thread.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def run(work: Callable[[Member], None], count: int) -> None:
             thread.start()
         alone(0)
         _join(others, done)
-    except BaseException:  # an interrupt in this thread, or no more threads could be had
+    except BaseException:  # an interrupt in this thread, or no more threads can be started
         barrier.abort()
         raise
     finally:
@@ -133,7 +133,7 @@ def run(work: Callable[[Member], None], count: int) -> None:
 
 
 def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
-    """Wait for those that were started; an interrupted `Thread.join` may take a thread for ended that is not (3.11)."""
+    """Wait for the started threads; in Python 3.11 an interrupted `Thread.join` may return while its thread runs."""
     for thread, ended in zip(others, done, strict=True):
         if thread.ident is not None:  # an interrupt may have come before it was started
             ended.wait()

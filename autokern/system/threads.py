@@ -1,8 +1,7 @@
 """Fewer threads for one stretch of work, in the thread that does it and in no other.
 
 `torch.set_num_threads` also writes a process-wide default, which every thread that first uses torch meanwhile keeps for
-good. So OpenMP and MKL are told themselves: each keeps a number per thread. Counts are lowered, never raised.
-Floor 1: may import `host`.
+good. So OpenMP and MKL are set directly: each keeps a number per thread. Counts are lowered, never raised.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tuning: measure candidates, keep the measurements, predict times, choose. May import `gp` and what that imports."""
+"""Tuning: measure candidates, keep the measurements, predict times, choose."""

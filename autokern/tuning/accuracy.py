@@ -1,7 +1,7 @@
-"""How far off lower precision is: measured against float64 truth in a calibration, and again on a caller's own data.
+"""Errors of lower precision: against float64 truth in a calibration, against an exact candidate on the caller's data.
 
-A candidate of class ``approximate`` leaves its op's bound by design, so that the bound cannot judge it. What counts is
-the largest error of an entry of the result, or of a gradient, relative to the largest entry. Floor 2: may import `op`.
+A candidate of class ``approximate`` leaves its op's bound by design, so the bound cannot judge it. The measure is the
+largest error of an entry of the result, or of a gradient, relative to the largest entry.
 """
 
 from __future__ import annotations

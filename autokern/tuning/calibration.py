@@ -1,8 +1,8 @@
 """Calibration: plan the trials, check every candidate against float64 truth, time them side by side, keep the timings.
 
-A budget is hard: the length of a trial is extrapolated before it runs, and one that does not fit is left out. What the
-grid leaves of the budget is spent between neighbours with different winners. Whatever ends a calibration early, what
-was measured until then is a valid profile. Floor 3: may import the floors below.
+A budget is hard: the length of a trial is extrapolated before it runs, and a trial that does not fit is skipped. Time
+left after the grid is spent between neighbours with different winners. A calibration that ends early leaves a valid
+profile of everything measured until then.
 """
 
 from __future__ import annotations

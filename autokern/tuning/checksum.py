@@ -1,7 +1,4 @@
-"""Seals: one header line before a file's body that holds its schema and a checksum over every byte.
-
-Floor 0: may import only `errors`.
-"""
+"""Seals: one header line before a file's body, with a schema and a checksum over every byte."""
 
 from __future__ import annotations
 

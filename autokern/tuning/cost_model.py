@@ -1,10 +1,10 @@
 """The cost model: seconds of a candidate on any problem, from the measurements of a profile.
 
-Per op, dtype and device, each candidate gets a price list (seconds per call, flop, byte and copied byte, fitted
-without negative prices) that carries over to any size, and a Gaussian process on what the price list misses, in
-octaves of the sizes. For candidates other than stock it is the paired ratio to stock that is modelled: what both
-share, drift and noise included, cancels. The posterior standard deviation says how much is known, so that far from
-any measurement nothing but the price list is left, and little faith in it. Floor 2: may import `op`, `profile`.
+Per op, dtype and device, each candidate gets coefficients (seconds per call, flop, byte and copied byte, fitted without
+negative values), which carry over to any size, and a Gaussian process on the residuals, in octaves of the sizes. For
+candidates other than stock, the paired ratio to stock is modelled: drift and noise that both share cancel. The
+posterior standard deviation says how much is known. Far from any measurement only the coefficients are left, with a
+large deviation.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ __all__ = ["CostModel", "Estimate"]
 Array = npt.NDArray[np.float64]
 
 _LENGTHSCALES = (1.0, 2.0, 4.0)
-"""Octaves over which a measurement may speak for its neighbourhood; the likeliest is taken."""
+"""Octaves over which measurements are correlated; the likeliest of these is taken."""
 _LEAST_AMPLITUDE = 0.15
-"""What a price list misses at least, as a standard deviation of log times."""
+"""Least standard deviation of the residuals, which are log times."""
 _WORDS = 6
 """Words of a problem that count."""
 _WORD = 2.0
-"""Octaves by which problems are apart that differ in one word."""
+"""Octaves between two problems that differ in one word."""
 _DRIFT = 0.06
-"""Standard deviation, per octave from the nearest measurement, of the price lists themselves."""
+"""Standard deviation of the coefficients' own predictions, per octave from the nearest measurement."""
 _NUGGET = 0.02
-"""Standard deviation of log times that no timing undercuts."""
+"""Least standard deviation of a measured log time."""
 _FLOOR = 1e-7
-"""Seconds that any call takes at least."""
+"""Least seconds of any call."""
 
 
 class Estimate(NamedTuple):
-    """What is known of a candidate on a problem.
+    """Predicted time of a candidate on a problem.
 
     Parameters
     ----------
@@ -95,31 +95,33 @@ class CostModel:
         stock = self._fit(op, op.stock, problem.group)
         if stock is None:
             return {}
-        price = stock.price(op.stock, problem)
-        base = stock.predict(op, problem, price)
+        baseline = stock.baseline(op.stock, problem)
+        base = stock.predict(op, problem, baseline)
         found = {"stock": Estimate(math.exp(base.mean), 0.0, 0.0, base.distance)}
         for candidate in candidates:
             fit = None if candidate.name == "stock" else self._fit(op, candidate, problem.group)
             if fit is not None:
-                prior = fit.price(candidate, problem) - price
-                told = fit.predict(op, problem, prior)
-                found[candidate.name] = Estimate(math.exp(base.mean + told.mean), told.mean, told.sigma, told.distance)
+                prior = fit.baseline(candidate, problem) - baseline
+                posterior = fit.predict(op, problem, prior)
+                found[candidate.name] = Estimate(
+                    math.exp(base.mean + posterior.mean), posterior.mean, posterior.sigma, posterior.distance
+                )
         return found
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
-        """Return the error to expect of a candidate that approximates, or None where none like it was measured.
+        """Return the expected error of an approximate candidate, or None where no like problem was measured.
 
-        It is the worst that was measured on problems of the same variant and gradients within an octave of the nearest
-        of them, and twice that for each octave that lies between.
+        It is the worst error measured on problems of the same variant and gradients within an octave of the nearest of
+        them, doubled for each octave to that nearest one.
         """
         like = [t for t in self._trials.get(problem.group, ()) if t.problem.words == problem.words]
         timings = [(t.problem, t.timings[name].relative_error) for t in like if name in t.timings]
         place = op.coordinates(problem)
-        told = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
-        if not told:
+        known = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
+        if not known:
             return None
-        nearest = min(distance for distance, _ in told)
-        return float(max(error for distance, error in told if distance <= nearest + 1) * 2.0**nearest)
+        nearest = min(distance for distance, _ in known)
+        return float(max(error for distance, error in known if distance <= nearest + 1) * 2.0**nearest)
 
     def _fit(self, op: Op, candidate: Candidate, group: tuple[str, str, str]) -> _Fit | None:
         key = (group, candidate.name)
@@ -136,22 +138,22 @@ class CostModel:
         return self._fits[key]
 
 
-class _Told(NamedTuple):
+class _Posterior(NamedTuple):
     mean: float
     sigma: float
     distance: float
 
 
 class _Fit:
-    """A price list, and a Gaussian process on the logarithms of what it misses."""
+    """Coefficients, and a Gaussian process on the residuals of log times."""
 
     def __init__(
-        self, op: Op, candidate: Candidate, trials: list[Trial], prices: Array, missed: Array, noise: Array
+        self, op: Op, candidate: Candidate, trials: list[Trial], coefficients: Array, residuals: Array, noise: Array
     ) -> None:
-        self._prices = prices
+        self._coefficients = coefficients
         self._places = np.array([_place(op, t.problem) for t in trials])
         between = _distances(self._places, self._places)
-        fits = [_condition(between, lengthscale, missed, noise) for lengthscale in _LENGTHSCALES]
+        fits = [_condition(between, lengthscale, residuals, noise) for lengthscale in _LENGTHSCALES]
         best = max(range(len(fits)), key=lambda index: fits[index].likelihood)
         self._lengthscale, self._fit = _LENGTHSCALES[best], fits[best]
 
@@ -159,36 +161,38 @@ class _Fit:
     def of_stock(cls, op: Op, stock: Candidate, trials: list[Trial]) -> _Fit:
         """Fit the times of stock themselves."""
         seconds = np.array([t.timings["stock"].seconds for t in trials])
-        prices = _fit_prices(_features(stock, [t.problem for t in trials]), seconds)
-        missed = np.log(seconds) - np.log(_priced(prices, stock, [t.problem for t in trials]))
-        return cls(op, stock, trials, prices, missed, np.zeros(len(trials)))
+        coefficients = _fit_coefficients(_features(stock, [t.problem for t in trials]), seconds)
+        residuals = np.log(seconds) - np.log(_seconds(coefficients, stock, [t.problem for t in trials]))
+        return cls(op, stock, trials, coefficients, residuals, np.zeros(len(trials)))
 
     @classmethod
     def of_ratio(cls, op: Op, candidate: Candidate, trials: list[Trial], stock: _Fit) -> _Fit:
         """Fit the ratios of a candidate to stock."""
         problems = [t.problem for t in trials]
         timings = [t.timings[candidate.name] for t in trials]
-        prices = _fit_prices(_features(candidate, problems), np.array([t.seconds for t in timings]))
-        prior = np.log(_priced(prices, candidate, problems)) - np.array([stock.price(op.stock, p) for p in problems])
-        missed = np.log([t.ratio for t in timings]) - prior
-        return cls(op, candidate, trials, prices, missed, np.array([t.noise for t in timings]))
+        coefficients = _fit_coefficients(_features(candidate, problems), np.array([t.seconds for t in timings]))
+        prior = np.log(_seconds(coefficients, candidate, problems)) - np.array(
+            [stock.baseline(op.stock, p) for p in problems]
+        )
+        residuals = np.log([t.ratio for t in timings]) - prior
+        return cls(op, candidate, trials, coefficients, residuals, np.array([t.noise for t in timings]))
 
-    def price(self, candidate: Candidate, problem: Problem) -> float:
-        """Log of the seconds by the price list alone."""
-        return float(np.log(_priced(self._prices, candidate, [problem])[0]))
+    def baseline(self, candidate: Candidate, problem: Problem) -> float:
+        """Return the log of the seconds by the coefficients alone."""
+        return float(np.log(_seconds(self._coefficients, candidate, [problem])[0]))
 
-    def predict(self, op: Op, problem: Problem, prior: float) -> _Told:
-        """Return the posterior of the log time or log ratio, `prior` being what the price list says."""
+    def predict(self, op: Op, problem: Problem, prior: float) -> _Posterior:
+        """Return the posterior of the log time or log ratio; `prior` comes from the coefficients."""
         distance = _distances(_place(op, problem)[None, :], self._places)[0]
         cross = self._fit.amplitude**2 * _matern32(distance / self._lengthscale)
         nearest = float(distance.min())
         explained = float(cross @ self._fit.precision @ cross)
         variance = max(self._fit.amplitude**2 - explained, 0.0) + (_DRIFT * nearest) ** 2
-        return _Told(prior + float(cross @ self._fit.weights), math.sqrt(variance), nearest)
+        return _Posterior(prior + float(cross @ self._fit.weights), math.sqrt(variance), nearest)
 
 
 class _Conditioned(NamedTuple):
-    """A Gaussian process conditioned on what a price list misses."""
+    """A Gaussian process conditioned on residuals."""
 
     amplitude: float
     precision: Array
@@ -196,16 +200,16 @@ class _Conditioned(NamedTuple):
     likelihood: float
 
 
-def _condition(between: Array, lengthscale: float, missed: Array, noise: Array) -> _Conditioned:
-    """Condition on the misses of a price list, given the lengthscale (Rasmussen and Williams 2006, alg. 2.1)."""
-    amplitude = max(_LEAST_AMPLITUDE, float(np.sqrt(np.mean(missed**2))))
+def _condition(between: Array, lengthscale: float, residuals: Array, noise: Array) -> _Conditioned:
+    """Condition on residuals, given the lengthscale (Rasmussen and Williams 2006, alg. 2.1)."""
+    amplitude = max(_LEAST_AMPLITUDE, float(np.sqrt(np.mean(residuals**2))))
     gram = amplitude**2 * _matern32(between / lengthscale)
     gram[np.diag_indices_from(gram)] += noise**2 + _NUGGET**2
     factor = np.linalg.cholesky(gram)
     inverse = np.linalg.inv(factor)
     precision = np.asarray(inverse.T @ inverse, dtype=np.float64)
-    weights = precision @ missed
-    likelihood = -0.5 * float(missed @ weights) - float(np.log(np.diag(factor)).sum())
+    weights = precision @ residuals
+    likelihood = -0.5 * float(residuals @ weights) - float(np.log(np.diag(factor)).sum())
     return _Conditioned(amplitude, precision, weights, likelihood)
 
 
@@ -215,7 +219,7 @@ def _matern32(distance: Array) -> Array:
 
 
 def _place(op: Op, problem: Problem) -> Array:
-    """Return the coordinates of a problem; each word is one more, and any two different words are as far apart."""
+    """Return the coordinates of a problem; each word is one more, and any two different words are equally far apart."""
     words = [float(hash(word)) for word in problem.words[:_WORDS]]
     return np.array([*op.coordinates(problem), *words, *[0.0] * (_WORDS - len(words))])
 
@@ -235,26 +239,26 @@ def _features(candidate: Candidate, problems: list[Problem]) -> Array:
     return np.array(rows, dtype=np.float64)
 
 
-def _fit_prices(features: Array, seconds: Array) -> Array:
-    """Return non-negative prices that minimise squared relative errors.
+def _fit_coefficients(features: Array, seconds: Array) -> Array:
+    """Return non-negative coefficients that minimise squared relative errors.
 
-    With four prices the best of the fifteen sub-problems without negative ones is found by trying them all
+    With four coefficients the best of the fifteen sub-problems without negative ones is found by trying them all
     (scipy's NNLS gives the same, but importing it takes longer than everything else at a first call).
     """
     relative = features / seconds[:, None]
     scale = np.maximum(relative.max(axis=0), 1e-300)
-    best, prices = math.inf, np.zeros(features.shape[1])
+    best, coefficients = math.inf, np.zeros(features.shape[1])
     used = [i for i in range(features.shape[1]) if features[:, i].any()]
     for size in range(1, len(used) + 1):
         for subset in itertools.combinations(used, size):
             columns = relative[:, subset] / scale[list(subset)]
             solution = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)[0]
-            missed = float(np.sum((columns @ solution - 1) ** 2))
-            if solution.min() >= 0 and missed < best:
-                best, prices = missed, np.zeros(features.shape[1])
-                prices[list(subset)] = solution / scale[list(subset)]
-    return prices
+            residuals = float(np.sum((columns @ solution - 1) ** 2))
+            if solution.min() >= 0 and residuals < best:
+                best, coefficients = residuals, np.zeros(features.shape[1])
+                coefficients[list(subset)] = solution / scale[list(subset)]
+    return coefficients
 
 
-def _priced(prices: Array, candidate: Candidate, problems: list[Problem]) -> Array:
-    return np.maximum(_features(candidate, problems) @ prices, _FLOOR)
+def _seconds(coefficients: Array, candidate: Candidate, problems: list[Problem]) -> Array:
+    return np.maximum(_features(candidate, problems) @ coefficients, _FLOOR)

@@ -1,7 +1,4 @@
-"""Plans of a calibration: the problems of each group, who contends for them, what they will cost, what to refine.
-
-Between `op` and `calibrate`: may import the floors below.
-"""
+"""Plans of a calibration: the problems of each group, their contenders, the predicted cost, the sizes to refine."""
 
 from __future__ import annotations
 
@@ -95,12 +92,12 @@ def between_winners(group: Group) -> Problem | None:
                 sizes = {s: round((getattr(one.problem, s) * getattr(other.problem, s)) ** 0.5) for s in SIZES}
                 gaps.append((distance, one.problem.replace(**sizes)))
 
-    def told(middle: Problem) -> bool:
+    def settled(middle: Problem) -> bool:
         place = group.op.coordinates(middle)
         return any(t.problem.words == middle.words and math.dist(place, other) < _NEAR for t, other in places)
 
     widest = sorted(gaps, key=lambda gap: gap[0], reverse=True)
-    return next((middle for _, middle in widest if not told(middle)), None)
+    return next((middle for _, middle in widest if not settled(middle)), None)
 
 
 def _differ(one: Trial, other: Trial) -> bool:

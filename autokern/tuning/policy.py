@@ -1,7 +1,7 @@
-"""Policy: which candidate serves a problem. Pure: everything it needs comes in as arguments.
+"""Policy: the candidate that serves a problem. Pure: everything it needs comes in as arguments.
 
-Order of precedence: what the user ordered; then the fastest feasible candidate as measured, but only if it beats
-stock by more than is uncertain; else stock. Floor 2: may import the floors below and `costs`.
+Order of precedence: the user's orders; then the candidate predicted to be fastest among those that can run, if it beats
+stock by more than the uncertainty; else stock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autokern.core.op import ACCURACIES, Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.core.units import sized
-from autokern.system.memory_limit import Room, least, refusal, ways_out
+from autokern.system.memory_limit import Limit, least, refusal, ways_out
 from autokern.tuning.cost_model import CostModel, Estimate
 
 __all__ = ["NOISE", "decide", "obstacles"]
@@ -36,13 +36,13 @@ _ROUGH = "its error was measured to be"
 
 
 def obstacles(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None = None
 ) -> dict[str, str]:
     """Return the reasons why candidates cannot serve a problem, by name; stock is refused for want of memory only.
 
     Parameters
     ----------
-    there : Room, optional
+    there : Limit, optional
         The memory that is there; None means that it is no concern.
     """
     accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
@@ -82,9 +82,9 @@ def _too_rough(error: float | None, most: float) -> str | None:
 def _cost_of(
     candidate: Candidate, op: Op, problem: Problem, flops: float, estimates: Mapping[str, Estimate], model: CostModel
 ) -> Cost:
-    told, rough = estimates.get(candidate.name), candidate.accuracy == "approximate"
+    estimate, rough = estimates.get(candidate.name), candidate.accuracy == "approximate"
     return Cost(
-        seconds=told.seconds if told else None,
+        seconds=estimate.seconds if estimate else None,
         flops=flops,
         memory=candidate.memory(problem),
         relative_error=model.relative_error(op, candidate.name, problem) if rough else None,
@@ -92,7 +92,7 @@ def _cost_of(
 
 
 def decide(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None = None, seen: int = 0
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None = None, seen: int = 0
 ) -> Decision:
     """Choose a candidate.
 
@@ -106,7 +106,7 @@ def decide(
         What was measured.
     settings : Settings
         What the user ordered.
-    there : Room, optional
+    there : Limit, optional
         The memory that is there; None means that it is no concern.
     seen : int
         Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
@@ -130,23 +130,23 @@ def decide(
     if not feasible:
         raise _nothing_fits(problem, op, model, settings, there)
     rough = [c for c in op.candidates if excluded.get(c.name, "").startswith(_ROUGH)]
-    told_of = model.estimate(op, problem, [*feasible, *rough])
-    estimates = {name: told for name, told in told_of.items() if name not in excluded or name == "stock"}
+    all_estimates = model.estimate(op, problem, [*feasible, *rough])
+    estimates = {name: estimate for name, estimate in all_estimates.items() if name not in excluded or name == "stock"}
     ranked = _ranked(op, problem, feasible, estimates)
     predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
     shown, flops = [*(op[name] for name in ranked), *rough], op.features(problem).flops
-    costs = {c.name: _cost_of(c, op, problem, flops, told_of, model) for c in shown}
+    costs = {c.name: _cost_of(c, op, problem, flops, all_estimates, model) for c in shown}
 
     def decision(name: str, reason: str, source: str, review: int = 0) -> Decision:
-        told = estimates.get(name)
+        estimate = estimates.get(name)
         return Decision(
             problem=problem,
             candidate=name,
             reason=reason,
             source=source,
             predicted=predicted,
-            margin=math.exp(-told.log_ratio) if told else 1.0,
-            uncertainty=told.sigma if told else 0.0,
+            margin=math.exp(-estimate.log_ratio) if estimate else 1.0,
+            uncertainty=estimate.sigma if estimate else 0.0,
             excluded=excluded,
             order=(name, *(n for n in ranked if n != name)),
             review=review,
@@ -183,16 +183,16 @@ def decide(
         if review:
             reason = f"what is faster compiles first, which {review} calls would repay"
         return decision("stock", reason, _source(estimates["stock"]), review)
-    told = estimates[name]
+    estimate = estimates[name]
     if doubtful:
         reason = "likely the fastest, and stock, which does far more work, is not known to be faster"
-    elif told.log_ratio + CONFIDENCE * told.sigma > -NOISE:
+    elif estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
         reason = "exact where stock approximates, and no slower beyond noise"
-    elif op[name].threads and any(other.log_ratio < told.log_ratio for other in estimates.values()):
+    elif op[name].threads and any(other.log_ratio < estimate.log_ratio for other in estimates.values()):
         reason = "as fast as any but for what is uncertain, with fewer threads"
     else:
         reason = "the fastest as measured, by more than is uncertain"
-    return decision(name, reason, _source(told), review)
+    return decision(name, reason, _source(estimate), review)
 
 
 def _repaid(
@@ -223,7 +223,7 @@ def _frugal(candidates: list[Candidate], problem: Problem) -> Candidate:
 
 
 def _nothing_fits(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Room | None
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None
 ) -> MemoryBudgetError:
     limit = least(settings.memory, there)
     assert limit is not None
@@ -235,10 +235,10 @@ def _nothing_fits(
     return refusal(asked, frugal.memory(problem), limit, ways)
 
 
-def _cost(op: Op, problem: Problem, name: str, told: Estimate) -> float:
+def _cost(op: Op, problem: Problem, name: str, estimate: Estimate) -> float:
     """Return the cautious log ratio to stock's time, less what an exact result may cost where stock approximates."""
     favoured = op[name].accuracy == "better" and op.approximates(problem)
-    return told.log_ratio + CONFIDENCE * told.sigma - (LEEWAY if favoured else 0.0)
+    return estimate.log_ratio + CONFIDENCE * estimate.sigma - (LEEWAY if favoured else 0.0)
 
 
 def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[str]:
@@ -254,8 +254,8 @@ def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapp
     if first.name != "stock" and first.name in estimates:
         best = estimates[first.name]
 
-        def near(told: Estimate) -> bool:
-            return told.log_ratio <= best.log_ratio + FEWER_THREADS + math.hypot(told.sigma, best.sigma)
+        def near(estimate: Estimate) -> bool:
+            return estimate.log_ratio <= best.log_ratio + FEWER_THREADS + math.hypot(estimate.sigma, best.sigma)
 
         few = [c for c in ranked if c.threads and c.name in estimates and near(estimates[c.name])]
         frugal = min(few, key=lambda c: c.threads, default=first)
@@ -264,8 +264,8 @@ def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapp
     return [c.name for c in ranked]
 
 
-def _source(told: Estimate) -> str:
-    return "measured" if told.distance < 0.1 else "interpolated" if told.distance < 2.5 else "extrapolated"
+def _source(estimate: Estimate) -> str:
+    return "measured" if estimate.distance < 0.1 else "interpolated" if estimate.distance < 2.5 else "extrapolated"
 
 
 def _ordered(

@@ -1,7 +1,7 @@
 """Profile: raw timings of candidates on problems on one host, as plain JSON.
 
 A profile keeps timings, never winners: policy may change without a new measurement. Merging two profiles of one
-host keeps every trial of both. Floor 0: may import only `problem`.
+host keeps every trial of both.
 """
 
 from __future__ import annotations
@@ -263,9 +263,9 @@ def decode(data: bytes) -> Profile:
             raise ProfileError(f"profile names an impossible size: {p}")
         for name, timing in trial.timings.items():
             positive = (timing.seconds, timing.ratio)
-            told = timing.relative_error or 0.0
+            relative = timing.relative_error or 0.0
             if not all(math.isfinite(v) and 1e-12 < v < 1e9 for v in positive) or not (
-                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0 and told >= 0
+                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0 and relative >= 0
             ):
                 raise ProfileError(f"profile holds an impossible timing of {name} on {p}")
     if not all(math.isfinite(v) and v >= 0 for v in profile.setup.values()):

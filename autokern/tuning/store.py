@@ -1,8 +1,7 @@
-"""Profiles in files: private, checked, atomic; whatever is wrong with them costs speed and never a call.
+"""Profiles in files: private, checked, atomic; a faulty file costs speed and never a call.
 
-One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and take none
-away; correctness rests on rename, locks only save work. Floor 0: may import `errors`, `settings`, `profile`, `files`,
-`seals`.
+One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and remove none.
+Correctness rests on rename; locks only save work.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from autokern.tuning.profile import SCHEMA, Profile, decode, encode
 __all__ = ["calibrating", "clear", "home", "load", "read_file", "save", "write_file"]
 
 _log = logging.getLogger("autokern")
-_told: set[str] = set()  # what this process has warned of or logged; the only state here
+_reported: set[str] = set()  # what this process has warned of or logged; the only state here
 
 _MOST_QUARANTINED = 5
 _STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
@@ -184,12 +183,12 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
 
 def _reset() -> None:
     """Forget what was warned of and logged (for tests)."""
-    _told.clear()
+    _reported.clear()
 
 
 def _first(what: str) -> bool:
-    known = what in _told
-    _told.add(what)
+    known = what in _reported
+    _reported.add(what)
     return not known
 
 

@@ -1,4 +1,4 @@
-"""Report: what a profile says, as plain data for tables and JSON. May import the floors below the command line."""
+"""Summaries of a profile as plain data, for tables and JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Honest timing: candidates take turns, every time is paired with stock's of the same round, and noise is reported.
 
-Identical functions timed one after the other differ by more than 5 % most of the time, because machines drift; taking
-turns and comparing within a round removes what both share. Floor 1: may import `profile`.
+Identical functions timed one after the other differ by more than 5 % most of the time, because machines drift. Taking
+turns and comparing within a round removes the drift that both share.
 """
 
 from __future__ import annotations

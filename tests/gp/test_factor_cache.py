@@ -1,4 +1,4 @@
-"""Strips, inverse factors and what they solve, their growth by new data, and how strategies keep them."""
+"""RowBlocks, inverse factors and what they solve, their growth by new data, and how strategies keep them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import autokern
 from autokern.gp import factor_cache
 from autokern.gp.factors import solved
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.row_blocks import Strips
+from autokern.gp.row_blocks import RowBlocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
@@ -57,26 +57,26 @@ def grown(matrix, rows):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """Strips of a few rows, so that small matrices have several."""
+    """RowBlocks of a few rows, so that small matrices have several."""
     module = sys.modules["autokern.gp.row_blocks"]
     monkeypatch.setattr(module, "_ROWS", 4)
     monkeypatch.setattr(module, "_SPARE", 3)
 
 
-# --- strips -----------------------------------------------------------------------------------------------------------
+# --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("n", [1, 255, 256, 257, 600])
 def test_products_are_those_of_the_dense_matrix(n, batch):
     matrix = lower(n, batch)
-    strips = Strips(matrix)
-    assert torch.equal(strips.dense(), matrix)
-    assert (strips.n, strips.batch) == (n, batch)
+    blocks = RowBlocks(matrix)
+    assert torch.equal(blocks.dense(), matrix)
+    assert (blocks.n, blocks.batch) == (n, batch)
     for lead in {(), batch, (5, *[1] * len(batch)), (5, *batch)}:
         b = drawn(*lead, 4, n, seed=1)
-        close(strips.right_transposed(b), b @ matrix.mT)
-        close(strips.right(b), b @ matrix)
+        close(blocks.right_transposed(b), b @ matrix.mT)
+        close(blocks.right(b), b @ matrix)
 
 
 @often
@@ -87,35 +87,35 @@ def test_products_are_those_of_the_dense_matrix(n, batch):
 )
 def test_rows_appended_many_times_make_the_dense_matrix(start, steps, batch):
     matrix = lower(start, batch)
-    strips = Strips(matrix)
+    blocks = RowBlocks(matrix)
     for seed, q in enumerate(steps):
-        rows = new_rows(strips.n, q, batch, seed)
-        matrix, strips = grown(matrix, rows), strips.appended(rows)
-    assert torch.equal(strips.dense(), matrix)
-    b = drawn(3, strips.n)
-    close(strips.right_transposed(b), b @ matrix.mT)
-    close(strips.right(b), b @ matrix)
+        rows = new_rows(blocks.n, q, batch, seed)
+        matrix, blocks = grown(matrix, rows), blocks.appended(rows)
+    assert torch.equal(blocks.dense(), matrix)
+    b = drawn(3, blocks.n)
+    close(blocks.right_transposed(b), b @ matrix.mT)
+    close(blocks.right(b), b @ matrix)
 
 
 @often
 @given(births=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 30)), max_size=12))
 def test_no_child_writes_into_another_of_the_family(births):
     """Whatever the family tree, all members keep their values bit for bit."""
-    family = [(Strips(lower(20)), lower(20))]
+    family = [(RowBlocks(lower(20)), lower(20))]
     for seed, (parent, q) in enumerate(births):
-        strips, matrix = family[parent % len(family)]
-        rows = new_rows(strips.n, q, seed=seed)
-        family.append((strips.appended(rows), grown(matrix, rows)))
-    for strips, matrix in family:
-        assert torch.equal(strips.dense(), matrix)
+        blocks, matrix = family[parent % len(family)]
+        rows = new_rows(blocks.n, q, seed=seed)
+        family.append((blocks.appended(rows), grown(matrix, rows)))
+    for blocks, matrix in family:
+        assert torch.equal(blocks.dense(), matrix)
 
 
-def memories(strips):
-    return [piece.untyped_storage().data_ptr() for _, _, piece in strips._pieces()]
+def memories(blocks):
+    return [piece.untyped_storage().data_ptr() for _, _, piece in blocks._pieces()]
 
 
 def test_what_is_there_is_shared_and_the_second_child_has_rows_of_its_own():
-    parent = Strips(lower(300))
+    parent = RowBlocks(lower(300))
     first, second = parent.appended(new_rows(300, 2)), parent.appended(new_rows(300, 2, seed=1))
     grandchild = first.appended(new_rows(302, 3))
     assert memories(parent)[0] == memories(first)[0] == memories(second)[0] == memories(grandchild)[0]
@@ -127,7 +127,7 @@ def test_what_is_there_is_shared_and_the_second_child_has_rows_of_its_own():
 
 
 def test_threads_that_append_to_one_parent_do_not_share_rows():
-    parent = Strips(lower(20)).appended(new_rows(20, 1))
+    parent = RowBlocks(lower(20)).appended(new_rows(20, 1))
     children, rows = {}, [new_rows(21, 1, seed=k) for k in range(16)]
     barrier = threading.Barrier(16)
 
@@ -147,12 +147,12 @@ def test_threads_that_append_to_one_parent_do_not_share_rows():
 @pytest.mark.parametrize("batch", BATCHES[:2], ids=str)
 @pytest.mark.parametrize("lead", [(), (2,), (3, 1)], ids=str)
 def test_derivatives_of_products_with_several_strips(batch, lead, narrow):
-    strips = Strips(lower(6, batch))
+    blocks = RowBlocks(lower(6, batch))
     for q in (1, 2, 3):
-        strips = strips.appended(new_rows(strips.n, q, batch))
-    assert len(strips._pieces()) > 2
-    b = drawn(*lead, 2, strips.n).requires_grad_()
-    for product in (strips.right_transposed, strips.right):
+        blocks = blocks.appended(new_rows(blocks.n, q, batch))
+    assert len(blocks._pieces()) > 2
+    b = drawn(*lead, 2, blocks.n).requires_grad_()
+    for product in (blocks.right_transposed, blocks.right):
         assert torch.autograd.gradcheck(product, b)
         assert torch.autograd.gradgradcheck(product, b)
 
@@ -160,12 +160,12 @@ def test_derivatives_of_products_with_several_strips(batch, lead, narrow):
 @pytest.mark.parametrize("product", ["right_transposed", "right"])
 def test_a_matrix_that_wants_gradients_stays_in_one_piece(product, narrow):
     inputs = lower(11).requires_grad_(), drawn(2, 11).requires_grad_()
-    assert torch.autograd.gradcheck(lambda matrix, b: getattr(Strips(matrix), product)(b), inputs)
+    assert torch.autograd.gradcheck(lambda matrix, b: getattr(RowBlocks(matrix), product)(b), inputs)
 
 
 @pytest.mark.parametrize("product", ["right_transposed", "right"])
 def test_a_graph_of_the_parent_survives_rows_of_children(product, narrow):
-    for parent in (Strips(lower(3)), Strips(lower(9)), Strips(lower(9)).appended(new_rows(9, 1))):
+    for parent in (RowBlocks(lower(3)), RowBlocks(lower(9)), RowBlocks(lower(9)).appended(new_rows(9, 1))):
         dense, b = parent.dense().clone(), drawn(2, parent.n).requires_grad_()
         out = getattr(parent, product)(b)
         for child in (parent.appended(new_rows(parent.n, 1)), parent.appended(new_rows(parent.n, 2))):

@@ -178,7 +178,7 @@ def test_an_interrupt_ends_a_long_product_at_once(threads, what):
         print("go", flush=True)
         if "{what}" == "forward":
             matmul.matmul(tree, None, rhs, Plan(768))
-        products.pulled(tree, None, rhs, rhs, Plan(768))
+        products.gradients(tree, None, rhs, rhs, Plan(768))
     """
     with child(code) as run:
         assert "go\n" in iter(run.stdout.readline, "")

@@ -93,7 +93,7 @@ def test_blocks_cover_all_points_once_and_are_no_larger_than_a_buffer(n, tile, m
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
 def test_every_pair_of_blocks_meets_once_and_no_block_twice_in_a_round(count):
     blocks = [(16 * k, 16 * k + 16) for k in range(count)]
-    rounds = list(partition.tournament(blocks))
+    rounds = list(partition.round_robin(blocks))
     assert sorted(pair for pairs in rounds for pair in pairs) == sorted(
         (a, b) for a in blocks for b in blocks if a >= b
     )
@@ -120,7 +120,7 @@ class Alone:
     def check(self):
         pass
 
-    meet = check
+    wait = check
 
 
 @given(
@@ -136,7 +136,7 @@ def test_tiles_cover_the_matrix_once_and_members_add_to_different_sums(n, m, sam
     for turn in partition.rounds(n, m, same, tile, members):
         writers = torch.full((2, max(n, m)), -1)  # who adds to the sums of a row, and of a column
         for number in range(members):
-            for at in partition.dealt([turn], tile, same, Alone(number, members)):
+            for at in partition.tiles_of([turn], tile, same, Alone(number, members)):
                 mirrored = same and at.top != at.left
                 covered[at.top : at.bottom, at.left : at.right] += 1
                 covered[at.left : at.right, at.top : at.bottom] += int(mirrored)

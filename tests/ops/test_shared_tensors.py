@@ -14,7 +14,7 @@ import autokern
 from autokern import kernels
 from autokern.core.autograd import Lent
 from autokern.core.op import get
-from autokern.gp.row_blocks import Strips
+from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import analytic, matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
@@ -195,9 +195,9 @@ def test_cotangents_of_quadratic_forms_and_log_determinants():
 
 def test_cotangents_of_strips():
     matrix = torch.linalg.cholesky(torch.eye(600, dtype=torch.float64) * 2)
-    strips, b = Strips(matrix), normal(4, 600).requires_grad_()
-    batched(lambda: strips.right_transposed(b), [b])
-    batched(lambda: strips.right(b), [b])
+    blocks, b = RowBlocks(matrix), normal(4, 600).requires_grad_()
+    batched(lambda: blocks.right_transposed(b), [b])
+    batched(lambda: blocks.right(b), [b])
 
 
 def test_what_is_lent_is_let_go_of():

@@ -17,7 +17,7 @@ from autokern.core.units import sized
 from autokern.gp import footprint
 from autokern.runtime import dispatch
 from autokern.system import host, memory_limit
-from autokern.system.memory_limit import LARGE, Room
+from autokern.system.memory_limit import LARGE, Limit
 
 GIB = 2**30
 
@@ -56,11 +56,11 @@ def test_the_least_of_order_and_what_is_there_counts(free):
 
 
 def test_least_is_pure():
-    there = Room(10, "free RAM", 2)
+    there = Limit(10, "free RAM", 2)
     assert memory_limit.least(None, None) is None
     assert memory_limit.least(None, there) is there
     assert memory_limit.least(10, there) is there
-    assert memory_limit.least(9, there) == memory_limit.least(9, None) == Room(9, memory_limit.ORDER)
+    assert memory_limit.least(9, there) == memory_limit.least(9, None) == Limit(9, memory_limit.ORDER)
 
 
 def test_nobody_looks_for_small_calls(free):

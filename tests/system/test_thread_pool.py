@@ -127,9 +127,9 @@ def test_nobody_passes_a_meeting_before_all_have_come(count):
     def work(member):
         for turn in range(20):
             arrived.append(turn)
-            member.meet()
+            member.wait()
             seen.append(arrived.count(turn))
-            member.meet()
+            member.wait()
 
     thread_pool.run(work, count)
     assert seen == [count] * (20 * count)
@@ -137,7 +137,7 @@ def test_nobody_passes_a_meeting_before_all_have_come(count):
 
 @each_count
 @pytest.mark.parametrize("who", ["first", "last"])
-@pytest.mark.parametrize("way", ["check", "meet"])
+@pytest.mark.parametrize("way", ["check", "wait"])
 def test_the_error_of_one_stops_the_others_and_is_raised(count, who, way):
     failing = 0 if who == "first" else count - 1
     late = []
@@ -145,8 +145,8 @@ def test_the_error_of_one_stops_the_others_and_is_raised(count, who, way):
     def work(member):
         if member.number == failing:
             raise ValueError("no")
-        if way == "meet":
-            member.meet()
+        if way == "wait":
+            member.wait()
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             member.check()
@@ -175,7 +175,7 @@ def test_errors_keep_their_kind(count, error):
     def work(member):
         if member.number == count - 1:
             raise error
-        member.meet()
+        member.wait()
 
     with pytest.raises(error):
         thread_pool.run(work, count)
@@ -184,7 +184,7 @@ def test_errors_keep_their_kind(count, error):
 def test_members_that_wait_are_released_when_another_ends_with_an_error():
     def work(member):
         if member.number:
-            member.meet()
+            member.wait()
         time.sleep(0.05)
         raise ValueError("no")
 
@@ -256,7 +256,7 @@ def test_an_interrupt_stops_all_wherever_it_comes(where):
             if where == "joining":
                 return
             if where == "meeting":
-                member.meet()
+                member.wait()
         deadline = time.monotonic() + 30
         try:
             while time.monotonic() < deadline:
@@ -334,7 +334,7 @@ def test_crews_of_several_threads_do_not_meet():
 
     def many(name):
         for _ in range(30):
-            thread_pool.run(lambda member: (member.meet(), found.append(name)), 3)
+            thread_pool.run(lambda member: (member.wait(), found.append(name)), 3)
 
     others = [threading.Thread(target=many, args=(name,)) for name in range(3)]
     for thread in others:

@@ -14,7 +14,7 @@ from autokern.core.errors import MemoryBudgetError, SettingsError
 from autokern.core.op import get, registered
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
-from autokern.system.memory_limit import Room
+from autokern.system.memory_limit import Limit
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import NOISE, decide, obstacles
 from autokern.tuning.profile import Ban, Profile, Timing, Trial
@@ -273,8 +273,8 @@ def test_exclude_for_another_op_is_none_of_ours(op):
 def test_stock_is_refused_for_want_of_memory_only(op):
     orders = Settings(exclude=frozenset({"stock"}))
     model = CostModel(Profile(banned=[Ban("synthetic", "stock", "float64", "cpu", "x")]))
-    assert "stock" not in obstacles(square(64), op, model, orders, Room(10**9, "x"))
-    for memory, there in ((1, None), (None, Room(1, "x"))):
+    assert "stock" not in obstacles(square(64), op, model, orders, Limit(10**9, "x"))
+    for memory, there in ((1, None), (None, Limit(1, "x"))):
         narrow = msgspec.structs.replace(orders, memory=memory)
         assert "may be taken" in obstacles(square(64), op, model, narrow, there)["stock"]
 
@@ -291,14 +291,14 @@ def test_memory(op):
     need = op["fast"].memory(square(64))
     ratios = {"fast": 0.5}
     assert chosen(op, ratios, square(64), Settings(memory=need)).candidate == "fast"
-    assert chosen(op, ratios, square(64), there=Room(need, "x")).candidate == "fast"
+    assert chosen(op, ratios, square(64), there=Limit(need, "x")).candidate == "fast"
     op.candidate("frugal", memory=lambda p: need // 2)(lambda a: a)
     op.candidate("slow", memory=lambda p: need // 3, compiles=True)(lambda a: a)
     for orders, there in (
         (Settings(memory=need - 1), None),
-        (ORDERS_NOTHING, Room(need - 1, "x")),
-        (Settings(memory=10 * need), Room(need - 1, "x")),
-        (Settings(memory=need - 1), Room(10 * need, "x")),
+        (ORDERS_NOTHING, Limit(need - 1, "x")),
+        (Settings(memory=10 * need), Limit(need - 1, "x")),
+        (Settings(memory=need - 1), Limit(10 * need, "x")),
     ):
         found = chosen(op, ratios, square(64), orders, there)
         assert found.candidate == "frugal"
@@ -332,9 +332,9 @@ def test_what_nothing_fits_is_refused_with_the_reason(op):
     with pytest.raises(MemoryBudgetError, match=r"synthetic\(m=640, n=640, float64, cpu\).*\(small\) needs 0.954 MiB"):
         chosen(op, {}, square(640), Settings(memory=10))
     with pytest.raises(MemoryBudgetError, match=r"10 bytes may be taken \(free RAM\).*float32"):
-        chosen(op, {}, square(640), Settings(memory=20), Room(10, "free RAM"))
+        chosen(op, {}, square(640), Settings(memory=20), Limit(10, "free RAM"))
     with pytest.raises(MemoryBudgetError, match=r"20 bytes may be taken \(AUTOKERN_MEMORY"):
-        chosen(op, {}, square(640), Settings(memory=20), Room(30, "free RAM"))
+        chosen(op, {}, square(640), Settings(memory=20), Limit(30, "free RAM"))
 
 
 def test_bans_hold_for_their_op_dtype_and_device(op):

@@ -1,8 +1,7 @@
-"""Bench: what autokern's choices are worth on this machine, by measuring.
+"""Bench: measures what autokern's choices are worth on this machine.
 
 `regret` times the chosen candidate of random problems against all others, `kernel_matrices` every way to a kernel
 matrix against stock, `end_to_end` real models with autokern off and on. Studies reuse `random_problems` and `regret`.
-May import the floors below the command line.
 """
 
 from autokern.cli.bench.end_to_end import Workload, end_to_end

@@ -1,4 +1,4 @@
-"""The kernel table: every way to a kernel matrix that people recommend, timed against stock on this machine.
+"""The kernel table: the ways to a kernel matrix that are often recommended, timed against stock on this machine.
 
 A function that is never evaluated, or a device that is never waited for, gives beautiful timings. So every result is
 compared with stock's before it is timed, all work is waited for, and on a CUDA device events and the profiler time

@@ -1,1 +1,1 @@
-"""Programs that `doctor` runs in a process of their own, as those of `autokern.system.probe_programs`."""
+"""Programs that `doctor` runs in processes of their own, like those of `autokern.system.probe_programs`."""

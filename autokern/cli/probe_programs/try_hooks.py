@@ -1,4 +1,4 @@
-"""Whether hooks are put in and taken out again, a small model agrees with stock, and a matrix too large is refused."""
+"""Whether hooks are installed and removed, a small model agrees with stock, and a matrix too large is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of running the candidates of each plugin once, as JSON."""
+"""The outcome of running the candidates of each plugin once, as JSON."""
 
 from __future__ import annotations
 

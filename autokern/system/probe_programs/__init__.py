@@ -1,5 +1,5 @@
-"""Programs that `probes` runs in a process of their own, one file each; the last line printed is the answer.
+"""Programs that `subprocess_probe` runs in a process of their own, one file each; the last line printed is the answer.
 
-`probes` runs each file by its path. `python -m` runs them too, but imports autokern first, and with it gpytorch and
-pykeops: `try_keops` could then not tell why pykeops cannot be imported.
+Each file is run by its path. `python -m` runs them too, but imports autokern first, and with it gpytorch and pykeops:
+`try_keops` could then not find out why pykeops cannot be imported.
 """
