@@ -42,6 +42,7 @@ from autokern.ops._shared import (
     needs_accelerator,
     needs_cpu_detour,
     needs_few,
+    no_accelerator,
     random_matrix,
     regime_features,
     with_copies,
@@ -273,7 +274,7 @@ def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
         return _stock(distribution, value)
 
 
-def _formless_why_not(problem: Problem) -> str | None:
+def _formless_unsupported(problem: Problem) -> str | None:
     if not iterates(problem):
         return "the covariance is factorised"
     return needs_few(problem)
@@ -281,7 +282,7 @@ def _formless_why_not(problem: Problem) -> str | None:
 
 @EXACT_LOG_PROB.candidate(
     "matrix-free",
-    why_not=_formless_why_not,
+    unsupported=_formless_unsupported,
     features=_stock_features,
     memory=_formless_memory,
     parts=True,
@@ -322,13 +323,15 @@ def _elsewhere(
 _copied = with_copies(EXACT_LOG_PROB.features, lambda p: 2 * p.n * (p.d + 2))
 
 
-@EXACT_LOG_PROB.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)
+@EXACT_LOG_PROB.candidate("cpu", accuracy="better", unsupported=needs_cpu_detour, features=_copied)
 def on_cpu(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the CPU: only points and gradients are copied."""
     return _elsewhere(distribution, noise, value, torch.device("cpu"))
 
 
-@EXACT_LOG_PROB.candidate("accelerator", accuracy="better", why_not=needs_accelerator, features=_copied)
+@EXACT_LOG_PROB.candidate(
+    "accelerator", accuracy="better", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied
+)
 def on_accelerator(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the accelerator: only points and gradients are copied."""
     return _elsewhere(distribution, noise, value, host.accelerator())
