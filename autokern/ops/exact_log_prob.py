@@ -29,6 +29,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.arguments import DIAGONAL, variances
 from autokern.kernels import tree as trees
+from autokern.kernels.family import known_family
 from autokern.kernels.far import centre_of
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
@@ -98,15 +99,10 @@ def _stock_features(problem: Problem) -> Features:
     return Features(100.0 + 30 * families, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
 
 
-def _kept_by_autograd(family: str, d: int) -> int:
-    """Matrices that autograd keeps of a scaled kernel with several lengthscales, the kernel itself included."""
-    return {"rbf": 3, "matern12": 6, "matern32": 7, "matern52": 7, "rq": 5, "periodic": 5 * d + 2}.get(family, 6)
-
-
 def _stock_memory(problem: Problem) -> int:
     """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives."""
     names = problem.variant.split("/")[0].split("+")
-    kept = sum(_kept_by_autograd(name, problem.d) for name in names) - (len(names) - 1)
+    kept = sum(of.kept(problem.d) if (of := known_family(name)) else 6 for name in names) - (len(names) - 1)
     more = 3.0 if iterates(problem) else 6.2
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
