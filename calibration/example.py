@@ -31,7 +31,7 @@ def markdown() -> str:
     parts = []
     for problem in (ASKED, NEARLY):
         op = get(problem.op)
-        decision = decide(problem, op, model, Settings())
+        decision = decide(problem, op, model, Settings(), recorded=True)
         estimates = model.estimate(op, problem, op.candidates)
         others = [name for name in estimates if name != "stock" and name not in decision.excluded]
         runner = min(others, key=lambda name: estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma)

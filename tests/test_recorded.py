@@ -36,7 +36,7 @@ def replay(trial: Trial, model: CostModel) -> str:
     """Return the decision on a recorded trial among the candidates that could run there."""
     op = get(trial.problem.op)
     absent = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.usual)
-    return decide(trial.problem, op, model, Settings(exclude=absent)).candidate
+    return decide(trial.problem, op, model, Settings(exclude=absent), recorded=True).candidate
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,11 @@ def _is_installed() -> bool:
     return importlib.util.find_spec("cupy") is not None
 
 
-def _why_not(problem: Problem) -> str | None:
-    if problem.device != "cuda":
-        return "the data is not on a CUDA device, and CuPy serves no others"
+def _unsupported(problem: Problem) -> str | None:
+    return None if problem.device == "cuda" else "the data is not on a CUDA device, and CuPy serves no others"
+
+
+def _unavailable(device: str) -> str | None:
     if torch.version.hip is not None:
         return "this torch is built for ROCm, and CuPy is used with CUDA only"
     return None if _is_installed() else "CuPy is not installed: `pip install 'autokern[cupy]'`"
@@ -95,16 +97,16 @@ def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return a, a.new_ones((), dtype=torch.int32)
 
 
-@CHOLESKY.candidate("cupy", why_not=_why_not)
+@CHOLESKY.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
 def cholesky_by_cupy(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """CuPy's Cholesky factorisation (cuSOLVER), in batches where there are any."""
     return with_ladder(_factor, a, jitter, max_tries)
 
 
-def _qr_why_not(problem: Problem) -> str | None:
+def _qr_unsupported(problem: Problem) -> str | None:
     if problem.grad and problem.m < problem.n:
         return "a matrix with more columns than rows has no gradient of its decomposition"
-    return _why_not(problem)
+    return _unsupported(problem)
 
 
 def _qr(a: torch.Tensor) -> Pair:
@@ -114,7 +116,7 @@ def _qr(a: torch.Tensor) -> Pair:
     return found[0], found[1]
 
 
-@QR.candidate("cupy", why_not=_qr_why_not)
+@QR.candidate("cupy", unsupported=_qr_unsupported, unavailable=_unavailable)
 def qr_by_cupy(a: torch.Tensor) -> Pair:
     """CuPy's Householder QR (cuSOLVER), in batches where there are any."""
     return differentiable_qr(_qr, a)
@@ -141,7 +143,7 @@ class _Eigh(torch.autograd.Function):
         return vectors @ turned @ vectors.mT
 
 
-@EIGH.candidate("cupy", why_not=_why_not)
+@EIGH.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
 def eigh_by_cupy(a: torch.Tensor) -> Pair:
     """CuPy's eigendecomposition (cuSOLVER: divide and conquer, Jacobi rotations for batches)."""
     values, vectors = _Eigh.apply(a)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-__all__ = ["allow", "forget", "recorded", "why_not"]
+__all__ = ["allow", "forget", "recorded", "unavailable"]
 
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")
@@ -67,7 +67,7 @@ def allow(yes: bool) -> None:
     _allowed = yes
 
 
-def why_not(device: str) -> str | None:
+def unavailable(device: str) -> str | None:
     """Return why nothing can be recorded on a kind of device, or None if it can."""
     if device != "cuda":
         return "only what a CUDA device runs can be recorded"

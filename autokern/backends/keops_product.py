@@ -24,14 +24,14 @@ from autokern.ops._shared import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system.keops import at_work, keops_problem
 
-__all__ = ["product", "why_not"]
+__all__ = ["product", "unsupported"]
 
 _WIDTHS = (1, 4, 16, 64)
 """Numbers of columns that are compiled for; others are filled up with zeros or taken 64 at a time."""
 _MOST_DIMENSIONS = {"cpu": 200, "cuda": 100}
 
 
-def why_not(d: int, device: str = "cpu") -> str | None:
+def unsupported(d: int, device: str = "cpu") -> str | None:
     """Return why a product is no matter for KeOps by its dimensions, or None.
 
     A thread keeps its point in registers. On a GPU they overflow at some 110 dimensions, where a product takes 50 times
@@ -194,10 +194,10 @@ def _formula(form: _Form, columns: int, pull: bool) -> tuple[str, tuple[list[flo
     return result.formula, result.variables
 
 
-def _keops_why_not(problem: Problem) -> str | None:
+def _keops_unsupported(problem: Problem) -> str | None:
     if (many := needs_few(problem)) is not None:
         return many
-    return why_not(problem.d * leaves(problem), problem.device) or keops_problem(problem.device)
+    return unsupported(problem.d * leaves(problem), problem.device)
 
 
 def _keops_features(problem: Problem) -> Features:
@@ -206,7 +206,14 @@ def _keops_features(problem: Problem) -> Features:
     return Features(plain.calls + 10, 6.0 * plain.flops, float(of_outputs(problem)))
 
 
-@KERNEL_MATMUL.candidate("keops", why_not=_keops_why_not, memory=of_outputs, features=_keops_features, compiles=True)
+@KERNEL_MATMUL.candidate(
+    "keops",
+    unsupported=_keops_unsupported,
+    unavailable=keops_problem,
+    memory=of_outputs,
+    features=_keops_features,
+    compiles=True,
+)
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
     first, others = forms.both(kernel, x1, x2)

@@ -68,11 +68,11 @@ def _only_float64(problem: Problem) -> str | None:
     return None if problem.dtype == "float64" else "the data is in float32 already"
 
 
-def _float32_why_not(problem: Problem) -> str | None:
+def _float32_unsupported(problem: Problem) -> str | None:
     return _only_float64(problem) or needs_few(problem)
 
 
-def _tensor_cores_why_not(problem: Problem) -> str | None:
+def _tensor_cores_unsupported(problem: Problem) -> str | None:
     if problem.device != "cuda":
         return "its precision is that of a GPU's tensor cores"
     return needs_few(problem)
@@ -89,7 +89,7 @@ def _low_features(problem: Problem) -> Features:
     return features_with(2, is_same(problem))(problem.replace(dtype="float32"))
 
 
-def _add(name: str, precision: str, summary: str, why_not: Callable[[Problem], str | None]) -> None:
+def _add(name: str, precision: str, summary: str, unsupported: Callable[[Problem], str | None]) -> None:
     """Register a kernel product in a precision."""
 
     def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
@@ -97,15 +97,15 @@ def _add(name: str, precision: str, summary: str, why_not: Callable[[Problem], s
 
     run.__doc__ = summary
     register = KERNEL_MATMUL.candidate(
-        name, accuracy="approximate", why_not=why_not, memory=_low_memory, features=_low_features
+        name, accuracy="approximate", unsupported=unsupported, memory=_low_memory, features=_low_features
     )
     register(run)
 
 
-_add("float32", "", "Tile by tile in float32, for points and columns in float64.", _float32_why_not)
-_add("tf32", "tf32", "Tile by tile, products in TF32 on tensor cores.", _tensor_cores_why_not)
-_add("float16", "float16", "Tile by tile, points in float16 on tensor cores.", _tensor_cores_why_not)
-_add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores.", _tensor_cores_why_not)
+_add("float32", "", "Tile by tile in float32, for points and columns in float64.", _float32_unsupported)
+_add("tf32", "tf32", "Tile by tile, products in TF32 on tensor cores.", _tensor_cores_unsupported)
+_add("float16", "float16", "Tile by tile, points in float16 on tensor cores.", _tensor_cores_unsupported)
+_add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores.", _tensor_cores_unsupported)
 
 
 def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
@@ -126,7 +126,7 @@ def _mixed_features(problem: Problem) -> Features:
 
 
 @INV_QUAD_LOGDET.candidate(
-    "mixed", accuracy="approximate", why_not=_only_float64, memory=_in_matrices(1.6, 0.6), features=_mixed_features
+    "mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(1.6, 0.6), features=_mixed_features
 )
 def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Factor and inverse in float32, solutions refined to float64 by conjugate gradients."""
@@ -134,7 +134,7 @@ def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> 
 
 
 @EXACT_LOG_PROB.candidate(
-    "mixed", accuracy="approximate", why_not=_only_float64, memory=_in_matrices(2.6, 1.6), features=_mixed_features
+    "mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(2.6, 1.6), features=_mixed_features
 )
 def log_prob_mixed(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""

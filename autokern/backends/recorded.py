@@ -57,11 +57,11 @@ class _Recorded(torch.autograd.Function):
         return None, None, None, *found
 
 
-def _why_not(problem: Problem) -> str | None:
-    refused = graphs.why_not(problem.device)
-    if refused is None and problem.batch * problem.n**2 * problem.itemsize > _MOST_BYTES:
-        return "so large that its launches take no time to speak of"
-    return refused
+def _unsupported(problem: Problem) -> str | None:
+    if problem.device != "cuda":
+        return "only what a CUDA device runs can be recorded"
+    large = problem.batch * problem.n**2 * problem.itemsize > _MOST_BYTES
+    return "so large that its launches take no time to speak of" if large else None
 
 
 def _features(problem: Problem) -> Features:
@@ -75,7 +75,13 @@ def _memory(problem: Problem) -> int:
 
 
 @EXACT_LOG_PROB.candidate(
-    "graph", accuracy="better", why_not=_why_not, features=_features, memory=_memory, compiles=True
+    "graph",
+    accuracy="better",
+    unsupported=_unsupported,
+    unavailable=graphs.unavailable,
+    features=_features,
+    memory=_memory,
+    compiles=True,
 )
 def by_recording(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Density and gradients as one recorded CUDA graph, for steps of one shape that come again and again."""

@@ -77,10 +77,6 @@ def _jax_problem(device: str) -> str | None:
     return None
 
 
-def _why_not(problem: Problem) -> str | None:
-    return needs_few(problem) or _jax_problem(problem.device)
-
-
 def _padded(size: int) -> int:
     """Return a size of few binary digits that is not much larger: each one is compiled for."""
     return -(-size // step) * step if (step := 2 ** max(0, size.bit_length() - 5)) > 1 else size
@@ -100,7 +96,9 @@ def _memory(problem: Problem) -> int:
     return max(whole, in_tiles(768)(problem)) if problem.grad else whole
 
 
-@KERNEL_MATMUL.candidate("xla", why_not=_why_not, memory=_memory, features=features_with(2), compiles=True)
+@KERNEL_MATMUL.candidate(
+    "xla", unsupported=needs_few, unavailable=_jax_problem, memory=_memory, features=features_with(2), compiles=True
+)
 def by_xla(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """JAX's compiler with the family's own formula, by blocks of rows: compiled once per form, sizes and dtype."""
     by = products.product if host.forked() else product  # a memo outlives a fork, JAX's threads do not

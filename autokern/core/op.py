@@ -11,13 +11,14 @@ import abc
 import contextlib
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from autokern.core.arguments import rebuilt, tensors_in
+from autokern.core.candidate import ACCURACIES, Candidate, Run, nothing
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
 
@@ -35,12 +36,9 @@ __all__ = [
     "registering",
 ]
 
-ACCURACIES = ("same", "better", "approximate")
 LEVELS = ("quick", "full")
 WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
 """How far apart an octave of each size puts two problems; doubling both sides of a matrix is one octave."""
-
-Run = Callable[..., Any]
 
 
 class _Inside(threading.local):
@@ -57,59 +55,6 @@ class _Inside(threading.local):
 
 inside = _Inside()
 _REGISTRY: dict[str, Op] = {}
-
-
-def _always(_: Problem) -> str | None:
-    return None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compute an Op.
-
-    Parameters
-    ----------
-    name : str
-        Unique within the Op.
-    run : callable
-        Takes the Op's arguments, returns what the Op returns.
-    accuracy : {"same", "better", "approximate"}
-        ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates,
-        ``approximate`` is never chosen unless asked for.
-    why_not : callable
-        Maps a Problem to the reason why this candidate cannot serve it, or None where it can.
-    memory : callable
-        Maps a Problem to the bytes it allocates at its peak, results included.
-    features : callable
-        Maps a Problem to the Features of this candidate, for extrapolation.
-    compiles : bool
-        Whether the first call in a process compiles, which takes long: measured only by a full calibration, and chosen
-        only where the saving repays it.
-    threads : int
-        Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
-    parts : bool
-        Whether it is made of calls that are ops of their own, which then are dispatched inside of it.
-    as_stock : bool
-        Whether it does what stock does with other products: where stock approximates so does it, and it is not banned
-        for that.
-    source : str
-        The plugin that it comes from; empty for those that stand beside their Op.
-    summary : str
-        One line for people.
-    """
-
-    name: str
-    run: Run
-    accuracy: str = "same"
-    why_not: Callable[[Problem], str | None] = _always
-    memory: Callable[[Problem], int] = lambda problem: 0
-    features: Callable[[Problem], Features] = lambda problem: Features()
-    compiles: bool = False
-    threads: int = 0
-    parts: bool = False
-    as_stock: bool = False
-    source: str = ""
-    summary: str = ""
 
 
 class Trialled(NamedTuple):
@@ -178,7 +123,7 @@ class Op(abc.ABC):
             return a.mT @ a
 
 
-        @GRAM.candidate("rows", why_not=lambda problem: "too many rows" if problem.m > 100 else None)
+        @GRAM.candidate("rows", unsupported=lambda problem: "too many rows" if problem.m > 100 else None)
         def by_rows(a: torch.Tensor) -> torch.Tensor:
             '''The sum of the outer products of all rows.'''
             return (a.unsqueeze(-1) * a.unsqueeze(-2)).sum(-3)
@@ -274,15 +219,31 @@ class Op(abc.ABC):
         name: str,
         *,
         accuracy: str = "same",
-        why_not: Callable[[Problem], str | None] = _always,
+        unsupported: Callable[[Problem], str | None] = nothing,
+        unavailable: Callable[[str], str | None] = nothing,
         memory: Callable[[Problem], int] | None = None,
         features: Callable[[Problem], Features] | None = None,
         compiles: bool = False,
         threads: int = 0,
         parts: bool = False,
         as_stock: bool = False,
+        why_not: Callable[[Problem], str | None] | None = None,
+        setup: bool | None = None,
     ) -> Callable[[Run], Run]:
-        """Return a decorator that registers a function as a candidate; the first one must be ``stock``."""
+        """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
+
+        `Candidate` says what the arguments are. Deprecated are `why_not`, which is `unsupported` and `unavailable` in
+        one, and `setup`, which is `compiles`.
+        """
+        if why_not is not None:
+            told = (
+                "why_not is deprecated: say `unsupported` for what a problem rules out, `unavailable` for the machine"
+            )
+            warnings.warn(f"{self.name}.{name}: {told}", DeprecationWarning, stacklevel=2)
+            unsupported = why_not
+        if setup is not None:
+            warnings.warn(f"{self.name}.{name}: setup is deprecated: say `compiles`", DeprecationWarning, stacklevel=2)
+            compiles = setup
         if accuracy not in ACCURACIES:
             raise AutokernError(f"{self.name}.{name}: accuracy {accuracy!r} is none of {', '.join(ACCURACIES)}")
         if name in self.names() or (not self.candidates) != (name == "stock"):
@@ -295,7 +256,8 @@ class Op(abc.ABC):
                     name=name,
                     run=run,
                     accuracy=accuracy,
-                    why_not=why_not,
+                    unsupported=unsupported,
+                    unavailable=unavailable,
                     memory=memory or self.memory,
                     features=features or self.features,
                     compiles=compiles,
@@ -392,18 +354,6 @@ def registered() -> list[Op]:
     return [_REGISTRY[name] for name in sorted(_REGISTRY)]
 
 
-def _from(source: str, candidate: Candidate) -> Candidate:
-    """Return a plugin's candidate, which cannot serve where its own `why_not` raises."""
-
-    def why_not(problem: Problem) -> str | None:
-        try:
-            return candidate.why_not(problem)
-        except Exception as error:
-            return f"its why_not raised {type(error).__name__}: {error}"
-
-    return replace(candidate, source=source, why_not=why_not)
-
-
 @contextlib.contextmanager
 def registering(source: str) -> Iterator[None]:
     """Note of the candidates that are registered inside the block where they come from.
@@ -421,7 +371,7 @@ def registering(source: str) -> Iterator[None]:
         raise
     for name, op in _REGISTRY.items():
         known = {id(candidate) for candidate in before.get(name, ())}
-        op.candidates[:] = [c if id(c) in known else _from(source, c) for c in op.candidates]
+        op.candidates[:] = [c if id(c) in known else c.of_plugin(source) for c in op.candidates]
 
 
 def known(name: str) -> bool:

@@ -20,14 +20,12 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern import kernels
 from autokern.core.op import get
-from autokern.hooks.install import Patch, everywhere, is_enabled
+from autokern.hooks.install import hook, is_enabled
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.ops.exact_log_prob import parts
 from autokern.runtime.dispatch import route
-
-__all__ = ["patches"]
 
 _dispatch = route(get("kernel_matrix"), looked=True)
 _dispatch_log_prob = route(get("exact_log_prob"), looked=True)
@@ -85,7 +83,7 @@ def _hooked_scale() -> Any:
 _stock_log_prob = MultivariateNormal.log_prob
 
 
-@functools.wraps(_stock_log_prob)
+@hook(MultivariateNormal, "log_prob")
 def _log_prob(self: Any, value: Any) -> Any:
     exact = None if self._validate_args or _stay_out() else _factorises(self, None)
     if exact is None or _asked_before(self._covar):
@@ -112,7 +110,7 @@ def _asked_before(covariance: Any) -> bool:
 _stock_objective = ExactMarginalLogLikelihood.forward
 
 
-@functools.wraps(_stock_objective)
+@hook(ExactMarginalLogLikelihood, "forward")
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
     """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first.
 
@@ -152,26 +150,8 @@ def _use_keops(x1: Any, x2: Any) -> bool:
     return bool(gpytorch.settings.use_keops.on() and min(x1.size(-2), x2.size(-2)) >= DEFAULT)
 
 
-def _keops_patches() -> list[Patch]:
-    """Return the patches of the KeOps switch, at every place that holds it by value; none without KeOps."""
-    if _stock_use_keops is None:
-        return []
-    _use_keops.__wrapped__ = _stock_use_keops  # type: ignore[attr-defined]
-    return everywhere("gpytorch.kernels.keops", "_use_keops", _stock_use_keops, _use_keops)
-
-
-_replacements = {RBFKernel: _hooked(RBFKernel), MaternKernel: _hooked(MaternKernel), ScaleKernel: _hooked_scale()}
-
-
-def patches() -> list[Patch]:
-    """Return the patches of gpytorch."""
-    forwards = [Patch(kind, "forward", replacement) for kind, replacement in _replacements.items()]
-    densities = [
-        Patch(MultivariateNormal, "log_prob", _log_prob),
-        Patch(ExactMarginalLogLikelihood, "forward", _objective),
-    ]
-    return [
-        *forwards,
-        *densities,
-        *_keops_patches(),
-    ]
+if _stock_use_keops is not None:
+    hook(_keops, "_use_keops", everywhere="gpytorch.kernels.keops")(_use_keops)
+for _kind in (RBFKernel, MaternKernel):
+    hook(_kind, "forward")(_hooked(_kind))
+hook(ScaleKernel, "forward")(_hooked_scale())

@@ -7,18 +7,25 @@ mock, say) has replaced the patch since.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import pkgutil
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from autokern import hooks
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch
 from autokern.system import buffers, host, threads
 
-__all__ = ["Patch", "disable", "enable", "enabled", "everywhere", "is_enabled", "patches"]
+__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches"]
+
+_Replacement = TypeVar("_Replacement")
 
 
 class Patch(NamedTuple):
@@ -29,19 +36,49 @@ class Patch(NamedTuple):
     replacement: Any
 
 
+_hooks: dict[tuple[Any, str], tuple[Patch, str]] = {}
+
+
+def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement], _Replacement]:
+    """Return a decorator that declares what takes the place of an attribute while autokern is enabled.
+
+    A hook is one decorated function, in a file of `autokern/hooks/` or in any module that is imported before `enable`.
+    It gets the name and the docstring of what it replaces, which stays there as its ``__wrapped__``.
+
+    Parameters
+    ----------
+    owner : module or class
+        Has the attribute in its own namespace.
+    name : str
+        Name of the attribute.
+    everywhere : str
+        Package in all of whose modules, itself included, the function is replaced where they hold it by value.
+    """
+    original = vars(owner)[name]
+
+    def declare(replacement: _Replacement) -> _Replacement:
+        if isinstance(replacement, FunctionType):
+            functools.update_wrapper(replacement, getattr(owner, name))
+        replacement.__wrapped__ = original  # type: ignore[attr-defined]
+        _hooks[owner, name] = Patch(owner, name, replacement), everywhere
+        return replacement
+
+    return declare
+
+
 def patches() -> list[Patch]:
-    """Return all patches of gpytorch and linear_operator, in the order of installation."""
-    from autokern.hooks import gpytorch, linear_operator, matrixfree, memory, prediction
-
-    return [
-        patch for module in (linear_operator, gpytorch, prediction, memory, matrixfree) for patch in module.patches()
-    ]
+    """Return the patches of all hooks that are declared, in the order of installation."""
+    for module in pkgutil.iter_modules(hooks.__path__):
+        importlib.import_module(f"{hooks.__name__}.{module.name}")
+    return [patch for declared, package in _hooks.values() for patch in (declared, *_others(declared, package))]
 
 
-def everywhere(package: str, name: str, original: Any, replacement: Any) -> list[Patch]:
-    """Return patches of all modules of a package, itself included, that hold a function by value under its name."""
-    holders = [m for n, m in sorted(sys.modules.items()) if m is not None and f"{n}.".startswith(f"{package}.")]
-    return [Patch(module, name, replacement) for module in holders if vars(module).get(name) is original]
+def _others(declared: Patch, package: str) -> Iterator[Patch]:
+    """Yield the patches of the other modules of a package that hold a function by value under its name."""
+    for name, module in sorted(sys.modules.items()) if package else ():
+        held = None if module in (None, declared.owner) else vars(module).get(declared.name)
+        if f"{name}.".startswith(f"{package}.") and held is declared.replacement.__wrapped__:
+            yield declared._replace(owner=module)
 
 
 _lock = threading.RLock()

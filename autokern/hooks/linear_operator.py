@@ -6,22 +6,21 @@ transformed code, a library setting that the user changed, an argument the ops d
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from typing import Any
 
 import torch
 from linear_operator import settings as library
-from linear_operator.operators import DenseLinearOperator, LinearOperator, _linear_operator
+from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
 from autokern.core.op import get
-from autokern.hooks.install import Patch, everywhere, is_enabled
+from autokern.hooks.install import hook, is_enabled
 from autokern.hooks.solver_choice import EXACT, ORDERED, regime
 from autokern.runtime.dispatch import bypassed, route
 
-__all__ = ["patches", "stay_out"]
+__all__ = ["stay_out"]
 
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
@@ -50,7 +49,7 @@ def stay_out() -> bool:
 _stock_cholesky = _cholesky_module._psd_safe_cholesky
 
 
-@functools.wraps(_stock_cholesky)
+@hook(_cholesky_module, "_psd_safe_cholesky")
 def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max_tries: int | None = None) -> Any:
     if out is not None or stay_out():
         return _stock_cholesky(A, out=out, jitter=jitter, max_tries=max_tries)
@@ -60,7 +59,7 @@ def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max
 _stock_qr = qr_module.stable_qr
 
 
-@functools.wraps(_stock_qr)
+@hook(qr_module, "stable_qr", everywhere="linear_operator")
 def _stable_qr(mat: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_qr(mat)
@@ -76,7 +75,7 @@ def _stable_qr(mat: Any) -> Any:
 _stock_pinverse = _pinverse_module.stable_pinverse
 
 
-@functools.wraps(_stock_pinverse)
+@hook(_pinverse_module, "stable_pinverse", everywhere="linear_operator")
 def _stable_pinverse(A: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_pinverse(A)
@@ -86,7 +85,7 @@ def _stable_pinverse(A: Any) -> Any:
 _stock_symeig = LinearOperator._symeig
 
 
-@functools.wraps(_stock_symeig)
+@hook(LinearOperator, "_symeig")
 def _symeig(self: Any, eigenvectors: bool = False, return_evals_as_lazy: bool | None = False) -> Any:
     if stay_out():
         return _stock_symeig(self, eigenvectors, return_evals_as_lazy)
@@ -104,7 +103,7 @@ def _always_stock(matrix: Any) -> bool:
 _stock_tridiagonal = _lanczos_module.lanczos_tridiag_to_diag
 
 
-@functools.wraps(_stock_tridiagonal)
+@hook(_lanczos_module, "lanczos_tridiag_to_diag", everywhere="linear_operator")
 def _lanczos_tridiag_to_diag(t_mat: Any) -> Any:
     if stay_out() or _always_stock(t_mat):
         return _stock_tridiagonal(t_mat)
@@ -116,7 +115,7 @@ def _lanczos_tridiag_to_diag(t_mat: Any) -> Any:
 _stock_matmul = DenseLinearOperator._matmul
 
 
-@functools.wraps(_stock_matmul)
+@hook(DenseLinearOperator, "_matmul")
 def _matmul(self: Any, rhs: Any) -> Any:
     if rhs.dim() < 2 or stay_out():
         return _stock_matmul(self, rhs)
@@ -126,7 +125,7 @@ def _matmul(self: Any, rhs: Any) -> Any:
 _stock_t_matmul = DenseLinearOperator._t_matmul
 
 
-@functools.wraps(_stock_t_matmul)
+@hook(DenseLinearOperator, "_t_matmul")
 def _t_matmul(self: Any, rhs: Any) -> Any:
     if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
         return _stock_t_matmul(self, rhs)
@@ -136,7 +135,7 @@ def _t_matmul(self: Any, rhs: Any) -> Any:
 _stock_inv_quad_logdet = LinearOperator.inv_quad_logdet
 
 
-@functools.wraps(_stock_inv_quad_logdet)
+@hook(LinearOperator, "inv_quad_logdet")
 def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:
@@ -170,7 +169,7 @@ _reuse = _Reuse()
 _stock_solve = _solve_module._solve
 
 
-@functools.wraps(_stock_solve)
+@hook(_solve_module, "_solve")
 def _solve(linear_op: Any, rhs: Any) -> Any:
     known = _reuse.operator
     if known is not None and _same_tensors(known, linear_op):
@@ -189,7 +188,7 @@ def _same_tensors(one: Any, other: Any) -> bool:
 _stock_solve_backward = _solve_module.Solve.backward
 
 
-@functools.wraps(_stock_solve_backward)
+@hook(_solve_module.Solve, "backward")
 def _solve_backward(ctx: Any, grad_output: Any) -> Any:
     """Solve with the factor of the forward pass, where the library builds its operator again and factorises it."""
     before = _reuse.operator
@@ -198,25 +197,3 @@ def _solve_backward(ctx: Any, grad_output: Any) -> Any:
         return _stock_solve_backward(ctx, grad_output)
     finally:
         _reuse.operator = before
-
-
-_solve_backward.__wrapped__ = vars(_solve_module.Solve)["backward"]  # the static method itself
-
-
-def patches() -> list[Patch]:
-    """Return the patches of linear_operator, at every place that holds the function by value."""
-    by_value = {
-        "stable_qr": (_stock_qr, _stable_qr),
-        "stable_pinverse": (_stock_pinverse, _stable_pinverse),
-        "lanczos_tridiag_to_diag": (_stock_tridiagonal, _lanczos_tridiag_to_diag),
-    }
-    return [
-        *(patch for name, both in by_value.items() for patch in everywhere("linear_operator", name, *both)),
-        Patch(_cholesky_module, "_psd_safe_cholesky", _psd_safe_cholesky),
-        Patch(_solve_module, "_solve", _solve),
-        Patch(_solve_module.Solve, "backward", _solve_backward),
-        Patch(_linear_operator.LinearOperator, "_symeig", _symeig),
-        Patch(_linear_operator.LinearOperator, "inv_quad_logdet", _inv_quad_logdet),
-        Patch(DenseLinearOperator, "_matmul", _matmul),
-        Patch(DenseLinearOperator, "_t_matmul", _t_matmul),
-    ]

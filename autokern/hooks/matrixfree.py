@@ -7,7 +7,6 @@ a kernel becomes one operator: the library would mistake a product of two operat
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from linear_operator.operators import LinearOperator
 
 from autokern.core.op import get, inside
 from autokern.gp import footprint
-from autokern.hooks.install import Patch
+from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import trivial, unless_it_fails
@@ -27,7 +26,7 @@ from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
 
-__all__ = ["instead_of_dense", "patches", "too_large"]
+__all__ = ["instead_of_dense", "too_large"]
 
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
@@ -106,7 +105,7 @@ def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
 _stock_mul_matrix = LinearOperator._mul_matrix
 
 
-@functools.wraps(_stock_mul_matrix)
+@hook(LinearOperator, "_mul_matrix")
 def _mul_matrix(self: Any, other: Any) -> Any:
     """Multiply element by element what stands in for a dense matrix as the library does dense ones: exactly."""
     if stay_out():
@@ -117,8 +116,3 @@ def _mul_matrix(self: Any, other: Any) -> Any:
     if isinstance(two, MatrixFreeKernelOperator):
         return two._mul_matrix(one)
     return _stock_mul_matrix(one, two)
-
-
-def patches() -> list[Patch]:
-    """Return the patch of products of operators."""
-    return [Patch(LinearOperator, "_mul_matrix", _mul_matrix)]

@@ -33,13 +33,13 @@ from linear_operator.utils.memoize import add_to_cache
 
 from autokern.gp import footprint
 from autokern.hooks import matrixfree
-from autokern.hooks.install import Patch, everywhere
+from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import unless_it_fails
 from autokern.system import memory_limit
 
-__all__ = ["guard_cache", "needed", "patches"]
+__all__ = ["guard_cache", "needed"]
 
 _WORTH_A_LOOK = 2**17
 """Elements of a matrix below which no count of matrices comes to `budget.LARGE` bytes: 512 times eight bytes each."""
@@ -101,7 +101,7 @@ def _kept(subject: Any, name: str) -> bool:
 _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 
 
-@functools.wraps(_stock_evaluate_kernel)
+@hook(LazyEvaluatedKernelTensor, "evaluate_kernel")
 def _evaluate_kernel(self: Any) -> Any:
     """Go matrix-free where called for, else guard; leave the kernel as it was if it raises, in candidates too."""
     kernel = self.kernel
@@ -128,7 +128,7 @@ def _evaluate_kernel(self: Any) -> Any:
 _stock_covar_dist = Kernel.covar_dist
 
 
-@functools.wraps(_stock_covar_dist)
+@hook(Kernel, "covar_dist")
 def _covar_dist(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **more: Any) -> Any:
     if not (diag or stay_out()) and x1.numel() * x2.shape[-2] >= _WORTH_A_LOOK:
         per_dimension = x1.shape[-1] if last_dim_is_batch else 1
@@ -154,7 +154,7 @@ _keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]
 _stock_lazify: Any = vars(_keops)["_lazify_and_expand_inputs"]
 
 
-@functools.wraps(_stock_lazify)
+@hook(_keops, "_lazify_and_expand_inputs", everywhere="gpytorch.kernels.keops")
 def _lazify_and_expand_inputs(x1: Any, x2: Any) -> Any:
     """Guard the differences of all points, and their squares, where KeOps is not in use."""
     if not stay_out() and x1.numel() * x2.shape[-2] >= _WORTH_A_LOOK and not vars(_keops)["_use_keops"](x1, x2):
@@ -165,7 +165,7 @@ def _lazify_and_expand_inputs(x1: Any, x2: Any) -> Any:
 _stock_mixture = SpectralMixtureKernel.forward
 
 
-@functools.wraps(_stock_mixture)
+@hook(SpectralMixtureKernel, "forward")
 def _mixture(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **params: Any) -> Any:
     if not (diag or stay_out()) and x1.numel() * x2.shape[-2] * self.num_mixtures >= _WORTH_A_LOOK:
         grad = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
@@ -202,24 +202,12 @@ _DENSE = (
 )
 """Classes with a `to_dense` of their own that allocates; others inherit it, or have their matrix already."""
 
-_replacements = {
-    **{(kind, "to_dense"): _guarded(kind, "to_dense") for kind in _DENSE},
-    (LinearOperator, "_cholesky"): _guarded(LinearOperator, "_cholesky"),
-}
+for _kind in _DENSE:
+    hook(_kind, "to_dense")(_guarded(_kind, "to_dense"))
+hook(LinearOperator, "_cholesky")(_guarded(LinearOperator, "_cholesky"))
 
 
 def guard_cache(strategy: DefaultPredictionStrategy, name: str) -> None:
     """Refuse a cache of predictions, which is made of the factor of the training covariance, if it does not fit."""
     if not stay_out() and strategy.num_train**2 >= _WORTH_A_LOOK:
         _guard(name, strategy)
-
-
-def patches() -> list[Patch]:
-    """Return the guards."""
-    return [
-        Patch(LazyEvaluatedKernelTensor, "evaluate_kernel", _evaluate_kernel),
-        Patch(Kernel, "covar_dist", _covar_dist),
-        Patch(SpectralMixtureKernel, "forward", _mixture),
-        *everywhere("gpytorch.kernels.keops", "_lazify_and_expand_inputs", _stock_lazify, _lazify_and_expand_inputs),
-        *(Patch(kind, name, replacement) for (kind, name), replacement in _replacements.items()),
-    ]

@@ -27,14 +27,12 @@ from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Rooted, Structured
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
 from autokern.hooks import matrixfree, origin
-from autokern.hooks.install import Patch
+from autokern.hooks.install import hook
 from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, regime
 from autokern.runtime.dispatch import route
-
-__all__ = ["patches"]
 
 _dispatch_predict = route(get("predict"), looked=True)
 _dispatch_fantasy = route(get("fantasy"), looked=True)
@@ -47,7 +45,7 @@ def _stay_out() -> bool:
 _stock_init = DefaultPredictionStrategy.__init__
 
 
-@functools.wraps(_stock_init)
+@hook(DefaultPredictionStrategy, "__init__")
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
     origin.made(None if _stay_out() else self)
@@ -56,7 +54,7 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
 _stock_priors = ExactGP._get_test_prior_mean_and_covariances
 
 
-@functools.wraps(_stock_priors)
+@hook(ExactGP, "_get_test_prior_mean_and_covariances")
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: what reads no more than variances needs less."""
     strategy = None if kwargs or _stay_out() else origin.ours(self)
@@ -103,7 +101,7 @@ _predicting = _Predicting()
 _stock_prediction = DefaultPredictionStrategy.exact_prediction
 
 
-@functools.wraps(_stock_prediction)
+@hook(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
     if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or _stay_out():
         return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
@@ -162,7 +160,7 @@ def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
 _stock_mean_cache = DefaultPredictionStrategy._mean_cache
 
 
-@functools.wraps(_stock_mean_cache)
+@hook(DefaultPredictionStrategy, "_mean_cache")
 def _mean_cache(self: Any, nan_policy: str) -> Any:
     known = _shared(self, "mean_cache", nan_policy) if nan_policy == "ignore" else None
     if known is not None:
@@ -207,13 +205,13 @@ def _read_covar_cache(self: Any) -> Any:
 
 
 _covar_cache = _Cache(_read_covar_cache)
-_covar_cache.__wrapped__ = _stock_covar_cache
+hook(DefaultPredictionStrategy, "covar_cache")(_covar_cache)
 
 
 _stock_covariance = DefaultPredictionStrategy.exact_predictive_covar
 
 
-@functools.wraps(_stock_covariance)
+@hook(DefaultPredictionStrategy, "exact_predictive_covar")
 def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
     """Use the factor that is there, if it is still that of the model: the library factorises at each call."""
     settings = gpytorch.settings
@@ -242,7 +240,7 @@ def _keeps_noise(likelihood: Any) -> bool:
 _stock_fantasy = DefaultPredictionStrategy.get_fantasy_strategy
 
 
-@functools.wraps(_stock_fantasy)
+@hook(DefaultPredictionStrategy, "get_fantasy_strategy")
 def _get_fantasy_strategy(
     self: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, **kwargs: Any
 ) -> Any:
@@ -270,7 +268,7 @@ def _grows(strategy: Any, kwargs: dict[str, Any]) -> bool:
 _stock_fantasy_model = ExactGP.get_fantasy_model
 
 
-@functools.wraps(_stock_fantasy_model)
+@hook(ExactGP, "get_fantasy_model")
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
     if _stay_out() or self.prediction_strategy is None:
         return _stock_fantasy_model(self, inputs, targets, **kwargs)
@@ -279,18 +277,3 @@ def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> A
     if origin.just_made(made.prediction_strategy):
         origin.adopt(made, made.prediction_strategy, parent=self)
     return made
-
-
-def patches() -> list[Patch]:
-    """Return the patches of exact prediction."""
-    strategy = DefaultPredictionStrategy
-    return [
-        Patch(ExactGP, "_get_test_prior_mean_and_covariances", _get_test_prior_mean_and_covariances),
-        Patch(ExactGP, "get_fantasy_model", _get_fantasy_model),
-        Patch(strategy, "__init__", _init),
-        Patch(strategy, "exact_prediction", _exact_prediction),
-        Patch(strategy, "exact_predictive_covar", _exact_predictive_covar),
-        Patch(strategy, "_mean_cache", _mean_cache),
-        Patch(strategy, "covar_cache", _covar_cache),
-        Patch(strategy, "get_fantasy_strategy", _get_fantasy_strategy),
-    ]

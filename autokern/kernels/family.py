@@ -28,6 +28,7 @@ __all__ = [
     "families",
     "family",
     "family_of",
+    "known_family",
     "of_unit_lengthscale",
 ]
 
@@ -109,6 +110,13 @@ class Family:
         ``plain(dtype, *shape)``: the gpytorch kernel that this is of points embedded already.
     shape : Shape or None
         A further parameter; `formula`, `epilogue` and `slopes` then take it as their last argument.
+    make : callable or None
+        ``make(ard_num_dims=..., batch_shape=...)``: the kernel that samples of ops are made with, positive definite in
+        any dimension and with a lengthscale; the first of `kernels` by default.
+    stock_passes : callable
+        Maps the number of dimensions to the passes of gpytorch's own formula over the matrix, about.
+    kept : callable
+        Maps the number of dimensions to the matrices that autograd keeps of a scaled kernel, itself included.
     """
 
     name: str
@@ -125,6 +133,9 @@ class Family:
     matches: Callable[[Kernel], bool] = lambda kernel: True
     embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale
     shape: Shape | None = None
+    make: Callable[..., Kernel] | None = None
+    stock_passes: Callable[[int], float] = lambda d: 8.0
+    kept: Callable[[int], int] = lambda d: 6
 
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self
@@ -135,6 +146,10 @@ class Family:
     def derivatives(self) -> tuple[Callable[..., torch.Tensor], ...]:
         """The formula and its slopes: ``k``, ``dk/du``, ``d2k/du2``, ... as functions of ``u``."""
         return (self.formula, *self.slopes)
+
+    def sampled(self, **options: Any) -> Kernel:
+        """Return a kernel for samples, with the options of gpytorch's kernels."""
+        return (self.make or self.kernels[0])(**options)
 
     def finish(self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, *shape: torch.Tensor) -> torch.Tensor:
         """Return ``k`` by the epilogue, with memory from `spare` where it wants some."""
@@ -184,6 +199,11 @@ def _last(u: torch.Tensor, of: Family) -> torch.Tensor:
 def family(name: str) -> Family:
     """Return the family of a name."""
     return _FAMILIES[name]
+
+
+def known_family(name: str) -> Family | None:
+    """Return the family of a name, or None where a profile names one that there is not."""
+    return _FAMILIES.get(name)
 
 
 def family_of(kernel: Kernel) -> Family | None:

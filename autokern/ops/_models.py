@@ -6,26 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 
 from autokern.core.problem import Problem
+from autokern.kernels import family
 from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
 
 __all__ = ["Trained", "kernel_of", "trained"]
-
-
-_KERNELS: dict[str, Any] = {
-    "rbf": RBFKernel,
-    "matern12": lambda **o: MaternKernel(0.5, **o),
-    "matern32": lambda **o: MaternKernel(1.5, **o),
-    "matern52": lambda **o: MaternKernel(2.5, **o),
-    "rq": RQKernel,
-    "periodic": PeriodicKernel,
-    "cosine": RBFKernel,  # a cosine is positive definite in one dimension only, so that its sample is another kernel
-}
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
@@ -34,7 +24,7 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     options = {"ard_num_dims": problem.d, "batch_shape": batch}
     total: Kernel | None = None
     for name in problem.variant.split("/")[0].split("+"):
-        base = _KERNELS[name](**options)
+        base = family(name).sampled(**options)
         base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
         one = ScaleKernel(base, batch_shape=batch)
         total = one if total is None else total + one

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from autokern.core.problem import Features, Problem
+from autokern.kernels.family import known_family
 from autokern.ops._shared import is_paged
 from autokern.system import thread_pool
 
@@ -47,14 +48,10 @@ def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Ca
     return features
 
 
-_STOCK_PASSES = {"rbf": 6, "matern12": 8, "matern32": 13, "matern52": 20, "rq": 11, "cosine": 8}
-"""Passes of gpytorch's own formulae over the matrix, about; the periodic one passes over all differences of points."""
-
-
 def of_stock(problem: Problem) -> Features:
     """Features of gpytorch's own matrix and a product with it."""
     names = problem.variant.split("/")[0].split("+")
-    passes = sum(_STOCK_PASSES.get(name, 60 * problem.d) for name in names)
+    passes = sum(of.stock_passes(problem.d) if (of := known_family(name)) else 60 * problem.d for name in names)
     return features_with(passes / len(names), whole=3 * len(names))(problem)
 
 

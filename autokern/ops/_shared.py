@@ -33,6 +33,7 @@ __all__ = [
     "needs_batch",
     "needs_cpu_detour",
     "needs_few",
+    "no_accelerator",
     "positive_definite",
     "random_matrix",
     "regime_features",
@@ -142,8 +143,11 @@ def needs_cpu_detour(problem: Problem) -> str | None:
 
 def needs_accelerator(problem: Problem) -> str | None:
     """Reason against moving the data to the accelerator and back."""
-    if problem.device != "cpu":
-        return "the data is on the accelerator already"
+    return None if problem.device == "cpu" else "the data is on the accelerator already"
+
+
+def no_accelerator(device: str) -> str | None:
+    """Return what this machine lacks for that, if anything."""
     return "no accelerator here" if host.accelerator() is None else None
 
 
@@ -180,16 +184,14 @@ def with_fewer_threads(op: Op, name: str) -> None:
     """
     whole = op[name]
 
-    def fewer(count: int) -> Callable[[Problem], str | None]:
-        def why_not(problem: Problem) -> str | None:
-            if problem.device != "cpu":
-                return "threads matter on the CPU"
-            if not threads.allowed():
-                return "AUTOKERN_THREADS=off: autokern leaves threads alone"
-            few = f"no more than {count} threads here anyway" if threads.ceiling() <= count else None
-            return few or whole.why_not(problem)
+    def unsupported(problem: Problem) -> str | None:
+        return whole.unsupported(problem) if problem.device == "cpu" else "threads matter on the CPU"
 
-        return why_not
+    def unavailable(count: int, device: str) -> str | None:
+        if not threads.allowed():
+            return "AUTOKERN_THREADS=off: autokern leaves threads alone"
+        few = f"no more than {count} threads here anyway" if threads.ceiling() <= count else None
+        return few or whole.unavailable(device)
 
     for count in _THREADS:
         run = threads.limited(whole.run, count)
@@ -197,7 +199,8 @@ def with_fewer_threads(op: Op, name: str) -> None:
         op.candidate(
             f"{name}@{count}",
             accuracy=whole.accuracy,
-            why_not=fewer(count),
+            unsupported=unsupported,
+            unavailable=functools.partial(unavailable, count),
             memory=whole.memory,
             features=whole.features,
             threads=count,

@@ -22,6 +22,7 @@ from autokern.ops._shared import (
     needs_accelerator,
     needs_batch,
     needs_cpu_detour,
+    no_accelerator,
     positive_definite,
     with_copies,
 )
@@ -125,28 +126,34 @@ def _factor_looped(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 _copied = with_copies(CHOLESKY.features, lambda p: 2 * p.n**2)
 
 
-@CHOLESKY.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=_memory_stacked)
+@CHOLESKY.candidate("cpu", unsupported=needs_cpu_detour, features=_copied, memory=_memory_stacked)
 def on_cpu(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """Factorised on the CPU, both copies charged."""
     return with_ladder(_factor_cpu, a, jitter, max_tries)
 
 
-@CHOLESKY.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=_memory_stacked)
+@CHOLESKY.candidate(
+    "accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied, memory=_memory_stacked
+)
 def on_accelerator(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """Factorised on the accelerator, both copies charged."""
     return with_ladder(_factor_accelerator, a, jitter, max_tries)
 
 
-@CHOLESKY.candidate("looped", why_not=needs_batch, memory=_memory_stacked)
+@CHOLESKY.candidate("looped", unsupported=needs_batch, memory=_memory_stacked)
 def one_by_one(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """One matrix of the batch after the other."""
     return with_ladder(_factor_looped, a, jitter, max_tries)
 
 
-def _pages_why_not(problem: Problem) -> str | None:
+def _pages_unsupported(problem: Problem) -> str | None:
     if problem.grad or problem.device != "cpu" or problem.batch != 1:
         return "only for a single matrix on the CPU without gradients"
-    return None if pages.supported() and problem.n >= 1000 else "no huge pages here, or too small to gain by them"
+    return None if problem.n >= 1000 else "too small to gain by huge pages"
+
+
+def _no_pages(device: str) -> str | None:
+    return None if pages.supported() else "no huge pages here"
 
 
 def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,7 +162,7 @@ def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return lower, info
 
 
-@CHOLESKY.candidate("huge-pages", why_not=_pages_why_not)
+@CHOLESKY.candidate("huge-pages", unsupported=_pages_unsupported, unavailable=_no_pages)
 def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
     """The same factorisation into memory of huge pages."""
     return with_ladder(_factor_huge_pages, a, jitter, max_tries)

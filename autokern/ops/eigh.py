@@ -18,6 +18,7 @@ from autokern.ops._shared import (
     moved,
     needs_accelerator,
     needs_cpu_detour,
+    no_accelerator,
     positive_definite,
     with_copies,
 )
@@ -97,7 +98,9 @@ def stock(a: torch.Tensor) -> Pair:
 _copied = with_copies(EIGH.features, lambda p: 2 * p.n**2 + p.n)
 on_cpu = moved(_native, lambda: torch.device("cpu"))
 on_cpu.__doc__ = "Decomposed on the CPU, both copies charged."
-EIGH.candidate("cpu", why_not=needs_cpu_detour, features=_copied)(on_cpu)
+EIGH.candidate("cpu", unsupported=needs_cpu_detour, features=_copied)(on_cpu)
 on_accelerator = moved(_native, host.accelerator)
 on_accelerator.__doc__ = "Decomposed on the accelerator, both copies charged."
-EIGH.candidate("accelerator", why_not=needs_accelerator, features=_copied)(on_accelerator)
+EIGH.candidate("accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied)(
+    on_accelerator
+)

@@ -29,6 +29,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.arguments import DIAGONAL, variances
 from autokern.kernels import tree as trees
+from autokern.kernels.family import known_family
 from autokern.kernels.far import centre_of
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
@@ -42,6 +43,7 @@ from autokern.ops._shared import (
     needs_accelerator,
     needs_cpu_detour,
     needs_few,
+    no_accelerator,
     random_matrix,
     regime_features,
     with_copies,
@@ -97,15 +99,10 @@ def _stock_features(problem: Problem) -> Features:
     return Features(100.0 + 30 * families, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
 
 
-def _kept_by_autograd(family: str, d: int) -> int:
-    """Matrices that autograd keeps of a scaled kernel with several lengthscales, the kernel itself included."""
-    return {"rbf": 3, "matern12": 6, "matern32": 7, "matern52": 7, "rq": 5, "periodic": 5 * d + 2}.get(family, 6)
-
-
 def _stock_memory(problem: Problem) -> int:
     """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives."""
     names = problem.variant.split("/")[0].split("+")
-    kept = sum(_kept_by_autograd(name, problem.d) for name in names) - (len(names) - 1)
+    kept = sum(of.kept(problem.d) if (of := known_family(name)) else 6 for name in names) - (len(names) - 1)
     more = 3.0 if iterates(problem) else 6.2
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
@@ -273,7 +270,7 @@ def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, ex
         return _stock(distribution, value)
 
 
-def _formless_why_not(problem: Problem) -> str | None:
+def _formless_unsupported(problem: Problem) -> str | None:
     if not iterates(problem):
         return "the covariance is factorised"
     return needs_few(problem)
@@ -281,7 +278,7 @@ def _formless_why_not(problem: Problem) -> str | None:
 
 @EXACT_LOG_PROB.candidate(
     "matrix-free",
-    why_not=_formless_why_not,
+    unsupported=_formless_unsupported,
     features=_stock_features,
     memory=_formless_memory,
     parts=True,
@@ -322,13 +319,15 @@ def _elsewhere(
 _copied = with_copies(EXACT_LOG_PROB.features, lambda p: 2 * p.n * (p.d + 2))
 
 
-@EXACT_LOG_PROB.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)
+@EXACT_LOG_PROB.candidate("cpu", accuracy="better", unsupported=needs_cpu_detour, features=_copied)
 def on_cpu(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the CPU: only points and gradients are copied."""
     return _elsewhere(distribution, noise, value, torch.device("cpu"))
 
 
-@EXACT_LOG_PROB.candidate("accelerator", accuracy="better", why_not=needs_accelerator, features=_copied)
+@EXACT_LOG_PROB.candidate(
+    "accelerator", accuracy="better", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied
+)
 def on_accelerator(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the accelerator: only points and gradients are copied."""
     return _elsewhere(distribution, noise, value, host.accelerator())

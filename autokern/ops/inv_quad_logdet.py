@@ -42,6 +42,7 @@ from autokern.ops._shared import (
     matrix_problem,
     needs_accelerator,
     needs_cpu_detour,
+    no_accelerator,
     positive_definite,
     random_matrix,
     regime_features,
@@ -311,7 +312,7 @@ def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     return _exactly(inverted, operator, rhs, reduce)
 
 
-@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", why_not=_no_gradients, memory=_memory_of(2.9))
+@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", unsupported=_no_gradients, memory=_memory_of(2.9))
 def recursive(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return _exactly(inverse_from_cholesky, operator, rhs, reduce)
@@ -330,13 +331,15 @@ def _elsewhere(operator: Any, rhs: torch.Tensor, reduce: bool, there: torch.devi
 _copied = with_copies(INV_QUAD_LOGDET.features, lambda p: p.n**2 * (2 if p.grad else 1))
 
 
-@INV_QUAD_LOGDET.candidate("cpu", accuracy="better", why_not=needs_cpu_detour, features=_copied)
+@INV_QUAD_LOGDET.candidate("cpu", accuracy="better", unsupported=needs_cpu_detour, features=_copied)
 def on_cpu(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """potri on the CPU, all copies charged."""
     return _elsewhere(operator, rhs, reduce, torch.device("cpu"))
 
 
-@INV_QUAD_LOGDET.candidate("accelerator", accuracy="better", why_not=needs_accelerator, features=_copied)
+@INV_QUAD_LOGDET.candidate(
+    "accelerator", accuracy="better", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied
+)
 def on_accelerator(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """potri on the accelerator, all copies charged."""
     return _elsewhere(operator, rhs, reduce, host.accelerator())

@@ -18,6 +18,7 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
 from autokern.core.arguments import in_float64
+from autokern.core.candidate import nothing
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.kernels import embedded as forms
@@ -36,6 +37,7 @@ from autokern.ops._shared import (
     needs_accelerator,
     needs_cpu_detour,
     needs_few,
+    no_accelerator,
     random_matrix,
     with_copies,
 )
@@ -174,31 +176,31 @@ def dense(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
     return to_linear_operator(k).matmul(rhs)
 
 
-def _tiled_why_not(tile: int) -> Callable[[Problem], str | None]:
-    def why_not(problem: Problem) -> str | None:
+def _tiled_unsupported(tile: int) -> Callable[[Problem], str | None]:
+    def unsupported(problem: Problem) -> str | None:
         if (problem.device == "cpu") != (tile <= 2048):
             return f"tiles of {tile} are for {'an accelerator' if tile > 2048 else 'a CPU'}"
         return needs_few(problem)
 
-    return why_not
+    return unsupported
 
 
-def _symmetric_why_not(tile: int) -> Callable[[Problem], str | None]:
-    size = _tiled_why_not(tile)
+def _symmetric_unsupported(tile: int) -> Callable[[Problem], str | None]:
+    size = _tiled_unsupported(tile)
 
-    def why_not(problem: Problem) -> str | None:
+    def unsupported(problem: Problem) -> str | None:
         return size(problem) if is_same(problem) else "x1 and x2 are different points"
 
-    return why_not
+    return unsupported
 
 
-def _compiled_why_not(plan: Plan, cut: Callable[[Problem], str | None]) -> Callable[[Problem], str | None]:
-    def why_not(problem: Problem) -> str | None:
+def _compiled_unsupported(plan: Plan, cut: Callable[[Problem], str | None]) -> Callable[[Problem], str | None]:
+    def unsupported(problem: Problem) -> str | None:
         if problem.grad:
             return "the backward pass has epilogues of its own"
-        return cut(problem) or graph.compiler_problem()
+        return cut(problem)
 
-    return why_not if plan.compiled else cut
+    return unsupported if plan.compiled else cut
 
 
 def _add(name: str, plan: Plan, summary: str) -> None:
@@ -208,10 +210,18 @@ def _add(name: str, plan: Plan, summary: str) -> None:
         return products.matmul(*forms.both(kernel, x1, x2), rhs, plan)
 
     run.__doc__ = summary
-    why_not = _compiled_why_not(plan, (_symmetric_why_not if plan.symmetric else _tiled_why_not)(plan.tile))
+    unsupported = _compiled_unsupported(
+        plan, (_symmetric_unsupported if plan.symmetric else _tiled_unsupported)(plan.tile)
+    )
     memory, features = in_tiles(plan.tile), features_with(2, plan.symmetric)
-    register = KERNEL_MATMUL.candidate(name, why_not=why_not, memory=memory, features=features, compiles=plan.compiled)
-    register(run)
+    KERNEL_MATMUL.candidate(
+        name,
+        unsupported=unsupported,
+        unavailable=(lambda device: graph.compiler_problem()) if plan.compiled else nothing,
+        memory=memory,
+        features=features,
+        compiles=plan.compiled,
+    )(run)
 
 
 _add("tiled", Plan(1024, symmetric=False), "Tile by tile, each evaluated, multiplied and forgotten.")
@@ -240,13 +250,15 @@ def _elsewhere(
 _copied = with_copies(features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))
 
 
-@KERNEL_MATMUL.candidate("cpu", why_not=needs_cpu_detour, features=_copied, memory=of_outputs)
+@KERNEL_MATMUL.candidate("cpu", unsupported=needs_cpu_detour, features=_copied, memory=of_outputs)
 def on_cpu(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tiles on the CPU: points and columns are copied, the matrix never."""
     return _elsewhere(kernel, x1, x2, rhs, torch.device("cpu"))
 
 
-@KERNEL_MATMUL.candidate("accelerator", why_not=needs_accelerator, features=_copied, memory=of_outputs)
+@KERNEL_MATMUL.candidate(
+    "accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied, memory=of_outputs
+)
 def on_accelerator(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tiles on the accelerator: points and columns are copied, the matrix never."""
     return _elsewhere(kernel, x1, x2, rhs, host.accelerator())

@@ -31,6 +31,7 @@ from autokern.ops._shared import (
     matrix_problem,
     needs_accelerator,
     needs_cpu_detour,
+    no_accelerator,
     random_matrix,
     with_copies,
 )
@@ -203,36 +204,38 @@ def gemm(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     return analytic.matrix(kernels.recognise(kernel), x1, x2, "whole")
 
 
-def _strips_why_not(problem: Problem) -> str | None:
+def _strips_unsupported(problem: Problem) -> str | None:
     if problem.batch > 1:
         return "strips of rows are for a single matrix"
     return None if problem.m >= 64 else "too few rows for strips"
 
 
-@KERNEL_MATRIX.candidate("tiled", why_not=_strips_why_not, memory=memory.of_strips)
+@KERNEL_MATRIX.candidate("tiled", unsupported=_strips_unsupported, memory=memory.of_strips)
 def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The same in strips of rows that stay in the cache."""
     return analytic.matrix(kernels.recognise(kernel), x1, x2, "tiled")
 
 
-def _symmetric_why_not(problem: Problem) -> str | None:
+def _symmetric_unsupported(problem: Problem) -> str | None:
     if "same" not in problem.variant.split("/") or problem.m != problem.n:
         return "x1 and x2 are different points"
-    return _strips_why_not(problem)
+    return _strips_unsupported(problem)
 
 
-@KERNEL_MATRIX.candidate("symmetric", why_not=_symmetric_why_not, memory=memory.of_strips, features=_features_with(1))
+@KERNEL_MATRIX.candidate(
+    "symmetric", unsupported=_symmetric_unsupported, memory=memory.of_strips, features=_features_with(1)
+)
 def symmetric(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The lower triangle in strips of rows, mirrored."""
     return analytic.matrix(kernels.recognise(kernel), x1, x2, "symmetric")
 
 
-def _explicit_why_not(problem: Problem) -> str | None:
+def _explicit_unsupported(problem: Problem) -> str | None:
     return None if problem.d <= 8 and _elements(problem) <= 10**6 else "would hold n m d elements"
 
 
 @KERNEL_MATRIX.candidate(
-    "broadcast", why_not=_explicit_why_not, memory=memory.of_differences, features=_features_with(20)
+    "broadcast", unsupported=_explicit_unsupported, memory=memory.of_differences, features=_features_with(20)
 )
 @_of_numbers
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -241,19 +244,21 @@ def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tenso
 
 
 def _forward_only(reason: str) -> Any:
-    def why_not(problem: Problem) -> str | None:
+    def unsupported(problem: Problem) -> str | None:
         return reason if problem.grad else None
 
-    return why_not
+    return unsupported
 
 
-def _vmap_why_not(problem: Problem) -> str | None:
+def _vmap_unsupported(problem: Problem) -> str | None:
     if problem.grad:
         return "its second derivatives at equal points are wrong"
-    return "vmap goes over single matrices" if problem.batch > 1 else _explicit_why_not(problem)
+    return "vmap goes over single matrices" if problem.batch > 1 else _explicit_unsupported(problem)
 
 
-@KERNEL_MATRIX.candidate("vmap", why_not=_vmap_why_not, memory=memory.of_differences, features=_features_with(20))
+@KERNEL_MATRIX.candidate(
+    "vmap", unsupported=_vmap_unsupported, memory=memory.of_differences, features=_features_with(20)
+)
 @_of_numbers
 def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.vmap of the covariance of two points, over both sets."""
@@ -262,7 +267,7 @@ def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 @KERNEL_MATRIX.candidate(
     "cdist",
-    why_not=_forward_only("torch.cdist has no second derivatives"),
+    unsupported=_forward_only("torch.cdist has no second derivatives"),
     memory=memory.by_family(memory.of_each(3, 4, 5, 5), memory.of_each(6, 8, 9, 11)),
 )
 @_of_numbers
@@ -271,29 +276,30 @@ def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
     return graph.by_cdist(kernels.recognise(kernel), x1, x2)
 
 
-def _compiled_why_not(problem: Problem) -> str | None:
+def _compiled_unsupported(problem: Problem) -> str | None:
     if problem.grad:
         return "torch.compile has no second derivatives"
-    if problem.batch > 1 or min(problem.m, problem.n, problem.d) < 2:
-        return "compiled for single matrices of two points and dimensions at least"
-    return graph.compiler_problem()
+    few = problem.batch > 1 or min(problem.m, problem.n, problem.d) < 2
+    return "compiled for single matrices of two points and dimensions at least" if few else None
 
 
 @KERNEL_MATRIX.candidate(
-    "compiled", why_not=_compiled_why_not, compiles=True, features=_features_with(1), memory=memory.of_compiled
+    "compiled",
+    unsupported=_compiled_unsupported,
+    unavailable=lambda device: graph.compiler_problem(),
+    compiles=True,
+    features=_features_with(1),
+    memory=memory.of_compiled,
 )
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.compile of the formula on raw tensors."""
     return graph.compiled(kernels.recognise(kernel), x1, x2)
 
 
-def _script_why_not(problem: Problem) -> str | None:
-    return graph.script_problem() or ("its second derivatives at equal points are wrong" if problem.grad else None)
-
-
 @KERNEL_MATRIX.candidate(
     "torchscript",
-    why_not=_script_why_not,
+    unsupported=_forward_only("its second derivatives at equal points are wrong"),
+    unavailable=lambda device: graph.script_problem(),
     features=_features_with(4),
     memory=memory.by_family(memory.of_each(4, 4, 4, 5), memory.of_each(6, 8, 9, 11)),
 )
@@ -313,13 +319,13 @@ def _elsewhere(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor, there: torch.
 _copied = with_copies(KERNEL_MATRIX.features, lambda p: p.m * p.n * (2 if p.grad else 1))
 
 
-@KERNEL_MATRIX.candidate("cpu", why_not=needs_cpu_detour, features=_copied)
+@KERNEL_MATRIX.candidate("cpu", unsupported=needs_cpu_detour, features=_copied)
 def on_cpu(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """One GEMM on the CPU, all copies charged."""
     return _elsewhere(kernel, x1, x2, torch.device("cpu"))
 
 
-@KERNEL_MATRIX.candidate("accelerator", why_not=needs_accelerator, features=_copied)
+@KERNEL_MATRIX.candidate("accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied)
 def on_accelerator(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """One GEMM on the accelerator, all copies charged."""
     return _elsewhere(kernel, x1, x2, host.accelerator())

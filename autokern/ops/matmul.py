@@ -24,6 +24,7 @@ from autokern.ops._shared import (
     moved,
     needs_accelerator,
     needs_cpu_detour,
+    no_accelerator,
     random_matrix,
     with_copies,
 )
@@ -147,13 +148,13 @@ def stock(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.matmul(matrix, rhs)
 
 
-@MATMUL.candidate("transposed", why_not=_small_batch, memory=lambda problem: _memory_of(problem, 2 * problem.rhs))
+@MATMUL.candidate("transposed", unsupported=_small_batch, memory=lambda problem: _memory_of(problem, 2 * problem.rhs))
 def transposed(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """(V^T K^T)^T with the columns laid out one after the other."""
     return torch.matmul(rhs.mT.contiguous(), matrix.mT).mT.contiguous()
 
 
-@MATMUL.candidate("column-major", why_not=_small_batch)
+@MATMUL.candidate("column-major", unsupported=_small_batch)
 def column_major(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """K V with the columns of V laid out one after the other: some BLAS take them one by one."""
     return torch.matmul(matrix, rhs.mT.contiguous().mT)
@@ -174,13 +175,13 @@ def _padded(width: int, product: Run) -> Run:
 
 
 def _unless_aligned(width: int) -> Any:
-    def why_not(problem: Problem) -> str | None:
+    def unsupported(problem: Problem) -> str | None:
         if problem.rhs % width == 0:
             return f"the columns are a multiple of {width} already"
         wider = _to_multiple(problem.rhs, width) > 2 * max(problem.rhs, 4)
         return "padding would more than double the work" if wider else _small_batch(problem)
 
-    return why_not
+    return unsupported
 
 
 def _memory_padded(width: int) -> Callable[[Problem], int]:
@@ -195,13 +196,13 @@ def _memory_padded(width: int) -> Callable[[Problem], int]:
 for _width in (4, 16):
     _run = _padded(_width, stock)
     _run.__doc__ = f"Columns padded with zeros to a multiple of {_width}."
-    MATMUL.candidate(f"padded-{_width}", why_not=_unless_aligned(_width), memory=_memory_padded(_width))(_run)
+    MATMUL.candidate(f"padded-{_width}", unsupported=_unless_aligned(_width), memory=_memory_padded(_width))(_run)
 
 _run = _padded(4, transposed)
 _run.__doc__ = "Columns padded with zeros to a multiple of 4, transposed product."
 MATMUL.candidate(
     "transposed-padded-4",
-    why_not=_unless_aligned(4),
+    unsupported=_unless_aligned(4),
     memory=lambda problem: _memory_of(problem, 2 * _to_multiple(problem.rhs, 4)),
 )(_run)
 
@@ -209,7 +210,9 @@ MATMUL.candidate(
 _copied = with_copies(MATMUL.features, lambda p: p.m * p.n + p.rhs * (p.m + p.n))
 on_cpu = moved(stock, lambda: torch.device("cpu"))
 on_cpu.__doc__ = "Multiplied on the CPU, all copies charged."
-MATMUL.candidate("cpu", why_not=needs_cpu_detour, features=_copied)(on_cpu)
+MATMUL.candidate("cpu", unsupported=needs_cpu_detour, features=_copied)(on_cpu)
 on_accelerator = moved(stock, host.accelerator)
 on_accelerator.__doc__ = "Multiplied on the accelerator, all copies charged."
-MATMUL.candidate("accelerator", why_not=needs_accelerator, features=_copied)(on_accelerator)
+MATMUL.candidate("accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied)(
+    on_accelerator
+)

@@ -144,7 +144,7 @@ def stock(a: torch.Tensor) -> torch.Tensor:
     return _stock_pinverse(a)
 
 
-def _triangular_why_not(problem: Problem) -> str | None:
+def _triangular_unsupported(problem: Problem) -> str | None:
     return None if problem.variant in ("lower", "upper", "trailing") else "the root is not triangular"
 
 
@@ -193,23 +193,23 @@ def _solve_identity(a: torch.Tensor) -> torch.Tensor:
     return torch.linalg.solve_triangular(a, unit, upper=False)
 
 
-@PINVERSE_ROOT.candidate("triangular", why_not=_triangular_why_not)
+@PINVERSE_ROOT.candidate("triangular", unsupported=_triangular_unsupported)
 def triangular(a: torch.Tensor) -> torch.Tensor:
     """Inverse of a triangular root by one triangular solve."""
     return _inverse(a, _solve_identity)
 
 
-@PINVERSE_ROOT.candidate("recursive", why_not=_triangular_why_not)
+@PINVERSE_ROOT.candidate("recursive", unsupported=_triangular_unsupported)
 def recursive(a: torch.Tensor) -> torch.Tensor:
     """Inverse of a triangular root by recursion on halves, nearly all of it products."""
     return _inverse(a, inverse_lower)
 
 
-def _tall_why_not(problem: Problem) -> str | None:
+def _tall_unsupported(problem: Problem) -> str | None:
     return None if problem.m >= 2 * problem.n else "the root is not tall (at least twice as many rows as columns)"
 
 
-@PINVERSE_ROOT.candidate("choleskyqr2", why_not=_tall_why_not)
+@PINVERSE_ROOT.candidate("choleskyqr2", unsupported=_tall_unsupported)
 def by_cholesky_qr2(a: torch.Tensor) -> torch.Tensor:
     """CholeskyQR2 in place of Householder QR for a tall root."""
     q, r = cholesky_qr2(a)

@@ -281,13 +281,15 @@ def _factored(problem: Problem) -> str | None:
     return "the inverse factor is all there is" if problem.variant.endswith("grown") else None
 
 
-@PREDICT.candidate("lazy-product", accuracy="better", why_not=_factored, memory=_memory_of(0, 2, 2, kept=1), parts=True)
+@PREDICT.candidate(
+    "lazy-product", accuracy="better", unsupported=_factored, memory=_memory_of(0, 2, 2, kept=1), parts=True
+)
 def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """The same with products by the inverse factor, which is formed once, in place of substitution."""
     return _kept(strategy, test_mean, prior, cross, fast, multiply=True)
 
 
-def _rows_why_not(problem: Problem) -> str | None:
+def _rows_unsupported(problem: Problem) -> str | None:
     if problem.grad:
         return "gradients keep the blocks anyway"
     return None if problem.m > _BLOCK else f"no more than {_BLOCK} test points"
@@ -303,7 +305,7 @@ def _rows_features(problem: Problem) -> Features:
 
 
 @PREDICT.candidate(
-    "rows", accuracy="better", why_not=_rows_why_not, memory=_rows_memory, features=_rows_features, parts=True
+    "rows", accuracy="better", unsupported=_rows_unsupported, memory=_rows_memory, features=_rows_features, parts=True
 )
 def rows(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
     """In blocks of test points, whose covariances with the training points are never kept."""

@@ -22,6 +22,7 @@ from autokern.ops._shared import (
     moved,
     needs_accelerator,
     needs_cpu_detour,
+    no_accelerator,
     random_matrix,
     with_copies,
 )
@@ -127,36 +128,36 @@ def stock(a: torch.Tensor) -> Pair:
     return native(a)
 
 
-def _native_why_not(problem: Problem) -> str | None:
+def _native_unsupported(problem: Problem) -> str | None:
     return None if _library_uses_cpu(problem) else "stock does just this here"
 
 
-@QR.candidate("native", why_not=_native_why_not)
+@QR.candidate("native", unsupported=_native_unsupported)
 def native(a: torch.Tensor) -> Pair:
     """Householder QR on the tensor's own device (geqrf and orgqr)."""
     q, r = torch.linalg.qr(a)
     return q, r
 
 
-def _cpu_why_not(problem: Problem) -> str | None:
+def _cpu_unsupported(problem: Problem) -> str | None:
     return needs_cpu_detour(problem) or ("stock does just this here" if _library_uses_cpu(problem) else None)
 
 
 _copied = with_copies(QR.features, lambda p: 2 * p.m * p.n + min(p.m, p.n) ** 2)
 on_cpu = moved(native, lambda: torch.device("cpu"))
 on_cpu.__doc__ = "Householder QR on the CPU, both copies charged."
-QR.candidate("cpu", why_not=_cpu_why_not, features=_copied)(on_cpu)
+QR.candidate("cpu", unsupported=_cpu_unsupported, features=_copied)(on_cpu)
 
 on_accelerator = moved(native, host.accelerator)
 on_accelerator.__doc__ = "Householder QR on the accelerator, both copies charged."
-QR.candidate("accelerator", why_not=needs_accelerator, features=_copied)(on_accelerator)
+QR.candidate("accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied)(on_accelerator)
 
 
-def _cholesky_why_not(problem: Problem) -> str | None:
+def _cholesky_unsupported(problem: Problem) -> str | None:
     return None if problem.m >= 2 * problem.n else "the matrix is not tall (at least twice as many rows as columns)"
 
 
-@QR.candidate("choleskyqr2", why_not=_cholesky_why_not, memory=_memory_of_rounds)
+@QR.candidate("choleskyqr2", unsupported=_cholesky_unsupported, memory=_memory_of_rounds)
 def cholesky_qr2(a: torch.Tensor) -> Pair:
     """CholeskyQR2 for tall, well-conditioned matrices; Householder where its guard trips.
 

@@ -77,6 +77,7 @@ class CostModel:
         for trial in profile.trials:
             if "stock" in trial.timings:
                 self._trials.setdefault(trial.problem.group, []).append(trial)
+        self._measured: dict[tuple[tuple[str, str, str], str], bool] = {}
         self._fits: dict[tuple[tuple[str, str, str], str], _Fit] = {}
 
     def knows(self, problem: Problem) -> bool:
@@ -87,6 +88,13 @@ class CostModel:
         """Whether the error of any candidate that approximates was measured for the group of a problem."""
         trials = self._trials.get(problem.group, ())
         return any(timing.relative_error is not None for t in trials for timing in t.timings.values())
+
+    def measured(self, name: str, problem: Problem) -> bool:
+        """Whether a candidate of this name was measured for the op, dtype and device of a problem."""
+        if (problem.group, name) not in self._measured:
+            trials = self._trials.get(problem.group, ())
+            self._measured[problem.group, name] = any(name in trial.timings for trial in trials)
+        return self._measured[problem.group, name]
 
     def estimate(self, op: Op, problem: Problem, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
         """Return an Estimate by name for those of the candidates that were measured in the problem's group."""

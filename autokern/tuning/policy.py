@@ -36,7 +36,7 @@ _ROUGH = "its error was measured to be"
 
 
 def obstacles(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None = None
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None = None, recorded: bool = False
 ) -> dict[str, str]:
     """Return the reasons why candidates cannot serve a problem, by name; stock is refused for want of memory only.
 
@@ -44,6 +44,9 @@ def obstacles(
     ----------
     there : Limit, optional
         The memory that is there; None means that it is no concern.
+    recorded : bool
+        Whether the profile is that of a recorded host, which is replayed: there, the candidates are available that were
+        measured.
     """
     accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
     banned = {
@@ -56,7 +59,9 @@ def obstacles(
     for candidate in op.candidates:
         why = None
         if candidate is not op.stock:
-            why = candidate.why_not(problem)
+            why = candidate.unsupported(problem)
+            if why is None and not recorded:
+                why = candidate.unavailable(problem.device)
             if why is None and settings.excludes(op.name, candidate.name):
                 why = "excluded by the user"
             if why is None and candidate.accuracy not in accuracies:
@@ -65,6 +70,8 @@ def obstacles(
                 why = _too_rough(model.relative_error(op, candidate.name, problem), settings.max_error)
             if why is None and candidate.name in banned:
                 why = f"banned on this host: {banned[candidate.name]}"
+            if why is None and recorded and not model.measured(candidate.name, problem):
+                why = "it was not measured on the recorded host"
         if why is None and limit is not None and candidate.memory(problem) > limit.bytes:
             why = f"needs {sized(candidate.memory(problem))}, and {sized(limit.bytes)} may be taken"
         if why is not None:
@@ -92,7 +99,13 @@ def _cost_of(
 
 
 def decide(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None = None, seen: int = 0
+    problem: Problem,
+    op: Op,
+    model: CostModel,
+    settings: Settings,
+    there: Limit | None = None,
+    seen: int = 0,
+    recorded: bool = False,
 ) -> Decision:
     """Choose a candidate.
 
@@ -112,6 +125,8 @@ def decide(
         Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
         come: nobody then pays more than twice for not having known (the ski rental of online algorithms). Where
         candidates are drawn at random, each call is drawn anew.
+    recorded : bool
+        Whether the profile is that of a recorded host, which is replayed: see `obstacles`.
 
     Returns
     -------
@@ -125,10 +140,10 @@ def decide(
     MemoryBudgetError
         If no candidate that could serve fits the memory.
     """
-    excluded = obstacles(problem, op, model, settings, there)
+    excluded = obstacles(problem, op, model, settings, there, recorded)
     feasible = [c for c in op.candidates if c.name not in excluded]
     if not feasible:
-        raise _nothing_fits(problem, op, model, settings, there)
+        raise _nothing_fits(problem, op, model, settings, there, recorded)
     rough = [c for c in op.candidates if excluded.get(c.name, "").startswith(_ROUGH)]
     all_estimates = model.estimate(op, problem, [*feasible, *rough])
     estimates = {name: estimate for name, estimate in all_estimates.items() if name not in excluded or name == "stock"}
@@ -223,12 +238,12 @@ def _frugal(candidates: list[Candidate], problem: Problem) -> Candidate:
 
 
 def _nothing_fits(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None
+    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None, recorded: bool
 ) -> MemoryBudgetError:
     limit = least(settings.memory, there)
     assert limit is not None
     unlimited = msgspec.structs.replace(settings, memory=None)
-    others = obstacles(problem, op, model, unlimited)
+    others = obstacles(problem, op, model, unlimited, recorded=recorded)
     frugal = _frugal([c for c in op.candidates if c.name not in others], problem)
     asked = f"{problem} by its most frugal candidate ({frugal.name})"
     ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")

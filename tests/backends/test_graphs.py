@@ -174,7 +174,7 @@ def test_what_a_step_raises_ends_recording(device):
     twice(3, device)
     with pytest.raises(ValueError, match="not today"):
         graphs.recorded("fails", step, [torch.ones(2, device=device)])
-    assert "not today" in graphs.why_not("cuda")
+    assert "not today" in graphs.unavailable("cuda")
     assert graphs._own.__dict__ == {}
     twice(3, device)  # runs as it is
     assert not graphs._own.kept.recordings
@@ -196,12 +196,12 @@ def test_precision_is_that_of_the_call(device, monkeypatch):
 
 
 def test_only_who_allows_it_gets_recordings(monkeypatch):
-    assert "AUTOKERN_GRAPHS=on" in graphs.why_not("cuda")
+    assert "AUTOKERN_GRAPHS=on" in graphs.unavailable("cuda")
     monkeypatch.setenv("AUTOKERN_GRAPHS", "on")
     dispatch.reset()
-    assert graphs.why_not("cuda") is None
+    assert graphs.unavailable("cuda") is None
     dispatch.reset(Settings())
-    assert graphs.why_not("cuda") is not None
+    assert graphs.unavailable("cuda") is not None
 
 
 def test_who_is_served():

@@ -244,11 +244,11 @@ def test_a_family_is_all_that_keops_needs_and_second_derivatives_are_right(inver
 
 
 def test_many_dimensions_are_refused():
-    assert keops_product.why_not(10) is None
-    assert "too large" in keops_product.why_not(1000)
-    assert keops_product.why_not(150) is None
-    assert "too large" in keops_product.why_not(150, "cuda")
-    assert "too large" in keops_product.why_not(1, "mps")
+    assert keops_product.unsupported(10) is None
+    assert "too large" in keops_product.unsupported(1000)
+    assert keops_product.unsupported(150) is None
+    assert "too large" in keops_product.unsupported(150, "cuda")
+    assert "too large" in keops_product.unsupported(1, "mps")
 
 
 PROGRAM = """

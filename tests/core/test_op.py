@@ -26,7 +26,7 @@ def double(make_op):
         """
         return a + a
 
-    @made.candidate("times", accuracy="better", why_not=lambda p: "too small" if p.n < 2 else None)
+    @made.candidate("times", accuracy="better", unsupported=lambda p: "too small" if p.n < 2 else None)
     def times(a):
         return 2 * a
 
@@ -83,6 +83,23 @@ def test_candidates_take_over_what_the_op_says(double):
     assert double["times"].memory == double.memory
     assert double["times"].features == double.features
     assert double.stock.run(1) == 2
+
+
+def test_what_a_problem_rules_out_and_what_the_machine_lacks(double):
+    double.candidate("gpu", unavailable=lambda device: f"no {device} here" if device == "cuda" else None)(lambda a: a)
+    problem = Problem(op="double", m=1, n=1)
+    assert [double[name].why_not(problem) for name in double.names()] == [None, "too small", None]
+    assert double["gpu"].why_not(problem.replace(device="cuda")) == "no cuda here"
+    assert double["gpu"].unsupported(problem.replace(device="cuda")) is None
+
+
+def test_former_words_of_plugins_still_work(double):
+    with pytest.warns(DeprecationWarning, match=r"double\.old: why_not is deprecated: say `unsupported`"):
+        double.candidate("old", why_not=lambda p: "too large" if p.n > 9 else None)(lambda a: a)
+    assert double["old"].why_not(Problem(op="double", n=10)) == "too large"
+    with pytest.warns(DeprecationWarning, match=r"double\.slow: setup is deprecated: say `compiles`"):
+        double.candidate("slow", setup=True)(lambda a: a)
+    assert double["slow"].compiles
 
 
 def test_unknown_candidate(double):

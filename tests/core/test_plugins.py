@@ -28,11 +28,11 @@ from autokern.runtime import dispatch
 from autokern.system import subprocess_probe
 from autokern.system.subprocess_probe import Answer
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 GOOD = """
 import autokern
 def register():
-    @autokern.op("qr").candidate("theirs", why_not=lambda p: None if p.n > 3 else "too small")
+    @autokern.op("qr").candidate("theirs", unsupported=lambda p: None if p.n > 3 else "too small")
     def theirs(a):
         '''Theirs.'''
         import torch
@@ -199,7 +199,11 @@ def test_the_example_in_the_docs_works_whichever_is_imported_first(tmp_path):
     _install_the_example(tmp_path)
     see = "print([c.source for c in autokern.op('eigh').candidates if c.name == 'scipy-evr'], 'jax' in sys.modules)"
     use = "import autokern_scipy; autokern_scipy.test_contract()"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "AUTOKERN_HOME": str(tmp_path / "home")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        "AUTOKERN_HOME": str(tmp_path / "home"),
+    }
     told = [
         subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
         for program in (
@@ -297,11 +301,11 @@ def test_source_survives_where_candidates_are_shown():
     assert candidate.why_not(Problem(op="kernel_matmul", batch=100)) is not None
 
 
-def test_a_why_not_that_raises_means_that_it_cannot_serve(install):
+def test_an_answer_that_raises_means_that_it_cannot_serve(install):
     text = GOOD.replace("None if p.n > 3 else", "1 / 0 or")
     assert install({"p:x": "thrower:register"}, thrower=text)["p:x"].state == "loaded"
     assert get("qr")["theirs"].why_not(Problem(op="qr", m=9, n=4)) == (
-        "its why_not raised ZeroDivisionError: division by zero"
+        "its unsupported raised ZeroDivisionError: division by zero"
     )
     (found,) = [b for b in plugin_check.backends() if b.source == "p:x"]
     assert "ZeroDivisionError" in found.obstacle

@@ -33,7 +33,7 @@ def op(make_op):
     made.candidate("exact", accuracy="better")(lambda a: a)
     made.candidate("sloppy", accuracy="approximate")(lambda a: a)
     made.candidate("slow-start", compiles=True)(lambda a: a)
-    made.candidate("tall-only", why_not=lambda p: None if p.m >= 2 * p.n else "not tall")(lambda a: a)
+    made.candidate("tall-only", unsupported=lambda p: None if p.m >= 2 * p.n else "not tall")(lambda a: a)
     return made
 
 

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from gpytorch.kernels import CosineKernel, Kernel
+from gpytorch.kernels import CosineKernel, Kernel, RBFKernel
 
 from autokern.kernels.family import TINY, Family
 
@@ -55,5 +55,14 @@ def _plain(dtype: torch.dtype) -> Kernel:
 
 
 COSINE = Family(
-    "cosine", 1.0, _value, _epilogue, (_first, _second), _plain, passes=4, kernels=(CosineKernel,), embed=_embed
+    "cosine",
+    1.0,
+    _value,
+    _epilogue,
+    (_first, _second),
+    _plain,
+    passes=4,
+    kernels=(CosineKernel,),
+    embed=_embed,
+    make=RBFKernel,  # a cosine is positive definite in one dimension only, so that its sample is another kernel
 )

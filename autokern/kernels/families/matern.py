@@ -5,6 +5,7 @@ With ``u = 2 nu s`` and ``a = sqrt(u)``: ``exp(-a)``, ``(1 + a) exp(-a)`` and ``
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ def _of(nu: float) -> dict[str, Any]:
     def plain(dtype: torch.dtype) -> Kernel:
         return of_unit_lengthscale(MaternKernel(nu), dtype)
 
-    return {"kernels": (MaternKernel, keops.MaternKernel), "matches": matches, "plain": plain}
+    made = functools.partial(MaternKernel, nu)
+    return {"kernels": (MaternKernel, keops.MaternKernel), "matches": matches, "plain": plain, "make": made}
 
 
 MATERN12 = Family(
@@ -90,6 +92,7 @@ MATERN12 = Family(
     (lambda u: -0.5 * _decay(u) / _root(u), _second12),
     passes=4,
     kinked=True,
+    stock_passes=lambda d: 8.0,
     **_of(0.5),
 )
 MATERN32 = Family(
@@ -100,6 +103,8 @@ MATERN32 = Family(
     (lambda u: -0.5 * _decay(u), lambda u: 0.25 * _decay(u) / _root(u)),
     passes=5,
     wants_spare=True,
+    stock_passes=lambda d: 13.0,
+    kept=lambda d: 7,
     **_of(1.5),
 )
 MATERN52 = Family(
@@ -114,5 +119,7 @@ MATERN52 = Family(
     ),
     passes=6,
     wants_spare=True,
+    stock_passes=lambda d: 20.0,
+    kept=lambda d: 7,
     **_of(2.5),
 )

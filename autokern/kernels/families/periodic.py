@@ -36,4 +36,6 @@ PERIODIC = Family(
     slope_is_value=True,
     kernels=(PeriodicKernel, keops.PeriodicKernel),  # the same parameters in both
     embed=_embed,
+    stock_passes=lambda d: 60.0 * d,  # all differences of points
+    kept=lambda d: 5 * d + 2,
 )

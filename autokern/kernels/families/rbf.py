@@ -31,5 +31,14 @@ def plain(dtype: torch.dtype) -> Kernel:
 
 
 RBF = Family(
-    "rbf", -0.5, exponential, decay, (torch.exp,) * 5, plain, slope_is_value=True, kernels=(RBFKernel, keops.RBFKernel)
+    "rbf",
+    -0.5,
+    exponential,
+    decay,
+    (torch.exp,) * 5,
+    plain,
+    slope_is_value=True,
+    kernels=(RBFKernel, keops.RBFKernel),
+    stock_passes=lambda d: 6.0,
+    kept=lambda d: 3,
 )

@@ -64,5 +64,7 @@ RQ = Family(
     passes=6,
     kernels=(RQKernel,),
     embed=_embed,
+    stock_passes=lambda d: 11.0,
+    kept=lambda d: 5,
     shape=Shape(_read, _shape_slope),
 )

@@ -1,0 +1,161 @@
+"""Adding an op, a family of covariances or a hook is one file: a package that adds one of each is found everywhere."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import sys
+import textwrap
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import autokern
+from autokern.cli.commands import app
+from autokern.core import plugins
+from autokern.core.op import Op, get, registered
+from autokern.core.problem import Problem
+from autokern.hooks import install
+from autokern.kernels import families
+from autokern.kernels import family as family_of_name
+
+family_module = sys.modules[family_of_name.__module__]
+
+OP = textwrap.dedent(inspect.getdoc(Op).partition("The complete file of an op::\n")[2].partition("\n``autokern.op(")[0])
+FAMILY = """
+import torch
+from gpytorch.kernels import Kernel
+
+from autokern.kernels.family import Family, of_unit_lengthscale
+
+
+class CauchyKernel(Kernel):
+    has_lengthscale = True
+
+    def forward(self, x1, x2, diag=False, **params):
+        distance = self.covar_dist(x1 / self.lengthscale, x2 / self.lengthscale, diag=diag, square_dist=True, **params)
+        return 1 / (1 + distance)
+
+
+def value(u):
+    return (u + 1) ** -1
+
+
+def slope(u):
+    return -((u + 1) ** -2)
+
+
+def epilogue(u, slopes):
+    k = u.add_(1).reciprocal_()
+    if slopes is not None:
+        torch.mul(k, -k, out=slopes)
+    return k
+
+
+def plain(dtype):
+    return of_unit_lengthscale(CauchyKernel(), dtype)
+
+
+CAUCHY = Family("cauchy", 1.0, value, epilogue, (slope, lambda u: 2 * (u + 1) ** -3), plain, kernels=(CauchyKernel,))
+"""
+LIBRARY = "def gram(a):\n    '''What a library computes.'''\n    return a.mT @ a\n"
+HOOK = """
+from autokern.hooks.install import hook
+from autokern.runtime.dispatch import route
+from outer import library
+from outer.op import GRAM
+
+_dispatch = route(GRAM)
+
+
+@hook(library, "gram")
+def gram(a):
+    return _dispatch(a)
+"""
+PROBLEM = Problem(op="gram", m=60, n=60)
+
+
+@pytest.fixture
+def outer(monkeypatch, tmp_path):
+    """The package `outer`: an op, a family and a hook, found by entry points; nothing of it is left after the test."""
+    op_module = sys.modules["autokern.core.op"]
+    monkeypatch.setattr(op_module, "_REGISTRY", dict(op_module._REGISTRY))
+    monkeypatch.setattr(family_module, "_FAMILIES", dict(family_module._FAMILIES))
+    monkeypatch.setattr(family_module, "_OF_KERNEL", dict(family_module._OF_KERNEL))
+    monkeypatch.setattr(install, "_hooks", dict(install._hooks))
+    monkeypatch.setattr(plugins, "_plugins", None)
+    folder = tmp_path / "outer"
+    folder.mkdir()
+    for name, text in {"__init__": "", "op": OP, "cauchy": FAMILY, "library": LIBRARY, "hooks": HOOK}.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = [EntryPoint(name, f"outer.{name}", plugins.GROUP) for name in ("op", "cauchy", "hooks")]
+    for point in points:
+        vars(point).update(dist=SimpleNamespace(name="outer"))
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: points)
+    plugins.load()
+    assert {plugin.source: plugin.failure for plugin in plugins.loaded()} == {
+        f"outer:{name}": "" for name in ("op", "cauchy", "hooks")
+    }
+    yield importlib.import_module("outer")
+    while install.is_enabled():
+        install.disable()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "outer"]:
+        del sys.modules[name]
+
+
+def check(op, problem):
+    """Hold the candidates that serve a problem against the contract, as the sweep of tests/ops does; none compiles."""
+    args = op.sample(problem, torch.Generator().manual_seed(7))
+    assert op.problem_of(*args) == problem
+    able = [c for c in op.feasible(problem) if c.accuracy != "approximate" and not c.compiles]
+    assert len(able) > 1
+    for candidate in able:
+        assert op.check(problem, op.trial(candidate.run, problem, args)().out, args) <= 1, candidate.name
+
+
+def test_an_op_is_one_file(outer):
+    op = get("gram")
+    assert op in registered()
+    assert op["rows"].source.startswith("outer:")
+    problem = op.grid("quick", "float64", "cpu")[1]
+    assert problem == PROBLEM
+    for problem in (PROBLEM, PROBLEM.replace(grad="a")):
+        check(op, problem)
+    found = autokern.calibrate(["gram"], budget=1.0, progress=False)
+    assert PROBLEM in {trial.problem for trial in found.trials}
+    run = CliRunner().invoke
+    shown = json.loads(run(app, ["show", "gram", "--json"]).stdout)
+    assert {winner["candidate"] for winner in shown["winners"]} <= {"stock", "rows"}
+    assert "stock" in run(app, ["show", "gram"]).output
+    explained = run(app, ["explain", "gram", "--m", "500", "--n", "20"]).output
+    assert "too many rows" in explained
+
+
+def test_a_family_is_one_file(outer):
+    assert "cauchy" in {family.name for family in families()}
+    kernel = sys.modules["outer.cauchy"].CauchyKernel()
+    assert family_module.family_of(kernel).name == "cauchy"
+    for op, sizes in (("kernel_matmul", {"rhs": 3, "variant": "cauchy+rbf/same"}), ("exact_log_prob", {})):
+        usual = {"m": 40, "n": 40, "d": 2, "variant": "cauchy/cholesky", "grad": "theta"}
+        problem = Problem(op=op, **{**usual, **sizes})
+        check(get(op), problem)
+        assert autokern.explain(op, **{**usual, **sizes}).candidate in get(op).names()
+
+
+def test_a_hook_is_one_file(outer):
+    library, a = sys.modules["outer.library"], torch.randn(8, 3)
+    stock = library.gram
+    with autokern.enabled():
+        assert library.gram is sys.modules["outer.hooks"].gram
+        assert library.gram.__wrapped__ is stock
+        assert library.gram.__doc__ == "What a library computes."
+        with autokern.using(force={"gram": "rows"}):
+            torch.testing.assert_close(library.gram(a), stock(a))
+            assert "rows" in str(autokern.stats())
+    assert library.gram is stock
