@@ -20,7 +20,7 @@ def main() -> int:
         except AutokernError as error:
             print(f"autokern: {error}", file=sys.stderr)
             return 2
-    from autokern.cli.commands import app  # only now: a program that is run meets neither typer nor rich
+    from autokern.cli.commands import app  # only now: a program under `autokern run` imports neither typer nor rich
 
     app(prog_name="autokern")
     return 0

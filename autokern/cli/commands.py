@@ -158,7 +158,7 @@ def calibrate(
         store.write_file(output, profile)
     _tell_calibration(before, profile, names, took, json)
     if interrupted:
-        _say(f"interrupted after {took:.0f} s; what was measured until then is kept")
+        _say(f"interrupted after {took:.0f} s; the measurements until then are kept")
         raise typer.Exit(130)
     if not summary.summaries(profile, names):
         raise SettingsError(f"nothing could be measured within {seconds:g} s; allow more with --budget")
@@ -245,7 +245,7 @@ def explain(
 
 
 def _check_words(op: str, device: str | None, words: dict[str, str | None]) -> None:
-    """Refuse devices that neither torch nor the profile knows, and words that no problem of the op has."""
+    """Raise SettingsError for devices unknown to torch and the profile, and for words that no problem of the op has."""
     if device is not None:
         kind = device.partition(":")[0]
         there = {*chosen_devices(None), *(trial.problem.device for trial in api.profile().trials)}
@@ -264,7 +264,7 @@ def _check_words(op: str, device: str | None, words: dict[str, str | None]) -> N
 
 @app.command("doctor")
 def examine(
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what compiles.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out candidates that compile.")] = False,
     json: _Json = False,
 ) -> None:
     """Find out by trying what works on this machine."""
@@ -318,7 +318,7 @@ def benchmark(quick: _Quick = False, full: _Full = False, output: _Output = None
     if not api.profile().trials:
         _say("nothing was measured here yet: measuring first, for 20 s")
         measure(budget=_BUDGET["quick"])
-    found = bench.everything(level == "full", (lambda part: None) if json else _tell_part)
+    found = bench.everything(level == "full", (lambda part: None) if json else _print_part)
     if output is not None:
         _write(output, found)
     if json:
@@ -329,8 +329,8 @@ def benchmark(quick: _Quick = False, full: _Full = False, output: _Output = None
     raise typer.Exit(1 if wrong else 0)
 
 
-def _tell_part(part: bench.Benchmark) -> None:
-    """Print one part of a benchmark as soon as it is there."""
+def _print_part(part: bench.Benchmark) -> None:
+    """Print one part of a benchmark as soon as it is measured."""
     if part.kernel_matrices:
         tables.show(*tables.kernel_matrices(part.kernel_matrices))
     if part.regret:
@@ -341,7 +341,7 @@ def _tell_part(part: bench.Benchmark) -> None:
 
 @app.command()
 def clear(json: _Json = False) -> None:
-    """Remove all that was measured."""
+    """Remove all measurements."""
     settings = dispatch.session().settings
     gone = store.clear(msgspec.structs.replace(settings, strict=True))
     if json:

@@ -34,25 +34,25 @@ __all__ = ["Finding", "examine", "folder_obstacle"]
 for _name in ("hooks", "plugins"):
     PROGRAMS[_name] = Path(__file__).with_name("probe_programs") / f"try_{_name}.py"
 _LONGEST = 27.0
-"""Seconds after which whatever is still being tried has failed."""
+"""Seconds after which a trial counts as failed."""
 _LITTLE_MEMORY = 2 * 2**30
 _SLOW_GEMM = 2e9
-"""Flops a second of a matrix product below which a BLAS deserves the name of none."""
+"""Flops a second of a matrix product below which a BLAS counts as unoptimised."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at.
+    """One result of the examination.
 
     Parameters
     ----------
     name : str
-        What was looked at.
+        Its subject.
     status : {"ok", "note", "problem"}
         Whether it works; a note costs speed at most.
     found : str
-        What was found.
+        The result, in words.
     advice : str
-        What to do; empty where there is nothing to do.
+        What to do; empty for nothing.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
-    """Look at everything, in less than half a minute.
+    """Examine everything, in less than half a minute.
 
     Parameters
     ----------
     quick : bool
-        Leave out what compiles.
+        Leave out checks that compile.
     progress : callable, optional
         Called with the fraction done and a line of text.
     """
@@ -115,7 +115,7 @@ def _versions() -> Finding:
 
 
 def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
-    """Return what the variables are, and the settings that can be obeyed."""
+    """Return a finding on the environment variables, and the valid settings."""
     ours = {name: environ[name] for name in sorted(environ) if name.startswith("AUTOKERN")}
     try:
         settings = from_environment(environ)
@@ -134,7 +134,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
 
 
 def folder_obstacle(settings: Settings) -> str | None:
-    """Return why measurements cannot be kept, found out by writing a file and removing it, or None."""
+    """Return why measurements cannot be kept, or None; writes a file and removes it."""
     path = store.home(settings)
     if path is None:
         return "this user has no cache folder"
@@ -294,7 +294,7 @@ def _compiler(answer: Answer) -> Finding:
 
 
 def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
-    """Judge what came of trying it in an empty build folder, and what keeps this process from it in the usual one."""
+    """Judge the trial in an empty build folder, and obstacles of this process in the usual one."""
     if answer is None:
         return Finding("KeOps", "note", "not installed", "`pip install pykeops`, where large kernel products matter")
     if answer.timed_out:

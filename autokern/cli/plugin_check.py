@@ -27,7 +27,7 @@ class Backend(NamedTuple):
     source : str
         Name of the plugin.
     candidates : list of str
-        What it added, as ``op.candidate``.
+        Its candidates, as ``op.candidate``.
     failure : str
         Why it could not be loaded.
     obstacle : str
@@ -63,7 +63,7 @@ def _backend(plugin: plugins.Plugin) -> Backend:
 
 
 _MOST_ERROR = 0.1
-"""Relative error above which lower precision works wrongly, rather than roughly."""
+"""Relative error above which lower precision is wrong, not only inexact."""
 
 
 def _of(source: str) -> list[tuple[Op, Candidate]]:
@@ -71,14 +71,14 @@ def _of(source: str) -> list[tuple[Op, Candidate]]:
 
 
 def _problems(op: Op) -> list[Problem]:
-    """Return what a quick calibration would measure here, the smallest first."""
+    """Return the problems of a quick calibration here, the smallest first."""
     kinds = [(dtype, device) for device in host.current().devices for dtype in ("float64", "float32")]
     found = [problem for dtype, device in kinds for problem in op.grid("quick", dtype, device)]
     return sorted(found, key=lambda p: p.batch * p.m * p.n)
 
 
 def tried() -> dict[str, tuple[float, str]]:
-    """Run the candidates of each plugin once, and return by plugin the seconds that took and what is wrong, if any."""
+    """Run the candidates of each plugin once; return by plugin the seconds taken and the fault, if any."""
     told = {}
     for plugin in plugins.loaded():
         began, wrong = time.perf_counter(), []
@@ -109,9 +109,9 @@ def judged(backend: Backend, answer: Answer | None) -> tuple[str, str, str]:
     Parameters
     ----------
     backend : Backend
-        What there is.
+        The plugin.
     answer : Answer or None
-        What came of `tried` in a process of its own, as JSON; None where it was not tried.
+        Result of `tried` in a process of its own, as JSON; None where it was not tried.
     """
     words = ", ".join(backend.candidates)
     without = f"AUTOKERN_EXCLUDE={','.join(one.replace('.', '=') for one in backend.candidates)} leaves it out"

@@ -26,7 +26,7 @@ _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 class Order(NamedTuple):
-    """What is to be run: a file or a module, its arguments, and what is to be told at the end."""
+    """A program to run: a file or a module, its arguments, and the reports at the end."""
 
     target: str
     arguments: list[str]
@@ -74,7 +74,7 @@ def execute(order: Order) -> int:
     Raises
     ------
     SettingsError
-        If the file is not there, or an environment variable cannot be obeyed; nothing was run then.
+        If the file is not there, or an environment variable cannot be obeyed; nothing has run then.
     """
     if not order.module and not os.path.exists(order.target):
         raise SettingsError(f"can't open file {order.target!r}: there is none. Name a script, or -m and a module")

@@ -48,7 +48,7 @@ def show(*parts: RenderableType, stderr: bool = False) -> None:
 
 
 def note(text: str, style: str = "dim") -> Text:
-    """Return a line of plain text: what it says is not markup."""
+    """Return a line of plain text, without markup."""
     return Text(text, style=style)
 
 
@@ -95,7 +95,7 @@ def _times(ratio: float) -> Text:
 
 
 def _once(labels: Iterable[str], before: list[str]) -> list[str]:
-    """Return labels with those blank that the row above has already said, from the left; remembers them."""
+    """Return labels, blank from the left where they repeat the row above; `before` is updated."""
     now = list(labels)
     same = 0
     while same < len(now) and before[same : same + 1] == now[same : same + 1]:
@@ -161,7 +161,7 @@ def winners(found: Sequence[Winner]) -> RenderableType:
 
 
 def rough(found: Sequence[Rough]) -> RenderableType:
-    """Return a line for each candidate of lower precision: what it gains, and what it costs."""
+    """Return a line for each candidate of lower precision: its gain and its error."""
     table = _table("op", "on", "candidate", ">problems", ">× best", ">error")
     for row in found:
         on, error = f"{row.device} {row.dtype}", f"{row.relative_error:.0e}"
@@ -281,7 +281,7 @@ def _cell(cell: Cell, footnote: str) -> Text:
 
 
 def verdicts(found: Mapping[str, Verdict], rows: Sequence[Row]) -> list[RenderableType]:
-    """Return what the choices cost against the best candidates, by op and in all, and the worst of them."""
+    """Return the regret of the choices against the best candidates, by op and in all, and the worst ones."""
     table = _table(
         "op",
         ">problems",

@@ -46,7 +46,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 
 @rebuilt.register(DefaultPredictionStrategy)
 def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    """Strategies keep their caches, which are what they are for, unless leaves change or they are marked `cold`."""
+    """Strategies keep their caches unless leaves change or they are marked `cold`."""
     if leaf is itself and not value.__dict__.get("cold"):
         return value
     held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)

@@ -32,7 +32,7 @@ __all__ = ["attach", "for_covariances", "found", "is_exact", "keep_mean", "mean_
 
 
 class _Kept:
-    """What is known of one prediction strategy, by whether gradients are wanted through it."""
+    """The cached results of one prediction strategy, with and without gradients through them."""
 
     __slots__ = ("attached", "detached", "exact", "mean", "plain")
 
@@ -58,7 +58,7 @@ def _of(strategy: Any) -> _Kept:
 
 
 def parts(strategy: Any) -> tuple[Any, Any] | None:
-    """Return lazy kernel matrix and diagonal of the noisy training covariance, None if it is made otherwise."""
+    """Return lazy kernel matrix and diagonal of the noisy training covariance, None if it has another form."""
     covariance = strategy.lik_train_train_covar
     if type(covariance) is not AddedDiagLinearOperator:
         return None
@@ -82,14 +82,14 @@ def plain(strategy: Any) -> bool:
 
 
 def _attached(strategy: Any) -> bool:
-    """Whether gradients are to pass through the caches."""
+    """Whether gradients pass through the caches."""
     if gpytorch.settings.detach_test_caches.on() or not torch.is_grad_enabled():
         return False
     return _differentiable(strategy)
 
 
 def _differentiable(strategy: Any) -> bool:
-    """Whether anything that the caches are made of requires gradients."""
+    """Whether any input of the caches requires gradients."""
     prior = strategy.train_prior_dist
     return bool(
         strategy.lik_train_train_covar.requires_grad or strategy.train_labels.requires_grad or prior.loc.requires_grad
@@ -97,7 +97,7 @@ def _differentiable(strategy: Any) -> bool:
 
 
 def _valid(strategy: Any) -> Conditioned | None:
-    """Return what gradients pass through, None where there is none or a backward pass has freed its graph."""
+    """Return the result with a graph, None where there is none or a backward pass has freed its graph."""
     kept = _kept.get(strategy)
     if kept is not None and kept.attached is not None and _MARK not in strategy.__dict__.get("_memoize_cache", ()):
         kept.attached = None
@@ -105,7 +105,7 @@ def _valid(strategy: Any) -> Conditioned | None:
 
 
 def found(strategy: Any) -> Conditioned | None:
-    """Return what is there already for a strategy under the present settings."""
+    """Return the cached result of a strategy under the present settings, or None."""
     kept, attached = _kept.get(strategy), _valid(strategy)
     if kept is None:
         return None
@@ -117,11 +117,10 @@ def found(strategy: Any) -> Conditioned | None:
 
 
 def of(strategy: Any, graph: bool = False) -> Conditioned | None:
-    """Return the `Conditioned` of a prediction strategy, made from one factorisation if it is not there yet.
+    """Return the `Conditioned` of a prediction strategy, made by one factorisation if it is not cached.
 
-    None if its covariance is not `plain`. With `graph`, one that gradients pass through is taken if there is any, or
-    made if the data require them, whatever the settings: BoTorch sets them where a fantasy is read, not where it is
-    made.
+    None if its covariance is not `plain`. With `graph`, a cached one with a graph is used, or made if the
+    data require gradients, whatever the settings: BoTorch sets them where a fantasy is read, not where it is made.
 
     Raises
     ------
@@ -141,9 +140,9 @@ def of(strategy: Any, graph: bool = False) -> Conditioned | None:
 
 
 def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
-    """Keep what was computed for a strategy; `attached` if gradients pass through it.
+    """Cache a result for a strategy; `attached` if gradients pass through it.
 
-    None says that it is to be factorised when it is first needed, whatever its size.
+    None means: factorise when first needed, whatever the size.
     """
     kept = _of(strategy)
     kept.plain = True
@@ -162,7 +161,7 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
 
 
 def keep_mean(strategy: Any, alpha: torch.Tensor) -> None:
-    """Keep a mean cache that no gradients are to pass through, for a strategy of which there is no factor."""
+    """Keep a mean cache without gradients for a strategy that has no factor."""
     _of(strategy).mean = alpha.detach()
 
 
@@ -201,9 +200,9 @@ def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torc
 
 
 def for_covariances(strategy: Any, fast: bool, kernel: Any = None) -> Conditioned | Differentiated:
-    """Return what answers for covariances of a strategy that is `plain`, with caches made if they are not there.
+    """Return the object that computes explained covariances of a `plain` strategy; missing caches are made.
 
-    Without `fast_pred_var` the library lets gradients through the kernel, which the caller may have frozen.
+    Without `fast_pred_var`, gradients pass through the kernel as in the library; the caller may have frozen it.
     """
     known = of(strategy)
     assert known is not None

@@ -22,7 +22,7 @@ _SMALL = 2**14
 def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lower Cholesky factor of a row-major matrix whose lower triangle is filled, and LAPACK's info.
 
-    The factor takes the memory of the matrix where that pays. `torch.linalg.cholesky_ex` is called by name, once.
+    The factor overwrites the matrix where that is faster. `torch.linalg.cholesky_ex` is called by name, once.
     """
     if matrix.numel() < _SMALL or not matrix.is_cpu:
         lower, info = torch.linalg.cholesky_ex(matrix)
@@ -34,7 +34,7 @@ def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def inverted(lower: torch.Tensor) -> torch.Tensor:
-    """Return the symmetric inverse of the matrix of a lower factor by LAPACK's potri, in its memory where that pays."""
+    """Return the symmetric inverse for a lower factor by LAPACK's potri, in its memory where that is faster."""
     if lower.numel() < _SMALL:
         return torch.cholesky_inverse(lower)
     upper = lower.is_contiguous()
@@ -81,7 +81,7 @@ def inv_quad_logdet_gradients(
 
 
 class _Solved(torch.autograd.Function):
-    """A solution by a factor that is there: d(K^-1 b) = K^-1 (db - dK K^-1 b), without a second factorisation."""
+    """A solution with an existing factor: d(K^-1 b) = K^-1 (db - dK K^-1 b), without a second factorisation."""
 
     @staticmethod
     def forward(ctx: Any, matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
@@ -104,6 +104,6 @@ class _Solved(torch.autograd.Function):
 def solved(matrix: torch.Tensor, solve: Solver, rhs: torch.Tensor) -> torch.Tensor:
     """Return ``matrix^-1 rhs``, differentiable in matrix and rhs as often as wanted.
 
-    What `solve` does with a factor of the matrix need not be differentiable: gradients take two more such solves.
+    `solve` need not be differentiable: gradients take two more solves.
     """
     return cast("torch.Tensor", _Solved.apply(matrix, solve, rhs))

@@ -39,16 +39,16 @@ __all__ = ["Held", "of_dense", "of_factor", "of_kernel", "of_mixture"]
 
 
 class Held(NamedTuple):
-    """Matrices that a computation holds, beyond what was there before it.
+    """Number of matrices that a computation holds, beyond those before it.
 
     Parameters
     ----------
     peak : float
         At its peak.
     live : float
-        When it is done: the result, and what autograd keeps.
+        After it: the result, and tensors that autograd keeps.
     saved : bool
-        Whether the result itself is among what autograd keeps.
+        Whether autograd keeps the result itself.
     """
 
     peak: float
@@ -58,12 +58,12 @@ class Held(NamedTuple):
 
 _NOTHING = Held(0, 0)
 _SERVED = {False: Held(1, 1), True: Held(2, 2)}
-"""What the most frugal candidate of `kernel_matrix` holds, without and with gradients."""
+"""Matrices of the most frugal candidate of `kernel_matrix`, without and with gradients."""
 _SERVED_RBF = {False: Held(1, 1), True: Held(1, 1, True)}
 
 
 def of_kernel(kernel: Kernel, d: int, grad: bool, dispatched: bool = True) -> Held:
-    """Return what the evaluation of a kernel at points of `d` dimensions holds.
+    """Return the matrices that the evaluation of a kernel at points of `d` dimensions holds.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def _cosine(kernel: Any, d: int, grad: bool) -> Held:
 
 
 def of_mixture(kernel: Any, d: int, grad: bool) -> Held:
-    """Return what a spectral mixture holds: several grids of all mixtures, points and dimensions."""
+    """Return the matrices of a spectral mixture: several grids of all mixtures, points and dimensions."""
     grid = kernel.num_mixtures * d
     return Held(6 * grid + d, 5 * grid + d + 1) if grad else Held(4 * grid + d, 1)
 
@@ -163,9 +163,9 @@ _LEAVES: dict[type, Callable[[Any, int, bool], Held]] = {
 
 
 def of_dense(operator: Any, dispatched: bool = True) -> Held:
-    """Return what it takes to make an operator dense, its parts included.
+    """Return the matrices held while an operator becomes dense, its parts included.
 
-    What is known of the library's own `to_dense`: it multiplies by an identity unless it is told otherwise.
+    The library's own `to_dense` multiplies by an identity unless a class overrides it.
     """
     kind = type(operator)
     if _is_kept(operator):
@@ -198,6 +198,6 @@ def _is_kept(operator: Any) -> bool:
 
 
 def of_factor(operator: Any, dispatched: bool = True) -> Held:
-    """Return what the library's Cholesky factorisation of an operator holds: the factor, and it row by row."""
+    """Return the matrices of the library's Cholesky factorisation of an operator: the factor, and a row-major copy."""
     inner = of_dense(operator, dispatched)
     return Held(max(inner.peak, inner.live + 2), inner.live + 1)

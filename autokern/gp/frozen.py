@@ -28,7 +28,7 @@ _THEIRS = LIBRARIES | {"torch"}
 
 
 def is_library(module: torch.nn.Module) -> bool:
-    """Whether a module and all modules in it are of the libraries' own classes, whose state is all in plain sight.
+    """Whether a module and all modules in it are of the libraries' own classes, which hide no state.
 
     Evaluating one of these changes nothing in it. A class of the user's, or a function of the user's that a module of
     the libraries calls, may keep anything anywhere, count its calls, or mean something else by a method.
@@ -59,7 +59,7 @@ def frozen(module: torch.nn.Module) -> Any:
     Parameters
     ----------
     module : torch.nn.Module
-        A kernel, of which `is_library` holds; one that is frozen already is returned as it is.
+        A kernel for which `is_library` is true; a frozen one is returned unchanged.
     """
     if _ORIGINAL in module.__dict__:
         return module

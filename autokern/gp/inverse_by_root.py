@@ -18,7 +18,7 @@ __all__ = ["Differentiated", "Rooted", "Structured"]
 
 
 class Differentiated:
-    """The same answers with gradients by the covariance: the library detaches the noise in it, but not the kernel.
+    """Explained covariances with gradients by the kernel; the library detaches the noise.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Differentiated:
 
 
 class Rooted:
-    """The same answers by a root of the inverse that the library keeps, of whatever shape.
+    """Explained covariances from a root of the inverse that the library keeps, of any shape.
 
     Parameters
     ----------
@@ -68,11 +68,11 @@ _SETTINGS = (
     library.cg_tolerance, library.max_cg_iterations, library.max_cholesky_size, library.max_preconditioner_size,
     library.min_preconditioning_size,
 )  # fmt: skip
-"""What decides how the library solves, and how well."""
+"""Settings that decide how the library solves, and how accurately."""
 
 
 class Structured:
-    """The same questions answered by a covariance with structure of its own (Kronecker, Toeplitz), as the library does.
+    """Explained covariances from a structured operator (Kronecker, Toeplitz), as in the library.
 
     It solves under the settings that were in force when it was made.
 

@@ -21,11 +21,11 @@ from autokern.gp.row_blocks import RowBlocks
 __all__ = ["Conditioned"]
 
 _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
-"""A new point whose variance given the others is a smaller part of its own than this loses half of the digits."""
+"""A new point loses half of the digits if its variance given the others is a smaller part of its own than this."""
 
 
 class Conditioned:
-    """The inverse factor of a covariance, and what is solved with it.
+    """The inverse factor of a covariance, and solutions with it.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Conditioned:
 
     @property
     def grown(self) -> bool:
-        """Whether there was no factorisation: this came from another one by new data."""
+        """Whether it grew from another one by new data, without a factorisation."""
         return self.lower is None
 
     @property
@@ -116,7 +116,7 @@ class Conditioned:
             lead, q = self.border.shape[:-2], self.border.shape[-2]
             above = torch.nn.functional.pad(whole, (0, q)).expand(*lead, -1, -1)
             whole = torch.cat((above, self.border), dim=-2)
-        elif not self.grown:  # it will be asked for again
+        elif not self.grown:  # it is needed again
             self._root = whole
         return whole.mT
 
@@ -175,7 +175,7 @@ class Conditioned:
         return _triangular_solve(self.lower, rows.mT)
 
     def _unwhitened(self, white: torch.Tensor) -> torch.Tensor:
-        """Return ``white @ W``: what follows `whitened` on the way to ``rows @ K^-1``."""
+        """Return ``white @ W``: the step from `whitened` to ``rows @ K^-1``."""
         first = self.inverse.n
         back = self.inverse.right(white[..., :first])
         if self.border is None:
@@ -198,7 +198,7 @@ class Conditioned:
         return column.mT, _triangular_solve(self.lower.mT, column, upper=True).mT
 
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
-        """Return what q more points make of this, or None if that would lose accuracy.
+        """Return the inverse factor with q more points, or None if that would lose accuracy.
 
         Parameters
         ----------
@@ -236,7 +236,7 @@ class Conditioned:
 
 
 def _gram(white: torch.Tensor) -> torch.Tensor:
-    """Return ``white @ white^T``; in single precision, variances are what is left of its diagonal, so torch sums that.
+    """Return ``white @ white^T``; in single precision torch sums the diagonal, for accuracy.
 
     A BLAS loses several times as many digits over long sums as torch, which sums in pairs.
     """

@@ -25,11 +25,11 @@ __all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel"]
 _BYTES = 2**22
 """Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
 _OUTPUTS = 256
-"""Points of which a kernel that is not known forms the whole covariance to read its diagonal: stock asks no more."""
+"""Most points for which an unknown kernel forms the whole covariance to read its diagonal, as in stock."""
 
 
 class Explains(Protocol):
-    """What knows how much of a prior covariance the training data explain."""
+    """Any object that computes how much of a prior covariance the training data explain."""
 
     @property
     def batch(self) -> torch.Size:
@@ -75,11 +75,11 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     Parameters
     ----------
     prior : LinearOperator
-        Their prior covariance, not evaluated yet, by a kernel that does not change (`frozen`).
+        Their prior covariance, not evaluated yet, with a frozen kernel (`frozen`).
     cross : Tensor or LinearOperator
         Their covariances with the n training points, ``(..., m, n)``: kept if dense, else evaluated block by block.
     known : Explains
-        What the training data explain.
+        Computes the covariance that the training data explain.
     multiply : bool
         Whether to use the inverse factor rather than substitution.
     block : int
@@ -108,7 +108,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
-        """Compute as at the call, which was no place of autocast: the reader may be in another mode by now."""
+        """Compute in the modes of the call, without autocast: those of the reader may differ."""
         with torch.inference_mode(self._inference), torch.set_grad_enabled(self._graph):
             if not torch._C._is_any_autocast_enabled():
                 yield
@@ -154,7 +154,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         return self.formed()._getitem(row_index, col_index, *batch_indices)
 
     def evaluate_kernel(self) -> LinearOperator:
-        """Return the matrix itself: what the library asks for before it computes."""
+        """Return the matrix itself, as the library requires before it computes."""
         return self.formed()
 
     def to_dense(self) -> torch.Tensor:
@@ -168,7 +168,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         return found
 
     def representation_tree(self) -> Any:
-        """Return how it is made of them."""
+        """Return the tree of these tensors."""
         return self.formed().representation_tree()
 
     @property

@@ -43,7 +43,7 @@ def log_prob(
     residual : Tensor
         Targets less their mean, shape ``(..., n)``.
     ladder : callable
-        What factorises a matrix whose plain Cholesky factorisation fails: warns, raises, or returns a lower factor.
+        Factorises a matrix whose plain Cholesky factorisation fails: warns, raises, or returns a lower factor.
     inverse : callable, optional
         Turns a lower factor into the symmetric inverse of the matrix, in place or not; default LAPACK's potri.
 

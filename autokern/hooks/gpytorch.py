@@ -38,8 +38,8 @@ def _stay_out() -> bool:
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return points in single precision relative to one of them, along each dimension where that loses nothing.
 
-    Far from the origin, a point in units of a lengthscale has lost its digits. Stock forgives that: it errs alike
-    between training points and between those and others. Here another candidate may serve each of the two. A
+    Far from the origin, a point in units of a lengthscale has lost its digits. Stock tolerates that: its errors are
+    the same among training points and between those and others. Here another candidate may serve each of the two. A
     difference of numbers within a factor of two is exact (Sterbenz 1974, theorem 4.3.1), and moves no distance.
     """
     if x1.dtype is not torch.float32 or x2.dtype is not torch.float32 or not (x1.numel() and x2.numel()):
@@ -114,7 +114,7 @@ _stock_objective = ExactMarginalLogLikelihood.forward
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
     """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first.
 
-    That noise is the same at all points, so `params` (BoTorch passes the inputs) do not matter to it.
+    That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
     noise = None if kwargs or _stay_out() else _same_noise(self.likelihood, function_dist)
     exact = None if noise is None else _factorises(function_dist, noise)
@@ -126,7 +126,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
 
 @unless_it_fails
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
-    """Return the noise of a likelihood that adds the same one to all points of a plain prior, None for any other."""
+    """Return the noise of a likelihood that adds the same noise to all points of a plain prior, else None."""
     if (
         type(likelihood) is not GaussianLikelihood
         or type(likelihood.noise_covar) is not HomoskedasticNoise

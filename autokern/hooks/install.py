@@ -176,7 +176,7 @@ def _limit_threads(settings: Settings) -> None:
     before = torch.get_num_threads()
     if before > ceiling:
         _threads_before = before
-        torch.set_num_threads(ceiling)  # here the default for threads to come is meant as well
+        torch.set_num_threads(ceiling)  # also the default of later threads, as intended
 
 
 def _put(patch: Patch) -> None:

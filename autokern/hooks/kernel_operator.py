@@ -129,7 +129,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         return (x1, x2, *(named[name] for name in self._differentiable_kwargs))
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
-        """Multiply element by element: with another such operator into a third, with anything else as matrices.
+        """Multiply element by element: two such operators give a third, any other operand is multiplied as a matrix.
 
         The library would multiply roots, which are approximations of rank 100 where matrices are large.
         """
@@ -180,7 +180,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         return _operator(self._kernel, self.x1, self.x2, False)
 
     def __reduce__(self) -> Any:
-        """Pickle what is read without autokern too: gpytorch's lazily evaluated covariance of the embedded points."""
+        """Pickle as gpytorch's lazily evaluated covariance of the embedded points, which loads without autokern."""
         x1 = self.x1.detach()
         x2 = x1 if self._same else self.x2.detach()
         return LazyEvaluatedKernelTensor, (x1, x2, forms.plain(self._kernel, x1.dtype))

@@ -34,14 +34,14 @@ _FACTORISED = 4
 
 @unless_it_fails
 def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
-    """Return the operator to take in place of a kernel matrix, or None where the matrix shall be formed.
+    """Return the operator that replaces a kernel matrix, or None where the matrix is to be formed.
 
     Parameters
     ----------
     lazy : LazyEvaluatedKernelTensor
-        What is being evaluated; the hooks are in, and nothing is traced.
+        The covariance under evaluation; hooks are installed, and nothing is traced.
     large : bool
-        Whether its size may be a concern.
+        Whether it may be too large to form.
     """
     kernel, x1, x2 = lazy.kernel, lazy.x1, lazy.x2
     keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock", "dense")
@@ -57,7 +57,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
 
 
 def too_large(lazy: Any) -> bool:
-    """Whether a covariance that the library only multiplies could not be factorised for want of memory."""
+    """Whether a covariance that the library only multiplies is too large to be factorised."""
     need = _FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize
     if need < memory_limit.LARGE or lazy.last_dim_is_batch or not trivial(lazy.params):
         return False
@@ -73,7 +73,7 @@ def _has_keops(kernel: Any) -> bool:
 
 
 def _iterates(lazy: Any) -> bool:
-    """Whether the library does no more with this matrix than multiply it: not where it factorises it."""
+    """Whether the library only multiplies this matrix and does not factorise it."""
     n, m = lazy.shape[-2:]
     return n != m or regime(n) != EXACT
 
@@ -107,7 +107,7 @@ _stock_mul_matrix = LinearOperator._mul_matrix
 
 @hook(LinearOperator, "_mul_matrix")
 def _mul_matrix(self: Any, other: Any) -> Any:
-    """Multiply element by element what stands in for a dense matrix as the library does dense ones: exactly."""
+    """Multiply operators that replace dense matrices element by element, exactly, as the library does dense ones."""
     if stay_out():
         return _stock_mul_matrix(self, other)
     one, two = self.evaluate_kernel(), other.evaluate_kernel()

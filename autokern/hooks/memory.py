@@ -42,9 +42,9 @@ from autokern.system import memory_limit
 __all__ = ["guard_cache", "needed"]
 
 _WORTH_A_LOOK = 2**17
-"""Elements of a matrix below which no count of matrices comes to `budget.LARGE` bytes: 512 times eight bytes each."""
+"""Elements of a matrix below which no count of matrices reaches `memory_limit.LARGE`: 512 times eight bytes each."""
 _CACHES = {"mean_cache": 2.0, "covar_cache": 3.0}
-"""Matrices that caches are made of: the noisy one, its factor, its inverse root; kernels have guards of their own."""
+"""Matrices held for caches: noisy covariance, factor, inverse root; kernels have their own guards."""
 _NO_ARGUMENTS = pickle.dumps({})
 """How the library's cache files keyword arguments."""
 
@@ -57,7 +57,7 @@ def needed(position: str, subject: Any, dispatched: bool = True) -> int:
     position : {"evaluate_kernel", "to_dense", "_cholesky", "mean_cache", "covar_cache"}
         The method.
     subject : LinearOperator or DefaultPredictionStrategy
-        What it is called on.
+        The object of the method.
     dispatched : bool
         Whether kernel matrices are those of the most frugal candidate, or gpytorch's own.
     """
@@ -86,7 +86,7 @@ def _refuse(position: str, subject: Any, need: int) -> None:
 
 
 def _guard(position: str, subject: Any) -> None:
-    """Refuse a call that is known not to fit; what cannot be read is the library's to complain about."""
+    """Refuse a call that is known not to fit; unreadable arguments are left to the library."""
     need = _needed(position, subject)
     device = subject.lik_train_train_covar.device if position in _CACHES else subject.device
     if need is not None and not memory_limit.fits(need, device):
@@ -103,7 +103,7 @@ _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 
 @hook(LazyEvaluatedKernelTensor, "evaluate_kernel")
 def _evaluate_kernel(self: Any) -> Any:
-    """Go matrix-free where called for, else guard; leave the kernel as it was if it raises, in candidates too."""
+    """Replace the matrix by an operator where called for, else guard; restore the kernel if it raises."""
     kernel = self.kernel
     if not (stay_out() or _kept(self, "kernel_eval")):
         pairs = self.x1.shape[:-1].numel() * self.x2.shape[-2]
@@ -208,6 +208,6 @@ hook(LinearOperator, "_cholesky")(_guarded(LinearOperator, "_cholesky"))
 
 
 def guard_cache(strategy: DefaultPredictionStrategy, name: str) -> None:
-    """Refuse a cache of predictions, which is made of the factor of the training covariance, if it does not fit."""
+    """Refuse a cache of predictions, made from the factor of the training covariance, if it does not fit."""
     if not stay_out() and strategy.num_train**2 >= _WORTH_A_LOOK:
         _guard(name, strategy)

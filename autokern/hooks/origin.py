@@ -24,7 +24,7 @@ __all__ = ["adopt", "holds", "is_ours", "just_made", "kernel_in", "kernel_of", "
 
 
 class _Newest(threading.local):
-    """The strategy that this thread made last, while hooks were in: nothing can have changed since."""
+    """The strategy that this thread made last, with hooks installed: nothing can have changed since."""
 
     made: weakref.ref[Any] | None = None
 
@@ -33,7 +33,7 @@ _newest = _Newest()
 
 
 class _Origin(NamedTuple):
-    """What a strategy was made of, and whether with a graph: states of its model, of the likelihood, of a parent."""
+    """The inputs of a strategy: states of its model, likelihood and parent, and whether it has a graph."""
 
     kernel: weakref.ref[Any]
     graph: bool
@@ -42,7 +42,7 @@ class _Origin(NamedTuple):
     parent: State | None
 
     def holds(self) -> bool:
-        """Whether all is as it was."""
+        """Whether all inputs are unchanged."""
         return self.prior.holds() and self.noise.holds() and (self.parent is None or self.parent.holds())
 
     def serves(self, growing: bool) -> bool:
@@ -60,15 +60,15 @@ class _Origin(NamedTuple):
 
 
 _ADOPTED = "_autokern_adopted"
-"""In the dictionary of a strategy of which a model has all that it was made of, so that it can be made anew."""
+"""Key in the dictionary of a strategy whose model holds all its inputs, so that it can be made anew."""
 _origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
-"""Of the strategies that are ours to serve; of any other it is not known what it was made of."""
+"""Origins of the strategies that autokern serves; the inputs of any other are unknown."""
 
 
 def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
-    """Remember what a strategy that was just made was made of, if all that is made of classes we know.
+    """Record the inputs of a strategy that was just made, if all are of known classes.
 
-    Fantasies are made of the kernel of a `parent`, of which their model has a copy.
+    Fantasies use the kernel of a `parent`; their model has a copy of it.
     """
     kernel = theirs = kernel_in(strategy.train_prior_dist.lazy_covariance_matrix)
     if parent is not None:
@@ -90,7 +90,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
 
 
 def kernel_in(covariance: Any) -> Any:
-    """Return the kernel of a covariance that is nothing but one kernel's on points, None for any other."""
+    """Return the kernel of a covariance that is one kernel's at some points, else None."""
     if type(covariance) is BatchRepeatLinearOperator:
         covariance = covariance.base_linear_op
     plain = type(covariance) is LazyEvaluatedKernelTensor and not covariance.params and not covariance.last_dim_is_batch
@@ -99,9 +99,9 @@ def kernel_in(covariance: Any) -> Any:
 
 @unless_it_fails
 def ours(model: Any, growing: bool = False) -> Any:
-    """Return the strategy of a model, made anew if what it was made of has changed; None if it is not ours to serve.
+    """Return the strategy of a model, made anew if its inputs changed; None if autokern does not serve it.
 
-    With `growing`, a fantasy is made of it, and not a prediction.
+    With `growing`, it serves a fantasy and not a prediction.
     """
     strategy = model.prediction_strategy
     if strategy in _origins and _origins[strategy].serves(growing):
@@ -121,7 +121,7 @@ def ours(model: Any, growing: bool = False) -> Any:
 
 
 def made(strategy: Any) -> None:
-    """Tell which strategy this thread has just made; None if what it was made of is not known."""
+    """Record the strategy that this thread has just made; None if its inputs are unknown."""
     _newest.made = None if strategy is None else weakref.ref(strategy)
 
 
@@ -136,7 +136,7 @@ def is_ours(strategy: Any) -> bool:
 
 
 def holds(strategy: Any) -> bool:
-    """Whether a strategy is ours and all that it was made of is as it was."""
+    """Whether a strategy was adopted and its inputs are unchanged."""
     origin = _origins.get(strategy)
     return origin is not None and origin.holds()
 

@@ -56,10 +56,10 @@ _stock_priors = ExactGP._get_test_prior_mean_and_covariances
 
 @hook(ExactGP, "_get_test_prior_mean_and_covariances")
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
-    """Leave the covariances of the test points unevaluated: what reads no more than variances needs less."""
+    """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
     strategy = None if kwargs or _stay_out() else origin.ours(self)
     if strategy is None:
-        origin.made(None)  # what keywords or modes have made of it is not known
+        origin.made(None)  # the effect of keywords or modes is unknown
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
     pairs = list(zip(train_inputs, test_inputs, strict=True))
     leads = {t.shape[:-2] for pair in pairs for t in pair}
@@ -76,7 +76,7 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
 
 
 def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
-    """Return the covariance of the points after the first n, and theirs with those, lazy where that is safe.
+    """Return the covariance of the points after the first n, and with the first n, lazy where that is safe.
 
     Where gradients are wanted, backward passes read tensors of the kernel later, so it is frozen here already.
     """
@@ -91,7 +91,7 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
 
 
 class _Predicting(threading.local):
-    """The strategy of which this thread is computing a prediction, after it was looked at, and the kernel by which."""
+    """The strategy and kernel of the prediction that this thread is computing, once its inputs were checked."""
 
     strategy: Any = None
     kernel: Any = None
@@ -121,18 +121,18 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
 
 
 def _formless(strategy: Any) -> bool:
-    """Whether the training covariance cannot even be formed: solves are iterations, and a factor is out of reach."""
+    """Whether the training covariance is too large to be formed: solves iterate, and there is no factor."""
     parts = factor_cache.parts(strategy)
     return parts is not None and matrixfree.too_large(parts[0])
 
 
 def _evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
-    """Return a covariance as stock has it, with what `of` makes of its kernel if it is lazy."""
+    """Return a covariance as in stock; if it is lazy, with `of` applied to its kernel."""
     return _with(of, covariance).evaluate_kernel() if isinstance(covariance, LinearOperator) else covariance
 
 
 def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
-    """Return a covariance with what `of` makes of its kernel, if it is lazy."""
+    """Return a covariance with `of` applied to its kernel, if it is lazy."""
     if type(covariance) is not LazyEvaluatedKernelTensor:
         return covariance
     kernel = of(covariance.kernel)
@@ -176,7 +176,7 @@ _NO_ARGUMENTS = pickle.dumps({})
 def _shared(strategy: Any, *cached: str) -> Any:
     """Return the factor of a strategy where stock would factorise, or where there is one already.
 
-    None where the library keeps what it is needed for, in its cache under the name and arguments of `cached`.
+    None where the library's own cache already has the result named by `cached`.
     """
     known = factor_cache.found(strategy)
     if known is not None or type(strategy) is not DefaultPredictionStrategy or _stay_out():
@@ -213,7 +213,7 @@ _stock_covariance = DefaultPredictionStrategy.exact_predictive_covar
 
 @hook(DefaultPredictionStrategy, "exact_predictive_covar")
 def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    """Use the factor that is there, if it is still that of the model: the library factorises at each call."""
+    """Use the kept factor if it is still that of the model; the library would factorise at each call."""
     settings = gpytorch.settings
     known = None if settings.fast_pred_var.on() or settings.skip_posterior_variances.on() else _in_force(self)
     if known is None:
@@ -232,7 +232,7 @@ def _in_force(strategy: Any) -> Any:
 
 
 def _keeps_noise(likelihood: Any) -> bool:
-    """Whether a likelihood takes up the noise of new observations, and has no other."""
+    """Whether a likelihood keeps the noise of new observations, and has no other noise."""
     fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
     return fixed and getattr(likelihood, "second_noise_covar", None) is None
 
@@ -256,9 +256,9 @@ def _get_fantasy_strategy(
 
 
 def _grows(strategy: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a fantasy is ours to make: of a strategy that is, and such that the model has all it was made of.
+    """Whether autokern makes a fantasy: its strategy is adopted, and the model holds all inputs.
 
-    Noise that the likelihood does not take up is in the caches only, so that nothing may be computed anew.
+    Noise that the likelihood does not keep is in the caches only, so they cannot be computed anew.
     """
     if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False

@@ -15,9 +15,9 @@ _log = logging.getLogger("autokern")
 
 
 def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `read` such that it answers None where it would raise, which means that stock serves.
+    """Wrap `read` so that it returns None where it would raise, which means that stock runs.
 
-    Orders that cannot be obeyed and refusals are raised all the same.
+    `SettingsError` and `MemoryBudgetError` are raised all the same.
     """
 
     @functools.wraps(read)

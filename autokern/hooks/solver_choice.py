@@ -21,7 +21,7 @@ ORDERED = "ordered"
 """Stock runs conjugate gradients because the user says so."""
 
 DEFAULT = 800
-"""What linear_operator sets."""
+"""The default of linear_operator."""
 _BOTORCH = 4096
 
 

@@ -185,8 +185,8 @@ def _evaluate(
 class _Analytic(torch.autograd.Function):
     """The kernel matrix with closed-form first derivatives; second ones by the plain formula.
 
-    The matrix belongs to the caller, who may write into it: it serves the backward pass as long as its version says
-    that nobody has, else it is computed again.
+    The caller owns the matrix and may write into it: it serves the backward pass while its version is unchanged, and is
+    computed again otherwise.
     """
 
     @staticmethod
@@ -237,7 +237,7 @@ class _Analytic(torch.autograd.Function):
 
 
 class _Moments(NamedTuple):
-    """What the gradients need of ``W = dL/du``; the sum of all is taken by torch, which loses fewer digits."""
+    """Products and sums of ``W = dL/du`` for the gradients; torch adds up the total, losing fewer digits."""
 
     total: torch.Tensor
     product: torch.Tensor
@@ -257,7 +257,7 @@ def _moments(
 ) -> _Moments:
     """Return ``W x'``, row sums, column sums and ``W^T x`` (where wanted), W formed block by block where it pays.
 
-    Where both are the same points, what lies on the diagonal cancels, and is left out; but for NaN.
+    Where both are the same points, the diagonal cancels and is left out, except for NaN.
     """
     d = second.shape[-1]
     right = torch.cat((second, torch.ones_like(second[..., :1])), dim=-1)

@@ -21,14 +21,14 @@ __all__ = ["Embedded", "both", "embed", "key", "node_of", "parameters", "plain",
 
 
 class Embedded(NamedTuple):
-    """What is left of a kernel when its points have been embedded.
+    """A kernel with embedded points: tensors and a plain form.
 
     Parameters
     ----------
     node : Node
         The form of the tree.
     widths : tuple of int
-        Dimensions of each leaf's points, from left to right, as they stand beside each other.
+        Dimensions of each leaf's points, from left to right, side by side.
     shapes : tuple of Tensor
         Shape parameters, ``(..., 1, 1)``.
     weights : tuple of Tensor
@@ -67,14 +67,14 @@ def _beside(points: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _common(x1: torch.Tensor, x2: torch.Tensor | None) -> torch.Tensor:
-    """Return what to take off two sets of points, without enlarging the batch of either."""
+    """Return the centre to subtract from two sets of points, without enlarging the batch of either."""
     if x2 is None or x1.shape[:-2] == x2.shape[:-2]:
         return centre_of(x1)
     return centre_of(x1.flatten(0, -2)).view(-1)
 
 
 def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
-    """Return the tree of a kernel, embedded or not, with the points `x`; what is embedded has been centred."""
+    """Return the tree of a kernel, embedded or not, with the points `x`; embedded points are centred already."""
     if isinstance(kernel, Embedded):
         return Tree(kernel.node, list(x.split(kernel.widths, -1)), list(kernel.shapes), list(kernel.weights))
     return trees.read(kernel, x, centre)
@@ -87,7 +87,7 @@ def both(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor) -> tuple
 
 
 def node_of(kernel: Kernel | Embedded) -> Node | None:
-    """Return the form of a kernel, or None if any part of it is not known."""
+    """Return the form of a kernel, or None if any part of it is unknown."""
     return kernel.node if isinstance(kernel, Embedded) else trees.form(kernel, keops=True)
 
 
@@ -97,7 +97,7 @@ def parameters(kernel: Kernel | Embedded) -> list[torch.Tensor]:
 
 
 def key(kernel: Kernel | Embedded) -> Any:
-    """Return what determines form, shapes and wanted gradients; read on every call, so cheap."""
+    """Return a key of form, shapes and wanted gradients; read on every call, so cheap."""
     if not isinstance(kernel, Embedded):
         return trees.key(kernel)
     node, widths, shapes, weights = kernel
@@ -107,7 +107,7 @@ def key(kernel: Kernel | Embedded) -> Any:
 def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
     """Return the gpytorch kernel that is the same function of the embedded points, cut off from any graph.
 
-    Whoever has gpytorch can read it from a pickle.
+    Its pickle loads with gpytorch alone.
     """
     each = torch.arange(sum(kernel.widths), device="cpu").split(kernel.widths)
     dims = each if len(each) > 1 else (None,)  # a single leaf takes all

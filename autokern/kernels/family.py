@@ -77,7 +77,7 @@ class Family:
     Parameters
     ----------
     name : str
-        Unique name, as it stands in problems.
+        Unique name, as used in problems.
     gamma : float
         Factor between the scaled squared distance and ``u``; its sign says on which side of zero ``u`` lies.
     formula : callable
@@ -152,7 +152,7 @@ class Family:
         return (self.make or self.kernels[0])(**options)
 
     def finish(self, u: torch.Tensor, slope: torch.Tensor | None, spare: Spare, *shape: torch.Tensor) -> torch.Tensor:
-        """Return ``k`` by the epilogue, with memory from `spare` where it wants some."""
+        """Return ``k`` by the epilogue, with memory from `spare` where it needs some."""
         return self.epilogue(u, slope, *shape, **({"spare": spare} if self.wants_spare else {}))
 
     def clamp_(self, u: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ class Family:
         return u.clamp_max_(0) if self.gamma < 0 else u.clamp_min_(0)
 
     def __call__(self, u: torch.Tensor, *shape: torch.Tensor) -> torch.Tensor:
-        """Return ``k(u)``, differentiable as often as wanted; ``u`` is left alone."""
+        """Return ``k(u)``, differentiable to any order; ``u`` is unchanged."""
         return self.formula(u, *shape) if shape else _Chain.apply(u, self, 0)
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:

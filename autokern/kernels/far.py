@@ -29,14 +29,14 @@ _steepness: dict[str, float] = {}
 
 
 class Reach(NamedTuple):
-    """What the largest of squared norms tells.
+    """Properties of points, from the largest of their squared norms.
 
     Parameters
     ----------
     far : bool
         Whether to go on in double precision.
     number : bool or None
-        Whether no point is a NaN; None where nobody has looked.
+        Whether no point is a NaN; None where that was not read.
     cut : float
         The u up to which it is but the rounding of points that coincide, where the slope there is infinite; else 0.
     """
@@ -78,7 +78,7 @@ def centred(points: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
 
 
 def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | None = None) -> torch.Tensor:
-    """Return u with what rounding left of nothing taken away, in place; a diagonal is 0, but NaN where points are."""
+    """Return u without negative values from rounding, in place; a diagonal is 0, or NaN where its points are."""
     if diagonal is not None:
         if seen.number is None:
             diagonal.mul_(0)

@@ -73,7 +73,7 @@ def _is_far(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> bool:
 
 
 def _off_diagonal(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """Return what distances are multiplied by: zero on the diagonal of equal points, else one."""
+    """Return the factor of distances: zero on the diagonal of equal points, else one."""
     if not same_points(x1, x2):
         return x1.new_ones(())
     return 1 - torch.eye(x1.shape[-2], dtype=x1.dtype, device=x1.device)
@@ -107,7 +107,7 @@ def compiled(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torc
 
 @functools.cache
 def compiled_epilogue(of: Family, dtype: torch.dtype) -> Callable[..., None]:
-    """Return what turns ``u``, one-dimensional, into ``k`` in place in one pass; the first call compiles for a second.
+    """Return the function that turns ``u``, one-dimensional, into ``k`` in place in one pass; its first call compiles.
 
     It uses one thread of its own: tiles are shared out among threads already.
     """
@@ -121,7 +121,7 @@ def compiled_epilogue(of: Family, dtype: torch.dtype) -> Callable[..., None]:
 
 @functools.cache
 def compiler_problem() -> str | None:
-    """Return why torch.compile cannot work here, as far as that can be told without compiling."""
+    """Return why torch.compile cannot work here, or None, without compiling."""
     if sys.platform != "linux":
         return "torch.compile is used on Linux only"
     compilers = ("CXX", "CC")

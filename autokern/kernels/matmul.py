@@ -68,7 +68,7 @@ def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size =
 def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan
 ) -> tuple[Tree, list[torch.Tensor] | None]:
-    """Return the gradients of ``sum(left * (K right))``, each in the place of what it is the gradient of.
+    """Return the gradients of ``sum(left * (K right))``, in the structure of the arguments.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def _regrouped(node: Node, counts: _Counts, tensors: Sequence[Any]) -> tuple[Tre
 
 
 class _Product(torch.autograd.Function):
-    """``K rhs`` by whatever multiplies; the gradients tile by tile."""
+    """``K rhs`` by any multiplication; the gradients tile by tile."""
 
     @staticmethod
     def forward(ctx, node, counts, plan, by, rhs, *tensors):  # type: ignore[no-untyped-def]

@@ -17,10 +17,10 @@ import torch
 __all__ = ["EPS", "at_precision", "distances", "extended", "holds"]
 
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11}
-"""Relative rounding of what is multiplied, by precision."""
+"""Relative rounding of the factors, by precision."""
 _STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.float32}
 _PIECE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.bfloat16}
-"""What a piece of a norm is rounded to; a bfloat16 is a TF32 as it is."""
+"""Precision of a piece of a norm; a bfloat16 is a TF32 already."""
 _PIECES = 3
 
 _scopes = threading.Lock()

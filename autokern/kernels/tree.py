@@ -46,11 +46,11 @@ class Node(NamedTuple):
     Parameters
     ----------
     kind : {"leaf", "constant", "scale", "sum", "product"}
-        What this node does.
+        Kind of the node.
     family : str
         Name of the family of a leaf.
     children : tuple of Node
-        What a scale, sum or product is made of.
+        Operands of a scale, sum or product.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Node(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A form with its tensors, each in the order in which a walk from left to right meets them.
+    """A form with its tensors, each in order from left to right.
 
     Parameters
     ----------
@@ -80,15 +80,15 @@ class Tree(NamedTuple):
 
 
 def form(kernel: Kernel, keops: bool = False) -> Node | None:
-    """Return the form of a kernel, or None if any part of it is not known.
+    """Return the form of a kernel, or None if any part of it is unknown.
 
     Parameters
     ----------
     kernel : gpytorch.kernels.Kernel
         The kernel.
     keops : bool
-        Whether gpytorch's KeOps classes count as known. Who takes one asks not to hold an ``n x n`` matrix where n is
-        large, so only what forms none, or is as small as gpytorch itself would form, may say so.
+        Whether gpytorch's KeOps classes count as known. They state that a large ``n x n`` matrix
+        must not be held, so this is only for code that forms none, or none larger than gpytorch would.
     """
     kind = type(kernel)
     found = family_of(kernel)
@@ -121,7 +121,7 @@ def by_leaf(tree: Tree) -> Iterator[tuple[Family, torch.Tensor, torch.Tensor | N
 
 
 def peeled(tree: Tree) -> tuple[Tree, torch.Tensor | None]:
-    """Take the scales off the root of a tree, whose product may as well be applied to what comes out of it."""
+    """Split the scales off the root of a tree; their product may be applied to the result instead."""
     node, weights, scale = tree.node, list(tree.weights), None
     while node.kind == "scale":
         weight = weights.pop(0)
@@ -130,7 +130,7 @@ def peeled(tree: Tree) -> tuple[Tree, torch.Tensor | None]:
 
 
 def key(kernel: Kernel) -> Any:
-    """Return what determines form, shapes and wanted gradients of a kernel; read on every call, so cheap."""
+    """Return a key of form, shapes and wanted gradients of a kernel; read on every call, so cheap."""
     own = kernel.__dict__
     parameters = tuple(
         (p.shape, p.dtype, p.requires_grad, p.device) for p in own["_parameters"].values() if p is not None
@@ -206,7 +206,7 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
 
 
 def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], Any]) -> Any:
-    """Evaluate a form with whatever values have operators: tensors, or the variables of a formula.
+    """Evaluate a form with any values that have operators: tensors, or the variables of a formula.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], An
 
 
 def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return the variances of points under a kernel whose `form` is not None: what it gives at no distance.
+    """Return the variances of points under a kernel whose `form` is not None: its values at distance zero.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ class Walk(Generic[Place]):
     leaves : sequence of Leaf
         From left to right.
     weights : list of Tensor
-        They broadcast against a block.
+        Broadcastable to a block.
     """
 
     def __init__(self, node: Node, leaves: Sequence[Leaf], weights: list[torch.Tensor]) -> None:

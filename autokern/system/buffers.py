@@ -30,17 +30,17 @@ SMALLEST = 2**20
 _MOST = 8
 """Buffers that one thread may keep."""
 _SPARE = 1.25
-"""A buffer serves if it is at most this many times as large as what is needed."""
+"""A buffer serves if it is at most this many times the size needed."""
 _SHARE = 8
-"""All pools together keep at most one part in so many of the memory that could be had at first."""
+"""All pools together keep at most one part in so many of the memory that was free at first."""
 _WATCHED = 32 * 2**20
 """A fresh buffer of so many bytes takes 4 ms to fill: asking for the free memory before, 0.3 ms, is cheap."""
 _MARGIN = 2**29
-"""Bytes of memory that shall stay free beside a fresh buffer while anything is kept."""
+"""Bytes of memory that must stay free beside a fresh buffer while any buffer is kept."""
 
 
 class _Thread:
-    """Stands for a thread that borrows, until it ends or the pools are emptied."""
+    """Represents a borrowing thread until it ends or the pools are emptied."""
 
 
 class _Buffer(NamedTuple):
@@ -94,8 +94,8 @@ def borrow(shape: Sequence[int], like: torch.Tensor) -> Lease:
     """Borrow an uninitialised, contiguous tensor.
 
     Large ones on a CPU are buffers that were used before where there is one that fits, else huge pages. Small ones are
-    left to the C library, those on a GPU to torch's caching allocator. What is returned to the user should not be
-    borrowed: its storage may be a quarter larger than the tensor.
+    left to the C library, those on a GPU to torch's caching allocator. Results for the user should not be borrowed:
+    the storage may be a quarter larger than the tensor.
 
     Parameters
     ----------
@@ -135,14 +135,14 @@ def set_limit(size: int | None) -> None:
 
 
 def free() -> None:
-    """Empty the pools of all threads. What is borrowed now stays valid and is not kept when it comes back."""
+    """Empty the pools of all threads. Borrowed buffers stay valid and are not kept when they come back."""
     global _threads
-    _threads = threading.local()  # the threads of before are dead for `_give_back`
+    _threads = threading.local()  # buffers lent before are not kept by `_give_back`
     _kept.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=free)  # to write into what parent and child share would copy it
+    os.register_at_fork(after_in_child=free)  # writing into memory that parent and child share would copy it
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # a FakeTensor, say, has no memory at all
 
@@ -158,7 +158,7 @@ def _take(need: int) -> _Buffer | None:
 
 
 def _fresh(need: int) -> _Buffer:
-    """Allocate a buffer, with room to grow by an eighth; what is kept makes room where memory is short."""
+    """Allocate a buffer, up to an eighth larger than needed; kept buffers are freed where memory is short."""
     if need >= _WATCHED and _kept and host.available_memory("cpu") < need + _MARGIN:
         free()
     step = 1 << max(0, need.bit_length() - 4)
@@ -184,7 +184,7 @@ def _give_back(buffer: _Buffer) -> None:
 
 
 def _trim(owner: weakref.ref[_Thread] | None = None) -> None:
-    """Let go of what was not used for longest until the bounds are kept, and of what dead threads left."""
+    """Free the buffers unused for longest until the bounds hold, and those of ended threads."""
     if not (buffers := list(_kept.values())):
         return
     mine, total, most = sum(buffer.owner is owner for buffer in buffers), sum(b.size for b in buffers), limit()
@@ -196,7 +196,7 @@ def _trim(owner: weakref.ref[_Thread] | None = None) -> None:
 
 
 def _owner() -> weakref.ref[_Thread]:
-    """Return what stands for this thread, one object for as long as it may borrow and give back."""
+    """Return the object that represents this thread, the same as long as it may borrow and give back."""
     if not hasattr(_threads, "owner"):
         _threads.thread = _Thread()
         _threads.owner = weakref.ref(_threads.thread, _bury)
@@ -218,7 +218,7 @@ def _references(buffer: _Buffer) -> tuple[int, int]:
 
 @functools.cache
 def _alone() -> tuple[int, int] | None:
-    """Return the `_references` of a storage that nothing else refers to, or None where torch does not tell."""
+    """Return the `_references` of a storage that nothing else refers to, or None where torch cannot count them."""
     try:
         buffer = _Buffer(0, torch.empty(8, dtype=torch.uint8, device="cpu").untyped_storage(), 8, _owner())
         alone = _references(buffer)

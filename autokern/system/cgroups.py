@@ -39,7 +39,7 @@ def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
 def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
     """Return the bytes up to the nearest memory limit, or None where nothing limits this process.
 
-    File cache that was not used lately counts as free: the kernel drops it before it kills anybody.
+    File cache that was not used lately counts as free: the kernel drops it before it kills a process.
     """
     left = []
     for folder in _groups("memory", root, proc):
@@ -55,7 +55,7 @@ def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
 def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
     """Yield the folders of this process's groups for a controller, from its own up to the root.
 
-    In a container the listed path may be the host's while the mount shows only our part: folders may not exist.
+    In a container the listed path may be the host's while the mount shows only a part of it: folders may not exist.
     """
     for line in text_of(proc).splitlines():
         _, _, rest = line.partition(":")
@@ -72,7 +72,7 @@ def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
 
 
 def text_of(path: Path) -> str:
-    """Return what a file of the system says, nothing where it cannot be read."""
+    """Return the text of a system file, empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -20,9 +20,9 @@ from autokern.core.errors import ProfileError
 
 __all__ = ["LARGEST", "Folder", "Version", "contents", "opened"]
 
-Version = tuple[int, int, int, int]  # what distinguishes one file under a name from the next: device, inode, time, size
+Version = tuple[int, int, int, int]  # identifies a version of a file: device, inode, time, size
 
-LARGEST = 64 * 2**20  # bytes of a file that is read at all
+LARGEST = 64 * 2**20  # largest file that is read, in bytes
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _FLAGS
@@ -36,7 +36,7 @@ class Folder:
     Parameters
     ----------
     path : Path
-        Where it is, absolute.
+        Absolute path.
     private : bool
         Whether only its owner, who must be this user, may write to it, and no other user's link may lead to it.
     create : bool
@@ -80,7 +80,7 @@ class Folder:
             return contents(fd, name, private=True)
 
     def version(self, name: str) -> Version | None:
-        """Return what tells the file under a name from its successors, or None if there is none."""
+        """Return an identifier of this version of a file, or None if there is none."""
         try:
             info = os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -101,7 +101,7 @@ class Folder:
         os.replace(self._at(name), self._at(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def remove(self, name: str) -> bool:
-        """Remove a file or an empty folder; return whether it is gone, for failing to clean up is no fault."""
+        """Remove a file or an empty folder; return whether it is gone; a failure to clean up is no error."""
         for undo in (os.unlink, os.rmdir):
             with contextlib.suppress(OSError):
                 undo(self._at(name), dir_fd=self.fd)
@@ -133,7 +133,7 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float = 0.0) -> Iterator[bool]:
-        """Give whether an advisory lock was had within `patience` seconds; it ends with the block or the process.
+        """Yield whether an advisory lock was acquired within `patience` seconds; it ends with the block or the process.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class Folder:
             try:
                 yield held
             finally:
-                if held:  # said aloud: a forked child's copy of the descriptor would keep a merely closed lock
+                if held:  # explicitly: a forked child's copy of the descriptor would keep a lock that is only closed
                     with contextlib.suppress(OSError):
                         fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -160,7 +160,7 @@ class Folder:
 
 
 def _reached(path: Path, create: bool) -> int:
-    """Open a folder name by name, so that nobody can exchange a part of its path for a link once it was looked at."""
+    """Open a folder name by name, so that no part of its path can be exchanged for a link after the check."""
     fd = os.open(path.anchor, _FOLDER)
     rest, links = list(reversed(path.parts[1:])), 0
     try:
@@ -217,7 +217,7 @@ def _link(fd: int, name: str, path: Path) -> str:
 
 @contextlib.contextmanager
 def opened(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of the block; an error in closing counts, for it may be a failed write."""
+    """Close a descriptor at the end of the block; an error in closing is raised, because it may be a failed write."""
     try:
         yield fd
     except BaseException:
@@ -261,7 +261,7 @@ def _write(fd: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         written = os.write(fd, rest)
-        if written <= 0:  # no progress and no error: waiting for more would be waiting for ever
+        if written <= 0:  # no progress and no error: it would loop for ever
             raise OSError(errno.EIO, "nothing was written")
         rest = rest[written:]
 

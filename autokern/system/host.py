@@ -43,7 +43,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 _SIMD = re.compile(r"sse4_2|avx\w*|f16c|fma|amx_\w+|asimd\w*|sve\w*|bf16|vsx")
-_LIBRARIES = {  # what torch.__config__.show() says of the libraries that do the work on a CPU
+_LIBRARIES = {  # lines of torch.__config__.show() on the libraries that do the work on a CPU
     "blas": r"BLAS_INFO=(\w+)",
     "lapack": r"LAPACK_INFO=(\w+)",
     "mkl": r"Math Kernel Library Version (\S+)",
@@ -63,7 +63,7 @@ class Host(msgspec.Struct, frozen=True):
     Parameters
     ----------
     fields : dict
-        Nested, JSON-able description. All of it but ``"remarks"`` moves timings and is part of the fingerprint.
+        Nested, JSON-able description. All of it but ``"remarks"`` affects timings and is part of the fingerprint.
     fingerprint : str
         32 hexadecimal digits; equal for equal hosts, in every process.
     devices : tuple of str
@@ -78,7 +78,7 @@ class Host(msgspec.Struct, frozen=True):
 def current(refresh: bool = False) -> Host:
     """Return the host of this process at its present number of threads.
 
-    Each answer is kept; `refresh` looks at everything anew. Where there is a GPU, the first call initialises it.
+    The result is cached; `refresh` reads everything anew. Where there is a GPU, the first call initialises it.
     """
     if refresh:
         _reset()
@@ -121,7 +121,7 @@ def thread_ceiling() -> int:
 
 
 def available_memory(device: str) -> int:
-    """Return the bytes that can be had on a device now, without swapping and without being killed for it.
+    """Return the bytes that a device can provide now without swapping and without the process being killed.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _reset() -> None:
-    """Forget every answer that was kept."""
+    """Clear all cached results."""
     _hosts.clear()
     for kept in (accelerator, _cpu, _accelerators):
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put a plain function there
@@ -249,7 +249,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _model_name() -> str:
-    """Ask elsewhere than in /proc, which names no model on ARM and is not there outside Linux."""
+    """Return the model from another source than /proc, which names none on ARM and exists on Linux only."""
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
@@ -272,7 +272,7 @@ def _accelerators(kind: str) -> tuple[dict[str, Any], ...]:
 def _gpus(kind: str) -> list[dict[str, Any]]:
     try:
         return [dict(gpu) for gpu in _accelerators(kind)]
-    except (RuntimeError, AssertionError):  # CUDA answers no child that was forked after it was initialised
+    except (RuntimeError, AssertionError):  # CUDA does not work in a child forked after its initialisation
         return [{"kind": kind}]
 
 

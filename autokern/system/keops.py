@@ -40,7 +40,7 @@ _intact: tuple[str, int] | None = None
 
 
 def keops_problem(device: str = "cpu") -> str | None:
-    """Return why KeOps cannot work here, as far as that can be told without compiling; some microseconds if it can.
+    """Return why KeOps cannot work here, or None, without compiling; takes some microseconds if it can.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def keops_problem(device: str = "cpu") -> str | None:
 
 
 def _obstacle(pykeops: Any, device: str) -> str | None:
-    """Return what keeps an imported pykeops from working."""
+    """Return the obstacle for an imported pykeops, or None."""
     if device != "cpu":
         if device != "cuda":
             return f"KeOps does not run on devices of kind {device}"
@@ -102,7 +102,7 @@ def _first_of(named: str | None, path: str | None) -> str | None:
 
 
 def setting() -> str:
-    """Return what decides whether KeOps works, as far as that is cheap to know: a verdict holds as long as it does."""
+    """Return the cheap facts that decide whether KeOps works: a verdict holds as long as they do."""
     try:
         version = importlib.metadata.version("pykeops")
     except importlib.metadata.PackageNotFoundError:
@@ -111,9 +111,9 @@ def setting() -> str:
 
 
 def damaged(folder: Path) -> list[str]:
-    """Return the names of compiled formulae that were cut short: loading one kills the process (SIGBUS).
+    """Return the names of truncated compiled formulae: loading one kills the process (SIGBUS).
 
-    An ELF file ends with its section headers, so that its first 64 bytes tell how long it must be.
+    An ELF file ends with its section headers, so its first 64 bytes give its length.
     """
     global _intact
     try:
@@ -144,14 +144,14 @@ def _cut_short(path: Path) -> bool:
 
 
 def believe(verdict: Tool | None) -> None:
-    """Take over what a profile says of KeOps on this machine."""
+    """Adopt a profile's verdict on KeOps on this machine."""
     global _verdict
     _verdict = verdict
 
 
 @contextlib.contextmanager
 def at_work(device: str = "cpu") -> Iterator[None]:
-    """Let KeOps work inside the block, in silence.
+    """Run KeOps inside the block, without messages.
 
     Parameters
     ----------
@@ -161,8 +161,8 @@ def at_work(device: str = "cpu") -> Iterator[None]:
     Raises
     ------
     KeOpsError
-        If it cannot work here, or whatever it raises but a lack of memory. After a failure to build a formula it is
-        not tried again in this process.
+        If it cannot work here, or in place of any error but a lack of memory. After a failure to build a formula it
+        is not tried again in this process.
     """
     global _failure
     problem = keops_problem(device)
@@ -173,7 +173,7 @@ def at_work(device: str = "cpu") -> Iterator[None]:
             yield
     except (MemoryError, torch.OutOfMemoryError, KeOpsError):
         raise
-    except (ImportError, OSError) as error:  # what it could not compile it fails to import
+    except (ImportError, OSError) as error:  # a formula that failed to compile fails to import
         told = " ".join(str(error).split())
         _failure = f"KeOps could not build or load a formula in this process ({type(error).__name__}: {told})"
         raise KeOpsError(f"a product by KeOps was asked for; found: {_failure}. {_ADVICE}") from error
@@ -205,6 +205,6 @@ def _silence() -> Iterator[None]:
 
 
 def _reset() -> None:
-    """Forget what was found and told (for tests)."""
+    """Clear all results and warnings (for tests)."""
     global _failure, _verdict, _intact
     _failure, _verdict, _intact = "", None, None

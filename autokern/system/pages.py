@@ -17,14 +17,14 @@ import torch
 __all__ = ["empty", "supported"]
 
 _SMALLEST = 8 * 2**20
-"""Below this many bytes the C library recycles memory by itself and nothing can be saved."""
+"""Below this many bytes the C library recycles memory by itself, so huge pages save nothing."""
 _HUGE = 2 * 2**20
 _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @functools.cache
 def supported() -> bool:
-    """Whether this system gives huge pages to those who ask."""
+    """Whether this system provides huge pages on request."""
     return _advice() is not None
 
 
@@ -48,7 +48,7 @@ def _advice() -> Callable[[int, int], None] | None:
 
 
 def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Return an uninitialised tensor, in huge pages where that is possible and pays.
+    """Return an uninitialised tensor, in huge pages where that is possible and faster.
 
     Parameters
     ----------

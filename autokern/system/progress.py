@@ -24,7 +24,7 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
     Parameters
     ----------
     title : str
-        What is being done.
+        Title of the bar.
     show : bool
         Whether to show a bar; without a terminal on standard error one log line is written instead.
     """

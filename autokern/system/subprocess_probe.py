@@ -24,11 +24,11 @@ PROGRAMS = {
     "KeOps": _FOLDER / "try_keops.py",
     "GPU": _FOLDER / "try_gpu.py",
 }
-"""What is run for a name; `doctor` adds programs that need more of autokern."""
+"""Programs by name; `doctor` adds programs that need more of autokern."""
 
 
 class Answer(NamedTuple):
-    """What came of a probe: whether it works, its last word, and how long it took in seconds."""
+    """Result of a probe: whether it works, its last line, and its time in seconds."""
 
     works: bool
     text: str
@@ -56,7 +56,7 @@ class Probe:
             "AUTOKERN_HOME": self._folder.name,
             "AUTOKERN_CALIBRATE": "never",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "KEOPS_CACHE_FOLDER": self._folder.name,  # what was compiled on another day proves no compiler
+            "KEOPS_CACHE_FOLDER": self._folder.name,  # an earlier compiled result proves no compiler
             "PYTHONPATH": os.pathsep.join(_path()),
         }
         self._began = time.monotonic()
@@ -77,7 +77,7 @@ class Probe:
         self._folder.cleanup()
 
     def poll(self, give_up: bool = False) -> Answer | None:
-        """Return the answer if there is one; with `give_up`, there is."""
+        """Return the answer if there is one; with `give_up`, always."""
         code = self._process.poll()
         seconds = time.monotonic() - self._began
         if code is None:
@@ -116,7 +116,7 @@ def try_keops(seconds: float) -> Tool:
     Parameters
     ----------
     seconds : float
-        When to give up.
+        Time limit.
     """
     deadline = time.monotonic() + seconds
     with Probe("KeOps") as probe:

@@ -47,9 +47,9 @@ def ceiling() -> int:
 
 
 def limited(run: _Run, count: int) -> _Run:
-    """Return a function that does what `run` does, with at most `count` threads in the thread that calls it.
+    """Return a function that does the same as `run`, with at most `count` threads in the calling thread.
 
-    What was there before is restored, after exceptions too. It costs about a microsecond; where torch has no more than
+    The former number is restored, after exceptions too. It costs about a microsecond; where torch has no more than
     `count` threads anyway, `run` is called as it is. One thread leaves OpenMP's workers waiting where they are; with
     another number GNU's OpenMP ends those beyond it, and the next full team starts them anew.
 
@@ -119,8 +119,8 @@ class _Scope:
 def scope(count: int) -> contextlib.AbstractContextManager[None]:
     """Use at most `count` threads in a ``with`` block, in the calling thread only; each object serves one block.
 
-    What was there before is restored, after exceptions too, unless an interrupt comes in the very instant in which the
-    block ends: where that matters, `limited` is safe.
+    The former number is restored, after exceptions too, unless an interrupt comes at the very end of the block: where
+    that matters, `limited` is safe.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def _checked(count: int) -> int:
 
 @functools.cache
 def _setters() -> tuple[Callable[[int], object], Callable[[int], int]]:
-    """Return what sets OpenMP's and MKL's number for the calling thread; MKL's returns the number it replaces.
+    """Return the setters of OpenMP's and MKL's number for the calling thread; MKL's returns the number it replaces.
 
     Where one of them cannot be found (Windows, say), `torch.set_num_threads` serves for both: threads that first use
     torch inside a block then keep its number, and those that set the default elsewhere meanwhile are overruled.

@@ -19,11 +19,11 @@ from autokern.core.problem import Problem
 __all__ = ["HOPELESS", "gap", "relative_error", "truth"]
 
 HOPELESS = 1e9
-"""What is written for an error that is no number, or infinite."""
+"""Recorded in place of an error that is NaN or infinite."""
 
 
 def truth(op: Op, problem: Problem, args: tuple[Any, ...]) -> Trialled:
-    """Return what the op's reference gives in float64, gradients included where the problem wants them."""
+    """Return the result of the op's reference in float64, with gradients where the problem wants them."""
     return op.trial(op.reference, problem, in_float64(args))()
 
 

@@ -32,7 +32,7 @@ __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_erro
 
 DTYPES = ("float64", "float32")
 _TRYING, _TRYING_SHARE = 40.0, 0.25
-"""Seconds after which a tool that is tried has failed, and the part of the budget that they may be."""
+"""Most seconds for trying a tool, and their largest part of the budget."""
 _log = logging.getLogger("autokern")
 
 _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
@@ -76,18 +76,18 @@ def calibrate(
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
-    """Measure, and return a profile of what was measured merged into what was known.
+    """Measure, and return a profile of the new measurements merged into the known ones.
 
     Parameters
     ----------
     ops, devices, dtypes
-        What to measure.
+        Ops, device kinds and dtypes to measure.
     level : {"quick", "full"}
         How many sizes, and how often.
     budget : float
-        Seconds; a trial that would exceed it is not begun.
+        Seconds; a trial that would exceed it does not begin.
     known : Profile
-        Measurements of the same host; what they leave out is measured first.
+        Measurements of the same host; problems that they lack are measured first.
     accuracy : {"same", "approximate"}
         Whether candidates of lower precision are measured too, and their errors.
     progress : callable, optional
@@ -120,7 +120,7 @@ def calibrate(
             if parts:
                 run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
             if wholes:
-                if parts:  # inside of what follows, parts are dispatched as in earnest
+                if parts:  # from here on, parts are dispatched as in real calls
                     publish(known.merge(run.found()))
                 run.measure(plans(wholes))
     finally:
@@ -149,7 +149,7 @@ class _Calibration:
         self._measured = {trial.problem: trial.timings for trial in known.trials}
 
     def found(self) -> Profile:
-        """Return what this run measured."""
+        """Return the measurements of this run."""
         return Profile(
             host=host.current().fields,
             fingerprint=host.current().fingerprint,
@@ -163,7 +163,7 @@ class _Calibration:
         )
 
     def try_tools(self) -> None:
-        """Try what candidates that compile rest on, where this is thorough and no good verdict is known."""
+        """Try the tools of candidates that compile, in a full calibration without a good verdict on them."""
         known = self._tried.get("keops")
         settled = known is not None and known.works and known.setting == keops.setting()
         keops.believe(known if settled else None)

@@ -14,7 +14,7 @@ _SCHEMA = re.compile(rb'\s*\{\s*(?:"autokern":\s*"profile",\s*)?"schema":\s*(\d{
 
 
 class NewerError(ProfileError):
-    """A newer autokern wrote the file: it is not for this one to touch."""
+    """A newer autokern wrote the file; this one must not change it."""
 
 
 def sealed(schema: int, body: bytes) -> bytes:
@@ -32,13 +32,13 @@ def unsealed(schema: int, data: bytes) -> bytes:
     NewerError
         If the file has a newer schema.
     ProfileError
-        If any byte is not as it was written.
+        If any byte has changed.
     """
     claim, header = _SCHEMA.match(data), _HEADER.match(data)
     body = data[header.end() :] if header else b""
     whole = header is not None and header[2].decode() == _digest(int(header[1]), body)
     found = int(claim[1]) if claim else schema
-    # A newer schema is believed on its word, for its checksum may be another; only not where one flipped bit says it.
+    # A newer schema is accepted without a check, as its checksum may differ; but not one that a flipped bit explains.
     flipped = found < 10 and (found ^ schema).bit_count() == 1
     if found > schema and (whole or not flipped):
         raise NewerError(f"a newer autokern wrote it (schema {found}, this one reads {schema}); upgrade autokern")

@@ -17,7 +17,7 @@ _PRIOR_RATE = 4e9
 
 @dataclass
 class Group:
-    """The problems of one op, dtype and device, and what came of them so far."""
+    """The problems of one op, dtype and device, and their results so far."""
 
     op: Op
     dtype: str
@@ -39,18 +39,18 @@ class Group:
 
 
 def plan(op: Op, level: str, dtype: str, device: str, known: Profile, accuracy: str = "same") -> Group:
-    """Return the group of an op, its queue of problems with those first of which nothing is known."""
+    """Return the group of an op, with problems without a measurement first in its queue."""
     grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(contenders(op, p, level, accuracy)) > 1]
     wanted = {p: {c.name for c in contenders(op, p, level, accuracy) if c.accuracy == "approximate"} for p in grid}
     done = {t.problem for t in known.trials if wanted.get(t.problem, set()) <= t.timings.keys()}
-    queue = sorted(grid, key=done.__contains__)  # what is new first, then what is known once more
+    queue = sorted(grid, key=done.__contains__)  # new problems first, then known ones again
     group = Group(op, dtype, device, queue)
     group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
     return group
 
 
 _MOST_TRUTH = 2**25
-"""Elements of a problem up to which its float64 truth is formed for the sake of a candidate that approximates."""
+"""Elements of a problem up to which its float64 truth is formed to check a candidate that approximates."""
 
 
 def contenders(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
@@ -76,7 +76,7 @@ def expected_seconds(group: Group, problem: Problem) -> float:
 
 
 _NEAR = 0.2
-"""Octaves within which a measured problem tells all about another."""
+"""Octaves within which a measured problem needs no neighbour."""
 
 
 def between_winners(group: Group) -> Problem | None:

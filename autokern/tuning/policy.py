@@ -28,10 +28,10 @@ NOISE = 0.03
 CONFIDENCE = 1.7
 """Standard deviations that must lie between a prediction and a tie."""
 LEEWAY = 0.13
-"""What an exact result may cost where stock only approximates, in log units: a tenth after what NOISE demands."""
+"""Extra cost allowed for an exact result where stock approximates, in log units: a tenth beyond NOISE."""
 FEWER_THREADS = 0.05
-"""What fewer threads may cost beyond what is uncertain, in log units: beside another process every parallel region
-waits for a core, and a step takes ten times as long."""
+"""Extra cost allowed for fewer threads beyond the uncertainty, in log units: beside another process every parallel
+region waits for a core, and a step takes ten times as long."""
 _ROUGH = "its error was measured to be"
 
 
@@ -112,19 +112,19 @@ def decide(
     Parameters
     ----------
     problem : Problem
-        What is asked.
+        The problem to serve.
     op : Op
         Its op.
     model : CostModel
-        What was measured.
+        Predictions from the measurements.
     settings : Settings
-        What the user ordered.
+        Orders of the user.
     there : Limit, optional
         The memory that is there; None means that it is no concern.
     seen : int
         Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
-        come: nobody then pays more than twice for not having known (the ski rental of online algorithms). Where
-        candidates are drawn at random, each call is drawn anew.
+        come: that costs at most twice the best choice (the ski rental of online algorithms). Where candidates are
+        drawn at random, each call is drawn anew.
     recorded : bool
         Whether the profile is that of a recorded host, which is replayed: see `obstacles`.
 
@@ -189,7 +189,7 @@ def decide(
         return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
     known.remove("stock")
     better = [n for n in known if _cost(op, problem, n, estimates[n]) <= -NOISE]
-    doubtful = another and not better  # then it is for stock to be proven faster
+    doubtful = another and not better  # then stock must be shown to be faster
     if doubtful:
         better = [n for n in known if estimates[n].log_ratio <= -NOISE]
     name, review = _repaid([*better, "stock"], op, estimates, model, horizon)

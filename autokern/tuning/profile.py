@@ -62,7 +62,7 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def usual(self) -> dict[str, Timing]:
-        """The timings of candidates within the op's bound: those that may be chosen unasked."""
+        """The timings of candidates within the op's bound: those that may be chosen by default."""
         return {name: timing for name, timing in self.timings.items() if timing.relative_error is None}
 
 
@@ -100,7 +100,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     Parameters
     ----------
     host : dict
-        What was measured on, as `Host.fields` gives it (no host name, user name or path).
+        The measured host, as `Host.fields` gives it (no host name, user name or path).
     fingerprint : str
         Hash of the part of `host` that invalidates measurements.
     trials : list of Trial
@@ -112,7 +112,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     levels : dict
         The most thorough level at which each op was calibrated, by ``"op/dtype@device"``.
     tools : dict
-        What came of trying tools that candidates rest on, by name (``"keops"``).
+        Results of trying tools that candidates need, by name (``"keops"``).
     fruitless : dict
         When a calibration had time for no problem of an op, by ``"op/dtype@device"``, as a UTC date in ISO 8601.
     created : str
@@ -154,7 +154,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         )
 
     def without(self, op: str) -> Profile:
-        """Return a copy in which nothing is known of one op."""
+        """Return a copy without the measurements of one op."""
         return Profile(
             host=self.host,
             fingerprint=self.fingerprint,

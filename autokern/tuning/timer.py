@@ -125,7 +125,7 @@ def standard_error(values: list[float]) -> float:
 
 
 def _order(names: list[str], turn: int) -> list[str]:
-    """Return who comes when in a round: each order is followed by its reverse, so that no place favours anybody.
+    """Return the order of a round: each order is followed by its reverse, so that no place favours a candidate.
 
     The first of a round finds caches as the bookkeeping left them, which costs a call of 5 us several percent.
     """
@@ -135,10 +135,9 @@ def _order(names: list[str], turn: int) -> list[str]:
 
 
 def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], None]) -> float:
-    """Return seconds of one call; a sample during which the system took the processor away is taken again.
+    """Return seconds of one call; a sample that was preempted is repeated.
 
-    Where a sample is of many calls, one that does not count comes before them: what the last function left in the
-    caches is not its successor's doing.
+    Where a sample has many calls, an uncounted one precedes them: the caches are then not those of another function.
     """
     best = math.inf
     for _ in range(_TRIES):
@@ -160,7 +159,7 @@ def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], Non
 
 
 def _switches() -> int:
-    """Return how often this process had to give way to another so far."""
+    """Return how often this process was preempted so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 

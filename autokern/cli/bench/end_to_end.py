@@ -23,7 +23,7 @@ __all__ = ["Workload", "end_to_end"]
 
 _SIDES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"off": nullcontext, "on": enabled}
 _WARMUP = 3
-"""Steps that are not counted: in them autokern decides, and measures what it never measured."""
+"""Uncounted steps: in them autokern decides, and measures new problems."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,9 +32,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     name : str
-        What was done.
+        Name of the workload.
     dtype : str
-        In which precision.
+        Its precision.
     off, on : float
         Median seconds of one step.
     speedup : float

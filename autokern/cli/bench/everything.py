@@ -22,12 +22,12 @@ __all__ = ["Benchmark", "everything"]
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a benchmark finds, or one part of it.
+    """The results of a benchmark, or of one part of it.
 
     Parameters
     ----------
     host : dict
-        What was measured on.
+        The measured host.
     kernel_matrices : list of Cell
         Every way to a kernel matrix, against stock.
     regret : dict of Verdict
@@ -53,7 +53,7 @@ def everything(full: bool, tell: Callable[[Benchmark], None] = lambda part: None
     full : bool
         Whether to take more sizes and problems, without limits of time.
     tell : callable
-        Called with each part as soon as it is there.
+        Called with each part as soon as it is measured.
     """
     devices, fields = chosen_devices(None), host.current().fields
 

@@ -38,7 +38,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     problem : Problem
-        What was asked.
+        The problem.
     candidate : str
         Name of the candidate.
     seconds : float
@@ -48,7 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     agreement : float
         Largest relative gap to stock's values and gradients.
     agrees : bool
-        Whether that is no more than rounding explains.
+        Whether rounding explains that gap.
     refused : str
         Why the dispatcher would not use the candidate here; empty where it would.
     failed : str
@@ -89,9 +89,9 @@ def kernel_matrices(
     sizes : sequence of int
         Numbers of points; they have 8 dimensions, each with its own lengthscale.
     deadline : float
-        Time of `time.perf_counter` after which nothing more is begun; what compiles comes last.
+        Time of `time.perf_counter` after which no measurement begins; candidates that compile come last.
     families, dtypes, devices : sequence of str
-        What to time.
+        Families, dtypes and devices to time.
     seconds : float
         Time for one problem, first calls not counted.
     progress : callable, optional
@@ -177,7 +177,7 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
 
 
 def _impossible(candidate: Candidate, problem: Problem) -> str:
-    """Return why a candidate cannot even be tried, unlike one that the dispatcher only refuses."""
+    """Return why a candidate cannot be tried at all, unlike one that the dispatcher only refuses."""
     if candidate.name in _DETOURS and candidate.why_not(problem):
         return "there is no other device to move to"
     need, free = candidate.memory(problem), host.available_memory(problem.device)

@@ -24,7 +24,7 @@ def contenders(problem: Problem, compiles: bool = False) -> list[Candidate]:
     Parameters
     ----------
     problem : Problem
-        What is asked.
+        The problem.
     compiles : bool
         Whether those count whose first call compiles.
     """
@@ -48,7 +48,7 @@ def random_problems(
     Parameters
     ----------
     count : int
-        How many, in equal parts by op.
+        Number of problems, in equal parts by op.
     seed : int
         The same seed gives the same problems.
     ops : iterable of str, optional

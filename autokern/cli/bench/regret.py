@@ -35,11 +35,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     problem : Problem
-        What was asked.
+        The problem.
     chosen : str
         The candidate that was chosen for it.
     best : str
-        The fastest candidate; the chosen one where that is as fast within what was measured.
+        The fastest candidate; the chosen one where that is as fast within the uncertainty.
     regret : float
         Time of the chosen candidate over that of the best one, at least 1.
     over_stock : float
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a set of rows amounts to.
+    """Summary of a set of rows.
 
     Parameters
     ----------
@@ -99,9 +99,9 @@ def regret(
     Parameters
     ----------
     problems : sequence of Problem
-        What is asked; each must offer a choice.
+        Problems; each must offer a choice.
     deadline : float
-        Time of `time.perf_counter` after which no further problem is begun.
+        Time of `time.perf_counter` after which no further problem begins.
     choose : callable
         Maps a Problem to the name of the candidate that is to be judged.
     seconds : float
@@ -142,7 +142,7 @@ def _row(problem: Problem, chosen: str, seconds: float, rounds: tuple[int, int],
     if chosen not in [c.name for c in candidates]:
         candidates.append(op[chosen])
     args = op.sample(problem, torch.Generator().manual_seed(4321 + problem.n))
-    inside.active = True  # what a candidate calls itself is not dispatched
+    inside.active = True  # calls made by a candidate are not dispatched
     try:
         calls, warm = _warmed(op, problem, args, candidates)
         if "stock" not in calls or chosen not in calls:
@@ -198,7 +198,7 @@ def _compare(
 
 
 def verdict(rows: Sequence[Row]) -> Verdict:
-    """Return what rows amount to.
+    """Return the summary of rows.
 
     Raises
     ------

@@ -8,7 +8,7 @@ from autokern.cli.plugin_check import tried
 
 
 def main() -> None:
-    """Run and tell."""
+    """Run the candidates and print the outcome."""
     print(json.dumps(tried()))
 
 

@@ -9,7 +9,7 @@ import torch
 
 def main() -> None:
     """Compile and compare."""
-    shift = random.random()  # else a result that was compiled on another day would answer
+    shift = random.random()  # otherwise an earlier compiled result would answer
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x * shift).sin().sum()

@@ -15,7 +15,7 @@ _NO_TOOLKIT = "; not on the GPU: it finds no CUDA toolkit"
 
 
 def main() -> None:
-    """Import pykeops, reduce on the CPU and on a GPU, and tell."""
+    """Import pykeops, reduce on the CPU and on a GPU, and print the result."""
     said = io.StringIO()
     pykeops = _imported(said)
     where = _reduced(pykeops, said, "cpu", "CPU")
