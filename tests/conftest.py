@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import abc
+import gc
+import itertools
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; read when torch is imported
+    for _library in ("OMP", "MKL"):
+        os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
 import gpytorch
 import linear_operator
+import psutil
 import pytest
 import torch
 
@@ -25,6 +32,18 @@ from autokern.system import keops
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "also run the tortures of tests/torture, in minutes (ci) or in earnest (full)"
     parser.addoption("--torture", choices=("ci", "full"), help=told)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker takes seconds to start and a gigabyte: some for the whole, none for a file or for what measures time."""
+    some = any(argument.partition("::")[0].endswith(".py") for argument in config.args)
+    return 0 if some or config.getoption("--torture") else min(psutil.cpu_count() or 1, 4)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays; no collection of garbage in between has to look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -47,11 +66,16 @@ def _bare_environment(tmp_path_factory):
         yield
 
 
+_NUMBERS = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def _isolated(tmp_path, _bare_environment):
+def _isolated(request, tmp_path_factory, _bare_environment):
     """A fresh home and session before a test; the libraries' own functions after it, whatever it did."""
+    known = "tmp_path" in request.fixturenames  # a folder that is made for every test costs more than most tests
+    parent = request.getfixturevalue("tmp_path") if known else tmp_path_factory.getbasetemp() / f"{next(_NUMBERS)}"
     with pytest.MonkeyPatch.context() as patch:
-        _bare(patch, tmp_path / "autokern")
+        _bare(patch, parent / "autokern")
         dispatch.reset()
         keops._reset()
         yield

@@ -62,10 +62,10 @@ class Failing(kernels.RBFKernel):
 def test_a_matrix_that_no_machine_holds_is_refused_at_once(enabled):
     kernel, x = kernels.ScaleKernel(kernels.RBFKernel()).double(), points(400_000)
     for call in (kernel(x).to_dense, kernel(x, x[:-1]).to_dense, kernel(x).cholesky):
-        before = time.perf_counter()
+        before = time.process_time()
         with pytest.raises(MemoryBudgetError, match=r"400000 x (400000|399999), torch.float64, cpu.*float32"):
             call()
-        assert time.perf_counter() - before < 1
+        assert time.process_time() - before < 1
 
 
 REFUSED = {
