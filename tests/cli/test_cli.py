@@ -197,7 +197,7 @@ def test_calibrate_keeps_what_it_has_when_it_is_interrupted(run, monkeypatch):
     monkeypatch.setattr("autokern.cli.commands.measure", interrupted)
     result = run("calibrate", "--json")
     assert result.exit_code == 130
-    assert "is kept" in result.stderr
+    assert "are kept" in result.stderr
     assert json.loads(result.stdout)["ops"][0]["problems"] == 4
     assert run("show").exit_code == 0
 

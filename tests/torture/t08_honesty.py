@@ -147,8 +147,8 @@ MUTATIONS = [
     Mutation(
         "whatever is measured to be faster wins",
         "tuning/policy.py",
-        "    return told.log_ratio + CONFIDENCE * told.sigma - (LEEWAY if favoured else 0.0)",
-        "    return told.log_ratio - 0.05",
+        "    return estimate.log_ratio + CONFIDENCE * estimate.sigma - (LEEWAY if favoured else 0.0)",
+        "    return estimate.log_ratio - 0.05",
         "no_gap",
     ),
     Mutation(
