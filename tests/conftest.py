@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--torture", choices=("ci", "full"), help=told)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A worker takes seconds to start and a gigabyte: some for the whole, none for a file or for what measures time."""
     some = any(argument.partition("::")[0].endswith(".py") for argument in config.args)
