@@ -9,9 +9,9 @@ import functools
 import importlib.util
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import pytest
@@ -23,7 +23,7 @@ from autokern import kernels
 from autokern.backends import graphs, keops_product
 from autokern.core.arguments import rebuilt, tensors_in
 from autokern.core.errors import AutokernWarning
-from autokern.core.op import Candidate, Op, get, registered
+from autokern.core.op import Candidate, Op, Trialled, get, registered
 from autokern.core.problem import Problem
 from autokern.kernels import analytic, graph, precision
 from autokern.kernels import tree as trees
@@ -148,20 +148,41 @@ LAYOUTS = {
 }
 
 
-def assert_right(op: Op, candidate: Candidate, problem: Problem, args: tuple[Any, ...]) -> None:
+class Case(NamedTuple):
+    """Arguments, and what all candidates are held against on them."""
+
+    problem: Problem
+    args: tuple[Any, ...]
+    kinds: list[tuple[Any, ...]]
+    slope: Callable[[Trialled], float]
+
+
+@functools.lru_cache(maxsize=1024)
+def case(op_name: str, problem: Problem, layout: str = "") -> Case | None:
+    """Its sample in a layout, with stock's result and the gradients' truth; None where the op passes it on."""
+    op = get(op_name)
+    args = rearranged(sample(op, problem), LAYOUTS[layout]) if layout else sample(op, problem)
+    asked = op.problem_of(*args)
+    if asked is None:
+        return None
+    stock = op.trial(op.stock.run, asked, args)()
+    kinds = [(t.shape, t.dtype, t.device) for t in tensors_in(stock.out)]
+    return Case(asked, args, kinds, gradient_errors(op, asked, args, stock))
+
+
+def assert_right(op: Op, candidate: Candidate, given: Case) -> None:
     """The result meets the contract, the gradients are as good as stock's, and no argument was changed."""
+    problem, args = given.problem, given.args
     before = [t.detach().clone() for t in tensors_in(args)]
     found = op.trial(candidate.run, problem, args)()
-    stock = op.trial(op.stock.run, problem, args)()
-    for one, other in zip(tensors_in(found.out), tensors_in(stock.out), strict=True):
-        assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    assert [(t.shape, t.dtype, t.device) for t in tensors_in(found.out)] == given.kinds
     if candidate.accuracy == "approximate":
         error = relative_error(op, found, truth(op, problem, args)) / ROUGH.get(candidate.name, 1e-2)
         assert error <= 1, f"{op.name}.{candidate.name} on {problem}: {error:.3g} times what is usual"
     else:
         error = op.check(problem, found.out, args)
         assert error <= 1, f"{op.name}.{candidate.name} on {problem}: {error:.3g} times the bound"
-        slope = gradient_errors(op, problem, args, stock)(found)
+        slope = given.slope(found)
         assert slope <= 1, f"gradients of {op.name}.{candidate.name} on {problem}: {slope:.3g} times the bound"
     assert all(a.equal(b) for a, b in zip(tensors_in(args), before, strict=True))
 
@@ -175,7 +196,7 @@ def test_contract_on_the_grid(op, candidate, dtype):
     swept, state = 0, torch.get_rng_state()
     for problem in grid(op.name, dtype):
         if served(op, candidate, problem) is not None:
-            assert_right(op, candidate, problem, sample(op, problem))
+            assert_right(op, candidate, case(op.name, problem))
             swept += 1
     assert torch.get_rng_state().equal(state), "no candidate draws random numbers"
     known = candidate.accuracy == "approximate" and dtype == "float32"  # the data is as rough already
@@ -186,14 +207,12 @@ def test_contract_on_the_grid(op, candidate, dtype):
 def test_contract_in_every_layout(op, candidate):
     kinds = {(p.variant, p.grad): p.replace(batch=1) for p in grid(op.name, "float64") if p.m * p.n < 10**4}
     for problem in kinds.values():
-        args = sample(op, problem)
-        for name, how in LAYOUTS.items():
+        for name in LAYOUTS:
             if name == "expanded" and problem.grad:
                 continue  # a leaf cannot be written to through overlapping memory
-            turned = rearranged(args, how)
-            asked = op.problem_of(*turned)
-            if asked is not None and served(op, candidate, asked) is not None:
-                assert_right(op, candidate, asked, turned)
+            given = case(op.name, problem, name)
+            if given is not None and served(op, candidate, given.problem) is not None:
+                assert_right(op, candidate, given)
 
 
 @each_dtype
@@ -209,9 +228,10 @@ def test_single_entries_and_thin_matrices(op, dtype):
                 continue
             if asked != small or len(op.feasible(small)) == 1:
                 continue
+            given = case(op.name, small)
             for candidate in op.candidates:
                 if candidate.source not in SLOW and served(op, candidate, asked) is not None:
-                    assert_right(op, candidate, asked, args)
+                    assert_right(op, candidate, given)
 
 
 # --- consistency of an op with itself ---------------------------------------------------------------------------------
