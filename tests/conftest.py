@@ -36,9 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker takes seconds to start and a gigabyte: some for the whole, none for a file or for what measures time."""
+    """A worker takes seconds to start and a gigabyte: some for the whole, none for a file or what measures."""
     some = any(argument.partition("::")[0].endswith(".py") for argument in config.args)
-    return 0 if some or config.getoption("--torture") else min(psutil.cpu_count() or 1, 4)
+    alone = some or config.getoption("--torture") or config.option.markexpr == "slow"
+    return 0 if alone else min(psutil.cpu_count() or 1, 4)
 
 
 def pytest_collection_finish() -> None:
