@@ -29,7 +29,10 @@ def test_random_problems_are_off_the_grid_within_limits_and_reproducible():
     assert problems == bench.random_problems(120, seed=3)
     assert problems != bench.random_problems(120, seed=4)
     assert len(set(problems)) == 120
-    assert {p.op for p in problems} == {op.name for op in registered()}
+    offers = [
+        op.name for op in registered() if any(len(bench.contenders(p)) > 1 for p in op.grid("full", "float64", "cpu"))
+    ]
+    assert {p.op for p in problems} == set(offers)
     assert {p.dtype for p in problems} == {"float32", "float64"}
     assert any(p.grad for p in problems)
     assert any(p.batch > 1 for p in problems)

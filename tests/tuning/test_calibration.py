@@ -8,6 +8,7 @@ import torch
 from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
+from autokern.runtime.first_use import FirstUse
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile
 
@@ -66,8 +67,8 @@ def test_a_whole_alone_is_published_once(ops):
 def test_first_use_does_not_calibrate_while_calibrating(ops, monkeypatch):
     _, whole, _ = ops
     monkeypatch.delenv("AUTOKERN_CALIBRATE")
-    here = dispatch.reset()
-    monkeypatch.setattr(here, "_calibrate", lambda *_: pytest.fail("a calibration inside of another"))
+    dispatch.reset()
+    monkeypatch.setattr(FirstUse, "_calibrate", lambda *_: pytest.fail("a calibration inside of another"))
     calibrate([whole], "quick", 0.5, ["cpu"], Profile(), dtypes=["float64"])
 
 
