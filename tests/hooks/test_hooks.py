@@ -259,7 +259,7 @@ USE = """
 import warnings; warnings.simplefilter("ignore")
 {imports}
 import autokern, gpytorch, linear_operator, torch
-assert autokern.install.is_enabled()
+assert autokern.hooks.install.is_enabled()
 x = torch.rand(20, 2, dtype=torch.float64)
 kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
 operator = kernel(x).add_jitter(1e-2)
@@ -267,7 +267,7 @@ assert isinstance(torch.linalg.cholesky(operator), linear_operator.LinearOperato
 assert set(autokern.stats()) == {{"cholesky", "kernel_matrix"}}, autokern.stats()
 from linear_operator.utils import stable_pinverse
 autokern.disable()
-assert not autokern.install.is_enabled()
+assert not autokern.hooks.install.is_enabled()
 print("as it should be")
 """
 
