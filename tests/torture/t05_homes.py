@@ -153,7 +153,7 @@ def _child(home: Home) -> None:
 
     import autokern
     from autokern.core.errors import AutokernWarning
-    from autokern.runtime import dispatch
+    from autokern.runtime import dispatch, drift, first_use, spotcheck  # noqa: F401  (later no file can be read)
     from autokern.tuning import store
 
     with tempfile.TemporaryDirectory() as ordinary:
