@@ -1,5 +1,5 @@
-"""Candidates by other people's backends, one file each: XLA, CuPy.
+"""Candidates that not every machine can run, one file each: KeOps, XLA, CuPy, CUDA graphs, lower precision.
 
 Each file is loaded by an entry point of the group `autokern.candidates`, as those of any other package are (`plugins`);
-nothing imports them. A backend itself is imported by the first call of a candidate. Floor 2: may import `ops`.
+nothing imports them. A backend itself is imported by the first call of a candidate.
 """

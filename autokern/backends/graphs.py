@@ -7,7 +7,7 @@ recording belongs to one thread and one stream: nothing else ever runs it.
 
 Recording touches state of the whole process, so it is only done where the user allows it (``AUTOKERN_GRAPHS=on``), no
 other Python thread could launch anything meanwhile, and no earlier recording has failed; where it cannot be done the
-function simply runs. Floor 1: imports nothing of autokern.
+function simply runs.
 """
 
 from __future__ import annotations

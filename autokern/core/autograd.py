@@ -1,7 +1,7 @@
 """What all autograd functions of this package share: cotangents that vmap has batched, and values lent to the caller.
 
 Closed-form backward passes work in place and know no batching rules, so that under vmap (``is_grads_batched=True``, or
-`torch.vmap` over `torch.autograd.grad`) they serve one cotangent after the other. Floor 0: imports nothing of autokern.
+`torch.vmap` over `torch.autograd.grad`) they serve one cotangent after the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The errors that autokern raises; each message says what was asked, what was found and what to do.
-
-Floor 0: imports nothing of autokern.
-"""
+"""The errors that autokern raises; each message says what was asked, what was found and what to do."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 An Op states a contract once (what its arguments mean, what counts as right, which sizes are worth measuring); each
 Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate the registry, so a new
-candidate is one decorated function beside its Op. Floor 1: may import `problem` and `errors`.
+candidate is one decorated function beside its Op.
 """
 
 from __future__ import annotations

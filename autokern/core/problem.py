@@ -1,7 +1,4 @@
-"""Problem: the frozen, hashable description of one call, by which calls are compared, measured and decided.
-
-Floor 0: imports nothing of autokern.
-"""
+"""Problem: the frozen, hashable description of one call, by which calls are compared, measured and decided."""
 
 from __future__ import annotations
 

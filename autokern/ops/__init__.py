@@ -1,6 +1,5 @@
 """The Ops, one file each; importing the package registers them all.
 
-Floor 2: an op file may import kernels, `op`, `host` and `pages`, and other op files whose candidates it builds on.
 Files that begin with an underscore hold what several ops share.
 """
 

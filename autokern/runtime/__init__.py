@@ -1,1 +1,1 @@
-"""Runtime: from a call to a decision to the run, and checks of what runs. May import `backends` and below."""
+"""Runtime: from a call to a decision to the run, and checks of what runs."""

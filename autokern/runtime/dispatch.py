@@ -1,7 +1,7 @@
 """Dispatch: from a call to its Problem, to the memo, to a Decision, to the run.
 
 The hot path is one look-up in a dictionary by what is cheap to read of the arguments. Everything else happens once per
-key, in the session. Floor 3: may import `session` and the floors below.
+key, in the session.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Machines change: other neighbours, other clocks, a newer driver. What falls behind stock several times running gives way
 to it for the rest of the process; nothing is ever promoted in its place. Checks come at 1,000 calls of a key, 2,000,
-4,000 and so on, sooner only under suspicion, so that they cost next to nothing. Floor 3: may import `entries`.
+4,000 and so on, sooner only under suspicion, so that they cost next to nothing.
 """
 
 from __future__ import annotations

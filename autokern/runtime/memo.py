@@ -1,7 +1,4 @@
-"""Entries of a memo: what runs for a decided key, whether each call looks at the memory first, what users are told.
-
-Floor 3: may import `policy` and the floors below.
-"""
+"""Entries of a memo: what runs for a decided key, whether each call looks at the memory first, what users are told."""
 
 from __future__ import annotations
 

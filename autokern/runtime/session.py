@@ -21,8 +21,7 @@ from autokern.core.op import Op, get, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Told, counted, is_large, told
-from autokern.system import host, keops
-from autokern.system import memory_limit as budget
+from autokern.system import host, keops, memory_limit
 
 if TYPE_CHECKING:
     from autokern.runtime.first_use import FirstUse
@@ -206,7 +205,7 @@ class Session:
         Where memory or an order by exact size or problem matters, it is decided for itself.
         """
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or max(c.memory(problem) for c in op.candidates) >= budget.LARGE:
+        if exact or _may_be_large(op, problem):
             return self.decide(op, problem, settings)
         key = (problem.coarse, settings)
         decision = self._decided.get(key)
@@ -223,14 +222,19 @@ class Session:
         from autokern.tuning import policy
 
         there = None
-        if max(c.memory(problem) for c in op.candidates) >= budget.LARGE and problem.device in host.current().devices:
-            there = budget.current(problem.device)  # what a recorded host has is only explained here
+        if _may_be_large(op, problem) and problem.device in host.current().devices:
+            there = memory_limit.current(problem.device)  # what a recorded host has is only explained here
         try:
             return policy.decide(problem, op, self.model, settings, there, seen)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
-        return policy.decide(problem, op, self.model, settings, budget.named(there, problem.device), seen)
+        return policy.decide(problem, op, self.model, settings, memory_limit.named(there, problem.device), seen)
+
+
+def _may_be_large(op: Op, problem: Problem) -> bool:
+    """Whether a candidate takes so much that the memory matters to the decision."""
+    return max(c.memory(problem) for c in op.candidates) >= memory_limit.LARGE
 
 
 def _watched(decision: Decision) -> tuple[Problem, str]:

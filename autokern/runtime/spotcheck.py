@@ -2,7 +2,7 @@
 
 An error depends on the numbers: a lengthscale that shrinks while a model is trained lets it grow. What approximates is
 therefore run beside what does not at the first call of a problem, the second, the fourth, the eighth and so on, and
-gives way to it for the rest of the process where it errs more than is allowed. Floor 3: may import `entries`.
+gives way to it for the rest of the process where it errs more than is allowed.
 """
 
 from __future__ import annotations
