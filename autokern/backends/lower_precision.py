@@ -22,12 +22,10 @@ from autokern.kernels.tree import Tree
 from autokern.ops._product_costs import features_with, in_tiles, is_same, of_outputs
 from autokern.ops._shared import needs_few
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ingredients
-from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal, factorise, plain, summed
+from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 
 __all__ = ["in_lower_precision"]
-
-_EXACT = mixed.Exact(factorise, plain)
 
 
 def in_lower_precision(
@@ -130,7 +128,7 @@ def _mixed_features(problem: Problem) -> Features:
 )
 def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Factor and inverse in float32, solutions refined to float64 by conjugate gradients."""
-    return summed(mixed.inv_quad_logdet(*dense_and_diagonal(operator), rhs, _EXACT), reduce)
+    return mixed.inv_quad_logdet(*dense_and_diagonal(operator), rhs, reduce)
 
 
 @EXACT_LOG_PROB.candidate(
@@ -144,5 +142,5 @@ def log_prob_mixed(distribution: Any, noise: torch.Tensor | None, value: torch.T
     n = residual.shape[-1]
     matrix, diagonal = k.expand(*batch, n, n), added.expand(*batch, added.shape[-1])
     columns = residual.unsqueeze(-1).expand(*batch, n, 1)
-    quadratic, logdet = mixed.inv_quad_logdet(matrix, diagonal, columns, _EXACT)
+    quadratic, logdet = mixed.inv_quad_logdet(matrix, diagonal, columns)
     return -0.5 * (quadratic.squeeze(-1) + logdet + n * math.log(2 * math.pi))

@@ -1,4 +1,4 @@
-"""What several ops share: keys and problems of a matrix, random matrices, error bounds, moving data between devices."""
+"""Shared by several ops: keys and problems of a matrix, samples, error bounds, candidates on another device."""
 
 from __future__ import annotations
 
@@ -11,52 +11,26 @@ from typing import Any
 import torch
 from linear_operator import settings as library
 
+from autokern.core.candidate import nothing
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.system import host, threads
 
-__all__ = [
-    "CG_ITERATIONS",
-    "CG_VECTORS",
-    "EPS",
-    "PAGED",
-    "as_asked",
-    "device_of",
-    "dtype_of",
-    "is_ours",
-    "is_paged",
-    "iterates",
-    "matrix_key",
-    "matrix_problem",
-    "moved",
-    "needs_accelerator",
-    "needs_batch",
-    "needs_cpu_detour",
-    "needs_few",
-    "no_accelerator",
-    "positive_definite",
-    "random_matrix",
-    "regime_features",
-    "relative_error",
-    "with_copies",
-    "with_fewer_threads",
-]
-
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
-"""Iterations of conjugate gradients that the library never undercuts (and seldom exceeds at its training tolerance)."""
+"""The least number of iterations of the library's conjugate gradients; at the training tolerance seldom exceeded."""
 CG_VECTORS = 150
-"""Vectors that conjugate gradients hold: eight or so of eleven columns, and a preconditioner of rank 15."""
+"""Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 PAGED = 2**25
-"""Bytes above which the C library maps fresh memory for every matrix, and page faults decide."""
+"""Bytes above which the C library maps fresh memory for every matrix, so that page faults dominate."""
 _THREADS = (1, 2, 4, 8, 16)
-"""Numbers of threads that are tried where the machine has more."""
+"""Numbers of threads of the candidates ``name@1`` and so on."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_ours(*tensors: torch.Tensor) -> bool:
-    """Whether these are ordinary, non-empty float tensors of one dtype and device, of at least two dimensions."""
+    """Whether these are plain, non-empty float tensors of one dtype and device, with two dimensions or more."""
     first = tensors[0]
     return all(
         type(t) in _PLAIN
@@ -70,14 +44,14 @@ def is_ours(*tensors: torch.Tensor) -> bool:
     )
 
 
-def matrix_key(a: torch.Tensor) -> Any:
-    """Return what determines the problem of a single matrix; read on every call, so cheap."""
+def matrix_key(a: torch.Tensor, *_: Any) -> Any:
+    """Return the key of a single matrix."""
     return (a.__class__, a.shape, a.dtype, a.device, a.layout, a.requires_grad and torch.is_grad_enabled())
 
 
-def matrix_problem(op: str, a: torch.Tensor, **more: Any) -> Problem | None:
-    """Return the problem of a single matrix ``(..., m, n)``, or None if the tensor is not an ordinary one."""
-    if not is_ours(a):
+def matrix_problem(op: str, a: torch.Tensor, square: bool = False, **more: Any) -> Problem | None:
+    """Return the problem of a single matrix ``(..., m, n)``; None if it is not a plain tensor, or not square."""
+    if not is_ours(a) or (square and a.shape[-1] != a.shape[-2]):
         return None
     *batch, m, n = a.shape
     fields = {
@@ -92,24 +66,24 @@ def matrix_problem(op: str, a: torch.Tensor, **more: Any) -> Problem | None:
 
 
 def dtype_of(problem: Problem) -> torch.dtype:
-    """Return torch's dtype of a problem."""
+    """Return the dtype of a problem as torch has it."""
     return torch.float32 if problem.dtype == "float32" else torch.float64
 
 
 def device_of(problem: Problem) -> torch.device:
-    """Return the device on which a problem's samples are made."""
+    """Return the device on which the samples of a problem lie."""
     return torch.device("cpu") if problem.device == "cpu" else host.accelerator() or torch.device(problem.device)
 
 
 def random_matrix(problem: Problem, generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Return a matrix of random numbers of unit variance (uniform: fast to draw), batched as the problem says."""
+    """Return a matrix of uniform random numbers of unit variance, batched as the problem is."""
     full = (problem.batch, *shape) if problem.batch > 1 else shape
     drawn = torch.rand(full, generator=generator, dtype=dtype_of(problem), device="cpu")
     return drawn.sub_(0.5).mul_(12**0.5).to(device_of(problem))
 
 
 def positive_definite(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Return a covariance matrix as Gaussian processes have them: RBF of random points plus noise."""
+    """Return a covariance matrix of random points: RBF plus noise of 0.1."""
     x = random_matrix(problem, generator, problem.n, 3)
     square = (x.unsqueeze(-2) - x.unsqueeze(-3)).square().sum(-1) if problem.n <= 256 else torch.cdist(x, x).square()
     k = square.mul_(-0.5).exp_()
@@ -127,47 +101,73 @@ def relative_error(problem: Problem, found: torch.Tensor, truth: torch.Tensor, g
 
 
 def needs_batch(problem: Problem) -> str | None:
-    """Reason against taking a batch apart."""
-    return None if 1 < problem.batch <= 1024 else "there is no batch to take apart, or too large a one"
+    """Return why a candidate for small batches cannot serve a problem."""
+    return None if 1 < problem.batch <= 1024 else "only for batches of 2 to 1024 matrices"
 
 
 def needs_few(problem: Problem) -> str | None:
-    """Reason against taking any batch apart in which each element is work for all threads."""
-    return "a batch is taken apart, and this one is too large for that" if problem.batch > 64 else None
+    """Return why a candidate that uses all threads for each matrix cannot serve a problem."""
+    return "only for batches of at most 64 matrices" if problem.batch > 64 else None
 
 
 def needs_cpu_detour(problem: Problem) -> str | None:
-    """Reason against moving the data to the CPU and back."""
+    """Return why the data of a problem cannot move to the CPU."""
     return "the data is on the CPU already" if problem.device == "cpu" else None
 
 
 def needs_accelerator(problem: Problem) -> str | None:
-    """Reason against moving the data to the accelerator and back."""
+    """Return why the data of a problem cannot move to the accelerator."""
     return None if problem.device == "cpu" else "the data is on the accelerator already"
 
 
 def no_accelerator(device: str) -> str | None:
-    """Return what this machine lacks for that, if anything."""
-    return "no accelerator here" if host.accelerator() is None else None
+    """Return why this machine has no candidate on an accelerator."""
+    return "this machine has no accelerator" if host.accelerator() is None else None
 
 
-def moved(run: Run, to: Callable[[], torch.device | None]) -> Run:
-    """Return `run` with its tensor arguments moved to a device and its results moved back."""
+def moved(run: Run) -> Run:
+    """Return a function of a device and the arguments of `run`: tensors move there, and the results move back."""
 
-    @functools.wraps(run)
-    def detour(*args: Any) -> Any:
+    def detour(there: torch.device, *args: Any) -> Any:
         home = next(a.device for a in args if isinstance(a, torch.Tensor))
-        there = to()
         out = run(*(a.to(there) if isinstance(a, torch.Tensor) else a for a in args))
         return tuple(o.to(home) for o in out) if isinstance(out, tuple) else out.to(home)
 
     return detour
 
 
+def on_other_devices(
+    op: Op,
+    run: Run,
+    summary: str,
+    elements: Callable[[Problem], int],
+    *,
+    on_cpu: Callable[[Problem], str | None] = needs_cpu_detour,
+    features: Callable[[Problem], Features] | None = None,
+    **options: Any,
+) -> None:
+    """Register the candidates ``cpu`` and ``accelerator`` of an op.
+
+    `run` takes a device before the arguments; ``{}`` in the summary stands for its name. `elements` counts the copies.
+    """
+    charged = with_copies(features or op.features, elements)
+
+    def register(name: str, to: Callable[[], Any], unsupported: Any, unavailable: Callable[[str], str | None]) -> None:
+        def detour(*args: Any) -> Any:
+            return run(to(), *args)
+
+        detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
+        decorate = op.candidate(name, unsupported=unsupported, unavailable=unavailable, features=charged, **options)
+        decorate(detour)
+
+    register("cpu", lambda: torch.device("cpu"), on_cpu, nothing)
+    register("accelerator", host.accelerator, needs_accelerator, no_accelerator)
+
+
 def with_copies(
     features: Callable[[Problem], Features], elements: Callable[[Problem], int]
 ) -> Callable[[Problem], Features]:
-    """Return features that also charge the copies of so many elements between devices."""
+    """Return features that include copies of `elements` between devices."""
 
     def charged(problem: Problem) -> Features:
         plain = features(problem)
@@ -178,19 +178,19 @@ def with_copies(
 
 
 def with_fewer_threads(op: Op, name: str) -> None:
-    """Register a candidate of an op again for each smaller number of threads, as ``name@1`` and so on.
+    """Register a candidate again for each smaller number of threads, as ``name@1`` and so on.
 
-    Its backward pass must keep to the number of threads that its forward pass had.
+    Its backward pass must keep to the number of threads of its forward pass.
     """
     whole = op[name]
 
     def unsupported(problem: Problem) -> str | None:
-        return whole.unsupported(problem) if problem.device == "cpu" else "threads matter on the CPU"
+        return whole.unsupported(problem) if problem.device == "cpu" else "the number of threads matters only on a CPU"
 
     def unavailable(count: int, device: str) -> str | None:
         if not threads.allowed():
-            return "AUTOKERN_THREADS=off: autokern leaves threads alone"
-        few = f"no more than {count} threads here anyway" if threads.ceiling() <= count else None
+            return "AUTOKERN_THREADS=off leaves the number of threads alone"
+        few = f"this process has no more than {count} thread{'s' * (count > 1)}" if threads.ceiling() <= count else None
         return few or whole.unavailable(device)
 
     for count in _THREADS:
@@ -208,7 +208,7 @@ def with_fewer_threads(op: Op, name: str) -> None:
 
 
 def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which stock factorises n rows if `exact` says so; in earnest the settings say it already."""
+    """Return a context in which stock factorises n rows if `exact`; samples need it, calls come with such settings."""
     if exact and n > library.max_cholesky_size.value():
         settings: contextlib.AbstractContextManager[Any] = library.fast_computations(False, False, False)
         return settings
@@ -216,15 +216,15 @@ def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def iterates(problem: Problem) -> bool:
-    """Whether stock would run conjugate gradients."""
+    """Whether stock runs conjugate gradients."""
     return problem.variant.split("/")[-1] == "cg"
 
 
 def is_paged(problem: Problem) -> bool:
-    """Whether a matrix of the problem's size comes from the system page by page each time."""
+    """Whether every matrix of the problem's size is fresh memory, fetched page by page."""
     return problem.batch * problem.m * problem.n * problem.itemsize > PAGED
 
 
 def regime_features(problem: Problem) -> tuple[float, ...]:
-    """Place of a problem by what stock does: conjugate gradients say nothing of Cholesky, nor small of paged memory."""
+    """Return coordinates that separate conjugate gradients from Cholesky, and kept memory from fresh pages."""
     return (6.0 if iterates(problem) else 0.0, 1.5 * is_paged(problem))

@@ -1,11 +1,12 @@
-"""The Op `cholesky`: the lower Cholesky factor with the library's treatment of matrices that are not quite definite.
+"""The Op `cholesky`: the lower Cholesky factor, with jitter where the matrix is not numerically positive definite.
 
-Contract: ``L L^T = A`` to 20 n eps max |A|; where the plain factorisation fails, jitter ladder, warnings, NanError and
-NotPSDError come from the library's own code, so that they are stock's to the letter.
+Contract: ``L L^T = A`` to 20 n eps max |A|. Where the plain factorisation fails, the library's own code adds jitter,
+warns and raises NanError or NotPSDError.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -19,28 +20,24 @@ from autokern.ops._shared import (
     matrix_key,
     matrix_problem,
     moved,
-    needs_accelerator,
     needs_batch,
-    needs_cpu_detour,
-    no_accelerator,
+    on_other_devices,
     positive_definite,
-    with_copies,
 )
-from autokern.system import host, pages
+from autokern.system import pages
 
 __all__ = ["CHOLESKY", "with_ladder"]
 
 _stock_cholesky = library._psd_safe_cholesky
 
 
-def _elements_and(problem: Problem, more: int) -> int:
+def _memory_of(problem: Problem, more: int = 0) -> int:
+    """The factor, its derivative and `more` matrices."""
     elements = problem.batch * problem.n**2
-    return int(elements * ((5.2 if problem.grad else 1.05) + more))
+    return int(elements * ((5.2 if problem.grad else 1.05) + more)) * problem.itemsize
 
 
-def _memory_stacked(problem: Problem) -> int:
-    """The factors one by one, and put together."""
-    return _elements_and(problem, 1) * problem.itemsize
+_memory_twice = functools.partial(_memory_of, more=1)
 
 
 class _Cholesky(Op):
@@ -53,8 +50,7 @@ class _Cholesky(Op):
         return matrix_key(a)
 
     def problem_of(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Problem | None:
-        problem = matrix_problem("cholesky", a)
-        return problem if problem is None or problem.m == problem.n else None
+        return matrix_problem("cholesky", a, square=True)
 
     def reference(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
         return torch.linalg.cholesky(a)
@@ -87,8 +83,7 @@ class _Cholesky(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        """The factor; its derivative takes several matrices."""
-        return _elements_and(problem, 0) * problem.itemsize
+        return _memory_of(problem)
 
 
 CHOLESKY = _Cholesky()
@@ -96,7 +91,7 @@ CHOLESKY = _Cholesky()
 
 @CHOLESKY.candidate("stock")
 def stock(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """The library's psd_safe_cholesky, where the data lies."""
+    """The library's psd_safe_cholesky on the tensor's own device."""
     return _stock_cholesky(a, jitter=jitter, max_tries=max_tries)
 
 
@@ -106,54 +101,48 @@ def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def with_ladder(factor: Any, a: torch.Tensor, jitter: float | None, max_tries: int | None) -> torch.Tensor:
-    """Return the factor, or what stock makes of a matrix whose plain factorisation fails."""
+    """Return the factor, or stock's result if the plain factorisation fails."""
     lower, info = factor(a)
     return _stock_cholesky(a, jitter=jitter, max_tries=max_tries) if torch.any(info) else lower
 
 
-_factor_cpu = moved(_factor, lambda: torch.device("cpu"))
-_factor_accelerator = moved(_factor, host.accelerator)
-
-
 def _factor_looped(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call `cholesky_ex` by name once, however many matrices there are: gpytorch's tests count its calls."""
+    """Factorise one by one; gpytorch's tests count calls of `cholesky_ex`, so it is called by name once."""
     first, *others = a.flatten(0, -3).unbind(0)
     factors = [_factor(first), *(torch.ops.aten.linalg_cholesky_ex(matrix) for matrix in others)]
     lower, info = (torch.stack(column) for column in zip(*factors, strict=True))
     return lower.view(a.shape), info.view(a.shape[:-2])
 
 
-_copied = with_copies(CHOLESKY.features, lambda p: 2 * p.n**2)
+def _elsewhere(
+    there: torch.device, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None
+) -> torch.Tensor:
+    return with_ladder(functools.partial(moved(_factor), there), a, jitter, max_tries)
 
 
-@CHOLESKY.candidate("cpu", unsupported=needs_cpu_detour, features=_copied, memory=_memory_stacked)
-def on_cpu(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """Factorised on the CPU, both copies charged."""
-    return with_ladder(_factor_cpu, a, jitter, max_tries)
-
-
-@CHOLESKY.candidate(
-    "accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied, memory=_memory_stacked
+on_other_devices(
+    CHOLESKY,
+    _elsewhere,
+    "Cholesky factorisation on the {}; the time includes both copies.",
+    elements=lambda p: 2 * p.n**2,
+    memory=_memory_twice,
 )
-def on_accelerator(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """Factorised on the accelerator, both copies charged."""
-    return with_ladder(_factor_accelerator, a, jitter, max_tries)
 
 
-@CHOLESKY.candidate("looped", unsupported=needs_batch, memory=_memory_stacked)
+@CHOLESKY.candidate("looped", unsupported=needs_batch, memory=_memory_twice)
 def one_by_one(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """One matrix of the batch after the other."""
+    """The matrices of a batch, one by one."""
     return with_ladder(_factor_looped, a, jitter, max_tries)
 
 
 def _pages_unsupported(problem: Problem) -> str | None:
     if problem.grad or problem.device != "cpu" or problem.batch != 1:
-        return "only for a single matrix on the CPU without gradients"
-    return None if problem.n >= 1000 else "too small to gain by huge pages"
+        return "only for a single matrix on the CPU, without gradients"
+    return None if problem.n >= 1000 else "below 1,000 rows huge pages gain nothing"
 
 
 def _no_pages(device: str) -> str | None:
-    return None if pages.supported() else "no huge pages here"
+    return None if pages.supported() else "this system provides no huge pages"
 
 
 def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,5 +153,5 @@ def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @CHOLESKY.candidate("huge-pages", unsupported=_pages_unsupported, unavailable=_no_pages)
 def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """The same factorisation into memory of huge pages."""
+    """The same factorisation with the factor in huge pages."""
     return with_ladder(_factor_huge_pages, a, jitter, max_tries)

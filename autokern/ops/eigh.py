@@ -11,18 +11,7 @@ import torch
 
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
-from autokern.ops._shared import (
-    EPS,
-    matrix_key,
-    matrix_problem,
-    moved,
-    needs_accelerator,
-    needs_cpu_detour,
-    no_accelerator,
-    positive_definite,
-    with_copies,
-)
-from autokern.system import host
+from autokern.ops._shared import EPS, matrix_key, matrix_problem, moved, on_other_devices, positive_definite
 
 __all__ = ["EIGH"]
 
@@ -43,8 +32,7 @@ class _Eigh(Op):
         return matrix_key(a)
 
     def problem_of(self, a: torch.Tensor) -> Problem | None:
-        problem = matrix_problem("eigh", a)
-        return problem if problem is None or problem.m == problem.n else None
+        return matrix_problem("eigh", a, square=True)
 
     def reference(self, a: torch.Tensor) -> Pair:
         return _native(a)
@@ -77,11 +65,11 @@ class _Eigh(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        """The vectors of all matrices, and LAPACK's workspace of two (divide and conquer) for one of them."""
+        """The vectors of all matrices, and LAPACK's workspace of two matrices (divide and conquer)."""
         return int((problem.batch + 2.1) * problem.n**2 * problem.itemsize) * (2 if problem.grad else 1)
 
     def canonical(self, out: Any) -> Any:
-        """Eigenvalues and squared entries of eigenvectors: what is left when signs are free."""
+        """Eigenvalues and squared entries of eigenvectors, which do not depend on signs."""
         values, vectors = out
         return values, vectors.square()
 
@@ -91,16 +79,10 @@ EIGH = _Eigh()
 
 @EIGH.candidate("stock")
 def stock(a: torch.Tensor) -> Pair:
-    """torch.linalg.eigh where the data lies."""
+    """torch.linalg.eigh on the tensor's own device."""
     return _native(a)
 
 
-_copied = with_copies(EIGH.features, lambda p: 2 * p.n**2 + p.n)
-on_cpu = moved(_native, lambda: torch.device("cpu"))
-on_cpu.__doc__ = "Decomposed on the CPU, both copies charged."
-EIGH.candidate("cpu", unsupported=needs_cpu_detour, features=_copied)(on_cpu)
-on_accelerator = moved(_native, host.accelerator)
-on_accelerator.__doc__ = "Decomposed on the accelerator, both copies charged."
-EIGH.candidate("accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied)(
-    on_accelerator
+on_other_devices(
+    EIGH, moved(_native), "torch.linalg.eigh on the {}; the time includes both copies.", lambda p: 2 * p.n**2 + p.n
 )

@@ -1,9 +1,8 @@
 """The Op `inv_quad_logdet`: ``B^T K^-1 B`` and ``log |K|`` of a dense positive definite matrix, as one operation.
 
-Arguments: ``operator, rhs, reduce, exact`` as `LinearOperator.inv_quad_logdet` gets them: an operator without
-structure (dense, sums, added diagonals; a plain tensor too), right-hand sides ``(..., n, t)``, whether their quadratic
-forms are added up, and whether stock would factorise (at most `max_cholesky_size` rows, say) instead of running
-conjugate gradients to tolerance 1.
+Arguments: ``operator, rhs, reduce, exact``. The operator has no structure: it is a tensor, a dense operator, or a sum
+of those with diagonals. `rhs` is ``(..., n, t)``. `reduce` says whether the quadratic forms are summed. `exact` says
+that stock factorises (up to `max_cholesky_size` rows); otherwise it runs conjugate gradients to a tolerance of 1.
 
 Contract: both values are those of a matrix within ``2 n eps max |K|`` of K; derivatives are
 ``dL/dK = g K^-1 - A h A^T`` with ``A = K^-1 B``. Jitter, warnings and errors are the library's own.
@@ -11,7 +10,8 @@ Contract: both values are those of a matrix within ``2 n eps max |K|`` of K; der
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,15 +24,13 @@ from linear_operator.operators import (
     LinearOperator,
     SumLinearOperator,
 )
-from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
-from autokern.core.autograd import Taken, each_cotangent, plain_gradients
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp.arguments import DIAGONAL, variances
-from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
+from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 from autokern.ops._shared import (
     CG_ITERATIONS,
     EPS,
@@ -40,32 +38,27 @@ from autokern.ops._shared import (
     is_ours,
     iterates,
     matrix_problem,
-    needs_accelerator,
-    needs_cpu_detour,
-    no_accelerator,
+    on_other_devices,
     positive_definite,
     random_matrix,
     regime_features,
-    with_copies,
     with_fewer_threads,
 )
 from autokern.ops._triangular import inverse_from_cholesky
-from autokern.system import host, threads
 
-__all__ = ["INV_QUAD_LOGDET", "dense_and_diagonal", "factorise", "is_unstructured", "plain", "summed"]
+__all__ = ["INV_QUAD_LOGDET", "dense_and_diagonal"]
 
 _stock = LinearOperator.inv_quad_logdet
-_ladder = cholesky_module._psd_safe_cholesky
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+_SUMS = (SumLinearOperator, AddedDiagLinearOperator)
 
 
 def is_unstructured(operator: Any) -> bool:
-    """Whether an operator is made of dense matrices, diagonals, sums and factors alone."""
+    """Whether an operator consists of dense matrices, diagonals, their sums and constant factors."""
     kind = type(operator)
-    if kind in (SumLinearOperator, AddedDiagLinearOperator):
+    if kind in _SUMS:
         if operator._kwargs.get("preconditioner_override") is not None:
-            return False  # the user's own way to iterate
+            return False  # the user chose a preconditioner, so conjugate gradients must run
         parts = operator.linear_ops
         return any(type(p) not in DIAGONAL for p in parts) and all(
             type(p) in DIAGONAL or is_unstructured(p) for p in parts
@@ -75,52 +68,31 @@ def is_unstructured(operator: Any) -> bool:
     )
 
 
-def _parts(operator: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return an operator as a dense matrix and diagonals ``(..., 1 or n)`` to be added, all differentiable."""
+def _added(parts: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [part for part in parts if part is not None]
+    return functools.reduce(torch.add, given) if given else None
+
+
+def _parts(operator: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the sum of the dense parts, and that of the diagonals ``(..., 1 or n)``; both are differentiable."""
     if isinstance(operator, torch.Tensor):
-        return operator, []
-    if type(operator) in (SumLinearOperator, AddedDiagLinearOperator):
-        matrix, diagonals = None, []
-        for part in operator.linear_ops:
-            if type(part) in DIAGONAL:
-                diagonals.append(variances(part))
-                continue
-            one, more = _parts(part)
-            matrix = one if matrix is None else matrix + one
-            diagonals += more
-        assert matrix is not None
-        return matrix, diagonals
-    return operator.to_dense(), []
+        return operator, None
+    if type(operator) in DIAGONAL:
+        return None, variances(operator)
+    if type(operator) in _SUMS:
+        matrices, diagonals = zip(*map(_parts, operator.linear_ops), strict=True)
+        return _added(matrices), _added(diagonals)
+    return operator.to_dense(), None
 
 
 def dense_and_diagonal(operator: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the dense part in the full batch shape, and the sum of the diagonals or None."""
-    matrix, diagonals = _parts(operator)
+    matrix, diagonal = _parts(operator)
+    assert matrix is not None
     shape = operator.shape
-    diagonal = None
-    for one in diagonals:
-        diagonal = one if diagonal is None else diagonal + one
     if diagonal is not None:
         diagonal = diagonal.expand(*shape[:-2], diagonal.shape[-1])
     return matrix.expand(shape), diagonal
-
-
-def _with_diagonal(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
-    if diagonal is None:
-        return matrix
-    return matrix + torch.diag_embed(diagonal.expand(matrix.shape[:-1]))
-
-
-def plain(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor) -> Pair:
-    """Return the quadratic forms column by column and the log determinant by autograd through Cholesky."""
-    lower = torch.linalg.cholesky(_with_diagonal(matrix, diagonal))
-    white = torch.linalg.solve_triangular(lower, rhs, upper=False)
-    return white.square().sum(-2), 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
-def summed(pair: Pair, reduce: bool) -> Pair:
-    """Return a pair with its quadratic forms added up, if that is asked for."""
-    return (pair[0].sum(-1), pair[1]) if reduce else pair
 
 
 def _stock_features(problem: Problem) -> Features:
@@ -139,7 +111,7 @@ def _memory_of(matrices: float) -> Callable[[Problem], int]:
 
 
 def _stock_memory(problem: Problem) -> int:
-    """The noisy matrix, its factor and what is made of it; iterating, the matrix in the order that products want."""
+    """The noisy matrix, its factor and their derivatives; for conjugate gradients, a copy of the matrix."""
     if iterates(problem):
         return _memory_of(2.1)(problem)
     return _memory_of(7.2 if problem.grad else 4.1)(problem)
@@ -170,15 +142,8 @@ class _InvQuadLogdet(Op):
         if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
             return None
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        return matrix_problem(
-            "inv_quad_logdet",
-            rhs,
-            m=rows,
-            n=rows,
-            rhs=rhs.shape[-1],
-            grad="a" if grad else "",
-            variant="cholesky" if exact else "cg",
-        )
+        words: dict[str, Any] = {"grad": "a" if grad else "", "variant": "cholesky" if exact else "cg"}
+        return matrix_problem("inv_quad_logdet", rhs, m=rows, n=rows, rhs=rhs.shape[-1], **words)
 
     def reference(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
         return summed(plain(*dense_and_diagonal(operator), rhs), reduce)
@@ -197,7 +162,7 @@ class _InvQuadLogdet(Op):
         operator, rhs, reduce, _ = args
         with torch.no_grad():
             matrix, diagonal = dense_and_diagonal(operator)
-            k = _with_diagonal(matrix.double(), None if diagonal is None else diagonal.double())
+            k = with_diagonal(matrix.double(), None if diagonal is None else diagonal.double())
             lower = torch.linalg.cholesky(k)
             inverse = torch.cholesky_inverse(lower)
             solved = inverse @ rhs.double()
@@ -244,102 +209,42 @@ INV_QUAD_LOGDET = _InvQuadLogdet()
 
 @INV_QUAD_LOGDET.candidate("stock", features=_stock_features, memory=_stock_memory)
 def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    """linear_operator's own: Cholesky by autograd, or conjugate gradients above `max_cholesky_size`."""
+    """linear_operator: Cholesky with autograd, or conjugate gradients above `max_cholesky_size`."""
     whole = to_linear_operator(operator)
     with as_asked(exact, operator.shape[-1]):
         return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
-def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
-    """Return the lower factor of the sum in memory of its own, by stock's ladder where it is not plain."""
-
-    def assembled() -> torch.Tensor:
-        k = matrix.clone(memory_format=torch.contiguous_format)
-        if diagonal is not None:
-            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-        return k
-
-    lower, info = factorised(assembled())
-    return _ladder(assembled()) if torch.any(info) else lower
-
-
-class _Potri(torch.autograd.Function):
-    """One factorisation; the backward pass inverts in its memory and returns that memory as the gradient."""
-
-    @staticmethod
-    def forward(ctx, matrix, diagonal, rhs, inverse):  # type: ignore[no-untyped-def]
-        lower = factorise(matrix, diagonal)
-        white = torch.linalg.solve_triangular(lower, rhs, upper=False)
-        if any(ctx.needs_input_grad):
-            ctx.lower, ctx.inverse, ctx.threads = lower, inverse, threads.current()
-            ctx.taken, ctx.shape = Taken(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
-            ctx.save_for_backward(white)
-        return white.square().sum(-2), lower.diagonal(dim1=-2, dim2=-1).log().sum(-1).mul_(2)
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx, by_quadratic, by_logdet):  # type: ignore[no-untyped-def]
-        (white,) = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            cotangents = (by_quadratic, by_logdet)
-            return *plain_gradients(plain, ctx.taken.unchanged(), wanted[:3], cotangents), None
-        with threads.scope(ctx.threads):
-            if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
-                matrix, diagonal, _ = ctx.taken.unchanged()
-                ctx.lower = factorise(matrix, diagonal)
-            solved = torch.linalg.solve_triangular(ctx.lower.mT, white, upper=True)
-
-            def inverse() -> torch.Tensor:
-                lower, ctx.lower = ctx.lower, None
-                return ctx.inverse(lower)
-
-            grads = inv_quad_logdet_gradients(inverse, solved, (by_quadratic, by_logdet), ctx.shape, wanted)
-            return *grads, None
-
-
-def _exactly(inverse: Any, operator: Any, rhs: torch.Tensor, reduce: bool) -> Pair:
-    return summed(_Potri.apply(*dense_and_diagonal(operator), rhs, inverse), reduce)
-
-
 def _no_gradients(problem: Problem) -> str | None:
-    return None if problem.grad else "without gradients nothing is inverted"
+    return None if problem.grad else "without gradients there is no inverse to compute"
 
 
 @INV_QUAD_LOGDET.candidate("potri", accuracy="better")
 def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """One Cholesky factorisation; gradients in closed form from LAPACK's potri, in place."""
-    return _exactly(inverted, operator, rhs, reduce)
+    return closed_form(*dense_and_diagonal(operator), rhs, POTRI, reduce)
 
 
 @INV_QUAD_LOGDET.candidate("recursive", accuracy="better", unsupported=_no_gradients, memory=_memory_of(2.9))
 def recursive(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    """The same with the inverse by recursion on halves, nearly all of it products."""
-    return _exactly(inverse_from_cholesky, operator, rhs, reduce)
+    """The same with the inverse by recursion on halves, mostly matrix products."""
+    return closed_form(*dense_and_diagonal(operator), rhs, POTRI._replace(invert=inverse_from_cholesky), reduce)
 
 
 with_fewer_threads(INV_QUAD_LOGDET, "potri")
 
 
-def _elsewhere(operator: Any, rhs: torch.Tensor, reduce: bool, there: torch.device | None) -> Pair:
+def _elsewhere(there: torch.device, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     matrix, diagonal = dense_and_diagonal(operator)
     away = None if diagonal is None else diagonal.to(there)
-    pair = summed(_Potri.apply(matrix.to(there), away, rhs.to(there), inverted), reduce)
-    return pair[0].to(rhs.device), pair[1].to(rhs.device)
+    quadratic, logdet = closed_form(matrix.to(there), away, rhs.to(there), POTRI, reduce)
+    return quadratic.to(rhs.device), logdet.to(rhs.device)
 
 
-_copied = with_copies(INV_QUAD_LOGDET.features, lambda p: p.n**2 * (2 if p.grad else 1))
-
-
-@INV_QUAD_LOGDET.candidate("cpu", accuracy="better", unsupported=needs_cpu_detour, features=_copied)
-def on_cpu(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    """potri on the CPU, all copies charged."""
-    return _elsewhere(operator, rhs, reduce, torch.device("cpu"))
-
-
-@INV_QUAD_LOGDET.candidate(
-    "accelerator", accuracy="better", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied
+on_other_devices(
+    INV_QUAD_LOGDET,
+    _elsewhere,
+    "The same on the {}; the time includes all copies.",
+    elements=lambda p: p.n**2 * (2 if p.grad else 1),
+    accuracy="better",
 )
-def on_accelerator(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    """potri on the accelerator, all copies charged."""
-    return _elsewhere(operator, rhs, reduce, host.accelerator())

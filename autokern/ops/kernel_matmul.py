@@ -1,16 +1,16 @@
-"""The Op `kernel_matmul`: the covariance matrix of two sets of points times few columns, whether or not it would fit.
+"""The Op `kernel_matmul`: the covariance matrix of two sets of points times few columns, for any number of points.
 
-Arguments: ``kernel, x1, x2, rhs``, active dimensions selected already, where the kernel is one of gpytorch's or an
-`Embedded` one; both sets are the same points only where they are the same tensor. Served are all kernel trees.
+Arguments: ``kernel, x1, x2, rhs``. The kernel is a gpytorch kernel or an `Embedded` one; the points hold its active
+dimensions. Both sets are the same points if they are the same tensor. The op serves every kernel tree.
 
-Contract: entries within ``|K - K'| |V| + 4 sqrt(m + 10) eps |K| |V|``, where ``|K - K'|`` bounds the change of the
-matrix when each scaled squared distance moves by ``50 eps`` of the largest scaled squared norm of the centred points,
-as its expansion makes it.
+Contract: entries within ``|K - K'| |V| + 4 sqrt(m + 10) eps |K| |V|``. ``|K - K'|`` bounds the change of the matrix
+when each scaled squared distance changes by ``50 eps`` of the largest scaled squared norm of the centred points, the
+rounding error of its expansion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
@@ -29,24 +29,12 @@ from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
 from autokern.ops._models import kernel_of
 from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, of_outputs, of_stock
-from autokern.ops._shared import (
-    EPS,
-    is_ours,
-    is_paged,
-    matrix_problem,
-    needs_accelerator,
-    needs_cpu_detour,
-    needs_few,
-    no_accelerator,
-    random_matrix,
-    with_copies,
-)
-from autokern.system import host
+from autokern.ops._shared import EPS, is_ours, is_paged, matrix_problem, needs_few, on_other_devices, random_matrix
 
 __all__ = ["KERNEL_MATMUL"]
 
-_PRESUMED = 2**18
-"""Elements from which on tiles need no measurement to be better: stock passes over all of them several times."""
+_MANY = 2**18
+"""Elements above which tiles are the default: stock makes several passes over all of them."""
 
 
 class _KernelMatmul(Op):
@@ -108,7 +96,7 @@ class _KernelMatmul(Op):
             k = trees.dense(tree, others)
             largest = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in (*tree.points, *others))
             delta, most = 50 * EPS[problem.dtype] * (largest + EPS[problem.dtype]), k.abs().amax()
-            change = most * delta  # no family is steeper than that in u, but for the kink of the exponential at zero
+            change = most * delta  # the slope in u is at most 1, except for the kink of the exponential at zero
             if "matern12" in problem.variant:
                 distance = (k.abs() / most).clamp(1e-300, 1).log().neg().clamp_min(delta**0.5)
                 change = change + most * delta / distance
@@ -120,7 +108,7 @@ class _KernelMatmul(Op):
         full = level == "full"
         base = Problem(op="kernel_matmul", d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
         size = 3000 if device == "cpu" else 12000
-        little = base.replace(m=size // 3, n=size // 3)  # in seconds a quick calibration gets no further
+        little = base.replace(m=size // 3, n=size // 3)  # a quick calibration has no time for more
         problems = [little, little.replace(variant="rbf/cross"), little.replace(grad="theta")]
         problems += [little.replace(variant="matern52/same")]
         base = base.replace(m=size, n=size)
@@ -153,7 +141,7 @@ class _KernelMatmul(Op):
         return (1.5 * is_paged(problem),)
 
     def default_candidate(self, problem: Problem) -> str:
-        if problem.m * problem.n < _PRESUMED or needs_few(problem) is not None:
+        if problem.m * problem.n < _MANY or needs_few(problem) is not None:
             return "stock"
         return ("tiled-symmetric" if is_same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
 
@@ -163,7 +151,7 @@ KERNEL_MATMUL = _KernelMatmul()
 
 @KERNEL_MATMUL.candidate("stock", memory=in_matrices(4), features=of_stock)
 def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """The kernel's own covariance matrix, then torch.matmul."""
+    """The covariance matrix by gpytorch, then torch.matmul."""
     if isinstance(kernel, Embedded):
         return KERNEL_MATMUL.reference(kernel, x1, x2, rhs)
     return to_linear_operator(kernel.forward(x1, x2)).to_dense() @ rhs
@@ -171,94 +159,66 @@ def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
 
 @KERNEL_MATMUL.candidate("dense", parts=True, features=features_with(4, whole=1))
 def dense(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """The whole matrix, strip by strip, then one product."""
+    """The whole matrix in strips of rows, then one product."""
     k = products.matrix(*forms.both(kernel, x1, x2), usual(x1.device))
     return to_linear_operator(k).matmul(rhs)
 
 
-def _tiled_unsupported(tile: int) -> Callable[[Problem], str | None]:
-    def unsupported(problem: Problem) -> str | None:
-        if (problem.device == "cpu") != (tile <= 2048):
-            return f"tiles of {tile} are for {'an accelerator' if tile > 2048 else 'a CPU'}"
-        return needs_few(problem)
-
-    return unsupported
-
-
-def _symmetric_unsupported(tile: int) -> Callable[[Problem], str | None]:
-    size = _tiled_unsupported(tile)
-
-    def unsupported(problem: Problem) -> str | None:
-        return size(problem) if is_same(problem) else "x1 and x2 are different points"
-
-    return unsupported
-
-
-def _compiled_unsupported(plan: Plan, cut: Callable[[Problem], str | None]) -> Callable[[Problem], str | None]:
-    def unsupported(problem: Problem) -> str | None:
-        if problem.grad:
-            return "the backward pass has epilogues of its own"
-        return cut(problem)
-
-    return unsupported if plan.compiled else cut
+def _unsupported(plan: Plan, problem: Problem) -> str | None:
+    if plan.compiled and problem.grad:
+        return "the compiled epilogue has no backward pass"
+    if plan.symmetric and not is_same(problem):
+        return "x1 and x2 are different points"
+    if (problem.device == "cpu") != (plan.tile <= 2048):
+        return f"tiles of {plan.tile} are for {'an accelerator' if plan.tile > 2048 else 'a CPU'}"
+    return needs_few(problem)
 
 
 def _add(name: str, plan: Plan, summary: str) -> None:
-    """Register a way to cut the product."""
-
     def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         return products.matmul(*forms.both(kernel, x1, x2), rhs, plan)
 
     run.__doc__ = summary
-    unsupported = _compiled_unsupported(
-        plan, (_symmetric_unsupported if plan.symmetric else _tiled_unsupported)(plan.tile)
-    )
-    memory, features = in_tiles(plan.tile), features_with(2, plan.symmetric)
     KERNEL_MATMUL.candidate(
         name,
-        unsupported=unsupported,
+        unsupported=functools.partial(_unsupported, plan),
         unavailable=(lambda device: graph.compiler_problem()) if plan.compiled else nothing,
-        memory=memory,
-        features=features,
+        memory=in_tiles(plan.tile),
+        features=features_with(2, plan.symmetric),
         compiles=plan.compiled,
     )(run)
 
 
-_add("tiled", Plan(1024, symmetric=False), "Tile by tile, each evaluated, multiplied and forgotten.")
-_add("tiled@512", Plan(512, symmetric=False), "The same in smaller tiles.")
-_add("tiled@2048", Plan(2048, symmetric=False), "The same in larger tiles.")
-_add("tiled-columns", Plan(1024, symmetric=False, columns=True), "The right-hand sides as columns, padded to 16.")
-_add("tiled-symmetric", Plan(768), "Each tile serves both halves of the matrix.")
-_add("tiled-symmetric@512", Plan(512), "The same in smaller tiles.")
-_add("tiled-symmetric@1536", Plan(1536), "The same in larger tiles.")
-_add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, large enough for an accelerator.")
-_add("tiled@8192", Plan(8192, symmetric=False), "The same in larger tiles.")
-_add("tiled-symmetric@4096", Plan(4096), "Each tile serves both halves, large enough for an accelerator.")
+_add("tiled", Plan(1024, symmetric=False), "Tile by tile: evaluate, multiply, drop.")
+_add("tiled@512", Plan(512, symmetric=False), "The same with smaller tiles.")
+_add("tiled@2048", Plan(2048, symmetric=False), "The same with larger tiles.")
+_add(
+    "tiled-columns",
+    Plan(1024, symmetric=False, columns=True),
+    "The same with right-hand sides in columns, padded to 16.",
+)
+_add("tiled-symmetric", Plan(768), "Tile by tile; each tile serves both halves of the matrix.")
+_add("tiled-symmetric@512", Plan(512), "The same with smaller tiles.")
+_add("tiled-symmetric@1536", Plan(1536), "The same with larger tiles.")
+_add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, with tiles for an accelerator.")
+_add("tiled@8192", Plan(8192, symmetric=False), "The same with larger tiles.")
+_add("tiled-symmetric@4096", Plan(4096), "Tiles for an accelerator; each serves both halves of the matrix.")
 _add("compiled", Plan(768, False, compiled=True), "Tile by tile with the epilogue compiled into one pass.")
-_add("compiled-symmetric", Plan(768, compiled=True), "The same, each tile serving both halves.")
+_add("compiled-symmetric", Plan(768, compiled=True), "The same; each tile serves both halves of the matrix.")
 
 
-def _elsewhere(
-    kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, there: torch.device | None
-) -> torch.Tensor:
+def _elsewhere(there: torch.device, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     tree, others = forms.both(kernel, x1, x2)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     columns = None if others is None else [z.to(there) for z in others]
     return products.matmul(away, columns, rhs.to(there), usual(away.points[0].device)).to(rhs.device)
 
 
-_copied = with_copies(features_with(2), lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1))
-
-
-@KERNEL_MATMUL.candidate("cpu", unsupported=needs_cpu_detour, features=_copied, memory=of_outputs)
-def on_cpu(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Tiles on the CPU: points and columns are copied, the matrix never."""
-    return _elsewhere(kernel, x1, x2, rhs, torch.device("cpu"))
-
-
-@KERNEL_MATMUL.candidate(
-    "accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied, memory=of_outputs
+on_other_devices(
+    KERNEL_MATMUL,
+    _elsewhere,
+    "Tile by tile on the {}; points and columns are copied, the matrix is not.",
+    elements=lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1),
+    features=features_with(2),
+    memory=of_outputs,
 )
-def on_accelerator(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """Tiles on the accelerator: points and columns are copied, the matrix never."""
-    return _elsewhere(kernel, x1, x2, rhs, host.accelerator())

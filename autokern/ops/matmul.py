@@ -1,10 +1,10 @@
 """The Op `matmul`: a dense matrix times a few columns, the inner loop of conjugate gradients and Lanczos.
 
-A GEMM with few columns is the worst shape for every BLAS, and which layout wins flips with dtype, size and the exact
-number of columns: so layouts and paddings are candidates.
+A GEMM with few columns is the worst shape for every BLAS. The fastest layout depends on dtype, size and number of
+columns, so layouts and paddings are candidates.
 
-Contract: ``|K V - out|`` within ``4 (n + 10)^0.5 eps (|K| |V|)``, entry by entry in the worst case (any summation
-order stays within ``n eps``; the square root is what random signs leave).
+Contract: ``|K V - out|`` within ``4 (n + 10)^0.5 eps (|K| |V|)``, entry by entry. Any order of summation stays within
+``n eps``; rounding errors of random sign add up to the square root of that.
 """
 
 from __future__ import annotations
@@ -17,18 +17,7 @@ import torch
 
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.ops._shared import (
-    EPS,
-    is_ours,
-    matrix_problem,
-    moved,
-    needs_accelerator,
-    needs_cpu_detour,
-    no_accelerator,
-    random_matrix,
-    with_copies,
-)
-from autokern.system import host
+from autokern.ops._shared import EPS, is_ours, matrix_problem, moved, on_other_devices, random_matrix
 
 __all__ = ["MATMUL"]
 
@@ -36,7 +25,7 @@ _MOST_COLUMNS = 64
 
 
 def _memory_of(problem: Problem, rows: int) -> int:
-    """Bytes for so many columns as long as the product, beside the right-hand sides laid out anew."""
+    """Bytes of `rows` columns as long as the product, and of a copy of the right-hand sides."""
     return problem.batch * problem.itemsize * (problem.m * rows + 2 * problem.n * problem.rhs)
 
 
@@ -47,18 +36,10 @@ class _Matmul(Op):
 
     def key(self, matrix: torch.Tensor, rhs: torch.Tensor) -> Any:
         return (
-            matrix.__class__,
-            rhs.__class__,
-            matrix.shape,
-            rhs.shape,
-            matrix.dtype,
-            rhs.dtype,
-            matrix.device,
-            rhs.device,
-            rhs.layout,
-            matrix.stride(-1) == 1 if matrix.layout is torch.strided else None,
+            matrix.__class__, rhs.__class__, matrix.shape, rhs.shape, matrix.dtype, rhs.dtype, matrix.device,
+            rhs.device, rhs.layout, matrix.stride(-1) == 1 if matrix.layout is torch.strided else None,
             torch.is_grad_enabled() and (matrix.requires_grad or rhs.requires_grad),
-        )
+        )  # fmt: skip
 
     def problem_of(self, matrix: torch.Tensor, rhs: torch.Tensor) -> Problem | None:
         if not is_ours(matrix, rhs) or matrix.shape[:-2] != rhs.shape[:-2] or not 2 <= rhs.shape[-1] <= _MOST_COLUMNS:
@@ -125,11 +106,11 @@ class _Matmul(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        """The product, and the right-hand sides laid out anew."""
+        """The product, and a copy of the right-hand sides."""
         return _memory_of(problem, problem.rhs)
 
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        """Alignment of the columns (a BLAS has strips of 4, 8, 12 and 16, and a remainder is dear), and layout."""
+        """Remainders of the columns by 4, 8, 12 and 16 (a BLAS computes them slowly), layout and batch."""
         t = problem.rhs
         aligned = tuple(1.5 if t % width else 0.0 for width in (4, 8, 12, 16))
         return (*aligned, 4.0 if problem.variant == "columns" else 0.0, 1.5 if problem.batch > 1 else 0.0)
@@ -139,24 +120,24 @@ MATMUL = _Matmul()
 
 
 def _small_batch(problem: Problem) -> str | None:
-    return None if problem.device == "cpu" or problem.batch == 1 else "a layout of the CPU's BLAS"
+    return None if problem.device == "cpu" or problem.batch == 1 else "for a batch only on a CPU"
 
 
 @MATMUL.candidate("stock")
 def stock(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """torch.matmul as it stands."""
+    """torch.matmul."""
     return torch.matmul(matrix, rhs)
 
 
 @MATMUL.candidate("transposed", unsupported=_small_batch, memory=lambda problem: _memory_of(problem, 2 * problem.rhs))
 def transposed(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """(V^T K^T)^T with the columns laid out one after the other."""
+    """(V^T K^T)^T with V in column-major order."""
     return torch.matmul(rhs.mT.contiguous(), matrix.mT).mT.contiguous()
 
 
 @MATMUL.candidate("column-major", unsupported=_small_batch)
 def column_major(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """K V with the columns of V laid out one after the other: some BLAS take them one by one."""
+    """K V with V in column-major order."""
     return torch.matmul(matrix, rhs.mT.contiguous().mT)
 
 
@@ -177,15 +158,15 @@ def _padded(width: int, product: Run) -> Run:
 def _unless_aligned(width: int) -> Any:
     def unsupported(problem: Problem) -> str | None:
         if problem.rhs % width == 0:
-            return f"the columns are a multiple of {width} already"
+            return f"the number of columns is a multiple of {width} already"
         wider = _to_multiple(problem.rhs, width) > 2 * max(problem.rhs, 4)
-        return "padding would more than double the work" if wider else _small_batch(problem)
+        return "padding more than doubles the work" if wider else _small_batch(problem)
 
     return unsupported
 
 
 def _memory_padded(width: int) -> Callable[[Problem], int]:
-    """The wide product, and the columns of it that were asked for."""
+    """The padded product and its first columns."""
 
     def memory(problem: Problem) -> int:
         return _memory_of(problem, problem.rhs + _to_multiple(problem.rhs, width))
@@ -207,12 +188,9 @@ MATMUL.candidate(
 )(_run)
 
 
-_copied = with_copies(MATMUL.features, lambda p: p.m * p.n + p.rhs * (p.m + p.n))
-on_cpu = moved(stock, lambda: torch.device("cpu"))
-on_cpu.__doc__ = "Multiplied on the CPU, all copies charged."
-MATMUL.candidate("cpu", unsupported=needs_cpu_detour, features=_copied)(on_cpu)
-on_accelerator = moved(stock, host.accelerator)
-on_accelerator.__doc__ = "Multiplied on the accelerator, all copies charged."
-MATMUL.candidate("accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied)(
-    on_accelerator
+on_other_devices(
+    MATMUL,
+    moved(stock),
+    "torch.matmul on the {}; the time includes all copies.",
+    elements=lambda p: p.m * p.n + p.rhs * (p.m + p.n),
 )

@@ -24,8 +24,8 @@ from autokern.core.settings import Settings
 from autokern.kernels import precision as narrow
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
+from autokern.ops._quadratic_forms import factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
-from autokern.ops.inv_quad_logdet import factorise, plain
 from autokern.runtime import dispatch, first_use, spotcheck
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
 from autokern.tuning import accuracy as accuracies
@@ -36,7 +36,6 @@ from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-EXACT = mixed.Exact(factorise, plain)
 NEVER_MEASURED = Settings(calibrate="never")
 ROUGHLY = Settings(calibrate="never", accuracy="approximate")
 EXACT_LOG_PROB_CALL = dispatch.route(EXACT_LOG_PROB)
@@ -396,7 +395,7 @@ def test_values_and_gradients_where_float32_does_and_where_it_does_not(condition
         return value, torch.autograd.grad(value, (k, noise, rhs))
 
     expected, truth = gradients(plain)
-    value, found = gradients(lambda *a: mixed.inv_quad_logdet(*a, EXACT))
+    value, found = gradients(mixed.inv_quad_logdet)
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
     assert accuracies.gap(found, truth) < (1e-2 if condition == 1e5 else 1e-3)
 
@@ -404,7 +403,7 @@ def test_values_and_gradients_where_float32_does_and_where_it_does_not(condition
 def test_an_exact_factor_takes_over_and_jitter_is_the_librarys():
     singular = torch.ones(5, 5, dtype=torch.float64)
     with pytest.warns(NumericalWarning, match="jitter"):
-        found = mixed.inv_quad_logdet(singular, None, normal(5, 1), EXACT)
+        found = mixed.inv_quad_logdet(singular, None, normal(5, 1))
     with pytest.warns(NumericalWarning, match="jitter"):
         lower = factorise(singular, None)
     assert found[1].item() == pytest.approx(2 * lower.diagonal().log().sum().item(), rel=1e-12)
@@ -425,7 +424,7 @@ def test_derivatives_may_be_taken_twice():
     k, rhs = spectrum(1e2, 6), normal(6, 1)
 
     def value(noise, rhs):
-        quadratic, logdet = mixed.inv_quad_logdet(k, noise, rhs, EXACT)
+        quadratic, logdet = mixed.inv_quad_logdet(k, noise, rhs)
         return quadratic.sum() + logdet
 
     noise = torch.full((1,), 0.1, dtype=torch.float64, requires_grad=True)

@@ -1,0 +1,121 @@
+"""Quadratic forms ``B^T K^-1 B`` and ``log |K|`` from one Cholesky factorisation, with closed-form gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from linear_operator.utils import cholesky as library
+
+from autokern.core.autograd import Taken, each_cotangent, plain_gradients
+from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
+from autokern.system import threads
+
+_ladder = library._psd_safe_cholesky
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def with_diagonal(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
+    """Return ``matrix + diag(diagonal)``, differentiable."""
+    if diagonal is None:
+        return matrix
+    return matrix + torch.diag_embed(diagonal.expand(matrix.shape[:-1]))
+
+
+def plain(matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor) -> Pair:
+    """Return the quadratic form of each column and the log determinant, by autograd through Cholesky."""
+    lower = torch.linalg.cholesky(with_diagonal(matrix, diagonal))
+    white = torch.linalg.solve_triangular(lower, rhs, upper=False)
+    return white.square().sum(-2), 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def summed(pair: Pair, reduce: bool) -> Pair:
+    """Return the pair with its quadratic forms summed if `reduce`."""
+    return (pair[0].sum(-1), pair[1]) if reduce else pair
+
+
+def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor:
+    """Return the lower factor of the sum in new memory, with the library's jitter where the sum is not definite."""
+
+    def assembled() -> torch.Tensor:
+        k = matrix.clone(memory_format=torch.contiguous_format)
+        if diagonal is not None:
+            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return k
+
+    lower, info = factorised(assembled())
+    return _ladder(assembled()) if torch.any(info) else lower
+
+
+class Method(NamedTuple):
+    """How `closed_form` factorises, solves and inverts; no function needs gradients.
+
+    Parameters
+    ----------
+    factorise : callable
+        ``factorise(matrix, diagonal, rhs)``: the lower factor, a tensor for `solve`, and the quadratic forms.
+    solve : callable
+        ``solve(lower, kept)``: the solutions ``K^-1 B``.
+    invert : callable
+        ``invert(lower)``: the inverse, which may overwrite the factor.
+    """
+
+    factorise: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], tuple[torch.Tensor, ...]]
+    solve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    invert: Callable[[torch.Tensor], torch.Tensor]
+
+
+class _ClosedForm(torch.autograd.Function):
+    """One factorisation; the backward pass inverts in its memory and returns that memory as the gradient."""
+
+    @staticmethod
+    def forward(ctx, matrix, diagonal, rhs, method):  # type: ignore[no-untyped-def]
+        lower, kept, quadratic = method.factorise(matrix, diagonal, rhs)
+        if any(ctx.needs_input_grad):
+            ctx.lower, ctx.method, ctx.threads = lower, method, threads.current()
+            ctx.taken, ctx.shape = Taken(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
+            ctx.save_for_backward(kept)
+        return quadratic, lower.diagonal(dim1=-2, dim2=-1).to(rhs.dtype).log().sum(-1).mul_(2)
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx, *cotangents):  # type: ignore[no-untyped-def]
+        (kept,) = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return *plain_gradients(plain, ctx.taken.unchanged(), wanted[:3], cotangents), None
+        with threads.scope(ctx.threads):
+            if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
+                ctx.lower, kept, _ = ctx.method.factorise(*ctx.taken.unchanged())
+            solved = ctx.method.solve(ctx.lower, kept)
+
+            def inverse() -> torch.Tensor:
+                lower, ctx.lower = ctx.lower, None
+                return ctx.method.invert(lower)
+
+            return *inv_quad_logdet_gradients(inverse, solved, cotangents, ctx.shape, wanted), None
+
+
+def closed_form(
+    matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor, method: Method, reduce: bool = False
+) -> Pair:
+    """Return the quadratic forms and the log determinant of ``matrix + diag(diagonal)``, with closed-form gradients."""
+    return summed(cast("Pair", _ClosedForm.apply(matrix, diagonal, rhs, method)), reduce)
+
+
+def _white(
+    matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the factor L, ``L^-1 B`` and the quadratic forms."""
+    lower = factorise(matrix, diagonal)
+    white = torch.linalg.solve_triangular(lower, rhs, upper=False)
+    return lower, white, white.square().sum(-2)
+
+
+def _solve(lower: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.solve_triangular(lower.mT, white, upper=True)
+
+
+POTRI = Method(_white, _solve, inverted)
