@@ -1,5 +1,5 @@
-"""Candidates that not every machine can run, one file each: KeOps, XLA, CuPy, CUDA graphs, lower precision.
+"""Candidates that not every machine can run: KeOps, XLA, CuPy, CUDA graphs, lower precision.
 
-Each file is loaded by an entry point of the group `autokern.candidates`, as those of any other package are (`plugins`);
-nothing imports them. A backend itself is imported by the first call of a candidate.
+Each file is loaded by an entry point of the group `autokern.candidates`, like the candidates of any other package
+(`core.plugins`). The first call of a candidate imports its backend.
 """

@@ -1,8 +1,8 @@
-"""The candidates `cupy` of `cholesky`, `qr` and `eigh`: cuSOLVER as CuPy calls it, for tensors on a CUDA device.
+"""The candidates `cupy` of `cholesky`, `qr` and `eigh`: cuSOLVER through CuPy, for tensors on a CUDA device.
 
-CuPy chooses routines otherwise than torch (Jacobi rotations for batches of eigenproblems, say). Matrices go there and
-back through DLPack, on torch's current stream, without a copy of their own; gradients are closed forms in torch.
-Memory comes from CuPy's own pool, which keeps what it has for the next call. CuPy is imported by the first call.
+CuPy chooses other cuSOLVER routines than torch, such as Jacobi rotations for batches of eigenproblems. DLPack passes
+matrices both ways without a copy, on torch's current stream. Gradients are closed forms in torch. CuPy's memory pool
+keeps its memory for the next call. The first call imports CuPy.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def _is_installed() -> bool:
 
 
 def _unsupported(problem: Problem) -> str | None:
-    return None if problem.device == "cuda" else "the data is not on a CUDA device, and CuPy serves no others"
+    return None if problem.device == "cuda" else "CuPy needs data on a CUDA device"
 
 
 def _unavailable(device: str) -> str | None:
     if torch.version.hip is not None:
-        return "this torch is built for ROCm, and CuPy is used with CUDA only"
+        return "this torch is built for ROCm, and autokern uses CuPy with CUDA only"
     return None if _is_installed() else "CuPy is not installed: `pip install 'autokern[cupy]'`"
 
 
 @contextlib.contextmanager
 def _on_stream_of(a: torch.Tensor) -> Iterator[Any]:
-    """Let CuPy work on torch's current stream of a tensor's device, with cuSOLVER's errors raised; yields CuPy."""
+    """Yield CuPy on torch's current stream of a tensor's device, with cuSOLVER's errors raised."""
     import cupy
     import cupyx
 
@@ -53,7 +53,7 @@ def _on_stream_of(a: torch.Tensor) -> Iterator[Any]:
 
 
 def _decomposed(name: str, a: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-    """Return what a function of `cupy.linalg` makes of a matrix, or None where cuSOLVER fails or leaves NaNs."""
+    """Return the result of a function of `cupy.linalg`, or None if cuSOLVER fails or returns NaN."""
     with _on_stream_of(a) as cupy:
         try:
             found = getattr(cupy.linalg, name)(cupy.from_dlpack(a.detach()))
@@ -65,7 +65,7 @@ def _decomposed(name: str, a: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
 
 
 class _Cholesky(torch.autograd.Function):
-    """The lower factor, with the gradient of Murray (2016, arXiv:1602.07527); raises where there is none."""
+    """The lower factor, with the gradient of Murray (2016, arXiv:1602.07527)."""
 
     @staticmethod
     def forward(ctx, a):  # type: ignore[no-untyped-def]
@@ -99,26 +99,24 @@ def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @CHOLESKY.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
 def cholesky_by_cupy(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """CuPy's Cholesky factorisation (cuSOLVER), in batches where there are any."""
+    """CuPy's Cholesky factorisation (cuSOLVER's potrf, batched for a batch)."""
     return with_ladder(_factor, a, jitter, max_tries)
 
 
 def _qr_unsupported(problem: Problem) -> str | None:
     if problem.grad and problem.m < problem.n:
-        return "a matrix with more columns than rows has no gradient of its decomposition"
+        return "with more columns than rows QR has no gradient"
     return _unsupported(problem)
 
 
 def _qr(a: torch.Tensor) -> Pair:
     found = _decomposed("qr", a)
-    if found is None:
-        return QR.stock.run(a)
-    return found[0], found[1]
+    return QR.stock.run(a) if found is None else (found[0], found[1])
 
 
 @QR.candidate("cupy", unsupported=_qr_unsupported, unavailable=_unavailable)
 def qr_by_cupy(a: torch.Tensor) -> Pair:
-    """CuPy's Householder QR (cuSOLVER), in batches where there are any."""
+    """CuPy's Householder QR (cuSOLVER's geqrf and orgqr, batched for a batch)."""
     return differentiable_qr(_qr, a)
 
 
@@ -138,9 +136,9 @@ class _Eigh(torch.autograd.Function):
         values, vectors = ctx.saved_tensors
         gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
         gaps = gaps + torch.eye(gaps.shape[-1], dtype=gaps.dtype, device=gaps.device)
-        turned = vectors.mT @ grad_vectors  # vectors can only turn: the other half moves nothing
-        turned = 0.5 * (turned - turned.mT) / gaps + torch.diag_embed(grad_values)
-        return vectors @ turned @ vectors.mT
+        inner = vectors.mT @ grad_vectors
+        inner = 0.5 * (inner - inner.mT) / gaps + torch.diag_embed(grad_values)  # eigenvectors rotate: antisymmetric
+        return vectors @ inner @ vectors.mT
 
 
 @EIGH.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)

@@ -1,13 +1,12 @@
-"""Recorded steps: what a function launches on a GPU is recorded once, as a CUDA graph, and launched again as one.
+"""Recorded steps: the launches of a function on a GPU, recorded once as a CUDA graph and launched again together.
 
-A small training step is sixty launches of a few microseconds each, and the processor needs longer to make them than the
-GPU to run them. What is recorded must read nothing back to the host and have one shape for ever. Inputs are copied
-into the memory that the recording knows, and the result out of it, so that neither is seen to be used again. A
-recording belongs to one thread and one stream: nothing else ever runs it.
+A small training step is sixty launches of a few microseconds each; the CPU needs longer to launch them than the GPU to
+run them. A recorded step reads nothing back to the host, and its shapes are fixed. Inputs are copied into the memory of
+the recording, and the result is copied out of it, so that callers share no memory with it. A recording belongs to one
+thread and one stream.
 
-Recording touches state of the whole process, so it is only done where the user allows it (``AUTOKERN_GRAPHS=on``), no
-other Python thread could launch anything meanwhile, and no earlier recording has failed; where it cannot be done the
-function simply runs.
+Recording changes state of the whole process. It needs the user's permission (``AUTOKERN_GRAPHS=on``), a process with
+one Python thread, and no failed recording before. Otherwise the function runs unrecorded.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ __all__ = ["allow", "forget", "recorded", "unavailable"]
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")
 _KEPT = 8
-"""Recordings that a thread keeps."""
+"""The largest number of recordings of a thread."""
 _FRESH = 64
-"""Calls within which a recording counts as in use, and makes no room for another."""
+"""Calls after which an unused recording may be replaced."""
 _WARM = 3
-"""Runs ahead of a recording, in which libraries make their handles and plans."""
+"""Runs before a recording, in which libraries create handles and plans."""
 _own = threading.local()
-_busy = threading.Lock()  # a capture stands no launch beside it
+_busy = threading.Lock()  # no launch may run during a capture
 _allowed = False
 _failed = ""
 
 
 class _Recording:
-    """One recorded step: the memory of its inputs and of its result, and what runs it again."""
+    """One recorded step: the memory of its inputs and of its result, and its replay."""
 
     __slots__ = ("_inputs", "_replay", "_result", "used")
 
@@ -54,7 +53,7 @@ class _Recording:
 
 
 class _Kept:
-    """The recordings of one thread, those used last at the end, and how many calls there were."""
+    """The recordings of one thread, the most recently used last, and the number of calls."""
 
     def __init__(self) -> None:
         self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
@@ -70,29 +69,18 @@ def allow(yes: bool) -> None:
 def unavailable(device: str) -> str | None:
     """Return why nothing can be recorded on a kind of device, or None if it can."""
     if device != "cuda":
-        return "only what a CUDA device runs can be recorded"
+        return "only steps on a CUDA device can be recorded"
     if not _allowed:
-        return "recording steps is off: AUTOKERN_GRAPHS=on allows it"
+        return "recording is off: AUTOKERN_GRAPHS=on allows it"
     return f"a recording failed in this process: {_failed}" if _failed else None
 
 
 def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return ``step(*inputs)``, recorded when the key is new to this thread and stream, and run again ever after.
+    """Return ``step(*inputs)`` in new memory; the first call of a key in this thread and stream records it.
 
-    Parameters
-    ----------
-    key : hashable
-        All that determines what the step does, apart from shapes, dtypes and device of the inputs, and from torch's
-        settings of precision.
-    step : callable
-        Takes tensors and returns one; it must not read any back to the host, nor draw random numbers.
-    inputs : sequence of Tensor
-        On one CUDA device. No gradients flow through.
-
-    Returns
-    -------
-    Tensor
-        The caller's own.
+    `key` determines the step, apart from shapes, dtypes and device of the inputs and torch's precision settings. The
+    step takes tensors on one CUDA device and returns one. It reads nothing back to the host, draws no random numbers
+    and has no gradients.
     """
     global _failed
     if not hasattr(_own, "kept"):
@@ -113,7 +101,7 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
             except Exception as error:
                 forget()
                 _failed = f"{type(error).__name__}: {error}"
-                _log.warning("no more steps are recorded in this process: %s", _failed)
+                _log.warning("this process records no more steps: %s", _failed)
                 raise
         kept.recordings.move_to_end(whole)
         found.used = kept.calls
@@ -121,7 +109,7 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
 
 
 def _is_room(kept: _Kept) -> bool:
-    """Whether one more recording may be made: in place of one that is no longer in use, if there are enough."""
+    """Whether there is room for one more recording; the oldest one makes room if it is no longer in use."""
     if len(kept.recordings) < _KEPT:
         return True
     oldest = next(iter(kept.recordings))
@@ -132,21 +120,20 @@ def _is_room(kept: _Kept) -> bool:
 
 
 def forget() -> None:
-    """Let go of all recordings of this thread, and of their memory."""
+    """Free all recordings of this thread and their memory."""
     _own.__dict__.clear()
 
 
 def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Record what a function launches; return the memory of its result, and what launches it all again.
+    """Record the launches of a function; return the memory of its result and the replay.
 
-    The workspace of cuBLAS is part of a recording: it must lie in its own memory, so what others left is dropped
-    before, and what it left afterwards.
+    The workspace of cuBLAS must lie in the memory of the recording, so existing workspaces are freed before and after.
     """
     with torch.cuda.device(device), _busy:
         here = torch.cuda.current_stream()
         aside = torch.cuda.Stream()
         aside.wait_stream(here)
-        with torch.cuda.stream(here), warnings.catch_warnings():  # whatever happens, the caller's stream comes back
+        with torch.cuda.stream(here), warnings.catch_warnings():  # restores the caller's stream after an exception
             warnings.filterwarnings("error", message=".*CUDA Graph is empty.*")
             with torch.cuda.stream(aside):
                 for _ in range(_WARM):

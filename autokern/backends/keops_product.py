@@ -1,9 +1,8 @@
-"""A kernel tree times vectors by KeOps, which evaluates the matrix where it is needed and never holds it.
+"""The candidate `keops` of `kernel_matmul`: a kernel tree times vectors by KeOps, which never holds the matrix.
 
-What KeOps compiles is built from the formulae of the families themselves. It compiles (for seconds) once per form,
-dimensions, dtype and number of columns, so few formulae are made: columns come in few widths, a scale of the whole tree
-stays outside, and since the formulae are symmetric, a product and its transpose are one, as are the gradients of the
-two sets of points.
+The families' own formulae are compiled, for seconds, once per form, dimensions, dtype and number of columns. Few
+formulae suffice: columns come in few widths, and a scale of the whole tree stays outside. Since the formulae are
+symmetric, one formula serves the product and its transpose, and one the gradients of both sets of points.
 """
 
 from __future__ import annotations
@@ -27,51 +26,26 @@ from autokern.system.keops import at_work, keops_problem
 __all__ = ["product", "unsupported"]
 
 _WIDTHS = (1, 4, 16, 64)
-"""Numbers of columns that are compiled for; others are filled up with zeros or taken 64 at a time."""
+"""Compiled numbers of columns; others are padded with zeros, or split into groups of 64."""
 _MOST_DIMENSIONS = {"cpu": 200, "cuda": 100}
 
 
 def unsupported(d: int, device: str = "cpu") -> str | None:
-    """Return why a product is no matter for KeOps by its dimensions, or None.
+    """Return why KeOps cannot serve points of `d` dimensions, all leaves together, on a kind of device.
 
     A thread keeps its point in registers. On a GPU they overflow at some 110 dimensions, where a product takes 50 times
-    as long (gpytorch #2334). On a CPU there is no such cliff, but KeOps forms distances one by one: as fast as a dense
+    as long (gpytorch #2334). A CPU has no such limit, but KeOps computes distances one by one: as fast as a dense
     product up to 50 dimensions, 6 times slower at 200 (14 s to compile), 10 times at 400 (2 cores, n = 4000, float32).
-
-    Parameters
-    ----------
-    d : int
-        Dimensions of the embedded points, all leaves together.
-    device : str
-        Kind of device.
     """
     most = _MOST_DIMENSIONS.get(device, 0)
     return None if d <= most else f"d too large for KeOps: {d} dimensions, {most} at most on {device}"
 
 
 def product(first: Tree, second: Tree, rhs: torch.Tensor) -> torch.Tensor:
-    """Multiply the kernel matrix of two sets of points by vectors, without forming it.
+    """Return the product of a kernel matrix and vectors ``(..., m, t)``, differentiable to any order.
 
-    The transpose is ``product(second, first, rhs)``, and is compiled already. Gradients are KeOps' own; second ones
-    too, but at points that coincide only where the formula has no root (RBF, periodic, rational quadratic).
-
-    Parameters
-    ----------
-    first, second : Tree
-        The same kernel read at both sets of points, ``(..., n, d)`` and ``(..., m, d)``; of `second` only the points
-        are read. There is at least one leaf.
-    rhs : Tensor
-        Shape ``(..., m, t)``, float32 or float64.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(..., n, t)``.
-
-    Raises
-    ------
-    KeOpsError
-        If KeOps cannot work here, or fails.
+    Both trees are of one kernel; only the points of `second` are read. The transpose is ``product(second, first,
+    rhs)``.
     """
     inner, scale = peeled(first)
     factors = [math.sqrt(abs(of.gamma)) for of, _, _ in by_leaf(inner)]
@@ -124,30 +98,30 @@ class _Product(torch.autograd.Function):
         if of_rhs:
             by_rhs = _Product.apply(form, grad, *form.swapped(tensors)).sum_to_size(rhs.shape)
         if any(wanted[:k]) or any(wanted[2 * k :]):
-            parts = _pulled(form, (*tensors, rhs, grad))
+            parts = _gradients(form, (*tensors, rhs, grad))
             grads[:k] = [p.sum_to_size(z.shape) for p, z in zip(parts, tensors[:k], strict=False)]
             summed = [p.sum(-2) for p in parts[k:]]
             grads[2 * k :] = [p.sum_to_size(w.shape) for p, w in zip(summed, tensors[2 * k :], strict=True)]
         if any(wanted[k : 2 * k]):
-            parts = _pulled(form, (*form.swapped(tensors), grad, rhs))
+            parts = _gradients(form, (*form.swapped(tensors), grad, rhs))
             grads[k : 2 * k] = [p.sum_to_size(z.shape) for p, z in zip(parts, tensors[k : 2 * k], strict=False)]
         return None, by_rhs if of_rhs else None, *grads
 
 
-def _pulled(form: _Form, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """Return what is pulled back to each row: by the points of each leaf, then by shapes and weights."""
+def _gradients(form: _Form, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Return the gradients of each row: by the points of each leaf, then by shapes and weights."""
     found = _reduce(form, True, tensors)
     return list(found.split([*form.dimensions, *[1] * (form.shapes + form.weights)], dim=-1))
 
 
-def _reduce(form: _Form, pull: bool, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Sum a formula over the second set of points; differentiable by KeOps, which keeps second derivatives right."""
+def _reduce(form: _Form, gradients: bool, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Sum a formula over the second set of points; KeOps itself differentiates it further."""
     k, parameters = len(form.dimensions), form.shapes + form.weights
-    ends = [2] * (2 * k) + [1] * parameters + [2] * (1 + pull)
+    ends = [2] * (2 * k) + [1] * parameters + [2] * (1 + gradients)
     batch = torch.broadcast_shapes(*(t.shape[:-e] for t, e in zip(tensors, ends, strict=True)))
     n, m, t = tensors[0].shape[-2], tensors[k].shape[-2], tensors[2 * k + parameters].shape[-1]
     if not n or not m or 0 in batch:
-        return tensors[0].new_zeros(*batch, n, sum(form.dimensions) + parameters if pull else t)
+        return tensors[0].new_zeros(*batch, n, sum(form.dimensions) + parameters if gradients else t)
     aligned = [
         u.reshape((1,) * (len(batch) + e - u.dim()) + u.shape).contiguous() for u, e in zip(tensors, ends, strict=True)
     ]
@@ -155,18 +129,18 @@ def _reduce(form: _Form, pull: bool, tensors: tuple[torch.Tensor, ...]) -> torch
     with at_work(device):
         from pykeops.torch import Genred
 
-        formula, constants = _formula(form, t, pull)
+        formula, constants = _formula(form, t, gradients)
         given = [aligned[0].new_tensor(c).view((1,) * len(batch) + (-1,)) for c in constants]
-        backend = "CPU" if device == "cpu" else "GPU"  # left to choose, it takes points from the CPU to the GPU
+        backend = "CPU" if device == "cpu" else "GPU"  # KeOps' own choice would copy points from the CPU to the GPU
         return Genred(formula, [], reduction_op="Sum", axis=1)(*aligned, *given, backend=backend)
 
 
 @functools.lru_cache(maxsize=256)
-def _formula(form: _Form, columns: int, pull: bool) -> tuple[str, tuple[list[float], ...]]:
-    """Return what is summed, in KeOps' language, and the constants in it.
+def _formula(form: _Form, columns: int, gradients: bool) -> tuple[str, tuple[list[float], ...]]:
+    """Return the summand in KeOps' language, and its constants.
 
-    Variables are numbered: points of the leaves at rows, at columns, shapes, weights, vectors at columns, and in a
-    pull-back vectors at rows.
+    The order of variables is: points of the leaves at rows, at columns, shapes, weights, vectors at columns, and for
+    gradients vectors at rows.
     """
     from pykeops.torch import LazyTensor
 
@@ -184,7 +158,7 @@ def _formula(form: _Form, columns: int, pull: bool) -> tuple[str, tuple[list[flo
         return of.formula(u, next(shapes)) if of.shape is not None else of.formula(u)
 
     result = evaluated(form.node, leaf, lambda: next(weights))
-    if pull:
+    if gradients:
         g = LazyTensor((2 * k + len(p) + 1, columns, rows))
         slopes = [result.grad(of, LazyTensor(1)) for of in (*z, *p)]
         result = functools.reduce(lambda one, other: one.concat(other), slopes) * (g * v).sum(-1)
@@ -195,9 +169,7 @@ def _formula(form: _Form, columns: int, pull: bool) -> tuple[str, tuple[list[flo
 
 
 def _keops_unsupported(problem: Problem) -> str | None:
-    if (many := needs_few(problem)) is not None:
-        return many
-    return unsupported(problem.d * leaves(problem), problem.device)
+    return needs_few(problem) or unsupported(problem.d * leaves(problem), problem.device)
 
 
 def _keops_features(problem: Problem) -> Features:
@@ -215,6 +187,6 @@ def _keops_features(problem: Problem) -> Features:
     compiles=True,
 )
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """KeOps with the family's own formula: compiled once per form, dimensions and dtype."""
+    """KeOps with the family's formula, compiled once per form, dimensions and dtype."""
     first, others = forms.both(kernel, x1, x2)
     return product(first, first if others is None else first._replace(points=others), rhs)

@@ -1,8 +1,6 @@
-"""Candidates of class ``approximate``: what lower precision gains where somebody has asked for it.
+"""Candidates of class ``approximate``: float32, TF32 and half precision for products, mixed precision for densities.
 
-They serve only under ``accuracy="approximate"``, and a problem only where the error measured on this machine is below
-`max_error`. Float32 for float64 products of kernel matrices; a float32 factor with float64 refinement for densities;
-half precision and TF32 on tensor cores.
+They run only under ``accuracy="approximate"``, and only where the error measured on this machine is below `max_error`.
 """
 
 from __future__ import annotations
@@ -31,21 +29,10 @@ __all__ = ["in_lower_precision"]
 def in_lower_precision(
     kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, precision: str = ""
 ) -> torch.Tensor:
-    """Multiply a kernel matrix by columns tile by tile in float32, points rounded further where a precision is named.
+    """Return the product of a kernel matrix and columns, tile by tile in float32, in the dtype of the columns.
 
-    Points are centred in their own dtype: a float32 has no digits left for what lies far from the origin.
-
-    Parameters
-    ----------
-    kernel, x1, x2, rhs
-        As the op `kernel_matmul` has them.
-    precision : {"", "float16", "bfloat16", "tf32"}
-        What points are rounded to before they are multiplied (`kernels.narrow`).
-
-    Returns
-    -------
-    Tensor
-        In the dtype of `rhs`.
+    `precision` (float16, bfloat16, tf32) rounds points further before they are multiplied. Points are centred in their
+    own dtype first: float32 has too few digits for points far from the origin.
     """
     tree, others = forms.both(kernel, x1, x2)
     centres = [z.detach().mean(-2, keepdim=True) for z in tree.points]
@@ -63,7 +50,7 @@ def _low(t: torch.Tensor) -> torch.Tensor:
 
 
 def _only_float64(problem: Problem) -> str | None:
-    return None if problem.dtype == "float64" else "the data is in float32 already"
+    return None if problem.dtype == "float64" else "the data is float32 already"
 
 
 def _float32_unsupported(problem: Problem) -> str | None:
@@ -72,12 +59,12 @@ def _float32_unsupported(problem: Problem) -> str | None:
 
 def _tensor_cores_unsupported(problem: Problem) -> str | None:
     if problem.device != "cuda":
-        return "its precision is that of a GPU's tensor cores"
+        return "only a GPU has tensor cores of this precision"
     return needs_few(problem)
 
 
 def _low_memory(problem: Problem) -> int:
-    """Embedded points as they were, then all in float32."""
+    """The embedded float64 points, and a product in float32."""
     low = problem.replace(dtype="float32")
     doubled = of_outputs(problem) // 4 if problem.dtype == "float64" else 0
     return doubled + in_tiles(usual(torch.device(problem.device)).tile)(low)
@@ -88,16 +75,14 @@ def _low_features(problem: Problem) -> Features:
 
 
 def _add(name: str, precision: str, summary: str, unsupported: Callable[[Problem], str | None]) -> None:
-    """Register a kernel product in a precision."""
-
     def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         return in_lower_precision(kernel, x1, x2, rhs, precision)
 
     run.__doc__ = summary
-    register = KERNEL_MATMUL.candidate(
+    decorate = KERNEL_MATMUL.candidate(
         name, accuracy="approximate", unsupported=unsupported, memory=_low_memory, features=_low_features
     )
-    register(run)
+    decorate(run)
 
 
 _add("float32", "", "Tile by tile in float32, for points and columns in float64.", _float32_unsupported)
@@ -107,7 +92,7 @@ _add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores."
 
 
 def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
-    """Return the memory of so many matrices, with and without gradients; on a GPU the factor is not made in place."""
+    """Return the memory of so many matrices, with and without gradients; on a GPU the factor is a copy."""
 
     def memory(problem: Problem) -> int:
         each = (matrices if problem.grad else forward) + 0.5 * (problem.device != "cpu")
@@ -117,7 +102,7 @@ def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
 
 
 def _mixed_features(problem: Problem) -> Features:
-    """Half the passes over the matrix of float64, and products to refine with."""
+    """Half the passes of float64, and the products of the refinement."""
     elements = problem.batch * problem.n**2
     flops = elements * problem.n * (1.0 if problem.grad else 1 / 3)
     return Features(60.0, flops, (12.0 if problem.grad else 8.0) * elements * problem.itemsize)

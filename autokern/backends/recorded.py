@@ -1,8 +1,7 @@
 """The candidate `graph`: a small training step on a GPU, recorded once and launched again as a whole (`graphs`).
 
-Density and gradients come out of one recording, so that the backward pass of a step only scales them. The only thing
-read back is whether the factorisation succeeded; where it did not, the step is taken again by `fused`, with stock's
-jitter, warnings and errors.
+One recording computes density and gradients, and the backward pass only scales them. The step reads back one number:
+whether the factorisation succeeded. If it failed, `fused` computes the step with stock's jitter, warnings and errors.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ingredients, ladder
 __all__ = ["by_recording"]
 
 _MOST_BYTES = 2**23
-"""Bytes of a matrix (1,000 points in float64) above which the GPU needs longer than its launches."""
+"""Bytes of a matrix (1,000 points in float64) above which computing takes longer than launching."""
 
 
 def _step(node: Any, counts: tuple[int, int, int], wanted: tuple[bool, ...], *tensors: torch.Tensor) -> torch.Tensor:
@@ -32,13 +31,13 @@ def _step(node: Any, counts: tuple[int, int, int], wanted: tuple[bool, ...], *te
 
 
 class _Recorded(torch.autograd.Function):
-    """A density whose gradients are there already; second derivatives go through the plain formula."""
+    """A density with precomputed gradients; second derivatives use the plain formula."""
 
     @staticmethod
-    def forward(ctx, node, counts, told, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx, node, counts, flat, *tensors):  # type: ignore[no-untyped-def]
         batch = tensors[1].shape[:-1]
         sizes = [t.numel() for t, want in zip(tensors, ctx.needs_input_grad[3:], strict=True) if want]
-        _, density, *parts = told.split([1, batch.numel(), *sizes])
+        _, density, *parts = flat.split([1, batch.numel(), *sizes])
         ctx.node, ctx.counts, ctx.parts = node, counts, parts
         ctx.save_for_backward(*tensors)
         return density.clone().view(batch)
@@ -59,9 +58,9 @@ class _Recorded(torch.autograd.Function):
 
 def _unsupported(problem: Problem) -> str | None:
     if problem.device != "cuda":
-        return "only what a CUDA device runs can be recorded"
+        return "only steps on a CUDA device can be recorded"
     large = problem.batch * problem.n**2 * problem.itemsize > _MOST_BYTES
-    return "so large that its launches take no time to speak of" if large else None
+    return "for large matrices the time of launches is negligible" if large else None
 
 
 def _features(problem: Problem) -> Features:
@@ -70,7 +69,7 @@ def _features(problem: Problem) -> Features:
 
 
 def _memory(problem: Problem) -> int:
-    """A recording holds on to all that its step takes, factor and inverse at once."""
+    """A recording keeps all memory of its step, factor and inverse at once."""
     return EXACT_LOG_PROB["recursive"].memory(problem)
 
 
@@ -84,15 +83,15 @@ def _memory(problem: Problem) -> int:
     compiles=True,
 )
 def by_recording(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """Density and gradients as one recorded CUDA graph, for steps of one shape that come again and again."""
+    """Density and gradients as one recorded CUDA graph, for repeated steps of one shape."""
     tree, added, residual = ingredients(distribution, noise, value)
     node, counts, shape, tensors = likelihood.arranged(tree, added, residual)
     wanted = tuple(t.requires_grad for t in tensors)
     with torch.no_grad():
         step = functools.partial(_step, node, counts, wanted)
-        told = graphs.recorded((node, counts, wanted), step, tensors)
-        failed = bool(told[0])
+        flat = graphs.recorded((node, counts, wanted), step, tensors)
+        failed = bool(flat[0])
     if failed:
         return likelihood.log_prob(tree, added, residual, ladder)
-    out: torch.Tensor = _Recorded.apply(node, counts, told, *tensors)
+    out: torch.Tensor = _Recorded.apply(node, counts, flat, *tensors)
     return out if out.shape == shape else out.view(shape)

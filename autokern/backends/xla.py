@@ -1,8 +1,8 @@
 """The candidate `xla` of `kernel_matmul`: the product of a kernel matrix with few columns by JAX and its compiler.
 
-Rows are taken in blocks, one after the other; of each block XLA fuses the families' own formulae into what passes over
-it. Gradients are torch's, tile by tile. JAX is imported by the first call, for it is large, starts threads that no fork
-survives, and takes most of a GPU unless told not to.
+XLA multiplies block by block of rows, and fuses the families' own formulae into its passes over a block. Gradients are
+computed by torch, tile by tile. The first call imports JAX, which is large, starts threads that do not survive a fork,
+and by default reserves most of a GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _installed(package: str) -> bool:
 
 
 def _jax() -> ModuleType:
-    """Import JAX; what keeps it from being imported is remembered."""
+    """Import JAX; a failure is kept as the reason of `_jax_problem`."""
     global _failure
     try:
         import jax
@@ -58,38 +58,38 @@ def _jax() -> ModuleType:
 
 
 def _jax_problem(device: str) -> str | None:
-    """Return why XLA cannot work here on a kind of device, as far as that can be told without importing JAX."""
+    """Return why XLA cannot work here on a kind of device, without importing JAX."""
     if _failure:
         return _failure
     if not _installed("jax"):
         return "JAX is not installed: `pip install 'autokern[xla]'`"
     if host.forked():
-        return "this process was forked, and JAX's threads were not"
+        return "this process was forked, and JAX's threads do not survive a fork"
     gpu = any(map(_installed, _GPU_PACKAGES)) and os.environ.get("JAX_PLATFORMS", "cuda").lower() != "cpu"
     if device not in _BLOCK or (device == "cuda" and not gpu):
-        return f"the JAX that is installed has no devices of kind {device}"
+        return f"the installed JAX has no devices of kind {device}"
     name, off = _NO_PREALLOCATION
     if gpu and os.environ.get(name, "").lower() not in off:
-        return f"JAX would take most of the GPU's memory for itself: set {name}=false, or JAX_PLATFORMS=cpu"
+        return f"JAX would reserve most of the GPU's memory: set {name}=false, or JAX_PLATFORMS=cpu"
     few = min(threads.current(), host.thread_ceiling())
     if device == "cpu" and 2 * few < host.affinity():
-        return f"XLA takes all {host.affinity()} CPUs, and only {few} threads are wanted"
+        return f"XLA uses all {host.affinity()} CPUs, and only {few} threads are allowed"
     return None
 
 
 def _padded(size: int) -> int:
-    """Return a size of few binary digits that is not much larger: each one is compiled for."""
+    """Return the size rounded up to five binary digits: XLA compiles once per size."""
     return -(-size // step) * step if (step := 2 ** max(0, size.bit_length() - 5)) > 1 else size
 
 
 def _rows_at_once(n: int, m: int, itemsize: int, device: str) -> int:
-    """Return the rows of a block, a multiple of eight, such that blocks are equal and few rows are added."""
+    """Return the rows of a block, a multiple of eight, such that equal blocks need little padding."""
     blocks = max(1, n * m * itemsize // _BLOCK.get(device, 1))
     return -(-n // (8 * blocks)) * 8
 
 
 def _memory(problem: Problem) -> int:
-    """Blocks of rows, one for each leaf and for what they make, and points and columns laid out once more."""
+    """A block of rows for each leaf and for their value, and copies of points and columns."""
     n, m = _padded(problem.m), _padded(problem.n)
     blocks = (1 + leaves(problem)) * _rows_at_once(n, m, problem.itemsize, problem.device) * m * problem.itemsize
     whole = blocks + 2 * of_outputs(problem)
@@ -100,13 +100,13 @@ def _memory(problem: Problem) -> int:
     "xla", unsupported=needs_few, unavailable=_jax_problem, memory=_memory, features=features_with(2), compiles=True
 )
 def by_xla(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """JAX's compiler with the family's own formula, by blocks of rows: compiled once per form, sizes and dtype."""
-    by = products.product if host.forked() else product  # a memo outlives a fork, JAX's threads do not
+    """JAX's compiler with the family's formula, by blocks of rows, compiled once per form, sizes and dtype."""
+    by = products.product if host.forked() else product  # decisions survive a fork, JAX's threads do not
     return matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), by)
 
 
 def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``K rhs`` by XLA, for arguments as `products.product` has them; the plan is for the backward pass."""
+    """Return ``K rhs`` by XLA for the arguments of `products.product`; the plan is for the backward pass."""
     jax = _jax()
     inner, scale = peeled(tree)
     known = sides(inner, others)
@@ -123,7 +123,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
         try:
             with jax.default_device(arrays[-1].device):
                 found = _compiled()(inner.node, known.same, block, *arrays)
-                found.block_until_ready()  # else it may still read what the caller changes next
+                found.block_until_ready()  # the caller may change its inputs afterwards
         except jax.errors.JaxRuntimeError as error:
             raise (MemoryError if "RESOURCE_EXHAUSTED" in str(error) else RuntimeError)(str(error)) from error
         out = from_dlpack(found)[:n]
@@ -131,12 +131,12 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
 
 
 def _repeated(z: torch.Tensor, size: int) -> torch.Tensor:
-    """Return a matrix with its last row repeated up to a size: such a column meets zeros, such a row is cut off."""
+    """Return a matrix padded with copies of its last row; padded columns meet zeros, padded rows are cut off."""
     return z if z.shape[0] == size else torch.cat((z, z[-1:].expand(size - z.shape[0], -1)))
 
 
 class _Value:
-    """An array of JAX as the formulae take it: functions as methods, and operators."""
+    """An array of JAX with the methods and operators that the formulae use."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -159,7 +159,7 @@ for _name in ("neg", *(side + op for op in ("add", "sub", "mul", "truediv", "pow
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """Return the product as JAX compiles it: once for each form and number of rows at once, shapes and dtype."""
+    """Return the compiled product; JAX compiles once for each form, number of rows, shapes and dtype."""
     jax, jnp = sys.modules["jax"], sys.modules["jax.numpy"]
 
     def multiply(node: Node, same: bool, block: int, *arrays: Any) -> Any:

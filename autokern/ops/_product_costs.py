@@ -1,4 +1,4 @@
-"""What products with kernel matrices cost: operations, passes over the elements, and bytes at their peak."""
+"""Costs of products with kernel matrices: operations, passes over the elements, and bytes at the peak."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from autokern.core.problem import Features, Problem
 from autokern.kernels.family import known_family
 from autokern.ops._shared import is_paged
 from autokern.system import thread_pool
-
-__all__ = ["features_with", "in_matrices", "in_tiles", "is_same", "leaves", "of_outputs", "of_stock"]
 
 
 def is_same(problem: Problem) -> bool:
@@ -29,9 +27,9 @@ def leaves(problem: Problem) -> int:
 
 
 def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Callable[[Problem], Features]:
-    """Features of a product whose elements are passed over so often, or half of them where a tile serves both.
+    """Return features of a product with so many passes over its elements, or over half of them.
 
-    `whole` matrices are fetched from the system, page by page, once they are too large for the C library to keep.
+    `whole` counts matrices in fresh memory, which is fetched page by page above a certain size.
     """
 
     def features(problem: Problem) -> Features:
@@ -49,16 +47,16 @@ def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Ca
 
 
 def of_stock(problem: Problem) -> Features:
-    """Features of gpytorch's own matrix and a product with it."""
+    """Return features of gpytorch's matrix and a product with it."""
     names = problem.variant.split("/")[0].split("+")
     passes = sum(of.stock_passes(problem.d) if (of := known_family(name)) else 60 * problem.d for name in names)
     return features_with(passes / len(names), whole=3 * len(names))(problem)
 
 
 def of_outputs(problem: Problem) -> int:
-    """Bytes of results and of what is laid out anew.
+    """Return the bytes of results and of copies of the points: embedded, centred, and with their norms for each side.
 
-    That is points embedded, centred and twice with their norms; for gradients also turned, and sums of the same size.
+    Gradients need transposed copies and sums of the same size.
     """
     sets = (3 if problem.grad else 2) if is_same(problem) else (5 if problem.grad else 3)
     sides = sets * (problem.m + problem.n) * (problem.d + 2) * leaves(problem)
@@ -78,7 +76,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
 
 
 def in_matrices(matrices: float) -> Callable[[Problem], int]:
-    """Return the memory of a product with the whole matrix, so many of them where gradients are wanted."""
+    """Return the memory of a product with the whole matrix; with gradients, of so many matrices."""
 
     def memory(problem: Problem) -> int:
         each = matrices if problem.grad else 1.0

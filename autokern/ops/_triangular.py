@@ -1,6 +1,6 @@
-"""Inverses by recursion on halves, so that nearly all work is matrix products: triangular, and from a Cholesky factor.
+"""Inverses of a triangular matrix and from a Cholesky factor, by recursion on halves: nearly all work is GEMM.
 
-The recursions are the textbook block formulae (Higham 2002, ch. 14; Bientinesi et al. 2008, ACM TOMS 35(1)).
+The block formulae are those of Higham (2002, ch. 14) and Bientinesi et al. (2008, ACM TOMS 35(1)).
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import torch
 
 from autokern.system import pages
 
-__all__ = ["inverse_from_cholesky", "inverse_lower"]
-
 _BASE = 96
-"""Below this size LAPACK's own routine is as fast as a product."""
+"""Size up to which LAPACK's own routine is as fast as a product."""
 
 
 def inverse_lower(lower: torch.Tensor) -> torch.Tensor:

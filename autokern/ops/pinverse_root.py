@@ -1,11 +1,11 @@
-"""The Op `pinverse_root`: the pseudo-inverse of a root that rows were appended to (`cat_rows`, fantasy models).
+"""The Op `pinverse_root`: the pseudo-inverse of a root with appended rows (`cat_rows`, fantasy models).
 
-A root of a covariance is mostly lower triangular, and then its pseudo-inverse is its inverse: no QR is needed. With
-one new point the library forgets that the root is triangular; here its entries are looked at. A few dense rows at the
-end (a Schur root that is not triangular) are turned into triangular ones by one small QR.
+The root of a covariance is usually lower triangular, so that its pseudo-inverse is its inverse, without a QR. The
+library loses this structure when one point is appended; the op reads it from the entries. A small QR makes a few dense
+last rows (of a Schur root that is not triangular) triangular.
 
-Contract: ``X A = I`` for a tall or square root of full column rank, to 100 n eps |X| |A|; near-singular roots are
-handled as stock handles them.
+Contract: ``X A = I`` for a tall or square root of full column rank, to 100 n eps |X| |A|. Near-singular roots are left
+to stock.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["PINVERSE_ROOT"]
 
 _stock_pinverse = library.stable_pinverse
 _SINGULAR = 1e-6
-"""Stock adds jitter to a diagonal of R below this; a root whose smallest singular value lies above never meets it."""
+"""Stock adds jitter where the diagonal of R is below this; the smallest singular value is a lower bound of it."""
 
 
 class _Seen(threading.local):
-    """The root that was looked at last, held weakly: key, problem and candidate of one call ask for the same one."""
+    """The last root and its structure, held weakly: key, problem and candidate of a call need the same one."""
 
     root: Callable[[], torch.Tensor | None] = staticmethod(lambda: None)
     version = 0
@@ -44,8 +44,8 @@ _seen = _Seen()
 
 
 def structure(a: torch.Tensor) -> str:
-    """Return ``lower``, ``upper``, ``trailing-k`` (lower but for the last k rows) or ``general``."""
-    if a.is_inference():  # counts no versions
+    """Return ``lower``, ``upper``, ``trailing-k`` (lower except for the last k rows) or ``general``."""
+    if a.is_inference():  # has no version counter
         return _structure(a)
     if _seen.root() is not a or _seen.version != a._version:
         _seen.kind = _structure(a)
@@ -69,7 +69,7 @@ def _structure(a: torch.Tensor) -> str:
 
 class _PinverseRoot(Op):
     name = "pinverse_root"
-    summary = "pseudo-inverse of a root that rows were appended to"
+    summary = "pseudo-inverse of a root with appended rows"
     contract = "XA = I within 100 eps |X| |A|; near-singular roots as stock"
 
     def key(self, a: torch.Tensor) -> Any:
@@ -131,7 +131,7 @@ class _PinverseRoot(Op):
         return 4 * problem.batch * problem.m * problem.n * problem.itemsize
 
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        """A general root goes through QR, the others through triangular solves: they tell little of each other."""
+        """General roots need a QR, the others a triangular solve: one says little about the other."""
         return (6.0 if problem.variant == "general" else 0.0,)
 
 
@@ -140,7 +140,7 @@ PINVERSE_ROOT = _PinverseRoot()
 
 @PINVERSE_ROOT.candidate("stock")
 def stock(a: torch.Tensor) -> torch.Tensor:
-    """The library's QR decomposition and triangular solve."""
+    """linear_operator: a QR decomposition and a triangular solve."""
     return _stock_pinverse(a)
 
 
@@ -149,7 +149,7 @@ def _triangular_unsupported(problem: Problem) -> str | None:
 
 
 class _Inverse(torch.autograd.Function):
-    """The inverse of a root found by some method: d(A^-1) = -A^-1 dA A^-1, in all entries of A."""
+    """The inverse of a root by any method, with d(A^-1) = -A^-1 dA A^-1 in all entries of A."""
 
     @staticmethod
     def forward(ctx, a, invert):  # type: ignore[no-untyped-def]
@@ -165,7 +165,7 @@ class _Inverse(torch.autograd.Function):
 
 
 def _inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
-    """Invert a (nearly) triangular root, or return what stock returns where the root is close to singular."""
+    """Return the inverse of a (nearly) triangular root, or stock's result if the root is nearly singular."""
     x = _Inverse.apply(a, invert)
     smallest = 1 / torch.linalg.matrix_norm(x.detach())
     return x if bool(smallest > _SINGULAR) else _stock_pinverse(a)
@@ -183,8 +183,8 @@ def _triangular_inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
 def _inverse_with_dense_rows(a: torch.Tensor, rows: int, invert: Run) -> torch.Tensor:
     """Rotate the last columns so that the dense rows become triangular, invert, rotate back."""
     q, r = torch.linalg.qr(a[-rows:, -rows:].mT)
-    turned = torch.cat((a[-rows:, :-rows], r.mT), dim=1)
-    x = invert(torch.cat((a[:-rows], turned), dim=0))
+    rotated = torch.cat((a[-rows:, :-rows], r.mT), dim=1)
+    x = invert(torch.cat((a[:-rows], rotated), dim=0))
     return torch.cat((x[:-rows], q @ x[-rows:]), dim=0)
 
 
@@ -195,23 +195,23 @@ def _solve_identity(a: torch.Tensor) -> torch.Tensor:
 
 @PINVERSE_ROOT.candidate("triangular", unsupported=_triangular_unsupported)
 def triangular(a: torch.Tensor) -> torch.Tensor:
-    """Inverse of a triangular root by one triangular solve."""
+    """One triangular solve, for a triangular root."""
     return _inverse(a, _solve_identity)
 
 
 @PINVERSE_ROOT.candidate("recursive", unsupported=_triangular_unsupported)
 def recursive(a: torch.Tensor) -> torch.Tensor:
-    """Inverse of a triangular root by recursion on halves, nearly all of it products."""
+    """Recursion on halves, mostly matrix products, for a triangular root."""
     return _inverse(a, inverse_lower)
 
 
 def _tall_unsupported(problem: Problem) -> str | None:
-    return None if problem.m >= 2 * problem.n else "the root is not tall (at least twice as many rows as columns)"
+    return None if problem.m >= 2 * problem.n else "only for at least twice as many rows as columns"
 
 
 @PINVERSE_ROOT.candidate("choleskyqr2", unsupported=_tall_unsupported)
 def by_cholesky_qr2(a: torch.Tensor) -> torch.Tensor:
-    """CholeskyQR2 in place of Householder QR for a tall root."""
+    """CholeskyQR2 and a triangular solve, for a tall root."""
     q, r = cholesky_qr2(a)
     if bool((r.detach().diagonal(dim1=-2, dim2=-1).abs() < _SINGULAR).any()):
         return _stock_pinverse(a)
