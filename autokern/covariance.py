@@ -24,28 +24,28 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     Parameters
     ----------
     kernel : gpytorch.kernels.Kernel
-        Any kernel; kernels that autokern does not know are evaluated by gpytorch.
+        Any kernel; gpytorch evaluates kernels that autokern does not know.
     x1 : Tensor
         Points, shape ``(..., n, d)``, or ``(n)`` for one dimension; float32 or float64, as the kernel's parameters.
     x2 : Tensor, optional
-        Points, shape ``(..., m, d)`` or ``(m)``; `x1` if left out.
+        Points, shape ``(..., m, d)`` or ``(m)``; default `x1`.
 
     Returns
     -------
     Tensor
-        Shape ``(..., n, m)``.
+        Shape ``(..., n, m)``, of the points' dtype.
 
     Raises
     ------
     SettingsError
-        If the points have different numbers of dimensions, or others than the kernel has lengthscales.
+        If the points have different numbers of dimensions, or another number than the kernel has lengthscales.
     MemoryBudgetError
-        If no candidate fits the memory.
+        If no candidate fits the memory limit.
 
     Notes
     -----
-    One GEMM for the squared distances with the formula applied in place, where that is faster than stock; formulae as
-    in Rasmussen and Williams (2006), chapter 4.
+    Where that is faster than stock, one GEMM computes the squared distances and the formula is applied in place. The
+    formulae are those of Rasmussen and Williams (2006), chapter 4.
 
     Examples
     --------
@@ -61,8 +61,8 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     wanted = getattr(kernel, "base_kernel", kernel).ard_num_dims
     if wanted not in (None, x1.shape[-1]):
         raise SettingsError(
-            f"covariance of points with {x1.shape[-1]} input dimensions was asked for, of a kernel with {wanted} "
-            "lengthscales; give it as many dimensions"
+            f"the points have {x1.shape[-1]} input dimensions and the kernel has {wanted} lengthscales; "
+            "the numbers must be the same"
         )
     return cast("torch.Tensor", _matrix(kernel, x1, x2))
 
@@ -72,37 +72,36 @@ def matmul(
 ) -> torch.Tensor:
     """Return the product of a gpytorch kernel's covariance matrix with few columns, for any number of points.
 
-    Where tiles are faster, or the whole matrix does not fit the memory, it is never formed, neither for the product nor
-    for its gradients by points, columns and hyperparameters.
+    Where tiles are faster, or the whole matrix does not fit the memory, neither the product nor its gradients by
+    points, columns and hyperparameters form the matrix.
 
     Parameters
     ----------
     kernel : gpytorch.kernels.Kernel
-        Any kernel; kernels with parts that autokern does not know are evaluated by gpytorch.
+        Any kernel; gpytorch evaluates kernels with parts that autokern does not know.
     x1 : Tensor
         Points of the rows, shape ``(..., n, d)``; float32 or float64, as the kernel's parameters.
     x2 : Tensor or None
         Points of the columns, shape ``(..., m, d)``; None for `x1`.
     rhs : Tensor
-        Shape ``(..., m, t)``, or ``(m)`` for a single vector.
+        Shape ``(..., m, t)``, or ``(m)`` for a single vector, of the points' dtype.
 
     Returns
     -------
     Tensor
-        Shape ``(..., n, t)``, or ``(n)``.
+        Shape ``(..., n, t)``, or ``(n)``, of the points' dtype.
 
     Raises
     ------
     SettingsError
-        If the points have different numbers of dimensions, or `rhs` has another number of rows than the matrix has
-        columns.
+        If the points have different numbers of dimensions, or the number of rows of `rhs` is not m.
     MemoryBudgetError
-        If no candidate fits the memory.
+        If no candidate fits the memory limit.
 
     Notes
     -----
-    Tile by tile, as in Wang et al. (2019), "Exact Gaussian processes on a million data points", and KeOps (Charlier et
-    al. 2021), here with one GEMM for the distances and one for the product.
+    The product is computed tile by tile, as in Wang et al. (2019), "Exact Gaussian processes on a million data points",
+    and KeOps (Charlier et al. 2021), with one GEMM for the distances of a tile and one for its product.
 
     Examples
     --------
@@ -115,8 +114,7 @@ def matmul(
     columns = rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
     if columns.shape[-2] != x2.shape[-2]:
         raise SettingsError(
-            f"a product with {columns.shape[-2]} rows was asked for, of a covariance with {x2.shape[-2]} columns; "
-            "rhs needs one row for each point of x2"
+            f"rhs has {columns.shape[-2]} rows and x2 has {x2.shape[-2]} points; rhs needs one row for each point"
         )
     x1, x2 = _active(kernel, x1, x2)
     out = cast("torch.Tensor", _matmul(kernel, x1, x2, columns))
@@ -129,8 +127,7 @@ def _points(x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[torch.Tensor, to
     x2 = x1 if x2 is None else x2.unsqueeze(-1) if x2.dim() == 1 else x2
     if x1.shape[-1] != x2.shape[-1]:
         raise SettingsError(
-            f"covariance of points with {x1.shape[-1]} and {x2.shape[-1]} input dimensions was asked for; "
-            "x1 and x2 need the same number"
+            f"x1 and x2 have {x1.shape[-1]} and {x2.shape[-1]} input dimensions; the numbers must be the same"
         )
     return x1, x2
 

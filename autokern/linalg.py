@@ -1,7 +1,7 @@
-"""Dispatched linear algebra for direct use, without hooks: `autokern.linalg.qr(A)` and its siblings.
+"""Dispatched linear algebra for direct use, without hooks.
 
 Each function takes plain tensors, batched or not, is differentiable, and runs the fastest candidate measured on this
-machine. Stock runs for dtypes other than float32 and float64 and for compiled, traced or vmapped calls.
+machine. Other dtypes than float32 and float64, and compiled, traced or vmapped calls, run stock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns
     -------
     Q, R : Tensor
-        Shapes ``(..., m, k)`` and ``(..., k, n)`` with ``k = min(m, n)``; the signs of the rows of R are free.
+        Shapes ``(..., m, k)`` and ``(..., k, n)`` with ``k = min(m, n)``; the signs of R's rows are free.
 
     Raises
     ------
@@ -58,21 +58,21 @@ def qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cholesky(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """Return the lower Cholesky factor, with jitter added as linear_operator's `psd_safe_cholesky` adds it.
+    """Return the lower Cholesky factor, with the jitter of linear_operator's `psd_safe_cholesky`.
 
     Parameters
     ----------
     a : Tensor
         Symmetric positive (semi-)definite, shape ``(..., n, n)``, float32 or float64.
     jitter : float, optional
-        First jitter to try; default linear_operator's setting.
+        The first jitter, in units of `a`'s entries; default linear_operator's setting.
     max_tries : int, optional
-        Number of tries, each with ten times the jitter; default linear_operator's setting.
+        Number of tries, each with ten times the jitter of the last; default linear_operator's setting.
 
     Returns
     -------
     Tensor
-        L with ``L L^T = A``, shape ``(..., n, n)``, zero above the diagonal.
+        L with ``L L^T = A``, shape ``(..., n, n)``, of `a`'s dtype, zero above the diagonal.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def pinverse(root: torch.Tensor) -> torch.Tensor:
     Returns
     -------
     Tensor
-        Shape ``(..., n, m)``.
+        Shape ``(..., n, m)``, of the root's dtype.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def pinverse(root: torch.Tensor) -> torch.Tensor:
     Notes
     -----
     Stock is a QR decomposition and a triangular solve (`linear_operator.utils.pinverse.stable_pinverse`). A triangular
-    root is recognised by its entries and needs only the solve (LAPACK's trtrs).
+    root needs only the solve (LAPACK's trtrs); its entries show that it is triangular.
 
     Examples
     --------
@@ -139,12 +139,12 @@ def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns
     -------
     eigenvalues, eigenvectors : Tensor
-        Shapes ``(..., n)``, in ascending order, and ``(..., n, n)``, in columns of free sign.
+        Shapes ``(..., n)``, in ascending order, and ``(..., n, n)``, in columns of free sign; of `a`'s dtype.
 
     Raises
     ------
     torch.linalg.LinAlgError
-        If the algorithm does not converge, as for NaN.
+        If the algorithm does not converge, for example for NaN.
     RuntimeError
         If the matrix is not square.
 
@@ -169,12 +169,12 @@ def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     matrix : Tensor
         Shape ``(..., m, n)``, float32 or float64.
     rhs : Tensor
-        Shape ``(..., n, k)``, or ``(n)`` for a single vector.
+        Shape ``(..., n, k)``, or ``(n)`` for a single vector, of the same dtype.
 
     Returns
     -------
     Tensor
-        Shape ``(..., m, k)``, or ``(..., m)`` for a vector.
+        Shape ``(..., m, k)``, or ``(..., m)`` for a vector, of the same dtype.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
 
     Notes
     -----
-    Stock is BLAS's gemm (`torch.matmul`). Candidates lay the columns out in rows or pad them.
+    Stock is BLAS's gemm (`torch.matmul`). Candidates change the layout of the columns or pad them.
 
     Examples
     --------
@@ -204,14 +204,14 @@ def inv_quad_logdet(
     matrix : Tensor or LinearOperator
         K, shape ``(..., n, n)``, float32 or float64.
     rhs : Tensor
-        B, shape ``(..., n, t)``.
+        B, shape ``(..., n, t)``, of the same dtype.
     reduce : bool
-        Whether the quadratic forms of the t columns are added up.
+        Whether the quadratic forms of the t columns are summed.
 
     Returns
     -------
     inv_quad, logdet : Tensor
-        Shapes ``(...)``, or ``(..., t)`` for the first without `reduce`, and ``(...)``.
+        Shapes ``(...)``, or ``(..., t)`` for the first without `reduce`, and ``(...)``; of the same dtype.
 
     Raises
     ------
@@ -222,12 +222,12 @@ def inv_quad_logdet(
     RuntimeError
         If the shapes do not fit each other.
     MemoryBudgetError
-        If no candidate fits the memory.
+        If no candidate fits the memory limit.
 
     Notes
     -----
-    LAPACK's potrf; gradients ``dL/dK = g K^-1 - A h A^T`` with ``A = K^-1 B`` from its potri (Rasmussen and Williams
-    2006, eq. 5.9).
+    LAPACK's potrf factorises. Its potri gives the gradients ``dL/dK = g K^-1 - A h A^T`` with ``A = K^-1 B`` (Rasmussen
+    and Williams 2006, eq. 5.9).
 
     Examples
     --------

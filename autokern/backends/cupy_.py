@@ -8,14 +8,13 @@ keeps its memory for the next call. The first call imports CuPy.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from autokern.backends import installed
 from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Problem
 from autokern.ops.cholesky import CHOLESKY, with_ladder
@@ -25,11 +24,6 @@ from autokern.ops.qr import QR, Pair, differentiable_qr
 __all__ = ["cholesky_by_cupy", "eigh_by_cupy", "qr_by_cupy"]
 
 
-@functools.cache
-def _is_installed() -> bool:
-    return importlib.util.find_spec("cupy") is not None
-
-
 def _unsupported(problem: Problem) -> str | None:
     return None if problem.device == "cuda" else "CuPy needs data on a CUDA device"
 
@@ -37,7 +31,7 @@ def _unsupported(problem: Problem) -> str | None:
 def _unavailable(device: str) -> str | None:
     if torch.version.hip is not None:
         return "this torch is built for ROCm, and autokern uses CuPy with CUDA only"
-    return None if _is_installed() else "CuPy is not installed: `pip install 'autokern[cupy]'`"
+    return None if installed("cupy") else "CuPy is not installed: `pip install 'autokern[cupy]'`"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ and by default reserves most of a GPU.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from autokern.backends import installed
 from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels import products
@@ -40,11 +40,6 @@ _NO_PREALLOCATION = ("XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "0"))
 _failure = ""
 
 
-@functools.cache
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
 def _jax() -> ModuleType:
     """Import JAX; a failure is kept as the reason of `_jax_problem`."""
     global _failure
@@ -61,11 +56,11 @@ def _jax_problem(device: str) -> str | None:
     """Return why XLA cannot work here on a kind of device, without importing JAX."""
     if _failure:
         return _failure
-    if not _installed("jax"):
+    if not installed("jax"):
         return "JAX is not installed: `pip install 'autokern[xla]'`"
     if host.forked():
         return "this process was forked, and JAX's threads do not survive a fork"
-    gpu = any(map(_installed, _GPU_PACKAGES)) and os.environ.get("JAX_PLATFORMS", "cuda").lower() != "cpu"
+    gpu = any(map(installed, _GPU_PACKAGES)) and os.environ.get("JAX_PLATFORMS", "cuda").lower() != "cpu"
     if device not in _BLOCK or (device == "cuda" and not gpu):
         return f"the installed JAX has no devices of kind {device}"
     name, off = _NO_PREALLOCATION

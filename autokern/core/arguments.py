@@ -1,6 +1,6 @@
-"""Arguments of ops, whatever they are made of: which tensors they hold, and fresh copies without caches.
+"""Arguments of ops as trees: their tensors, and copies of them without caches.
 
-Both walks are generic functions: a package that makes objects of another kind registers how they are walked.
+Both functions are generic: a package registers how to walk its own kinds of objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["in_float64", "itself", "rebuilt", "tensors_in"]
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of nested sequences, operators and distributions, and the parameters of modules, in order.
 
-    What stands there twice is yielded twice.
+    A tensor that occurs twice is yielded twice.
     """
     yield from ()
 
@@ -48,7 +48,7 @@ def itself(leaf: Any) -> Any:
 
 @functools.singledispatch
 def rebuilt(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    """Return an object of the same kind without its caches, its tensors and modules replaced by `leaf` of them."""
+    """Return a copy without caches, with `leaf` applied to each tensor and module."""
     return value
 
 
@@ -65,7 +65,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 
 
 def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return copies in float64, leaves of autograd again; what was passed twice stays one."""
+    """Return copies in float64 that are leaves of autograd; the copies of one object are one object."""
     copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:

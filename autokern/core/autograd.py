@@ -1,7 +1,7 @@
-"""What all autograd functions of this package share: cotangents that vmap has batched, and values lent to the caller.
+"""Shared by all autograd functions: cotangents batched by vmap, and tensors that the caller may write into.
 
-Closed-form backward passes work in place and know no batching rules, so that under vmap (``is_grads_batched=True``, or
-`torch.vmap` over `torch.autograd.grad`) they serve one cotangent after the other.
+Closed-form backward passes work in place and have no batching rules. Under vmap (``is_grads_batched=True``, or
+`torch.vmap` over `torch.autograd.grad`) they run once for each cotangent.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-__all__ = ["Lent", "Taken", "each_cotangent", "plain_gradients", "version"]
+__all__ = ["Lent", "Unsaved", "each_cotangent", "plain_gradients", "version"]
 
-_torch: Any = torch  # some of what vmap is made of is not declared
+_torch: Any = torch  # the functions below vmap are not declared
 _functorch: Any = torch._C._functorch
 _is_old: Callable[[Any], bool] = _functorch.is_legacy_batchedtensor
 _is_new: Callable[[Any], bool] = _functorch.is_batchedtensor
@@ -23,7 +23,7 @@ _keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_gra
 
 
 def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backward pass that serves cotangents batched by vmap one by one, and all others as they come."""
+    """Return a backward pass that runs once for each cotangent of a batch of vmap, and directly for all others."""
 
     @functools.wraps(backward)
     def served(ctx: Any, *grads: Any) -> Any:
@@ -36,9 +36,9 @@ def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: bool) -> Any:
-    """Leave the innermost vmap, serve what it has batched one by one, and put the results together for it.
+    """Leave the innermost vmap, serve its cotangents one by one, and stack the results for it.
 
-    The two of torch, an old one behind ``is_grads_batched`` and `torch.vmap`, have the same parts by other names.
+    torch has two implementations of vmap: an old one behind ``is_grads_batched``, and `torch.vmap`.
     """
     if old:
         level = _torch._C._vmapmode_increment_nesting() - 1
@@ -61,7 +61,7 @@ def _unwrapped(grad: Any) -> Any:
 
 
 def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[Any, ...]:
-    """Serve each element of what was taken apart, with what was not, and stack the results."""
+    """Serve each element of the unbound cotangents together with the unbatched ones, and stack the results."""
     count = max((len(p) for p in parts if isinstance(p, tuple)), default=1)
     each = [served(ctx, *(p[i] if isinstance(p, tuple) else p for p in parts)) for i in range(count)]
     columns = zip(*(found if isinstance(found, tuple) else (found,) for found in each), strict=True)
@@ -74,9 +74,9 @@ def plain_gradients(
     wanted: Sequence[bool],
     cotangents: torch.Tensor | Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of a plain function by the wanted inputs, as differentiable functions themselves.
+    """Return the differentiable gradients of a plain function by the wanted inputs.
 
-    Each input is differentiated by under a name of its own: the same tensor may stand there twice.
+    Each input is a view of its own, because one tensor may occur twice.
     """
     own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
     sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
@@ -85,9 +85,9 @@ def plain_gradients(
 
 
 class Lent:
-    """A result that its function wants to see again in the backward pass, and that the caller may have written into.
+    """A result that the backward pass reads again unless the caller has written into it.
 
-    It is held as an alias outside of autograd (no cycle with the graph), with the number of its changes.
+    It is held as an alias outside of autograd (no cycle with the graph), with its version.
     """
 
     __slots__ = ("_alias", "_version")
@@ -97,17 +97,17 @@ class Lent:
         self._version = result._version
 
     def take(self) -> torch.Tensor | None:
-        """Return the result, or None if it was changed; it is let go of where the graph is not kept."""
+        """Return the result, or None if it was changed; it is released unless the graph is kept."""
         found = self._alias
         if not _keeps_graph():
             self._alias = None
         return None if found is None or found._version != self._version else found
 
 
-class Taken:
-    """Arguments that a backward pass looks at only where it is repeated or differentiated itself.
+class Unsaved:
+    """Arguments that a backward pass reads only if it is repeated or differentiated itself.
 
-    Saved by autograd, a change of one of them would end every backward pass.
+    They are not saved by autograd, because a change of a saved tensor makes every backward pass raise.
     """
 
     __slots__ = ("_tensors", "_versions")
@@ -117,7 +117,7 @@ class Taken:
         self._versions = [version(t) for t in tensors]
 
     def unchanged(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the arguments; raises RuntimeError, in torch's own words, if one was changed in place."""
+        """Return the arguments; raises torch's RuntimeError if one was changed in place."""
         if [version(t) for t in self._tensors] != self._versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation"
@@ -126,5 +126,5 @@ class Taken:
 
 
 def version(tensor: torch.Tensor | None) -> int:
-    """Return the number of changes of a tensor; those of inference mode count none."""
+    """Return the version of a tensor; tensors of inference mode have none."""
     return 0 if tensor is None or tensor.is_inference() else tensor._version

@@ -33,29 +33,28 @@ class Candidate:
         Takes the Op's arguments, returns what the Op returns.
     accuracy : {"same", "better", "approximate"}
         ``same`` agrees with stock within the Op's bound, ``better`` is exact where stock approximates,
-        ``approximate`` is never chosen unless asked for.
+        ``approximate`` runs only under ``accuracy="approximate"``.
     unsupported : callable
-        Maps a Problem to the reason why this candidate cannot serve it on any machine, or None where it can. Pure: the
-        replay of a recorded host asks it on another one.
+        Maps a Problem to the reason why this candidate cannot serve it on any machine, or None if it can. It must be
+        pure, because recorded hosts are replayed on other machines.
     unavailable : callable
-        Maps a kind of device (``"cpu"``, ``"cuda"``) to what this machine or process lacks to serve a problem there,
-        or None where nothing is lacking.
+        Maps a kind of device (``"cpu"``, ``"cuda"``) to the reason why this machine or process cannot run the candidate
+        there, or None if it can.
     memory : callable
-        Maps a Problem to the bytes it allocates at its peak, results included.
+        Maps a Problem to the bytes allocated at the peak, results included.
     features : callable
         Maps a Problem to the Features of this candidate, for extrapolation.
     compiles : bool
-        Whether the first call in a process compiles, which takes long: measured only by a full calibration, and chosen
-        only where the saving repays it.
+        Whether the first call in a process compiles. Only a full calibration measures such a candidate, and it runs
+        only where the saving repays compiling.
     threads : int
-        Threads that it keeps to, 0 for as many as torch has; of two that are as fast, the one with fewer is taken.
+        Its number of threads, 0 for torch's; of two equally fast candidates, the one with fewer threads runs.
     parts : bool
-        Whether it is made of calls that are ops of their own, which then are dispatched inside of it.
+        Whether it calls other ops, which are dispatched inside of it.
     as_stock : bool
-        Whether it does what stock does with other products: where stock approximates so does it, and it is not banned
-        for that.
+        Whether it approximates as stock does, with other products; calibration does not ban it for that.
     source : str
-        The plugin that it comes from; empty for those that stand beside their Op.
+        Its plugin; empty for candidates registered beside their Op.
     summary : str
         One line for people.
     """
@@ -75,11 +74,11 @@ class Candidate:
     summary: str = ""
 
     def why_not(self, problem: Problem) -> str | None:
-        """Return why this candidate cannot serve a problem in this process, or None where it can."""
+        """Return why this candidate cannot serve a problem in this process, or None if it can."""
         return self.unsupported(problem) or self.unavailable(problem.device)
 
     def of_plugin(self, source: str) -> Candidate:
-        """Return this candidate as a plugin's, which cannot serve where its own answers raise."""
+        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` counts as a reason."""
 
         def guarded(ask: Callable[[_Asked], str | None], name: str) -> Callable[[_Asked], str | None]:
             def answer(asked: _Asked) -> str | None:

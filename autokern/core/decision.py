@@ -1,7 +1,4 @@
-"""Decision: the candidate chosen for a problem, why, and what the others would cost.
-
-Below `policy`, which takes decisions; may import `budget` and `problem`.
-"""
+"""Decision: the candidate chosen for a problem, the reason, and the costs of all candidates."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ __all__ = ["Cost", "Decision"]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate costs on a problem.
+    """The cost of a candidate on a problem.
 
     Parameters
     ----------
     seconds : float or None
-        Predicted time of one call; None where nothing was measured.
+        Predicted time of one call; None if nothing was measured.
     flops : float
         Floating-point operations of the op's plain implementation, the same for all candidates.
     memory : int
-        Bytes that it allocates at its peak, results included.
+        Bytes allocated at the peak, results included.
     relative_error : float or None
-        Of one that approximates: its measured error, relative to the largest entry. None for those within the op's
-        bound, and where it was not measured.
+        Measured error of an approximate candidate, relative to the largest entry. None for candidates within the op's
+        bound, and without a measurement.
     """
 
     seconds: float | None = None
@@ -37,7 +34,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     relative_error: float | None = None
 
     def words(self) -> tuple[str, str, str, str]:
-        """Return latency, throughput, memory and error in words."""
+        """Return latency, throughput, memory and error as text."""
         assert self.seconds is not None
         rate = f"{self.flops / self.seconds / 1e9:.3g} Gflop/s" if self.flops else ""
         error = "in bound" if self.relative_error is None else f"{self.relative_error:.0e}"
@@ -45,33 +42,33 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidate chosen for a problem, and why.
+    """The candidate chosen for a problem, and the reason.
 
     Parameters
     ----------
     problem : Problem
-        What was asked.
+        The problem.
     candidate : str
         Name of the chosen candidate.
     reason : str
-        Why, in words.
+        The reason, for people.
     source : str
-        Where the knowledge came from: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``unmeasured``
+        Source of the prediction: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``unmeasured``
         or ``only choice``.
     predicted : dict
-        Predicted seconds by candidate that may serve, fastest first; empty where nothing was measured.
+        Predicted seconds of each admitted candidate, fastest first; empty if nothing was measured.
     margin : float
-        Predicted time of stock over that of the choice (1 for stock).
+        Predicted time of stock divided by that of the choice (1 for stock).
     uncertainty : float
         Standard deviation of log(margin).
     excluded : dict
-        Reasons why other candidates could not serve.
+        Reasons against the other candidates.
     order : tuple of str
-        All feasible candidates, the choice first: what is tried next if memory runs out.
+        All feasible candidates, the choice first; the next one runs if memory runs out.
     review : int
-        Calls after which a candidate that compiles would have repaid it, so that it is decided again; 0 for never.
+        Number of calls after which the problem is decided again, because compiling may pay by then; 0 for never.
     costs : dict
-        What each candidate costs that may serve, or is only too rough to serve; those that may serve first.
+        Cost of each admitted candidate, then of those that are only too inaccurate.
     """
 
     problem: Problem

@@ -1,4 +1,4 @@
-"""The errors that autokern raises; each message says what was asked, what was found and what to do."""
+"""The errors that autokern raises; each message states the request, the finding and the remedy."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ __all__ = ["AutokernError", "AutokernWarning", "KeOpsError", "MemoryBudgetError"
 
 
 class AutokernError(Exception):
-    """Base of every error that autokern raises on its own account."""
+    """Base of every error of autokern's own."""
 
 
 class SettingsError(AutokernError, ValueError):
-    """A setting, an environment variable or an argument has a value that cannot be obeyed."""
+    """A setting, an environment variable or an argument has an invalid value."""
 
 
 class MemoryBudgetError(AutokernError, MemoryError):
-    """A call would take more memory than the user allows or than is there; nothing was allocated."""
+    """A call needs more memory than allowed or available; nothing was allocated."""
 
 
 class ProfileError(AutokernError):
-    """A profile that was named explicitly cannot be read, trusted or written."""
+    """An explicitly named profile cannot be read, trusted or written."""
 
 
 class KeOpsError(AutokernError, RuntimeError):
-    """KeOps was to compute something and cannot work here, or failed."""
+    """KeOps cannot work on this machine, or failed."""
 
 
 class AutokernWarning(UserWarning):
-    """Something went wrong that cost speed but not correctness."""
+    """A fault that costs speed, not correctness."""

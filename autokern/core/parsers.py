@@ -1,4 +1,4 @@
-"""Parsers of settings: from the text of a variable to a value; each raises ValueError with what was expected."""
+"""Parsers of settings: from the text of a variable to a value; each raises ValueError with the expected form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes that a text such as ``8GiB``, ``512 MB`` or ``1048576`` names."""
+    """Return the number of bytes of a text such as ``8GiB``, ``512 MB`` or ``1048576``."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS:
         raise ValueError("expected a size such as 8GiB, 512MB or 1048576")
@@ -41,7 +41,7 @@ def parse_bytes(text: str) -> int:
 
 
 def flag(text: str) -> bool:
-    """Return what 0 or 1 (false or true, off or on, no or yes) says."""
+    """Return the truth value of 0 or 1, false or true, off or on, no or yes."""
     values = dict.fromkeys(("1", "true", "on", "yes"), True) | dict.fromkeys(("0", "false", "off", "no"), False)
     if text.lower() not in values:
         raise ValueError("expected 0 or 1")

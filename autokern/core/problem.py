@@ -1,4 +1,4 @@
-"""Problem: the frozen, hashable description of one call, by which calls are compared, measured and decided."""
+"""Problem: the frozen, hashable description of a call, the key of measurements and decisions."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ SIZES = ("m", "n", "d", "rhs", "batch")
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything about a call that moves its running time.
+    """All properties of a call that affect its running time.
 
     Parameters
     ----------
     op : str
         Name of the Op.
     m, n : int
-        Rows and columns of the matrix (for a kernel matrix: points in ``x1`` and ``x2``).
+        Rows and columns of the matrix; for a kernel matrix, points in ``x1`` and ``x2``.
     d : int
-        Input dimensions of a kernel matrix, otherwise 0.
+        Input dimensions of a kernel matrix, else 0.
     rhs : int
-        Right-hand sides (columns that the matrix is applied to), otherwise 0.
+        Right-hand sides (columns that the matrix multiplies), else 0.
     batch : int
         Product of the batch dimensions.
     dtype : str
         ``"float32"`` or ``"float64"``.
     device : str
-        Device kind on which the arguments lie: ``"cpu"``, ``"cuda"``, ...
+        Kind of the arguments' device: ``"cpu"``, ``"cuda"``, ...
     grad : str
-        Which gradients the caller wants: empty for none, otherwise words joined by ``/``.
+        Requested gradients: empty for none, else words joined by ``/``.
     variant : str
-        Whatever else distinguishes calls of the same sizes (kernel family, ARD, memory layout, structure):
-        words joined by ``/``, from the most to the least telling.
+        Further properties that affect time (kernel family, ARD, memory layout, structure): words joined by ``/``, the
+        most important first.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
     @property
     def coarse(self) -> Problem:
-        """The problem with sizes cut to four binary digits: what streams of slowly growing sizes share."""
+        """The problem with sizes cut to four binary digits, which a stream of slowly growing sizes shares."""
         return self.replace(m=_cut(self.m), n=_cut(self.n), d=_cut(self.d), batch=_cut(self.batch))
 
     def replace(self, **changes: Any) -> Problem:
@@ -97,14 +97,14 @@ def _cut(size: int) -> int:
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What a candidate does on a problem, for extrapolation: each count is multiplied by a fitted price.
+    """Counts of a candidate's work on a problem; times are extrapolated by a fitted coefficient for each count.
 
     Parameters
     ----------
     calls : float
-        Library calls issued one after the other.
+        Library calls in sequence.
     flops : float
-        Floating-point operations of matrix-matrix kind.
+        Floating-point operations of matrix products and decompositions.
     bytes : float
         Bytes moved through memory by element-wise passes.
     copied : float

@@ -1,7 +1,7 @@
-"""Settings: what the user orders by ``AUTOKERN_*`` variables and by `using`.
+"""Settings: the user's orders, given by ``AUTOKERN_*`` variables and by `using`.
 
-Each setting is one row: the field of `Settings` with its type, its default, its variable, its parser and its meaning.
-The parser of the environment, `using`, the messages and `docs/environment.md` are made from these rows.
+Each setting is one row: a field of `Settings` with its type, default, variable, parser and meaning. The rows define the
+parser of the environment, the arguments of `using`, the messages and `docs/environment.md`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from autokern.core.errors import AutokernWarning, SettingsError
 __all__ = ["LEVELS_OF_ACCURACY", "Row", "Settings", "from_environment", "revised", "rows", "table"]
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
-"""Only candidates that keep the bound of their op, or lower precision too."""
+"""Candidates within the bound of their op, or lower precision too."""
 
 _REMOVED = {
     "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
 }
-"""Variables of earlier versions, and what to do in their place."""
+"""Variables of earlier versions, and their replacements."""
 
 
 class Row(NamedTuple):
-    """What belongs to a setting beside its type and default.
+    """A setting, apart from its type and default.
 
     Parameters
     ----------
     variable : str
         Environment variable.
     values : str
-        What may be written, for the docs.
+        Valid values, for the docs.
     meaning : str
         One sentence, for messages and docs.
     parse : callable
         Maps the text to the value; raises ValueError.
     combine : callable, optional
-        Lays the value of a `using` block over the one outside of it; without it, `using` has no such argument.
+        Combines the value of a `using` block with the value outside of it; None if `using` has no such argument.
     """
 
     variable: str
@@ -62,7 +62,7 @@ def _merged(old: parsers.Pairs, new: parsers.Pairs) -> parsers.Pairs:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user ordered; the defaults order nothing."""
+    """The user's orders; the defaults order nothing."""
 
     enabled: Annotated[
         bool,
@@ -86,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_CALIBRATE",
             "`first-use`, `never`",
-            "measure an op at its first call (default), or only when told to by `autokern calibrate`",
+            "measure an op at its first call (default), or only by `autokern calibrate`",
             parsers.one_of("first-use", "never"),
         ),
     ] = "first-use"
@@ -95,8 +95,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_BUDGET",
             "seconds",
-            "what first-use calibration may take in one process (default 10); an op for which that is too short is "
-            "left alone for a day, or until `autokern calibrate`",
+            "time limit of first-use calibration in one process (default 10); an op that cannot be measured in that "
+            "time runs stock for a day, or until `autokern calibrate`",
             parsers.seconds,
         ),
     ] = 10.0
@@ -105,7 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_FORCE",
             "`qr=cpu,matmul=stock` or `random:SEED`",
-            "run this candidate; or one drawn at random for each call among those of class same or better",
+            "run this candidate; or, for each call, a random candidate of class same or better",
             parsers.force,
             _merged,
         ),
@@ -127,7 +127,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_THRESHOLD",
             "`qr:cuda=512`",
-            "at or below that many columns the op runs on the CPU, above on the device",
+            "up to that many columns the op runs on the CPU, above on the device",
             parsers.threshold,
         ),
     ] = ()
@@ -136,8 +136,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_ACCURACY",
             "`same`, `approximate`",
-            "same (default): results agree with stock or are better; approximate: lower precision is allowed where "
-            "its error was measured and is small enough",
+            "same (default): results agree with stock or are better; approximate: lower precision may run where its "
+            "measured error is small enough",
             parsers.one_of(*LEVELS_OF_ACCURACY),
             _replaced,
         ),
@@ -147,7 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_MAX_ERROR",
             "`1e-3`",
-            "the largest error of what approximates, relative to the largest entry (default 1e-3)",
+            "the largest error of lower precision, relative to the largest entry (default 1e-3)",
             parsers.relative_error,
             _replaced,
         ),
@@ -157,7 +157,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_MEMORY",
             "`8GiB`",
-            "most memory that one call may take (default, and never more: what is free)",
+            "memory limit of one call (default, and upper bound: the free memory)",
             parsers.parse_bytes,
             _replaced,
         ),
@@ -167,7 +167,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_CALLS",
             "a number",
-            "calls of one size over which compiling must repay itself (default: as many as were seen so far)",
+            "expected calls of one size, over which compiling must repay itself (default: the calls so far)",
             parsers.count,
             _replaced,
         ),
@@ -177,8 +177,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_THREADS",
             "`auto`, a number, `off`",
-            "most threads that torch gets: what CPU quota and affinity allow (default), or the number, never more "
-            "than it has; off: thread counts are never touched",
+            "limit of torch's threads: CPU quota and affinity (default), or a number, never above torch's own; off: "
+            "thread counts are never changed",
             parsers.threads,
         ),
     ] = "auto"
@@ -187,8 +187,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_GRAPHS",
             "`off`, `on`",
-            "on: small training steps on a GPU may be recorded as CUDA graphs where that repays itself, while the "
-            "process has one Python thread (default off: it has not been proven on a GPU yet)",
+            "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process "
+            "has one Python thread (default off: not yet proven on a GPU)",
             parsers.one_of("off", "on"),
         ),
     ] = "off"
@@ -197,7 +197,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_DETERMINISTIC",
             "`0`, `1`",
-            "1: nothing is measured; choices come from a pinned profile or an order, else stock",
+            "1: nothing is measured; a pinned profile or an order decides, else stock runs",
             parsers.flag,
         ),
     ] = False
@@ -206,7 +206,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_STRICT",
             "`0`, `1`",
-            "1: cache trouble and candidate failures raise instead of falling back",
+            "1: faults of the cache and of candidates raise; else stock runs",
             parsers.flag,
         ),
     ] = False
@@ -221,15 +221,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "warning"
 
     def forced(self, op: str) -> str | None:
-        """Name of the candidate that the user ordered for an op."""
+        """Return the candidate that the user ordered for an op, or None."""
         return dict(self.force).get(op)
 
     def excludes(self, op: str, candidate: str) -> bool:
-        """Whether the user forbade a candidate, for one op or for all."""
+        """Whether the user excluded a candidate, for one op or for all."""
         return candidate in self.exclude or f"{op}={candidate}" in self.exclude
 
     def cpu_up_to(self, op: str, device: str) -> int | None:
-        """Columns up to which the user ordered an op of this device kind to the CPU."""
+        """Return the number of columns up to which the user ordered an op of a device kind to the CPU, or None."""
         return {(o, d): size for o, d, size in self.threshold}.get((op, device))
 
 
@@ -247,23 +247,23 @@ def table() -> str:
 
 
 def _fields(field: str, value: Any) -> dict[str, Any]:
-    """Return what a parsed value changes: a seed takes the place of orders by name."""
+    """Return the changed fields of a parsed value: a seed replaces orders by name."""
     return {"random_seed": value, "force": ()} if field == "force" and isinstance(value, int) else {field: value}
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings that the environment gives; a variable that was removed is ignored, with a warning.
+    """Return the settings of the environment; removed variables are ignored with a warning.
 
     Raises
     ------
     SettingsError
-        If a variable has a value that cannot be obeyed, or an unknown ``AUTOKERN_*`` variable is set.
+        If a variable has an invalid value, or an unknown ``AUTOKERN_*`` variable is set.
     """
     source = os.environ if environ is None else environ
     given = {name: text.strip() for name, text in source.items() if name.startswith("AUTOKERN")}
     for name in _REMOVED.keys() & given.keys():
         message = f"{name} was removed from autokern and is ignored; unset it, and {_REMOVED[name]}"
-        warnings.warn(message, AutokernWarning, stacklevel=1)  # of one place, so told once
+        warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
         del given[name]
     parsed: dict[str, Any] = {}
     for field, row in rows().items() if given else ():
@@ -271,8 +271,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
             try:
                 parsed.update(_fields(field, row.parse(text)))
             except ValueError as error:
-                told = f"{row.variable}={text!r}: {error}. {row.variable} means: {row.meaning}"
-                raise SettingsError(told) from None
+                message = f"{row.variable}={text!r}: {error}. {row.variable} means: {row.meaning}"
+                raise SettingsError(message) from None
     if given:
         known = ", ".join(sorted(row.variable for row in rows().values()))
         raise SettingsError(f"unknown environment variable {min(given)}; autokern knows {known}")
@@ -280,7 +280,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def _written(value: Any) -> str:
-    """Return an argument of `using` as it would stand in a variable."""
+    """Return an argument of `using` in the form of a variable."""
     if isinstance(value, Mapping):
         return ",".join(f"{op.strip()}={candidate.strip()}" for op, candidate in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -289,12 +289,12 @@ def _written(value: Any) -> str:
 
 
 def revised(base: Settings, **orders: Any) -> Settings:
-    """Return `base` with the orders of one `using` block laid over it; None orders nothing.
+    """Return `base` combined with the orders of one `using` block; None orders nothing.
 
     Raises
     ------
     SettingsError
-        If an argument has a value that cannot be obeyed.
+        If an argument has an invalid value.
     """
     changes: dict[str, Any] = {}
     for field, value in orders.items():

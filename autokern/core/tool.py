@@ -1,4 +1,4 @@
-"""Tool: whether something that a host may have (KeOps) works there."""
+"""Tool: whether an optional tool (KeOps) works on a host."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ __all__ = ["Tool"]
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What came of trying a tool on this host (KeOps): a verdict that holds as long as `setting` does.
+    """The result of trying a tool on this host, valid while `setting` is the same.
 
     Parameters
     ----------
     works : bool
-        Whether it did what was asked.
+        Whether it works.
     found : str
-        What it said, or why it failed.
+        Its output, or the reason of its failure.
     seconds : float
-        How long the trial took, compiling included.
+        Duration of the trial, compiling included.
     setting : str
-        What the verdict rests on (version, compiler).
+        Version and compiler.
     """
 
     works: bool

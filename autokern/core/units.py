@@ -1,4 +1,4 @@
-"""Units: numbers in words."""
+"""Units: numbers as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["sized"]
 
 
 def sized(count: int) -> str:
-    """Return a number of bytes in words.
+    """Return a number of bytes as text.
 
     Examples
     --------

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from linear_operator.utils import cholesky as library
 
-from autokern.core.autograd import Taken, each_cotangent, plain_gradients
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
 from autokern.system import threads
 
@@ -75,7 +75,7 @@ class _ClosedForm(torch.autograd.Function):
         lower, kept, quadratic = method.factorise(matrix, diagonal, rhs)
         if any(ctx.needs_input_grad):
             ctx.lower, ctx.method, ctx.threads = lower, method, threads.current()
-            ctx.taken, ctx.shape = Taken(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
+            ctx.arguments, ctx.shape = Unsaved(matrix, diagonal, rhs), None if diagonal is None else diagonal.shape
             ctx.save_for_backward(kept)
         return quadratic, lower.diagonal(dim1=-2, dim2=-1).to(rhs.dtype).log().sum(-1).mul_(2)
 
@@ -85,10 +85,10 @@ class _ClosedForm(torch.autograd.Function):
         (kept,) = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return *plain_gradients(plain, ctx.taken.unchanged(), wanted[:3], cotangents), None
+            return *plain_gradients(plain, ctx.arguments.unchanged(), wanted[:3], cotangents), None
         with threads.scope(ctx.threads):
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
-                ctx.lower, kept, _ = ctx.method.factorise(*ctx.taken.unchanged())
+                ctx.lower, kept, _ = ctx.method.factorise(*ctx.arguments.unchanged())
             solved = ctx.method.solve(ctx.lower, kept)
 
             def inverse() -> torch.Tensor:

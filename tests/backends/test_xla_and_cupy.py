@@ -220,7 +220,7 @@ def _reason(**changes):
 @pytest.fixture
 def usable(monkeypatch):
     """JAX for the CPU, installed and not imported."""
-    monkeypatch.setattr(xla, "_installed", lambda package: package == "jax")
+    monkeypatch.setattr(xla, "installed", lambda package: package == "jax")
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     monkeypatch.setattr(xla, "_failure", "")
 
@@ -244,7 +244,7 @@ def test_it_heeds_how_many_threads_are_wanted(usable, monkeypatch):
 
 
 def test_it_leaves_the_memory_of_a_gpu_alone(usable, monkeypatch):
-    monkeypatch.setattr(xla, "_installed", lambda package: package in ("jax", "jax_cuda12_plugin"))
+    monkeypatch.setattr(xla, "installed", lambda package: package in ("jax", "jax_cuda12_plugin"))
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     for device in ("cpu", "cuda"):  # whatever it computes on, its first use takes the memory
@@ -390,9 +390,9 @@ def test_nans_in_eigenproblems_and_qr_are_stocks(cupy):
 def test_where_cupy_cannot_work(monkeypatch):
     cuda = Problem(op="qr", m=9, n=4, device="cuda")
     qr = get("qr")["cupy"]
-    monkeypatch.setattr(cupy_, "_is_installed", lambda: False)
+    monkeypatch.setattr(cupy_, "installed", lambda package: False)
     assert "pip install 'autokern[cupy]'" in qr.why_not(cuda)
-    monkeypatch.setattr(cupy_, "_is_installed", lambda: True)
+    monkeypatch.setattr(cupy_, "installed", lambda package: True)
     assert qr.why_not(cuda) is None
     assert "CUDA device" in qr.why_not(cuda.replace(device="cpu"))
     assert "more columns" in qr.why_not(cuda.replace(m=3, grad="a"))

@@ -239,7 +239,7 @@ def test_doctor_lists_every_plugin(install, monkeypatch, tmp_path):
 def test_backends_that_are_absent_say_what_to_install(monkeypatch):
     from autokern.backends import xla
 
-    monkeypatch.setattr(xla, "_installed", lambda package: False)
+    monkeypatch.setattr(xla, "installed", lambda package: False)
     found = {b.source: b for b in plugin_check.backends()}["xla"]
     assert not found.may_work
     status, words, advice = judged(found, None)

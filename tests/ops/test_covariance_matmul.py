@@ -69,9 +69,9 @@ def test_sizes_that_do_not_fit_are_refused_in_words(known):
     kernel = RBFKernel() if known else LinearKernel()
     with pytest.raises(SettingsError, match="3 and 2 input dimensions"):
         covariance.matmul(kernel, torch.rand(5, 3), torch.rand(4, 2), torch.rand(4, 1))
-    with pytest.raises(SettingsError, match=r"product with 5 rows.*4 columns"):
+    with pytest.raises(SettingsError, match=r"rhs has 5 rows.*4 points"):
         covariance.matmul(kernel, torch.rand(5, 3), torch.rand(4, 3), torch.rand(5, 1))
-    with pytest.raises(SettingsError, match="product with 5 rows"):
+    with pytest.raises(SettingsError, match="rhs has 5 rows"):
         covariance.matmul(kernel, torch.rand(5, 3), torch.rand(4, 3), torch.rand(5))
 
 

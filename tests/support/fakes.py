@@ -80,7 +80,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupyx", cupyx)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=1234))
-    monkeypatch.setattr(cupy_, "_is_installed", lambda: True)
+    monkeypatch.setattr(cupy_, "installed", lambda package: True)
     return fake
 
 
