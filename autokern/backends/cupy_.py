@@ -84,17 +84,14 @@ class _NoFactorError(Exception):
     """The matrix is not positive definite."""
 
 
-def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+@CHOLESKY.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
+@with_ladder
+def cholesky_by_cupy(a: torch.Tensor) -> Pair:
+    """CuPy's Cholesky factorisation (cuSOLVER's potrf, batched for a batch)."""
     try:
         return _Cholesky.apply(a), a.new_zeros((), dtype=torch.int32)
     except _NoFactorError:
         return a, a.new_ones((), dtype=torch.int32)
-
-
-@CHOLESKY.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
-def cholesky_by_cupy(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """CuPy's Cholesky factorisation (cuSOLVER's potrf, batched for a batch)."""
-    return with_ladder(_factor, a, jitter, max_tries)
 
 
 def _qr_unsupported(problem: Problem) -> str | None:

@@ -64,10 +64,7 @@ def _merged(old: parsers.Pairs, new: parsers.Pairs) -> parsers.Pairs:
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The user's orders; the defaults order nothing."""
 
-    enabled: Annotated[
-        bool,
-        Row("AUTOKERN", "`1`, `0`", "0: stock code everywhere (default 1)", parsers.flag),
-    ] = True
+    enabled: Annotated[bool, Row("AUTOKERN", "`1`, `0`", "0: stock code everywhere (default 1)", parsers.flag)] = True
     home: Annotated[
         Path | None,
         Row("AUTOKERN_HOME", "folder", "where profiles are kept (default: the user's cache folder)", parsers.path),

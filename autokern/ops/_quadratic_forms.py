@@ -52,14 +52,8 @@ def factorise(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tens
 class Method(NamedTuple):
     """How `closed_form` factorises, solves and inverts; no function needs gradients.
 
-    Parameters
-    ----------
-    factorise : callable
-        ``factorise(matrix, diagonal, rhs)``: the lower factor, a tensor for `solve`, and the quadratic forms.
-    solve : callable
-        ``solve(lower, kept)``: the solutions ``K^-1 B``.
-    invert : callable
-        ``invert(lower)``: the inverse, which may overwrite the factor.
+    `factorise` returns the lower factor, a tensor for `solve`, and the quadratic forms; `solve` returns ``K^-1 B``;
+    `invert` may overwrite the factor.
     """
 
     factorise: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], tuple[torch.Tensor, ...]]

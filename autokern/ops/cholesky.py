@@ -13,7 +13,7 @@ import torch
 from linear_operator.utils import cholesky as library
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.op import Op
+from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.ops._shared import (
     EPS,
@@ -29,6 +29,7 @@ from autokern.system import pages
 __all__ = ["CHOLESKY", "with_ladder"]
 
 _stock_cholesky = library._psd_safe_cholesky
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _memory_of(problem: Problem, more: int = 0) -> int:
@@ -46,13 +47,12 @@ class _Cholesky(Op):
     contract = "L L^T = A within 20 n eps max|A|; jitter, warnings and errors are the library's own"
     raises = (NanError, NotPSDError)
 
-    def key(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Any:
-        return matrix_key(a)
+    key = staticmethod(matrix_key)
 
-    def problem_of(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> Problem | None:
+    def problem_of(self, a: torch.Tensor, *options: Any) -> Problem | None:
         return matrix_problem("cholesky", a, square=True)
 
-    def reference(self, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+    def reference(self, a: torch.Tensor, *options: Any) -> torch.Tensor:
         return torch.linalg.cholesky(a)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
@@ -95,29 +95,24 @@ def stock(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = 
     return _stock_cholesky(a, jitter=jitter, max_tries=max_tries)
 
 
-def _factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def with_ladder(factor: Run) -> Run:
+    """Return a candidate that runs `factor`, which returns factor and info, or stock if the factorisation fails."""
+
+    @functools.wraps(factor)
+    def run(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+        lower, info = factor(a)
+        return stock(a, jitter, max_tries) if torch.any(info) else lower
+
+    return run
+
+
+def _factor(a: torch.Tensor) -> Pair:
     lower, info = torch.linalg.cholesky_ex(a)
     return lower, info
 
 
-def with_ladder(factor: Any, a: torch.Tensor, jitter: float | None, max_tries: int | None) -> torch.Tensor:
-    """Return the factor, or stock's result if the plain factorisation fails."""
-    lower, info = factor(a)
-    return _stock_cholesky(a, jitter=jitter, max_tries=max_tries) if torch.any(info) else lower
-
-
-def _factor_looped(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factorise one by one; gpytorch's tests count calls of `cholesky_ex`, so it is called by name once."""
-    first, *others = a.flatten(0, -3).unbind(0)
-    factors = [_factor(first), *(torch.ops.aten.linalg_cholesky_ex(matrix) for matrix in others)]
-    lower, info = (torch.stack(column) for column in zip(*factors, strict=True))
-    return lower.view(a.shape), info.view(a.shape[:-2])
-
-
-def _elsewhere(
-    there: torch.device, a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None
-) -> torch.Tensor:
-    return with_ladder(functools.partial(moved(_factor), there), a, jitter, max_tries)
+def _elsewhere(there: torch.device, a: torch.Tensor, *options: Any) -> Any:
+    return with_ladder(functools.partial(moved(_factor), there))(a, *options)
 
 
 on_other_devices(
@@ -130,9 +125,14 @@ on_other_devices(
 
 
 @CHOLESKY.candidate("looped", unsupported=needs_batch, memory=_memory_twice)
-def one_by_one(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
+@with_ladder
+def one_by_one(a: torch.Tensor) -> Pair:
     """The matrices of a batch, one by one."""
-    return with_ladder(_factor_looped, a, jitter, max_tries)
+    first, *others = a.flatten(0, -3).unbind(0)
+    # gpytorch's tests count calls of `cholesky_ex`: one is by name
+    factors = [_factor(first), *(torch.ops.aten.linalg_cholesky_ex(matrix) for matrix in others)]
+    lower, info = (torch.stack(column) for column in zip(*factors, strict=True))
+    return lower.view(a.shape), info.view(a.shape[:-2])
 
 
 def _pages_unsupported(problem: Problem) -> str | None:
@@ -145,13 +145,10 @@ def _no_pages(device: str) -> str | None:
     return None if pages.supported() else "this system provides no huge pages"
 
 
-def _factor_huge_pages(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+@CHOLESKY.candidate("huge-pages", unsupported=_pages_unsupported, unavailable=_no_pages)
+@with_ladder
+def in_huge_pages(a: torch.Tensor) -> Pair:
+    """The same factorisation with the factor in huge pages."""
     out = (pages.empty(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
     lower, info = torch.linalg.cholesky_ex(a, out=out)
     return lower, info
-
-
-@CHOLESKY.candidate("huge-pages", unsupported=_pages_unsupported, unavailable=_no_pages)
-def in_huge_pages(a: torch.Tensor, jitter: float | None = None, max_tries: int | None = None) -> torch.Tensor:
-    """The same factorisation with the factor in huge pages."""
-    return with_ladder(_factor_huge_pages, a, jitter, max_tries)

@@ -28,8 +28,7 @@ class _Eigh(Op):
     summary = "eigenvalues and eigenvectors of a symmetric matrix"
     contract = "AV = V diag(w), V orthonormal, within 20 n eps; w ascending; signs of V free"
 
-    def key(self, a: torch.Tensor) -> Any:
-        return matrix_key(a)
+    key = staticmethod(matrix_key)
 
     def problem_of(self, a: torch.Tensor) -> Problem | None:
         return matrix_problem("eigh", a, square=True)

@@ -100,9 +100,7 @@ class _Matmul(Op):
     def features(self, problem: Problem) -> Features:
         entries = problem.batch * problem.m * problem.n
         return Features(
-            calls=1 + problem.batch * 0.2,
-            flops=2.0 * entries * problem.rhs,
-            bytes=float(entries * problem.itemsize),
+            calls=1 + problem.batch * 0.2, flops=2.0 * entries * problem.rhs, bytes=float(entries * problem.itemsize)
         )
 
     def memory(self, problem: Problem) -> int:

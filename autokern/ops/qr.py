@@ -46,8 +46,7 @@ class _Qr(Op):
     summary = "reduced QR decomposition"
     contract = "A = QR, Q orthonormal, R upper triangular, each within 50 k eps; signs of R's rows free"
 
-    def key(self, a: torch.Tensor) -> Any:
-        return matrix_key(a)
+    key = staticmethod(matrix_key)
 
     def problem_of(self, a: torch.Tensor) -> Problem | None:
         return matrix_problem("qr", a)
