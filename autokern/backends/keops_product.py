@@ -58,7 +58,7 @@ def product(first: Tree, second: Tree, rhs: torch.Tensor) -> torch.Tensor:
 
 
 class _Form(NamedTuple):
-    """What a formula is compiled for, apart from columns and dtype."""
+    """The key of a compiled formula, apart from columns and dtype."""
 
     node: Node
     dimensions: tuple[int, ...]

@@ -92,7 +92,7 @@ _add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores."
 
 
 def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
-    """Return the memory of so many matrices, with and without gradients; on a GPU the factor is a copy."""
+    """Return the memory of a number of matrices, with and without gradients; on a GPU the factor is a copy."""
 
     def memory(problem: Problem) -> int:
         each = (matrices if problem.grad else forward) + 0.5 * (problem.device != "cpu")

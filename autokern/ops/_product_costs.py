@@ -27,7 +27,7 @@ def leaves(problem: Problem) -> int:
 
 
 def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Callable[[Problem], Features]:
-    """Return features of a product with so many passes over its elements, or over half of them.
+    """Return features of a product with `passes` over all elements, or over half of them.
 
     `whole` counts matrices in fresh memory, which is fetched page by page above a certain size.
     """
@@ -76,7 +76,7 @@ def in_tiles(tile: int) -> Callable[[Problem], int]:
 
 
 def in_matrices(matrices: float) -> Callable[[Problem], int]:
-    """Return the memory of a product with the whole matrix; with gradients, of so many matrices."""
+    """Return the memory of a product with the whole matrix; with gradients, `matrices` of it."""
 
     def memory(problem: Problem) -> int:
         each = matrices if problem.grad else 1.0

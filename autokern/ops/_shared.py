@@ -66,7 +66,7 @@ def matrix_problem(op: str, a: torch.Tensor, square: bool = False, **more: Any) 
 
 
 def dtype_of(problem: Problem) -> torch.dtype:
-    """Return the dtype of a problem as torch has it."""
+    """Return the torch.dtype of a problem."""
     return torch.float32 if problem.dtype == "float32" else torch.float64
 
 

@@ -13,6 +13,12 @@ _BASE = 96
 """Size up to which LAPACK's own routine is as fast as a product."""
 
 
+def solve_identity(lower: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of a lower triangular matrix by one solve (LAPACK's trtrs)."""
+    unit = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower, unit.expand(lower.shape), upper=False)
+
+
 def inverse_lower(lower: torch.Tensor) -> torch.Tensor:
     """Return the inverse of a lower triangular matrix ``(..., n, n)``, without gradients."""
     inverse = pages.empty(lower.shape, lower).zero_()
@@ -23,8 +29,7 @@ def inverse_lower(lower: torch.Tensor) -> torch.Tensor:
 def _invert_into(lower: torch.Tensor, inverse: torch.Tensor) -> None:
     n = lower.shape[-1]
     if n <= _BASE:
-        unit = torch.eye(n, dtype=lower.dtype, device=lower.device).expand(lower.shape)
-        inverse.copy_(torch.linalg.solve_triangular(lower, unit, upper=False))
+        inverse.copy_(solve_identity(lower))
         return
     half = _half(n)
     _invert_into(lower[..., :half, :half], inverse[..., :half, :half])

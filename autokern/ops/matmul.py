@@ -10,7 +10,6 @@ Contract: ``|K V - out|`` within ``4 (n + 10)^0.5 eps (|K| |V|)``, entry by entr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -139,52 +138,36 @@ def column_major(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return torch.matmul(matrix, rhs.mT.contiguous().mT)
 
 
-def _to_multiple(columns: int, width: int) -> int:
-    return -(-columns // width) * width
+def _add_padded(name: str, width: int, product: Run) -> None:
+    """Register a product with columns padded to a multiple of `width`."""
 
+    def wide(columns: int) -> int:
+        return -(-columns // width) * width
 
-def _padded(width: int, product: Run) -> Run:
     def run(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         columns = rhs.shape[-1]
-        wide = rhs.new_zeros(*rhs.shape[:-1], _to_multiple(columns, width))
-        wide[..., :columns] = rhs
-        return product(matrix, wide)[..., :columns].contiguous()
+        padded = rhs.new_zeros(*rhs.shape[:-1], wide(columns))
+        padded[..., :columns] = rhs
+        return product(matrix, padded)[..., :columns].contiguous()
 
-    return run
-
-
-def _unless_aligned(width: int) -> Any:
     def unsupported(problem: Problem) -> str | None:
         if problem.rhs % width == 0:
             return f"the number of columns is a multiple of {width} already"
-        wider = _to_multiple(problem.rhs, width) > 2 * max(problem.rhs, 4)
-        return "padding more than doubles the work" if wider else _small_batch(problem)
-
-    return unsupported
-
-
-def _memory_padded(width: int) -> Callable[[Problem], int]:
-    """The padded product and its first columns."""
+        doubled = wide(problem.rhs) > 2 * max(problem.rhs, 4)
+        return "padding more than doubles the work" if doubled else _small_batch(problem)
 
     def memory(problem: Problem) -> int:
-        return _memory_of(problem, problem.rhs + _to_multiple(problem.rhs, width))
+        """The padded product, and its first columns or its transpose."""
+        other = wide(problem.rhs) if product is transposed else problem.rhs
+        return _memory_of(problem, wide(problem.rhs) + other)
 
-    return memory
+    run.__doc__ = f"The same as {product.__name__}, with columns padded with zeros to a multiple of {width}."
+    MATMUL.candidate(name, unsupported=unsupported, memory=memory)(run)
 
 
-for _width in (4, 16):
-    _run = _padded(_width, stock)
-    _run.__doc__ = f"Columns padded with zeros to a multiple of {_width}."
-    MATMUL.candidate(f"padded-{_width}", unsupported=_unless_aligned(_width), memory=_memory_padded(_width))(_run)
-
-_run = _padded(4, transposed)
-_run.__doc__ = "Columns padded with zeros to a multiple of 4, transposed product."
-MATMUL.candidate(
-    "transposed-padded-4",
-    unsupported=_unless_aligned(4),
-    memory=lambda problem: _memory_of(problem, 2 * _to_multiple(problem.rhs, 4)),
-)(_run)
-
+_add_padded("padded-4", 4, stock)
+_add_padded("padded-16", 16, stock)
+_add_padded("transposed-padded-4", 4, transposed)
 
 on_other_devices(
     MATMUL,

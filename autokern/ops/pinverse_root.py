@@ -22,7 +22,7 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
-from autokern.ops._triangular import inverse_lower
+from autokern.ops._triangular import inverse_lower, solve_identity
 from autokern.ops.qr import cholesky_qr2
 
 __all__ = ["PINVERSE_ROOT"]
@@ -188,15 +188,10 @@ def _inverse_with_dense_rows(a: torch.Tensor, rows: int, invert: Run) -> torch.T
     return torch.cat((x[:-rows], q @ x[-rows:]), dim=0)
 
 
-def _solve_identity(a: torch.Tensor) -> torch.Tensor:
-    unit = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    return torch.linalg.solve_triangular(a, unit, upper=False)
-
-
 @PINVERSE_ROOT.candidate("triangular", unsupported=_triangular_unsupported)
 def triangular(a: torch.Tensor) -> torch.Tensor:
     """One triangular solve, for a triangular root."""
-    return _inverse(a, _solve_identity)
+    return _inverse(a, solve_identity)
 
 
 @PINVERSE_ROOT.candidate("recursive", unsupported=_triangular_unsupported)
