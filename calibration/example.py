@@ -10,6 +10,7 @@ from pathlib import Path
 import documents
 import torch
 
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import get
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
@@ -31,7 +32,7 @@ def markdown() -> str:
     parts = []
     for problem in (ASKED, NEARLY):
         op = get(problem.op)
-        decision = decide(problem, op, model, Settings(), recorded=True)
+        decision = decide(Feasibility(op, problem, recorded=True), model, Settings())
         estimates = model.estimate(op, problem, op.candidates)
         others = [name for name in estimates if name != "stock" and name not in decision.excluded]
         runner = min(others, key=lambda name: estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma)

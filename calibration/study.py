@@ -32,6 +32,7 @@ from measuring import Report, geomean
 
 import autokern
 from autokern.cli import bench
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import get, inside, known
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
@@ -153,7 +154,7 @@ def _replay(trial: Trial, model: CostModel) -> tuple[float, float]:
     """Return (over best, over stock) of the decision on a trial; a device that is not here counts as there."""
     op = get(trial.problem.op)
     excluded = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.usual)
-    chosen = decide(trial.problem, op, model, Settings(exclude=excluded), recorded=True).candidate
+    chosen = decide(Feasibility(op, trial.problem, recorded=True), model, Settings(exclude=excluded)).candidate
     ratios = {name: timing.ratio for name, timing in trial.usual.items()}
     return ratios.get(chosen, 1.0) / min(ratios.values()), ratios.get(chosen, 1.0)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import get, known
 from autokern.core.settings import Settings
 from autokern.tuning import summary as report
@@ -36,7 +37,7 @@ def replay(trial: Trial, model: CostModel) -> str:
     """Return the decision on a recorded trial among the candidates that could run there."""
     op = get(trial.problem.op)
     absent = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.usual)
-    return decide(trial.problem, op, model, Settings(exclude=absent), recorded=True).candidate
+    return decide(Feasibility(op, trial.problem, recorded=True), model, Settings(exclude=absent)).candidate
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import Op, get, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings, from_environment, revised
@@ -39,8 +40,8 @@ def bypassed() -> bool:
     """Whether the present call must run stock code untouched.
 
     That is so inside a candidate; where code is compiled, traced, transformed or differentiated forward; under
-    autocast, which would lower a candidate's precision; and where saved tensors are somebody else's business: a
-    checkpoint wants the same ones when it recomputes, whatever was chosen meanwhile.
+    autocast, which would lower a candidate's precision; and under hooks on saved tensors: a checkpoint needs the same
+    tensors when it recomputes, whatever was chosen meanwhile.
     """
     return bool(
         inside.active
@@ -128,7 +129,7 @@ def route(op: Op, looked: bool = False) -> Callable[..., Any]:
             here.remember(memo, name, key, entry)
         entry.count += 1
         if entry.count >= entry.due:
-            entry = here.looked_at(op, entry, args, here.settings if overlay is None else overlay.settings)
+            entry = here.checked(entry, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         flag.active = not entry.parts
         try:
@@ -136,7 +137,7 @@ def route(op: Op, looked: bool = False) -> Callable[..., Any]:
         except raises:
             raise
         except Exception as error:
-            return _recovered(op, entry, args, error)
+            return _recovered(entry, args, error)
         finally:
             flag.active = False
 
@@ -145,15 +146,15 @@ def route(op: Op, looked: bool = False) -> Callable[..., Any]:
     return call
 
 
-def _recovered(op: Op, entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
+def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     """Answer a failed candidate: the next one if memory ran out, else stock, whose own error is passed on."""
     if entry.candidate.name == "stock":
         raise error
-    failed = entry.candidate.name
+    failed, table = entry.candidate.name, entry.table
+    op, problem = table.op, table.problem
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    problem = entry.decision.problem
     others = [op[name] for name in entry.decision.order if name != failed]
-    fitting = [c for c in others if memory_limit.fits(c.memory(problem), problem.device)]
+    fitting = [c for c in others if memory_limit.fits(table.memory(c), problem.device)]
     if not exhausted:  # stock may have the same to say; only where it does not fit the next one has
         fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:
@@ -232,7 +233,7 @@ def forced(op: str) -> str | None:
 
 def explain(problem: Problem) -> Decision:
     """Return the decision that a problem would get now."""
-    return session().decide(get(problem.op), problem, _settings())
+    return session().decide(Feasibility(get(problem.op), problem), _settings())
 
 
 def decisions() -> list[tuple[Decision, int]]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 
 from autokern.core.errors import AutokernError, AutokernWarning
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
@@ -53,28 +54,29 @@ class FirstUse:
         self._spent = 0.0
         self._tried: set[tuple[str, ...]] = set()
 
-    def measure(self, op: Op, problem: Problem, accuracy: str) -> None:
-        """Calibrate an op of which nothing is known here, if that is allowed; other threads run stock meanwhile.
+    def measure(self, table: Feasibility, accuracy: str) -> bool:
+        """Calibrate an op of which nothing is known here, if that is allowed, and return whether it was.
 
-        Where lower precision is allowed, nothing is known as long as no error was measured.
+        Other threads run stock meanwhile. Where lower precision is allowed, nothing is known as long as no error was
+        measured.
         """
-        settings, model = self._settings, self._model()
+        settings, model, op, problem = self._settings, self._model(), table.op, table.problem
         pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
         asked = (*problem.group, accuracy)
-        if pinned or inside.measuring or asked in self._tried or _knows(model, op, problem, accuracy):
-            return
+        if pinned or inside.measuring or asked in self._tried or _knows(model, table, accuracy):
+            return False
         if _tried_lately(model.profile, problem):
-            return
+            return False
         left = min(settings.budget - self._spent, _SHARE * settings.budget)
-        if left <= 0 or len(op.feasible(problem)) < 2 or host.forked() or host.multi_rank():
-            return
+        if left <= 0 or len(table.feasible()) < 2 or host.forked() or host.multi_rank():
+            return False
         if not self._measuring.acquire(blocking=False):
-            return
+            return False
         started = time.perf_counter()
         self._tried.add(asked)
         try:
             with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
-                if ours and not self._learnt(op, problem, accuracy):
+                if ours and not self._learnt(table, accuracy):
                     self._calibrate(op, problem, left, accuracy)
         except (AutokernError, RuntimeError, OSError) as error:
             if settings.strict:
@@ -83,11 +85,12 @@ class FirstUse:
         finally:
             self._spent += time.perf_counter() - started
             self._measuring.release()
+        return True
 
-    def _learnt(self, op: Op, problem: Problem, accuracy: str) -> bool:
+    def _learnt(self, table: Feasibility, accuracy: str) -> bool:
         """Whether another process has measured this, or tried to, since the profile was read; that is then in force."""
         kept = load(self._settings)
-        if not _tried_lately(kept, problem) and not _knows(CostModel(kept), op, problem, accuracy):
+        if not _tried_lately(kept, table.problem) and not _knows(CostModel(kept), table, accuracy):
             return False
         self._adopt(self._model().profile.merge(kept))
         return True
@@ -111,11 +114,11 @@ class FirstUse:
             )
 
 
-def _knows(model: CostModel, op: Op, problem: Problem, accuracy: str) -> bool:
+def _knows(model: CostModel, table: Feasibility, accuracy: str) -> bool:
     """Whether an op was measured for this dtype and device, and where lower precision is allowed, its errors too."""
-    if accuracy == "approximate" and any(c.accuracy == "approximate" for c in op.feasible(problem)):
-        return model.knows_errors(problem)
-    return model.knows(problem)
+    if accuracy == "approximate" and any(c.accuracy == "approximate" for c in table.feasible()):
+        return model.knows_errors(table.problem)
+    return model.knows(table.problem)
 
 
 def _tried_lately(profile: Profile, problem: Problem) -> bool:

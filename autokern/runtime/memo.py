@@ -1,4 +1,4 @@
-"""Entries of a memo: what runs for a decided key, whether each call looks at the memory first, what users are told."""
+"""Entries of a memo: what runs for a decided key, whether each call reads the memory first, what is reported."""
 
 from __future__ import annotations
 
@@ -10,73 +10,111 @@ from typing import Any
 import msgspec
 
 from autokern.core.decision import Decision
-from autokern.core.op import Candidate, Op, get, inside
+from autokern.core.feasibility import Feasibility
+from autokern.core.op import Candidate, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.system import memory_limit
 
-__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Told", "counted", "is_large", "told"]
+__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "counted", "is_large", "served"]
 
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
 
-Decide = Callable[[Op, Problem, Settings], Decision]
+Decide = Callable[[Feasibility, Settings], Decision]
 
 
 class Entry:
-    """A decided key: what runs, and how often it did.
+    """A decided key: what runs, and how often it did. Only its own methods change it, but for the count of calls.
+
+    Parameters
+    ----------
+    decision : Decision
+        The candidate that runs, and why.
+    table : Feasibility
+        What the decision was made from.
+    count : int
+        Calls that it has served.
+    before : int
+        Calls of the problem that earlier entries served by the candidate.
 
     Attributes
     ----------
     due : int
-        The call from which on it is looked at again, as `drift` and `spotcheck` schedule it; `NEVER` for none. Threads
-        may count past it.
-    before : int
-        Calls of the problem that earlier entries served by the candidate.
+        The call from which on it is checked, as `drift` and `spotcheck` schedule it; `NEVER` for none. Threads may
+        count past it.
     strikes : int
-        Checks running in which stock was faster.
+        Successive checks in which stock was faster.
     trial : bool
-        Whether only a calibration has called it: that is not the user's doing, and neither counted nor told.
+        Whether a calibration made it: its calls are not the user's, and do not count.
     """
 
-    __slots__ = ("before", "candidate", "count", "decision", "due", "parts", "run", "strikes", "trial")
+    __slots__ = ("before", "candidate", "count", "decision", "due", "parts", "run", "strikes", "table", "trial")
 
-    def __init__(self, decision: Decision, candidate: Candidate) -> None:
-        self.decision = decision
-        self.count = self.before = 0
+    def __init__(self, decision: Decision, table: Feasibility, count: int = 0, before: int = 0) -> None:
+        self.decision, self.table = decision, table
+        self.count, self.before = count, before
         self.strikes = 0
-        self.trial = False
-        self.serve(candidate)
+        self.trial = inside.measuring
+        self.serve(table.op[decision.candidate])
 
     def serve(self, candidate: Candidate) -> None:
-        """Let a candidate run from now on; one that approximates is looked at on its next call (`spotcheck`)."""
+        """Let a candidate run from now on; one that approximates is checked on its next call (`spotcheck`)."""
         self.candidate = candidate
-        self.due = self.count + 1 if candidate.accuracy == "approximate" else NEVER
+        self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)
         self.run = candidate.run
         self.parts = candidate.parts
 
-    def demote(self, successor: Candidate) -> None:
-        """Let another candidate run from now on in place of one that failed."""
+    def check_at(self, call: int) -> None:
+        """Set the call from which on the entry is checked."""
+        self.due = call
+
+    def take_check(self) -> int:
+        """Return the call at which a check was due and cancel it, so that one thread makes it; `NEVER` for none."""
+        due, self.due = self.due, NEVER
+        return due
+
+    def struck(self, behind: bool) -> int:
+        """Note whether stock was faster in a check, and return the number of successive checks in which it was."""
+        self.strikes = self.strikes + 1 if behind else 0
+        return self.strikes
+
+    def demote(self, successor: Candidate, reason: str = "", source: str = "") -> None:
+        """Let another candidate run from now on in place of one that failed; with a reason, the decision says so."""
         self.serve(successor)
+        if reason:
+            self.decision = msgspec.structs.replace(
+                self.decision,
+                candidate=successor.name,
+                reason=reason,
+                source=source or self.decision.source,
+                margin=1.0,
+                uncertainty=0.0,
+            )
 
 
 class LargeEntry(Entry):
-    """A decided key whose calls take so much memory that each one looks at what is there first.
+    """A decided key whose calls take so much memory that each one reads the available memory first.
 
-    It is decided again whenever other candidates fit than before: a call that nothing fits raises, and what was chosen
-    for want of memory does not stay for good.
+    If the set of candidates that fit changes, the key is decided again; if none fits, `MemoryBudgetError` is raised.
     """
 
     __slots__ = ("_decide", "_failed", "_fitting", "_needs", "_plan", "_settings")
 
-    def __init__(self, decision: Decision, op: Op, settings: Settings, decide: Decide) -> None:
-        problem = decision.problem
-        self._settings = settings
-        self._needs = {c.name: c.memory(problem) for c in op.feasible(problem)}
-        self._fitting = self._fit(memory_limit.current(problem.device, settings.memory))
-        self._decide = decide
+    def __init__(
+        self,
+        decision: Decision,
+        table: Feasibility,
+        settings: Settings,
+        decide: Decide,
+        count: int = 0,
+        before: int = 0,
+    ) -> None:
+        self._settings, self._decide = settings, decide
+        self._needs = table.needs()
+        self._fitting = self._fit(memory_limit.current(table.problem.device, settings.memory))
         self._failed: list[str] = []
-        super().__init__(decision, op[decision.candidate])
+        super().__init__(decision, table, count, before)
 
     def _fit(self, there: memory_limit.Limit) -> frozenset[str]:
         return frozenset(name for name, need in self._needs.items() if need <= there.bytes)
@@ -87,38 +125,41 @@ class LargeEntry(Entry):
         self._plan = (candidate, self.run)  # one object: another thread may decide again
         self.run = self._run_if_it_fits
 
-    def demote(self, successor: Candidate) -> None:
+    def demote(self, successor: Candidate, reason: str = "", source: str = "") -> None:
         """Let another candidate run from now on; the one that failed is not chosen again."""
-        self._failed.append(f"{self.decision.problem.op}={self.candidate.name}")
-        super().demote(successor)
+        self._failed.append(f"{self.table.op.name}={self.candidate.name}")
+        super().demote(successor, reason, source)
 
     def _run_if_it_fits(self, *args: Any) -> Any:
-        there = memory_limit.current(self.decision.problem.device, self._settings.memory)
+        there = memory_limit.current(self.table.problem.device, self._settings.memory)
         fitting = self._fit(there)
         if fitting != self._fitting or self._plan[0].name not in fitting:
-            settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
-            op = get(self.decision.problem.op)
-            self.decision = self._decide(op, self.decision.problem, settings)
-            self._fitting = fitting
-            self.serve(op[self.decision.candidate])
-            if self.decision.review > self.count:
-                self.due = min(self.due, self.decision.review)
+            self._decide_again()
+            self._fitting = self._fit(there)
         candidate, run = self._plan
-        memory_limit.claim(self._needs[candidate.name], there)
+        memory_limit.claim(self.table.memory(candidate), there)
         inside.active = not candidate.parts
         return run(*args)
 
+    def _decide_again(self) -> None:
+        settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
+        table = Feasibility(self.table.op, self.table.problem)
+        self.decision = self._decide(table, settings)
+        self.table, self._needs = table, table.needs()
+        self.serve(table.op[self.decision.candidate])
+        if self.decision.review > self.count:
+            self.check_at(min(self.due, self.decision.review))
 
-def is_large(op: Op, decision: Decision) -> bool:
-    """Whether calls of a decided problem take so much that it matters what is there: by the choice, or by stock."""
-    problem = decision.problem
+
+def is_large(decision: Decision, table: Feasibility) -> bool:
+    """Whether calls of a decided problem take so much that the memory matters: by the choice, or by stock."""
     names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
-    return max(op[name].memory(problem) for name in names) >= memory_limit.LARGE
+    return max(table.memory(table.op[name]) for name in names) >= memory_limit.LARGE
 
 
 Memo = dict[str, dict[Any, Entry]]
 """Decided keys by op."""
-Told = dict[tuple[Problem, str], tuple[Decision, int]]
+Served = dict[tuple[Problem, str], tuple[Decision, int]]
 """Decisions and calls by problem and candidate, those made last at the end."""
 
 
@@ -130,8 +171,8 @@ def counted(memo: Memo) -> Counter[tuple[str, str]]:
     return counts
 
 
-def told(memo: Memo, earlier: Told) -> Told:
-    """Return what was decided earlier and what a memo holds."""
+def served(memo: Memo, earlier: Served) -> Served:
+    """Return earlier decisions and those that a memo holds."""
     found = dict(earlier)
     for _, entry in _called(memo):
         key = (entry.decision.problem, entry.decision.candidate)

@@ -17,10 +17,11 @@ from autokern.backends import graphs
 from autokern.core import plugins
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import Op, get, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Told, counted, is_large, told
+from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Served, counted, is_large, served
 from autokern.system import host, keops, memory_limit
 
 if TYPE_CHECKING:
@@ -34,12 +35,12 @@ _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000
 """A memo of this size is emptied: random shapes must not leak memory."""
 _MOST_EARLIER = 200
-"""Decisions that are remembered for people after the memo was emptied, those made last."""
+"""Decisions that are still reported after the memo was emptied, the latest."""
 
 
 def _stock_entry(op: Op, reason: str) -> Entry:
-    ours = Problem(op=op.name)
-    return Entry(Decision(problem=ours, candidate="stock", reason=reason, source="only choice"), op.stock)
+    table = Feasibility(op, Problem(op=op.name))
+    return Entry(Decision(problem=table.problem, candidate="stock", reason=reason, source="only choice"), table)
 
 
 class Session:
@@ -56,7 +57,7 @@ class Session:
         self.memo: Memo = {}
         self._decided: dict[tuple[Problem, Settings], Decision] = {}
         self.past: Counter[tuple[str, str]] = Counter()
-        self._earlier: Told = {}
+        self._earlier: Served = {}
         self._model: CostModel | None = None
         self._lock = threading.RLock()
         self._first_use: FirstUse | None = None
@@ -94,7 +95,6 @@ class Session:
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
         """Put a decided key into a memo, which is emptied first if it has grown too large."""
-        entry.trial = inside.measuring
         table = memo.setdefault(name, {})
         if len(table) >= _MOST_KEYS and key not in table:
             self.forget(memo)
@@ -103,7 +103,7 @@ class Session:
     def decisions(self) -> list[tuple[Decision, int]]:
         """Return the decisions taken outside of `using` blocks, with the number of calls each one served."""
         with self._lock:
-            return list(told(self.memo, self._earlier).values())
+            return list(served(self.memo, self._earlier).values())
 
     def forget(self, memo: Memo | None = None) -> None:
         """Empty the memo, or that of a `using` block; counts of calls are kept."""
@@ -111,7 +111,7 @@ class Session:
         with self._lock:
             self.past += counted(memo)
             if memo is self.memo:
-                self._earlier = dict(list(told(memo, self._earlier).items())[-_MOST_EARLIER:])
+                self._earlier = dict(list(served(memo, self._earlier).items())[-_MOST_EARLIER:])
             for table in list(memo.values()):
                 for entry in list(table.values()):
                     if entry.candidate.accuracy == "approximate":
@@ -135,10 +135,10 @@ class Session:
         if problem is None:
             return _stock_entry(op, "not a call that autokern serves")
         try:
-            if inside.measuring:  # what is measured holds for everybody
+            if inside.measuring:  # a measurement holds for all settings
                 settings = msgspec.structs.replace(settings, accuracy="same")
-            self._measured(op, problem, settings.accuracy)
-            decision = self._shared(op, problem, settings)
+            table = self._measured(Feasibility(op, problem), settings.accuracy)
+            decision = self._shared(table, settings)
         except AutokernError:
             raise
         except Exception as error:
@@ -148,93 +148,88 @@ class Session:
             warnings.warn(words, AutokernWarning, stacklevel=3)
             return _stock_entry(op, "deciding failed")
         _log.debug("%s", decision)
-        return self._made(op, decision, settings)
+        return self._made(table, decision, settings)
 
-    def _made(self, op: Op, decision: Decision, settings: Settings, count: int = 0) -> Entry:
+    def _made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
         from autokern.runtime import drift, spotcheck
 
         ordered = settings
         while self._errors.get(_watched(decision), 0.0) > settings.max_error:  # it has failed on these data before
-            failed = f"{op.name}={decision.candidate}"
+            failed = f"{table.op.name}={decision.candidate}"
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
-            decision = self.decide(op, decision.problem, ordered, count)
-        if is_large(op, decision):
-            entry: Entry = LargeEntry(decision, op, settings, self.decide)
+            decision = self.decide(table, ordered, count)
+        before = self._seen[_watched(decision)]
+        if is_large(decision, table):
+            entry: Entry = LargeEntry(decision, table, settings, self.decide, count, before)
         else:
-            entry = Entry(decision, op[decision.candidate])
-        entry.count = count
+            entry = Entry(decision, table, count, before)
         if entry.candidate.accuracy == "approximate":
-            entry.before = self._seen[_watched(decision)]
-            entry.due = spotcheck.due(entry.before + count) - entry.before
+            entry.check_at(spotcheck.due(before + count) - before)
         else:
-            drift.schedule(entry, op, settings)
+            entry.check_at(drift.due(entry, settings))
         return entry
 
-    def looked_at(self, op: Op, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
-        """Look at a key that was called as often as it said, or more often.
+    def checked(self, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
+        """Check a key that has reached the call at which a check was due, or passed it, and return its entry.
 
-        Its decision may be due again, for what compiles may repay itself by now; else the machine may have drifted, or
-        lower precision no longer suffice for the data.
+        The decision may be due for review, since compiling may repay itself by now; or the machine may have drifted; or
+        lower precision may no longer suffice for the data.
         """
         from autokern.runtime import drift, spotcheck
 
-        due, entry.due = entry.due, NEVER
+        due = entry.take_check()
         if due == NEVER:  # another thread is at it
             return entry
         if entry.candidate.accuracy == "approximate":
             key = _watched(entry.decision)
-            self._errors[key] = max(self._errors.get(key, 0.0), spotcheck.check(entry, op, args, settings))
+            self._errors[key] = max(self._errors.get(key, 0.0), spotcheck.check(entry, args, settings))
             return entry
         if due != entry.decision.review:
-            drift.check(entry, op, args)
+            drift.check(entry, args)
             return entry
-        decision = self.decide(op, entry.decision.problem, settings, entry.count)
-        return self._made(op, decision, settings, entry.count)
+        table = Feasibility(entry.table.op, entry.table.problem)
+        return self._made(table, self.decide(table, settings, entry.count), settings, entry.count)
 
-    def _measured(self, op: Op, problem: Problem, accuracy: str) -> None:
-        """Let an op be measured at its first use."""
+    def _measured(self, table: Feasibility, accuracy: str) -> Feasibility:
+        """Let an op be measured at its first use; return the table, a fresh one if that took place."""
         if self._first_use is None:
             from autokern.runtime.first_use import FirstUse
 
             self._first_use = FirstUse(self.settings, lambda: self.model, self.adopt)
-        self._first_use.measure(op, problem, accuracy)
+        return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
 
-    def _shared(self, op: Op, problem: Problem, settings: Settings) -> Decision:
+    def _shared(self, table: Feasibility, settings: Settings) -> Decision:
         """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
 
         Where memory or an order by exact size or problem matters, it is decided for itself.
         """
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or _may_be_large(op, problem):
-            return self.decide(op, problem, settings)
-        key = (problem.coarse, settings)
-        decision = self._decided.get(key)
+        if exact or table.largest() >= memory_limit.LARGE:
+            return self.decide(table, settings)
+        problem, coarse = table.problem, table.problem.coarse
+        decision = self._decided.get((coarse, settings))
         if decision is None:
             if len(self._decided) >= _MOST_KEYS:
                 self._decided.clear()
-            decision = self._decided[key] = self.decide(op, problem.coarse, settings)
-        if op[decision.candidate].why_not(problem) is not None:
-            return self.decide(op, problem, settings)
+            near = table if coarse == problem else Feasibility(table.op, coarse)
+            decision = self._decided[coarse, settings] = self.decide(near, settings)
+        if table.why_not(table.op[decision.candidate]) is not None:
+            return self.decide(table, settings)
         return msgspec.structs.replace(decision, problem=problem)
 
-    def decide(self, op: Op, problem: Problem, settings: Settings, seen: int = 0) -> Decision:
+    def decide(self, table: Feasibility, settings: Settings, seen: int = 0) -> Decision:
         """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
         from autokern.tuning import policy
 
-        there = None
-        if _may_be_large(op, problem) and problem.device in host.current().devices:
-            there = memory_limit.current(problem.device)  # what a recorded host has is only explained here
+        there, device = None, table.problem.device
+        if table.largest() >= memory_limit.LARGE and device in host.current().devices:
+            there = memory_limit.current(device)  # the memory of a recorded host is only explained here
         try:
-            return policy.decide(problem, op, self.model, settings, there, seen)
+            return policy.decide(table, self.model, settings, there, seen)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
-        return policy.decide(problem, op, self.model, settings, memory_limit.named(there, problem.device), seen)
-
-
-def _may_be_large(op: Op, problem: Problem) -> bool:
-    """Whether a candidate takes so much that the memory matters to the decision."""
-    return max(c.memory(problem) for c in op.candidates) >= memory_limit.LARGE
+        return policy.decide(table, self.model, settings, memory_limit.named(there, device), seen)
 
 
 def _watched(decision: Decision) -> tuple[Problem, str]:

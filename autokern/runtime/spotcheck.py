@@ -1,8 +1,8 @@
 """Spot checks: whether lower precision is as accurate on the caller's own data as it was measured to be.
 
-An error depends on the numbers: a lengthscale that shrinks while a model is trained lets it grow. What approximates is
-therefore run beside what does not at the first call of a problem, the second, the fourth, the eighth and so on, and
-gives way to it for the rest of the process where it errs more than is allowed.
+An error depends on the numbers: a lengthscale that shrinks while a model is trained lets it grow. A candidate that
+approximates is therefore run beside one that does not at the first call of a problem, the second, the fourth and so
+on, and gives way to it for the rest of the process where its error is larger than allowed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import logging
 import warnings
 from typing import Any
 
-import msgspec
-
 from autokern.core.errors import AutokernWarning
-from autokern.core.op import Candidate, Op, inside
+from autokern.core.op import Candidate, inside
 from autokern.core.settings import Settings
 from autokern.runtime.memo import Entry
 from autokern.system import memory_limit, randomness
@@ -26,60 +24,55 @@ _log = logging.getLogger("autokern")
 
 
 def due(seen: int) -> int:
-    """Return the call at which what approximates is looked at next, after so many: the next power of two."""
+    """Return the call at which a candidate that approximates is checked next, after so many: the next power of two."""
     return 1 << seen.bit_length()
 
 
-def check(entry: Entry, op: Op, args: tuple[Any, ...], settings: Settings) -> float:
+def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     """Compare the candidate of an entry with one that does not approximate, on the arguments of a call.
 
     Returns
     -------
     float
-        The relative error; 0 where it could not be told.
+        The relative error; 0 where the comparison fails.
     """
-    suspect, exact, error = entry.candidate, _exact(entry, op), 0.0
-    if exact is not None:
-        error = _error(entry, op, exact, args)
-        if error > settings.max_error and entry.candidate is suspect:
-            _replace(entry, op, exact, error, settings)
-            return error
-    if entry.candidate is suspect:
-        entry.due = due(entry.before + entry.count) - entry.before
+    suspect, exact = entry.candidate, _exact(entry)
+    error = 0.0 if exact is None else _error(entry, exact, args)
+    if entry.candidate is not suspect:  # another check was faster
+        return error
+    if exact is None or error <= settings.max_error:
+        entry.check_at(due(entry.before + entry.count) - entry.before)
+        return error
+    op = entry.table.op.name
+    reason = f"{suspect.name} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
+    entry.demote(exact, reason)
+    warnings.warn(
+        f"autokern: {op}.{reason} on {entry.table.problem}; {exact.name} runs from now on. "
+        f"AUTOKERN_EXCLUDE={op}={suspect.name} avoids it, using(max_error=...) allows more",
+        AutokernWarning,
+        stacklevel=4,
+    )
     return error
 
 
-def _replace(entry: Entry, op: Op, exact: Candidate, error: float, settings: Settings) -> None:
-    failed, problem = entry.candidate.name, entry.decision.problem
-    reason = f"{failed} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
-    entry.demote(exact)
-    entry.decision = msgspec.structs.replace(
-        entry.decision, candidate=exact.name, reason=reason, margin=1.0, uncertainty=0.0
-    )
-    warnings.warn(
-        f"autokern: {op.name}.{reason} on {problem}; {exact.name} runs from now on. "
-        f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it, using(max_error=...) allows more",
-        AutokernWarning,
-        stacklevel=5,
-    )
-
-
-def _exact(entry: Entry, op: Op) -> Candidate | None:
+def _exact(entry: Entry) -> Candidate | None:
     """Return a candidate that does not approximate and fits beside the other: one that is exact where stock is not.
 
     Of those the best, one without set-up time if possible.
     """
-    problem = entry.decision.problem
-    known, held = [op[name] for name in entry.decision.order], entry.candidate.memory(problem)
+    table = entry.table
+    known, held = [table.op[name] for name in entry.decision.order], table.memory(entry.candidate)
     exact = [
-        c for c in known if c.accuracy != "approximate" and memory_limit.fits(held + c.memory(problem), problem.device)
+        c
+        for c in known
+        if c.accuracy != "approximate" and memory_limit.fits(held + table.memory(c), table.problem.device)
     ]
     return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.compiles), default=None)
 
 
-def _error(entry: Entry, op: Op, exact: Candidate, args: tuple[Any, ...]) -> float:
-    """Return the relative error on the arguments of a call, gradients included; 0 where it cannot be told."""
-    problem = entry.decision.problem
+def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
+    """Return the relative error on the arguments of a call, gradients included; 0 where the comparison fails."""
+    op, problem = entry.table.op, entry.table.problem
     before, inside.active = inside.active, True
     try:
         with randomness.untouched():

@@ -14,6 +14,7 @@ import msgspec
 
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import ACCURACIES, Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
@@ -35,19 +36,12 @@ region waits for a core, and a step takes ten times as long."""
 _ROUGH = "its error was measured to be"
 
 
-def obstacles(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None = None, recorded: bool = False
-) -> dict[str, str]:
+def obstacles(table: Feasibility, model: CostModel, settings: Settings, there: Limit | None = None) -> dict[str, str]:
     """Return the reasons why candidates cannot serve a problem, by name; stock is refused for want of memory only.
 
-    Parameters
-    ----------
-    there : Limit, optional
-        The memory that is there; None means that it is no concern.
-    recorded : bool
-        Whether the profile is that of a recorded host, which is replayed: there, the candidates are available that were
-        measured.
+    Where a recorded host is replayed, the candidates are available that were measured there.
     """
+    op, problem = table.op, table.problem
     accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
     banned = {
         ban.candidate: ban.reason
@@ -59,9 +53,7 @@ def obstacles(
     for candidate in op.candidates:
         why = None
         if candidate is not op.stock:
-            why = candidate.unsupported(problem)
-            if why is None and not recorded:
-                why = candidate.unavailable(problem.device)
+            why = table.why_not(candidate)
             if why is None and settings.excludes(op.name, candidate.name):
                 why = "excluded by the user"
             if why is None and candidate.accuracy not in accuracies:
@@ -70,10 +62,10 @@ def obstacles(
                 why = _too_rough(model.relative_error(op, candidate.name, problem), settings.max_error)
             if why is None and candidate.name in banned:
                 why = f"banned on this host: {banned[candidate.name]}"
-            if why is None and recorded and not model.measured(candidate.name, problem):
+            if why is None and table.recorded and not model.measured(candidate.name, problem):
                 why = "it was not measured on the recorded host"
-        if why is None and limit is not None and candidate.memory(problem) > limit.bytes:
-            why = f"needs {sized(candidate.memory(problem))}, and {sized(limit.bytes)} may be taken"
+        if why is None and limit is not None and table.memory(candidate) > limit.bytes:
+            why = f"needs {sized(table.memory(candidate))}, and {sized(limit.bytes)} may be taken"
         if why is not None:
             found[candidate.name] = why
     return found
@@ -86,35 +78,15 @@ def _too_rough(error: float | None, most: float) -> str | None:
     return None if error <= most else f"{_ROUGH} {error:.0e}, and at most {most:.0e} is allowed"
 
 
-def _cost_of(
-    candidate: Candidate, op: Op, problem: Problem, flops: float, estimates: Mapping[str, Estimate], model: CostModel
-) -> Cost:
-    estimate, rough = estimates.get(candidate.name), candidate.accuracy == "approximate"
-    return Cost(
-        seconds=estimate.seconds if estimate else None,
-        flops=flops,
-        memory=candidate.memory(problem),
-        relative_error=model.relative_error(op, candidate.name, problem) if rough else None,
-    )
-
-
 def decide(
-    problem: Problem,
-    op: Op,
-    model: CostModel,
-    settings: Settings,
-    there: Limit | None = None,
-    seen: int = 0,
-    recorded: bool = False,
+    table: Feasibility, model: CostModel, settings: Settings, there: Limit | None = None, seen: int = 0
 ) -> Decision:
     """Choose a candidate.
 
     Parameters
     ----------
-    problem : Problem
-        The problem to serve.
-    op : Op
-        Its op.
+    table : Feasibility
+        The problem to serve, and what its candidates say to it.
     model : CostModel
         Predictions from the measurements.
     settings : Settings
@@ -125,8 +97,6 @@ def decide(
         Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
         come: that costs at most twice the best choice (the ski rental of online algorithms). Where candidates are
         drawn at random, each call is drawn anew.
-    recorded : bool
-        Whether the profile is that of a recorded host, which is replayed: see `obstacles`.
 
     Returns
     -------
@@ -140,17 +110,28 @@ def decide(
     MemoryBudgetError
         If no candidate that could serve fits the memory.
     """
-    excluded = obstacles(problem, op, model, settings, there, recorded)
+    op, problem = table.op, table.problem
+    excluded = obstacles(table, model, settings, there)
     feasible = [c for c in op.candidates if c.name not in excluded]
     if not feasible:
-        raise _nothing_fits(problem, op, model, settings, there, recorded)
+        raise _nothing_fits(table, model, settings, there)
     rough = [c for c in op.candidates if excluded.get(c.name, "").startswith(_ROUGH)]
     all_estimates = model.estimate(op, problem, [*feasible, *rough])
     estimates = {name: estimate for name, estimate in all_estimates.items() if name not in excluded or name == "stock"}
     ranked = _ranked(op, problem, feasible, estimates)
     predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
-    shown, flops = [*(op[name] for name in ranked), *rough], op.features(problem).flops
-    costs = {c.name: _cost_of(c, op, problem, flops, all_estimates, model) for c in shown}
+    flops = op.features(problem).flops
+
+    def cost(candidate: Candidate) -> Cost:
+        estimate, approximate = all_estimates.get(candidate.name), candidate.accuracy == "approximate"
+        return Cost(
+            seconds=estimate.seconds if estimate else None,
+            flops=flops,
+            memory=table.memory(candidate),
+            relative_error=model.relative_error(op, candidate.name, problem) if approximate else None,
+        )
+
+    costs = {c.name: cost(c) for c in [*(op[name] for name in ranked), *rough]}
 
     def decision(name: str, reason: str, source: str, review: int = 0) -> Decision:
         estimate = estimates.get(name)
@@ -175,7 +156,7 @@ def decide(
     horizon = seen if settings.calls is None else settings.calls
     known, default = [n for n in ranked if n in estimates], op.default_candidate(problem)
     if "stock" in excluded:
-        likely = default if default not in excluded else _frugal(feasible, problem).name
+        likely = default if default not in excluded else _frugal(feasible, table).name
         name, review = _repaid(known, op, estimates, model, horizon) if known else (likely, 0)
         why = f"stock does not fit the memory: it {excluded['stock']}"
         source = _source(estimates[name]) if name in estimates else "unmeasured"
@@ -232,22 +213,19 @@ def _repaid(
     return ready, review
 
 
-def _frugal(candidates: list[Candidate], problem: Problem) -> Candidate:
+def _frugal(candidates: list[Candidate], table: Feasibility) -> Candidate:
     """Return the candidate that takes the least memory, the first of equals; one without set-up time if possible."""
-    return min(candidates, key=lambda c: (c.compiles, c.memory(problem)))
+    return min(candidates, key=lambda c: (c.compiles, table.memory(c)))
 
 
-def _nothing_fits(
-    problem: Problem, op: Op, model: CostModel, settings: Settings, there: Limit | None, recorded: bool
-) -> MemoryBudgetError:
-    limit = least(settings.memory, there)
+def _nothing_fits(table: Feasibility, model: CostModel, settings: Settings, there: Limit | None) -> MemoryBudgetError:
+    problem, limit = table.problem, least(settings.memory, there)
     assert limit is not None
-    unlimited = msgspec.structs.replace(settings, memory=None)
-    others = obstacles(problem, op, model, unlimited, recorded=recorded)
-    frugal = _frugal([c for c in op.candidates if c.name not in others], problem)
+    others = obstacles(table, model, msgspec.structs.replace(settings, memory=None))
+    frugal = _frugal([c for c in table.op.candidates if c.name not in others], table)
     asked = f"{problem} by its most frugal candidate ({frugal.name})"
     ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")
-    return refusal(asked, frugal.memory(problem), limit, ways)
+    return refusal(asked, table.memory(frugal), limit, ways)
 
 
 def _cost(op: Op, problem: Problem, name: str, estimate: Estimate) -> float:

@@ -18,6 +18,7 @@ from autokern.backends import mixed
 from autokern.backends.lower_precision import in_lower_precision
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import Trialled, get, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
@@ -38,6 +39,7 @@ from autokern.tuning.profile import Profile, Timing, Trial
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEVER_MEASURED = Settings(calibrate="never")
 ROUGHLY = Settings(calibrate="never", accuracy="approximate")
+SMALL = Problem(op="double", m=4, n=4)
 EXACT_LOG_PROB_CALL = dispatch.route(EXACT_LOG_PROB)
 
 
@@ -80,7 +82,7 @@ def profile(error: float | None = 1e-4, sizes=(2, 4, 8), **more: object) -> Prof
 
 
 def chosen(op, settings, known=None, problem=None):
-    return decide(problem or Problem(op="double", m=4, n=4), op, CostModel(known or profile()), settings)
+    return decide(Feasibility(op, problem or SMALL), CostModel(known or profile()), settings)
 
 
 def test_it_serves_only_where_its_measured_error_is_small_enough(op):
@@ -112,16 +114,8 @@ def test_an_order_is_obeyed_once_lower_precision_is_allowed(op):
 
 
 def test_what_is_drawn_at_random_is_never_rough(op):
-    drawn = {
-        decide(
-            Problem(op="double", m=4, n=4),
-            op,
-            CostModel(profile()),
-            Settings(random_seed=3, accuracy="approximate"),
-            seen=seen,
-        ).candidate
-        for seen in range(40)
-    }
+    orders, table = Settings(random_seed=3, accuracy="approximate"), Feasibility(op, SMALL)
+    drawn = {decide(table, CostModel(profile()), orders, seen=seen).candidate for seen in range(40)}
     assert drawn == {"stock", "other"}
 
 
@@ -298,14 +292,12 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
 
 
 def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
-    decision = Decision(
-        problem=Problem(op="double", m=4, n=4), candidate="rough", reason="", source="order", order=("rough", "other")
-    )
-    entry = Entry(decision, op["rough"])
+    decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=("rough", "other"))
+    entry = Entry(decision, Feasibility(op, SMALL))
     monkeypatch.setattr(spotcheck, "_error", lambda *a: entry.demote(op["other"]) or 0.5)  # another was faster
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        spotcheck.check(entry, op, (normal(4, 4),), ROUGHLY)
+        spotcheck.check(entry, (normal(4, 4),), ROUGHLY)
     assert (entry.candidate.name, entry.due) == ("other", NEVER)
 
 
@@ -313,10 +305,9 @@ def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
     made = make_op("double")
     for name, accuracy in (("stock", "same"), ("exact", "better"), ("rough", "approximate")):
         made.candidate(name, accuracy=accuracy)(lambda a: 2 * a)
-    decision = Decision(
-        problem=Problem(op="double"), candidate="rough", reason="", source="order", order=("rough", "stock", "exact")
-    )
-    assert spotcheck._exact(Entry(decision, made["rough"]), made).name == "exact"
+    order = ("rough", "stock", "exact")
+    decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=order)
+    assert spotcheck._exact(Entry(decision, Feasibility(made, SMALL))).name == "exact"
 
 
 def test_what_is_measured_inside_of_a_calibration_is_measured_for_everybody(op):
@@ -338,8 +329,10 @@ def test_quick_measurements_of_errors_replace_nothing_that_was_known(op):
 
 
 def test_what_is_chosen_again_for_want_of_memory_is_checked_again(op):
-    decision = Decision(problem=Problem(op="double", m=4, n=4), candidate="other", reason="", source="order")
-    entry = LargeEntry(decision, op, ROUGHLY, lambda *a: msgspec.structs.replace(decision, candidate="rough"))
+    decision = Decision(problem=SMALL, candidate="other", reason="", source="order")
+    entry = LargeEntry(
+        decision, Feasibility(op, SMALL), ROUGHLY, lambda *a: msgspec.structs.replace(decision, candidate="rough")
+    )
     assert entry.due == NEVER
     entry.count, entry._fitting = 7, frozenset()  # other candidates fit now than before
     entry.run(normal(4, 4))

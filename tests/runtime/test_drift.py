@@ -94,7 +94,7 @@ def test_what_falls_behind_gives_way_to_stock(made):
         call(A)
     ((decision, _count),) = dispatch.decisions()
     assert (decision.candidate, decision.source) == ("stock", "measured")
-    assert decision.reason == "fast was measured to be faster once; in 3 checks running it was not"
+    assert decision.reason == "fast was measured to be faster once; in 3 successive checks it was not"
     before = served()["stock"]
     call(A)
     assert served()["stock"] == before + 1
@@ -116,7 +116,7 @@ def test_looking_again_at_a_key_of_a_full_memo_counts_no_call_twice(made, monkey
 
 def ratios(monkeypatch, *found):
     values = iter(found)
-    monkeypatch.setattr(drift, "_ratio", lambda entry, op, args: next(values, 0.5))
+    monkeypatch.setattr(drift, "_ratio", lambda entry, args: next(values, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ MUTATIONS = [
     Mutation(
         "what others measured meanwhile is not looked at",
         "runtime/first_use.py",
-        "if ours and not self._learnt(op, problem, accuracy):",
+        "if ours and not self._learnt(table, accuracy):",
         "if ours:",
         "stampede",
     ),

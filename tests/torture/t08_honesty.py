@@ -15,6 +15,7 @@ from harness import Findings, Mutation, main
 from scipy.stats import binom
 from toy import GRID, believed, op_of, powers
 
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import Op, registered
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
@@ -62,7 +63,7 @@ def _decisions(op: Op) -> list[str]:
     """Calibrate once, and decide each measured problem."""
     profile = calibrate([op], "quick", 20.0, ["cpu"], Profile(), dtypes=("float64",))
     model = CostModel(profile)
-    return [decide(trial.problem, op, model, Settings()).candidate for trial in profile.trials]
+    return [decide(Feasibility(op, trial.problem), model, Settings()).candidate for trial in profile.trials]
 
 
 @contextlib.contextmanager
@@ -107,7 +108,7 @@ def nothing_known(found: Findings, size: Size) -> None:
     """Far from every measurement, a candidate that was a tenth faster is not believed."""
     op = _op("torture.far", (11, 10))
     model = CostModel(calibrate([op], "quick", 20.0, ["cpu"], Profile(), dtypes=("float64",)))
-    far = decide(Problem(op=op.name, m=2**15, n=2**15), op, model, Settings())
+    far = decide(Feasibility(op, Problem(op=op.name, m=2**15, n=2**15)), model, Settings())
     found.expect(far.candidate == "stock", f"extrapolated over {math.log2(2**15 / GRID[-1]):.0f} octaves: {far}")
     found.figures["far away"] = far.reason
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
+from autokern.core.feasibility import Feasibility
 from autokern.core.op import get, registered
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
@@ -59,7 +60,7 @@ def synthetic_profile(ratios, sizes=SIZES, noise: float = 0.005, **more: object)
 
 
 def chosen(op, ratios, problem, orders=ORDERS_NOTHING, there=None, **more) -> Decision:
-    return decide(problem, op, CostModel(synthetic_profile(ratios, **more)), orders, there)
+    return decide(Feasibility(op, problem), CostModel(synthetic_profile(ratios, **more)), orders, there)
 
 
 # --- the cost model ---------------------------------------------------------------------------------------------------
@@ -185,14 +186,14 @@ def test_where_little_is_known_the_default_candidate_need_only_be_likely(make_op
 
 
 def test_nothing_measured_means_stock(op):
-    found = decide(square(64), op, CostModel(Profile()), ORDERS_NOTHING)
+    found = decide(Feasibility(op, square(64)), CostModel(Profile()), ORDERS_NOTHING)
     assert (found.candidate, found.source, found.predicted) == ("stock", "unmeasured", {})
 
 
 def test_only_choice(make_op):
     made = make_op("alone")
     made.candidate("stock")(lambda a: a)
-    found = decide(Problem(op="alone"), made, CostModel(Profile()), ORDERS_NOTHING)
+    found = decide(Feasibility(made, Problem(op="alone")), CostModel(Profile()), ORDERS_NOTHING)
     assert (found.candidate, found.source) == ("stock", "only choice")
 
 
@@ -215,13 +216,17 @@ def test_decisions_are_deterministic(op):
     first = chosen(op, ratios, square(77))
     assert all(chosen(op, ratios, square(77)) == first for _ in range(3))
     model = CostModel(synthetic_profile(ratios))
-    assert decide(square(77), op, model, ORDERS_NOTHING) == decide(square(77), op, model, ORDERS_NOTHING) == first
+    assert (
+        decide(Feasibility(op, square(77)), model, ORDERS_NOTHING)
+        == decide(Feasibility(op, square(77)), model, ORDERS_NOTHING)
+        == first
+    )
 
 
 def test_a_poisoned_trial_of_another_candidate_does_no_harm(op):
     profile = synthetic_profile({"fast": 0.5})
     profile.trials.append(Trial(square(96), {"stock": Timing(1e-5), "removed-since": Timing(1e-9, 1e-9)}))
-    found = decide(square(64), op, CostModel(profile), ORDERS_NOTHING)
+    found = decide(Feasibility(op, square(64)), CostModel(profile), ORDERS_NOTHING)
     assert found.candidate == "fast"
     assert "removed-since" not in found.order
 
@@ -243,7 +248,7 @@ def test_force_of_stock_and_of_another_op(op):
 
 
 def test_force_needs_no_measurement(op):
-    found = decide(square(64), op, CostModel(Profile()), Settings(force=(("synthetic", "fast"),)))
+    found = decide(Feasibility(op, square(64)), CostModel(Profile()), Settings(force=(("synthetic", "fast"),)))
     assert (found.candidate, found.source) == ("fast", "order")
 
 
@@ -273,10 +278,10 @@ def test_exclude_for_another_op_is_none_of_ours(op):
 def test_stock_is_refused_for_want_of_memory_only(op):
     orders = Settings(exclude=frozenset({"stock"}))
     model = CostModel(Profile(banned=[Ban("synthetic", "stock", "float64", "cpu", "x")]))
-    assert "stock" not in obstacles(square(64), op, model, orders, Limit(10**9, "x"))
+    assert "stock" not in obstacles(Feasibility(op, square(64)), model, orders, Limit(10**9, "x"))
     for memory, there in ((1, None), (None, Limit(1, "x"))):
         narrow = msgspec.structs.replace(orders, memory=memory)
-        assert "may be taken" in obstacles(square(64), op, model, narrow, there)["stock"]
+        assert "may be taken" in obstacles(Feasibility(op, square(64)), model, narrow, there)["stock"]
 
 
 def test_approximate_candidates_only_when_asked_for(op):
@@ -344,7 +349,7 @@ def test_bans_hold_for_their_op_dtype_and_device(op):
         )
         profile = synthetic_profile({"fast": 0.5})
         profile.banned.append(ban)
-        return decide(square(64), op, CostModel(profile), ORDERS_NOTHING).candidate
+        return decide(Feasibility(op, square(64)), CostModel(profile), ORDERS_NOTHING).candidate
 
     assert with_ban() == "stock"
     for other in ({"op": "qr"}, {"candidate": "other"}, {"dtype": "float32"}, {"device": "cuda"}):
@@ -356,44 +361,51 @@ def test_a_set_up_must_be_repaid_by_declared_calls(op):
     saving = 0.5 * seconds_of_stock(512) * 1000
     for seconds, winner in ((0.5 * saving, "slow-start"), (2 * saving, "stock"), (None, "stock")):
         profile.setup = {} if seconds is None else {"synthetic.slow-start": seconds}
-        assert decide(square(512), op, CostModel(profile), Settings(calls=1000)).candidate == winner
-        assert decide(square(512), op, CostModel(profile), Settings(calls=0)).candidate == "stock"
+        assert decide(Feasibility(op, square(512)), CostModel(profile), Settings(calls=1000)).candidate == winner
+        assert decide(Feasibility(op, square(512)), CostModel(profile), Settings(calls=0)).candidate == "stock"
 
 
 def test_a_set_up_must_be_repaid_by_calls_seen(op):
     """As many calls are expected to come as were seen; the decision says when to look again."""
     profile = synthetic_profile({"slow-start": 0.5})
     profile.setup = {"synthetic.slow-start": 0.5 * seconds_of_stock(512) * 100}
-    first = decide(square(512), op, CostModel(profile), ORDERS_NOTHING)
+    first = decide(Feasibility(op, square(512)), CostModel(profile), ORDERS_NOTHING)
     assert first.candidate == "stock"
     assert 80 < first.review < 120
     assert str(first.review) in first.reason
-    again = decide(square(512), op, CostModel(profile), ORDERS_NOTHING, seen=first.review)
+    again = decide(Feasibility(op, square(512)), CostModel(profile), ORDERS_NOTHING, seen=first.review)
     assert (again.candidate, again.review) == ("slow-start", 0)
-    assert decide(square(512), op, CostModel(profile), ORDERS_NOTHING, seen=first.review // 2).candidate == "stock"
+    assert (
+        decide(Feasibility(op, square(512)), CostModel(profile), ORDERS_NOTHING, seen=first.review // 2).candidate
+        == "stock"
+    )
 
 
 def test_a_set_up_is_weighed_against_the_best_that_needs_none(op):
     profile = synthetic_profile({"slow-start": 0.5, "fast": 0.52})
     profile.setup = {"synthetic.slow-start": 0.5 * seconds_of_stock(512) * 100}
-    found = decide(square(512), op, CostModel(profile), Settings(calls=200))
+    found = decide(Feasibility(op, square(512)), CostModel(profile), Settings(calls=200))
     assert found.candidate == "fast"
     assert found.review > 1000
 
 
 def test_random_choice_is_feasible_reproducible_and_various(op):
     model = CostModel(synthetic_profile({"fast": 5.0}))
-    draws = {seed: decide(square(64), op, model, Settings(random_seed=seed)).candidate for seed in range(40)}
+    draws = {
+        seed: decide(Feasibility(op, square(64)), model, Settings(random_seed=seed)).candidate for seed in range(40)
+    }
     assert set(draws.values()) == {"stock", "fast", "other", "exact"}
-    assert all(decide(square(64), op, model, Settings(random_seed=s)).candidate == c for s, c in draws.items())
-    sizes = {decide(square(n), op, model, Settings(random_seed=1)).candidate for n in range(2, 60)}
+    assert all(
+        decide(Feasibility(op, square(64)), model, Settings(random_seed=s)).candidate == c for s, c in draws.items()
+    )
+    sizes = {decide(Feasibility(op, square(n)), model, Settings(random_seed=1)).candidate for n in range(2, 60)}
     assert sizes == {"stock", "fast", "other", "exact"}
 
 
 def test_random_choice_leaves_room_for_an_order(op):
     model = CostModel(synthetic_profile({"fast": 5.0}))
     orders = [Settings(random_seed=seed, force=(("synthetic", "other"),)) for seed in range(9)]
-    assert {decide(square(64), op, model, order).candidate for order in orders} == {"other"}
+    assert {decide(Feasibility(op, square(64)), model, order).candidate for order in orders} == {"other"}
 
 
 def test_thresholds_of_the_user_beat_measurements():
@@ -402,12 +414,11 @@ def test_thresholds_of_the_user_beat_measurements():
     orders = Settings(threshold=(("qr", "cuda", 300),))
     for n, want in ((200, "cpu"), (300, "cpu"), (301, "stock"), (600, "stock"), (64, "stock")):
         problem = Problem(op="qr", m=n, n=n, device="cuda")
-        found = decide(problem, qr, CostModel(profile), orders)
+        found = decide(Feasibility(qr, problem), CostModel(profile), orders)
         assert found.candidate == want, n  # above: stock runs on the device; at 64 columns: on the CPU, as ordered
         assert "ordered by the user" in found.reason
-    found = decide(
-        Problem(op="qr", m=64, n=64, device="cuda"), qr, CostModel(profile), Settings(threshold=(("qr", "cuda", 9),))
-    )
+    table = Feasibility(qr, Problem(op="qr", m=64, n=64, device="cuda"))
+    found = decide(table, CostModel(profile), Settings(threshold=(("qr", "cuda", 9),)))
     assert found.candidate == "native"
 
 
@@ -435,7 +446,7 @@ def synthetic_cuda_profile(crossover: int = 512) -> Profile:
 def test_a_recorded_gpu_decides_here_as_its_data_say(crossover):
     qr, model = get("qr"), CostModel(synthetic_cuda_profile(crossover))
     for n in (20, 64, 100, 150, 256, 400, 700, 1024, 1500):
-        found = decide(Problem(op="qr", m=n, n=n, device="cuda"), qr, model, ORDERS_NOTHING)
+        found = decide(Feasibility(qr, Problem(op="qr", m=n, n=n, device="cuda")), model, ORDERS_NOTHING)
         runs = {"stock": "cpu" if n <= 128 else "native"}.get(found.candidate, found.candidate)
         assert runs == ("cpu" if n < crossover else "native"), (n, str(found))
 
@@ -482,7 +493,7 @@ any_trial = st.builds(
 @given(st.lists(any_trial, max_size=6), st.integers(8, 5000), st.integers(2, 64))
 def test_any_valid_profile_costs_only_speed(trials, n, columns):
     problem = Problem(op="matmul", m=n, n=n, rhs=columns, variant="rows")
-    found = decide(problem, get("matmul"), CostModel(Profile(trials=trials)), ORDERS_NOTHING)
+    found = decide(Feasibility(get("matmul"), problem), CostModel(Profile(trials=trials)), ORDERS_NOTHING)
     assert found.candidate in [c.name for c in get("matmul").feasible(problem)]
 
 
@@ -492,7 +503,7 @@ def test_a_variant_that_no_op_has_costs_only_speed():
     timings = {"stock": Timing(1e-3), "gemm": Timing(5e-4, 0.5)}
     for variant in ("", "nonsense", "nonsense/same/ard", "rbf"):
         profile = Profile(trials=[Trial(usual.replace(variant=variant), timings), Trial(usual, timings)])
-        assert decide(usual, op, CostModel(profile), ORDERS_NOTHING).candidate in op.names()
+        assert decide(Feasibility(op, usual), CostModel(profile), ORDERS_NOTHING).candidate in op.names()
 
 
 # --- how it prints ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""Feasibility: for one problem, the reason against each candidate of its op, and the bytes that each takes."""
+
+from __future__ import annotations
+
+from autokern.core.candidate import Candidate
+from autokern.core.op import Op
+from autokern.core.problem import Problem
+
+__all__ = ["Feasibility"]
+
+
+class Feasibility:
+    """The table of one problem, which a decision is made from; a candidate is asked each question once, if at all.
+
+    Parameters
+    ----------
+    op : Op
+        The op.
+    problem : Problem
+        A problem of it.
+    recorded : bool
+        Whether a recorded host is replayed: this machine is not asked what is available there.
+    """
+
+    __slots__ = ("_memory", "_reasons", "op", "problem", "recorded")
+
+    def __init__(self, op: Op, problem: Problem, recorded: bool = False) -> None:
+        self.op, self.problem, self.recorded = op, problem, recorded
+        self._reasons: dict[str, str | None] = {}
+        self._memory: dict[str, int] = {}
+
+    def why_not(self, candidate: Candidate) -> str | None:
+        """Return why a candidate cannot serve the problem, or None where it can."""
+        name = candidate.name
+        if name not in self._reasons:
+            why = candidate.unsupported(self.problem)
+            if why is None and not self.recorded:
+                why = candidate.unavailable(self.problem.device)
+            self._reasons[name] = why
+        return self._reasons[name]
+
+    def memory(self, candidate: Candidate) -> int:
+        """Return the bytes that a candidate takes at its peak, results included."""
+        if candidate.name not in self._memory:
+            self._memory[candidate.name] = candidate.memory(self.problem)
+        return self._memory[candidate.name]
+
+    def feasible(self) -> list[Candidate]:
+        """Candidates that can serve the problem, stock first, whatever their accuracy and memory."""
+        return [c for c in self.op.candidates if self.why_not(c) is None]
+
+    def needs(self) -> dict[str, int]:
+        """Bytes that each candidate takes that can serve the problem."""
+        return {c.name: self.memory(c) for c in self.feasible()}
+
+    def largest(self) -> int:
+        """The most bytes that any candidate of the op takes, whether it can serve the problem or not."""
+        return max(self.memory(c) for c in self.op.candidates)
