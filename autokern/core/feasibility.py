@@ -22,12 +22,13 @@ class Feasibility:
         Whether a recorded host is replayed: this machine is not asked what is available there.
     """
 
-    __slots__ = ("_memory", "_reasons", "op", "problem", "recorded")
+    __slots__ = ("_memory", "_reasons", "candidates", "op", "problem", "recorded")
 
     def __init__(self, op: Op, problem: Problem, recorded: bool = False) -> None:
         self.op, self.problem, self.recorded = op, problem, recorded
+        self.candidates = tuple(op.candidates)
         self._reasons: dict[str, str | None] = {}
-        self._memory: dict[str, int] = {}
+        self._memory: dict[str, int] | None = None
 
     def why_not(self, candidate: Candidate) -> str | None:
         """Return why a candidate cannot serve the problem, or None where it can."""
@@ -39,20 +40,13 @@ class Feasibility:
             self._reasons[name] = why
         return self._reasons[name]
 
-    def memory(self, candidate: Candidate) -> int:
-        """Return the bytes that a candidate takes at its peak, results included."""
-        if candidate.name not in self._memory:
-            self._memory[candidate.name] = candidate.memory(self.problem)
-        return self._memory[candidate.name]
-
     def feasible(self) -> list[Candidate]:
         """Candidates that can serve the problem, stock first, whatever their accuracy and memory."""
-        return [c for c in self.op.candidates if self.why_not(c) is None]
+        return [c for c in self.candidates if self.why_not(c) is None]
 
-    def needs(self) -> dict[str, int]:
-        """Bytes that each candidate takes that can serve the problem."""
-        return {c.name: self.memory(c) for c in self.feasible()}
-
-    def largest(self) -> int:
-        """The most bytes that any candidate of the op takes, whether it can serve the problem or not."""
-        return max(self.memory(c) for c in self.op.candidates)
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that each candidate takes at its peak, results included, whether it can serve the problem or not."""
+        if self._memory is None:
+            self._memory = {c.name: c.memory(self.problem) for c in self.candidates}
+        return self._memory

@@ -154,7 +154,7 @@ def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     op, problem = table.op, table.problem
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     others = [op[name] for name in entry.decision.order if name != failed]
-    fitting = [c for c in others if memory_limit.fits(table.memory(c), problem.device)]
+    fitting = [c for c in others if memory_limit.fits(table.memory[c.name], problem.device)]
     if not exhausted:  # stock may have the same to say; only where it does not fit the next one has
         fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:

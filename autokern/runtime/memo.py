@@ -93,6 +93,11 @@ class Entry:
             )
 
 
+def _needs(table: Feasibility) -> dict[str, int]:
+    """Return the bytes of each candidate that can serve a problem."""
+    return {c.name: table.memory[c.name] for c in table.feasible()}
+
+
 class LargeEntry(Entry):
     """A decided key whose calls take so much memory that each one reads the available memory first.
 
@@ -111,7 +116,7 @@ class LargeEntry(Entry):
         before: int = 0,
     ) -> None:
         self._settings, self._decide = settings, decide
-        self._needs = table.needs()
+        self._needs = _needs(table)
         self._fitting = self._fit(memory_limit.current(table.problem.device, settings.memory))
         self._failed: list[str] = []
         super().__init__(decision, table, count, before)
@@ -137,7 +142,7 @@ class LargeEntry(Entry):
             self._decide_again()
             self._fitting = self._fit(there)
         candidate, run = self._plan
-        memory_limit.claim(self.table.memory(candidate), there)
+        memory_limit.claim(self.table.memory[candidate.name], there)
         inside.active = not candidate.parts
         return run(*args)
 
@@ -145,7 +150,7 @@ class LargeEntry(Entry):
         settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
         table = Feasibility(self.table.op, self.table.problem)
         self.decision = self._decide(table, settings)
-        self.table, self._needs = table, table.needs()
+        self.table, self._needs = table, _needs(table)
         self.serve(table.op[self.decision.candidate])
         if self.decision.review > self.count:
             self.check_at(min(self.due, self.decision.review))
@@ -154,7 +159,7 @@ class LargeEntry(Entry):
 def is_large(decision: Decision, table: Feasibility) -> bool:
     """Whether calls of a decided problem take so much that the memory matters: by the choice, or by stock."""
     names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
-    return max(table.memory(table.op[name]) for name in names) >= memory_limit.LARGE
+    return max(table.memory[name] for name in names) >= memory_limit.LARGE
 
 
 Memo = dict[str, dict[Any, Entry]]

@@ -154,11 +154,13 @@ class Session:
         from autokern.runtime import drift, spotcheck
 
         ordered = settings
-        while self._errors.get(_watched(decision), 0.0) > settings.max_error:  # it has failed on these data before
+        while (
+            self._errors and self._errors.get(_watched(decision), 0.0) > settings.max_error
+        ):  # it has failed on these data before
             failed = f"{table.op.name}={decision.candidate}"
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
             decision = self.decide(table, ordered, count)
-        before = self._seen[_watched(decision)]
+        before = self._seen[_watched(decision)] if self._seen else 0
         if is_large(decision, table):
             entry: Entry = LargeEntry(decision, table, settings, self.decide, count, before)
         else:
@@ -204,7 +206,7 @@ class Session:
         Where memory or an order by exact size or problem matters, it is decided for itself.
         """
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or table.largest() >= memory_limit.LARGE:
+        if exact or max(table.memory.values()) >= memory_limit.LARGE:
             return self.decide(table, settings)
         problem, coarse = table.problem, table.problem.coarse
         decision = self._decided.get((coarse, settings))
@@ -222,7 +224,7 @@ class Session:
         from autokern.tuning import policy
 
         there, device = None, table.problem.device
-        if table.largest() >= memory_limit.LARGE and device in host.current().devices:
+        if max(table.memory.values()) >= memory_limit.LARGE and device in host.current().devices:
             there = memory_limit.current(device)  # the memory of a recorded host is only explained here
         try:
             return policy.decide(table, self.model, settings, there, seen)

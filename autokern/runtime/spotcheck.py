@@ -61,11 +61,11 @@ def _exact(entry: Entry) -> Candidate | None:
     Of those the best, one without set-up time if possible.
     """
     table = entry.table
-    known, held = [table.op[name] for name in entry.decision.order], table.memory(entry.candidate)
+    known, held = [table.op[name] for name in entry.decision.order], table.memory[entry.candidate.name]
     exact = [
         c
         for c in known
-        if c.accuracy != "approximate" and memory_limit.fits(held + table.memory(c), table.problem.device)
+        if c.accuracy != "approximate" and memory_limit.fits(held + table.memory[c.name], table.problem.device)
     ]
     return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.compiles), default=None)
 

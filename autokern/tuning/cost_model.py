@@ -24,6 +24,7 @@ from autokern.tuning.profile import Profile, Trial
 __all__ = ["CostModel", "Estimate"]
 
 Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
 
 _LENGTHSCALES = (1.0, 2.0, 4.0)
 """Octaves over which measurements are correlated; the likeliest of these is taken."""
@@ -103,14 +104,15 @@ class CostModel:
         stock = self._fit(op, op.stock, problem.group)
         if stock is None:
             return {}
+        distances = _distances(_place(op, problem)[None, :], stock.places)[0]
         baseline = stock.baseline(op.stock, problem)
-        base = stock.predict(op, problem, baseline)
+        base = stock.predict(distances, baseline)
         found = {"stock": Estimate(math.exp(base.mean), 0.0, 0.0, base.distance)}
         for candidate in candidates:
             fit = None if candidate.name == "stock" else self._fit(op, candidate, problem.group)
             if fit is not None:
                 prior = fit.baseline(candidate, problem) - baseline
-                posterior = fit.predict(op, problem, prior)
+                posterior = fit.predict(distances, prior)
                 found[candidate.name] = Estimate(
                     math.exp(base.mean + posterior.mean), posterior.mean, posterior.sigma, posterior.distance
                 )
@@ -134,15 +136,16 @@ class CostModel:
     def _fit(self, op: Op, candidate: Candidate, group: tuple[str, str, str]) -> _Fit | None:
         key = (group, candidate.name)
         if key not in self._fits:
-            trials = [t for t in self._trials[group] if candidate.name in t.timings]
-            if not trials:
+            trials = self._trials[group]
+            rows = [row for row, trial in enumerate(trials) if candidate.name in trial.timings]
+            if not rows:
                 return None
             if candidate.name == "stock":
-                self._fits[key] = _Fit.of_stock(op, candidate, trials)
+                self._fits[key] = _Fit.of_stock(op, trials)
             else:
                 stock = self._fit(op, op.stock, group)
                 assert stock is not None
-                self._fits[key] = _Fit.of_ratio(op, candidate, trials, stock)
+                self._fits[key] = _Fit.of_ratio(candidate, [trials[row] for row in rows], stock, np.array(rows))
         return self._fits[key]
 
 
@@ -153,45 +156,50 @@ class _Posterior(NamedTuple):
 
 
 class _Fit:
-    """Coefficients, and a Gaussian process on the residuals of log times."""
+    """Coefficients, and a Gaussian process on the residuals of log times at some of the places of a group."""
 
-    def __init__(
-        self, op: Op, candidate: Candidate, trials: list[Trial], coefficients: Array, residuals: Array, noise: Array
-    ) -> None:
-        self._coefficients = coefficients
-        self._places = np.array([_place(op, t.problem) for t in trials])
-        between = _distances(self._places, self._places)
+    def __init__(self, coefficients: Array, places: Array, residuals: Array, noise: Array, rows: Rows) -> None:
+        self._coefficients, self.places, self._rows = coefficients, places, rows
+        between = _distances(places[rows], places[rows])
         fits = [_condition(between, lengthscale, residuals, noise) for lengthscale in _LENGTHSCALES]
         best = max(range(len(fits)), key=lambda index: fits[index].likelihood)
         self._lengthscale, self._fit = _LENGTHSCALES[best], fits[best]
+        self.baselines = np.zeros(0)
 
     @classmethod
-    def of_stock(cls, op: Op, stock: Candidate, trials: list[Trial]) -> _Fit:
+    def of_stock(cls, op: Op, trials: list[Trial]) -> _Fit:
         """Fit the times of stock themselves."""
-        seconds = np.array([t.timings["stock"].seconds for t in trials])
-        coefficients = _fit_coefficients(_features(stock, [t.problem for t in trials]), seconds)
-        residuals = np.log(seconds) - np.log(_seconds(coefficients, stock, [t.problem for t in trials]))
-        return cls(op, stock, trials, coefficients, residuals, np.zeros(len(trials)))
+        seconds, problems = np.array([t.timings["stock"].seconds for t in trials]), [t.problem for t in trials]
+        features = _features(op.stock, problems)
+        coefficients = _fit_coefficients(features, seconds)
+        residuals = np.log(seconds) - np.log(_seconds(coefficients, features))
+        places = np.array([_place(op, problem) for problem in problems])
+        fit = cls(coefficients, places, residuals, np.zeros(len(trials)), np.arange(len(trials)))
+        fit.baselines = np.array([fit.baseline(op.stock, problem) for problem in problems])
+        return fit
 
     @classmethod
-    def of_ratio(cls, op: Op, candidate: Candidate, trials: list[Trial], stock: _Fit) -> _Fit:
-        """Fit the ratios of a candidate to stock."""
-        problems = [t.problem for t in trials]
-        timings = [t.timings[candidate.name] for t in trials]
-        coefficients = _fit_coefficients(_features(candidate, problems), np.array([t.seconds for t in timings]))
-        prior = np.log(_seconds(coefficients, candidate, problems)) - np.array(
-            [stock.baseline(op.stock, p) for p in problems]
+    def of_ratio(cls, candidate: Candidate, trials: list[Trial], stock: _Fit, rows: Rows) -> _Fit:
+        """Fit the ratios of a candidate to stock, measured on some rows of stock's trials."""
+        features, timings = (
+            _features(candidate, [t.problem for t in trials]),
+            [t.timings[candidate.name] for t in trials],
         )
+        coefficients = _fit_coefficients(features, np.array([t.seconds for t in timings]))
+        prior = np.log(_seconds(coefficients, features)) - stock.baselines[rows]
         residuals = np.log([t.ratio for t in timings]) - prior
-        return cls(op, candidate, trials, coefficients, residuals, np.array([t.noise for t in timings]))
+        return cls(coefficients, stock.places, residuals, np.array([t.noise for t in timings]), rows)
 
     def baseline(self, candidate: Candidate, problem: Problem) -> float:
         """Return the log of the seconds by the coefficients alone."""
-        return float(np.log(_seconds(self._coefficients, candidate, [problem])[0]))
+        return float(np.log(_seconds(self._coefficients, _features(candidate, [problem]))[0]))
 
-    def predict(self, op: Op, problem: Problem, prior: float) -> _Posterior:
-        """Return the posterior of the log time or log ratio; `prior` comes from the coefficients."""
-        distance = _distances(_place(op, problem)[None, :], self._places)[0]
+    def predict(self, distances: Array, prior: float) -> _Posterior:
+        """Return the posterior of the log time or log ratio; `prior` comes from the coefficients.
+
+        `distances` are those of the problem from all places of the group.
+        """
+        distance = distances[self._rows]
         cross = self._fit.amplitude**2 * _matern32(distance / self._lengthscale)
         nearest = float(distance.min())
         explained = float(cross @ self._fit.precision @ cross)
@@ -268,5 +276,5 @@ def _fit_coefficients(features: Array, seconds: Array) -> Array:
     return coefficients
 
 
-def _seconds(coefficients: Array, candidate: Candidate, problems: list[Problem]) -> Array:
-    return np.maximum(_features(candidate, problems) @ coefficients, _FLOOR)
+def _seconds(coefficients: Array, features: Array) -> Array:
+    return np.maximum(features @ coefficients, _FLOOR)

@@ -50,7 +50,7 @@ def obstacles(table: Feasibility, model: CostModel, settings: Settings, there: L
     }
     limit = least(settings.memory, there)
     found = {}
-    for candidate in op.candidates:
+    for candidate in table.candidates:
         why = None
         if candidate is not op.stock:
             why = table.why_not(candidate)
@@ -64,8 +64,8 @@ def obstacles(table: Feasibility, model: CostModel, settings: Settings, there: L
                 why = f"banned on this host: {banned[candidate.name]}"
             if why is None and table.recorded and not model.measured(candidate.name, problem):
                 why = "it was not measured on the recorded host"
-        if why is None and limit is not None and table.memory(candidate) > limit.bytes:
-            why = f"needs {sized(table.memory(candidate))}, and {sized(limit.bytes)} may be taken"
+        if why is None and limit is not None and table.memory[candidate.name] > limit.bytes:
+            why = f"needs {sized(table.memory[candidate.name])}, and {sized(limit.bytes)} may be taken"
         if why is not None:
             found[candidate.name] = why
     return found
@@ -112,139 +112,148 @@ def decide(
     """
     op, problem = table.op, table.problem
     excluded = obstacles(table, model, settings, there)
-    feasible = [c for c in op.candidates if c.name not in excluded]
+    feasible = [c for c in table.candidates if c.name not in excluded]
     if not feasible:
         raise _nothing_fits(table, model, settings, there)
-    rough = [c for c in op.candidates if excluded.get(c.name, "").startswith(_ROUGH)]
-    all_estimates = model.estimate(op, problem, [*feasible, *rough])
-    estimates = {name: estimate for name, estimate in all_estimates.items() if name not in excluded or name == "stock"}
-    ranked = _ranked(op, problem, feasible, estimates)
-    predicted = {name: estimates[name].seconds for name in ranked if name in estimates}
-    flops = op.features(problem).flops
+    rough = [c for c in table.candidates if excluded.get(c.name, "").startswith(_ROUGH)]
+    estimates = model.estimate(op, problem, [*feasible, *rough])
+    usable = {name: estimate for name, estimate in estimates.items() if name not in excluded or name == "stock"}
+    ranked = _ranked(op, problem, feasible, usable)
+    name, reason, source, review = _choice(table, model, settings, seen, excluded, ranked, usable)
+    flops, estimate = op.features(problem).flops, usable.get(name)
 
     def cost(candidate: Candidate) -> Cost:
-        estimate, approximate = all_estimates.get(candidate.name), candidate.accuracy == "approximate"
+        found, approximate = estimates.get(candidate.name), candidate.accuracy == "approximate"
         return Cost(
-            seconds=estimate.seconds if estimate else None,
+            seconds=found.seconds if found else None,
             flops=flops,
-            memory=table.memory(candidate),
+            memory=table.memory[candidate.name],
             relative_error=model.relative_error(op, candidate.name, problem) if approximate else None,
         )
 
-    costs = {c.name: cost(c) for c in [*(op[name] for name in ranked), *rough]}
+    return Decision(
+        problem=problem,
+        candidate=name,
+        reason=reason,
+        source=source,
+        predicted={c.name: usable[c.name].seconds for c in ranked if c.name in usable},
+        margin=math.exp(-estimate.log_ratio) if estimate else 1.0,
+        uncertainty=estimate.sigma if estimate else 0.0,
+        excluded=excluded,
+        order=(name, *(c.name for c in ranked if c.name != name)),
+        review=review,
+        costs={c.name: cost(c) for c in (*ranked, *rough)},
+    )
 
-    def decision(name: str, reason: str, source: str, review: int = 0) -> Decision:
-        estimate = estimates.get(name)
-        return Decision(
-            problem=problem,
-            candidate=name,
-            reason=reason,
-            source=source,
-            predicted=predicted,
-            margin=math.exp(-estimate.log_ratio) if estimate else 1.0,
-            uncertainty=estimate.sigma if estimate else 0.0,
-            excluded=excluded,
-            order=(name, *(n for n in ranked if n != name)),
-            review=review,
-            costs=costs,
-        )
 
-    ordered = _ordered(problem, op, settings, excluded, seen)
+def _choice(
+    table: Feasibility,
+    model: CostModel,
+    settings: Settings,
+    seen: int,
+    excluded: Mapping[str, str],
+    ranked: list[Candidate],
+    estimates: Mapping[str, Estimate],
+) -> tuple[str, str, str, int]:
+    """Return the name of the choice, the reason, where the knowledge came from, and the calls until a review."""
+    op, stock, default = table.op, table.op.stock, table.op.default_candidate(table.problem)
+    ordered = _ordered(table, settings, excluded, seen)
     if ordered is not None and ordered[0] not in excluded:
         drawn = settings.random_seed is not None and settings.forced(op.name) is None
-        return decision(*ordered, "order", max(2, seen + 1) if drawn else 0)
+        return *ordered, "order", max(2, seen + 1) if drawn else 0
     horizon = seen if settings.calls is None else settings.calls
-    known, default = [n for n in ranked if n in estimates], op.default_candidate(problem)
+    known = [c for c in ranked if c.name in estimates]
     if "stock" in excluded:
-        likely = default if default not in excluded else _frugal(feasible, table).name
-        name, review = _repaid(known, op, estimates, model, horizon) if known else (likely, 0)
+        likely = op[default] if default not in excluded else _frugal(table, excluded)
+        chosen, review = _repaid(known, op, estimates, model, horizon) if known else (likely, 0)
         why = f"stock does not fit the memory: it {excluded['stock']}"
-        source = _source(estimates[name]) if name in estimates else "unmeasured"
-        return decision(name, f"{ordered[1]}; {why}" if ordered else why, source, review)
-    if len(feasible) == 1:
-        return decision("stock", "no other candidate can serve this problem", "only choice")
+        source = _source(estimates[chosen.name]) if chosen.name in estimates else "unmeasured"
+        return chosen.name, f"{ordered[1]}; {why}" if ordered else why, source, review
+    if len(ranked) == 1:
+        return "stock", "no other candidate can serve this problem", "only choice", 0
     another = default not in ("stock", *excluded)
     if not estimates:
         if another:
-            return decision(default, "nothing was measured yet, and stock would do far more work", "unmeasured")
-        return decision("stock", "nothing was measured for this op, dtype and device", "unmeasured")
-    known.remove("stock")
-    better = [n for n in known if _cost(op, problem, n, estimates[n]) <= -NOISE]
+            return default, "nothing was measured yet, and stock would do far more work", "unmeasured", 0
+        return "stock", "nothing was measured for this op, dtype and device", "unmeasured", 0
+    known.remove(stock)
+    better = [c for c in known if _cost(op, table.problem, c, estimates[c.name]) <= -NOISE]
     doubtful = another and not better  # then stock must be shown to be faster
     if doubtful:
-        better = [n for n in known if estimates[n].log_ratio <= -NOISE]
-    name, review = _repaid([*better, "stock"], op, estimates, model, horizon)
-    if name == "stock":
+        better = [c for c in known if estimates[c.name].log_ratio <= -NOISE]
+    chosen, review = _repaid([*better, stock], op, estimates, model, horizon)
+    estimate = estimates[chosen.name]
+    if chosen is stock and review:
+        reason = f"what is faster compiles first, which {review} calls would repay"
+    elif chosen is stock:
         reason = "no other candidate beats it by more than is uncertain"
-        if review:
-            reason = f"what is faster compiles first, which {review} calls would repay"
-        return decision("stock", reason, _source(estimates["stock"]), review)
-    estimate = estimates[name]
-    if doubtful:
+    elif doubtful:
         reason = "likely the fastest, and stock, which does far more work, is not known to be faster"
     elif estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
         reason = "exact where stock approximates, and no slower beyond noise"
-    elif op[name].threads and any(other.log_ratio < estimate.log_ratio for other in estimates.values()):
+    elif chosen.threads and any(other.log_ratio < estimate.log_ratio for other in estimates.values()):
         reason = "as fast as any but for what is uncertain, with fewer threads"
     else:
         reason = "the fastest as measured, by more than is uncertain"
-    return decision(name, reason, _source(estimate), review)
+    return chosen.name, reason, _source(estimate), review
 
 
 def _repaid(
-    ranked: list[str], op: Op, estimates: Mapping[str, Estimate], model: CostModel, horizon: int
-) -> tuple[str, int]:
-    """Return the first name whose set-up time so many calls repay, and the calls after which to look again.
+    ranked: list[Candidate], op: Op, estimates: Mapping[str, Estimate], model: CostModel, horizon: int
+) -> tuple[Candidate, int]:
+    """Return the first candidate whose set-up time so many calls repay, and the calls after which to decide again.
 
-    What is saved is counted against the best that needs no set-up; the last name is taken if nothing else is.
+    Savings count against the best candidate without set-up time; the last one is taken if no other is.
     """
-    ready = next((n for n in ranked if not op[n].compiles), ranked[-1])
+    ready = next((c for c in ranked if not c.compiles), ranked[-1])
     review = 0
-    for name in ranked:
-        if name == ready:
+    for candidate in ranked:
+        if candidate is ready:
             break
-        saving = estimates[ready].seconds - estimates[name].seconds
-        setup = model.profile.setup.get(f"{op.name}.{name}", math.inf)
+        saving = estimates[ready.name].seconds - estimates[candidate.name].seconds
+        setup = model.profile.setup.get(f"{op.name}.{candidate.name}", math.inf)
         if saving * horizon > setup:
-            return name, 0
+            return candidate, 0
         if saving > 0 and math.isfinite(setup):
             calls = int(setup / saving) + 1
             review = min(review or calls, calls)
     return ready, review
 
 
-def _frugal(candidates: list[Candidate], table: Feasibility) -> Candidate:
+def _frugal(table: Feasibility, excluded: Mapping[str, str]) -> Candidate:
     """Return the candidate that takes the least memory, the first of equals; one without set-up time if possible."""
-    return min(candidates, key=lambda c: (c.compiles, table.memory(c)))
+    able = (c for c in table.candidates if c.name not in excluded)
+    return min(able, key=lambda c: (c.compiles, table.memory[c.name]))
 
 
 def _nothing_fits(table: Feasibility, model: CostModel, settings: Settings, there: Limit | None) -> MemoryBudgetError:
     problem, limit = table.problem, least(settings.memory, there)
     assert limit is not None
     others = obstacles(table, model, msgspec.structs.replace(settings, memory=None))
-    frugal = _frugal([c for c in table.op.candidates if c.name not in others], table)
+    frugal = _frugal(table, others)
     asked = f"{problem} by its most frugal candidate ({frugal.name})"
     ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")
-    return refusal(asked, table.memory(frugal), limit, ways)
+    return refusal(asked, table.memory[frugal.name], limit, ways)
 
 
-def _cost(op: Op, problem: Problem, name: str, estimate: Estimate) -> float:
+def _cost(op: Op, problem: Problem, candidate: Candidate, estimate: Estimate) -> float:
     """Return the cautious log ratio to stock's time, less what an exact result may cost where stock approximates."""
-    favoured = op[name].accuracy == "better" and op.approximates(problem)
+    favoured = candidate.accuracy == "better" and op.approximates(problem)
     return estimate.log_ratio + CONFIDENCE * estimate.sigma - (LEEWAY if favoured else 0.0)
 
 
-def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[str]:
-    """Names by cautious predicted time, of near ties the fewest threads; stock before all that nothing is known of."""
+def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapping[str, Estimate]) -> list[Candidate]:
+    """Candidates by cautious predicted time, of near ties the fewest threads; stock before those not measured."""
 
-    def cost(name: str) -> float:
-        if name in estimates and name != "stock":
-            return _cost(op, problem, name, estimates[name])
-        return 0.0 if name == "stock" else math.inf
+    def cost(candidate: Candidate) -> float:
+        if candidate is op.stock:
+            return 0.0
+        estimate = estimates.get(candidate.name)
+        return math.inf if estimate is None else _cost(op, problem, candidate, estimate)
 
-    ranked = sorted(feasible, key=lambda c: (cost(c.name), c.name != "stock", c.name))
+    ranked = sorted(feasible, key=lambda c: (cost(c), c is not op.stock, c.name))
     first = ranked[0]
-    if first.name != "stock" and first.name in estimates:
+    if first is not op.stock and first.name in estimates:
         best = estimates[first.name]
 
         def near(estimate: Estimate) -> bool:
@@ -254,18 +263,16 @@ def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Mapp
         frugal = min(few, key=lambda c: c.threads, default=first)
         ranked.remove(frugal)
         ranked.insert(0, frugal)
-    return [c.name for c in ranked]
+    return ranked
 
 
 def _source(estimate: Estimate) -> str:
     return "measured" if estimate.distance < 0.1 else "interpolated" if estimate.distance < 2.5 else "extrapolated"
 
 
-def _ordered(
-    problem: Problem, op: Op, settings: Settings, excluded: Mapping[str, str], seen: int
-) -> tuple[str, str] | None:
+def _ordered(table: Feasibility, settings: Settings, excluded: Mapping[str, str], seen: int) -> tuple[str, str] | None:
     """Return the candidate that the user ordered and the reason to give, if there is such an order."""
-    forced = settings.forced(op.name)
+    op, problem, forced = table.op, table.problem, settings.forced(table.op.name)
     if forced is not None:
         if forced not in op.names():
             raise SettingsError(f"op {op.name} has no candidate {forced!r} to force; it has {', '.join(op.names())}")
@@ -274,7 +281,9 @@ def _ordered(
         return forced, "forced by the user"
     if settings.random_seed is not None:
         names = [
-            c.name for c in op.candidates if c.name not in excluded and c.accuracy != "approximate" and not c.compiles
+            c.name
+            for c in table.candidates
+            if c.name not in excluded and c.accuracy != "approximate" and not c.compiles
         ] or ["stock"]
         return random.Random(f"{settings.random_seed}:{problem}:{seen}").choice(names), "drawn at random"
     size = settings.cpu_up_to(op.name, problem.device)
