@@ -150,11 +150,10 @@ def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     """Answer a failed candidate: the next one if memory ran out, else stock, whose own error is passed on."""
     if entry.candidate.name == "stock":
         raise error
-    failed, table = entry.candidate.name, entry.table
-    op, problem = table.op, table.problem
+    failed, op, problem = entry.candidate.name, entry.op, entry.decision.problem
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     others = [op[name] for name in entry.decision.order if name != failed]
-    fitting = [c for c in others if memory_limit.fits(table.memory[c.name], problem.device)]
+    fitting = [c for c in others if memory_limit.fits(c.memory(problem), problem.device)]
     if not exhausted:  # stock may have the same to say; only where it does not fit the next one has
         fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:

@@ -44,9 +44,9 @@ def _may_drift(entry: Entry, settings: Settings) -> bool:
     """Whether a measurement chose the candidate, and stock could take its place and be timed without harm."""
     measured = entry.decision.source in ("measured", "interpolated", "extrapolated")
     harmless = not (isinstance(entry, LargeEntry) or entry.candidate.compiles)
-    here = entry.table.problem.device == "cpu"  # on a GPU the check would have to wait for all that is queued
+    here = entry.decision.problem.device == "cpu"  # on a GPU the check would have to wait for all that is queued
     free = not settings.deterministic and settings.profile is None and not host.multi_rank()
-    replaceable = entry.candidate.name != "stock" and "stock" not in entry.decision.excluded
+    replaceable = entry.candidate is not entry.op.stock and "stock" not in entry.decision.excluded
     return measured and harmless and here and free and replaceable
 
 
@@ -56,13 +56,13 @@ def check(entry: Entry, args: tuple[Any, ...]) -> None:
     entry.check_at(entry.count + _SOON if behind else 2 * entry.count)
     if entry.struck(behind) == _STRIKES:
         reason = f"{entry.candidate.name} was measured to be faster once; in {_STRIKES} successive checks it was not"
-        _log.info("%s runs stock from now on: %s", entry.table.problem, reason)
-        entry.demote(entry.table.op.stock, reason, "measured")
+        _log.info("%s runs stock from now on: %s", entry.decision.problem, reason)
+        entry.demote(entry.op.stock, reason, "measured")
 
 
 def _ratio(entry: Entry, args: tuple[Any, ...]) -> float:
     """Return the time of the candidate over stock's, backward pass included; 0 where timing fails."""
-    op, problem = entry.table.op, entry.table.problem
+    op, problem = entry.op, entry.decision.problem
     runs = {"stock": op.stock.run, "other": entry.candidate.run}
     before, inside.active = inside.active, True
     try:

@@ -32,7 +32,7 @@ class Entry:
     decision : Decision
         The candidate that runs, and why.
     table : Feasibility
-        What the decision was made from.
+        The table that the decision was made from; it is not kept.
     count : int
         Calls that it has served.
     before : int
@@ -49,10 +49,10 @@ class Entry:
         Whether a calibration made it: its calls are not the user's, and do not count.
     """
 
-    __slots__ = ("before", "candidate", "count", "decision", "due", "parts", "run", "strikes", "table", "trial")
+    __slots__ = ("before", "candidate", "count", "decision", "due", "op", "parts", "run", "strikes", "trial")
 
     def __init__(self, decision: Decision, table: Feasibility, count: int = 0, before: int = 0) -> None:
-        self.decision, self.table = decision, table
+        self.decision, self.op = decision, table.op
         self.count, self.before = count, before
         self.strikes = 0
         self.trial = inside.measuring
@@ -127,31 +127,30 @@ class LargeEntry(Entry):
     def serve(self, candidate: Candidate) -> None:
         """Let a candidate run from now on, wherever it fits."""
         super().serve(candidate)
-        self._plan = (candidate, self.run)  # one object: another thread may decide again
+        self._plan = (candidate, self.run, self._needs[candidate.name])  # one object: another thread may decide again
         self.run = self._run_if_it_fits
 
     def demote(self, successor: Candidate, reason: str = "", source: str = "") -> None:
         """Let another candidate run from now on; the one that failed is not chosen again."""
-        self._failed.append(f"{self.table.op.name}={self.candidate.name}")
+        self._failed.append(f"{self.op.name}={self.candidate.name}")
         super().demote(successor, reason, source)
 
     def _run_if_it_fits(self, *args: Any) -> Any:
-        there = memory_limit.current(self.table.problem.device, self._settings.memory)
+        there = memory_limit.current(self.decision.problem.device, self._settings.memory)
         fitting = self._fit(there)
         if fitting != self._fitting or self._plan[0].name not in fitting:
             self._decide_again()
             self._fitting = self._fit(there)
-        candidate, run = self._plan
-        memory_limit.claim(self.table.memory[candidate.name], there)
+        candidate, run, need = self._plan
+        memory_limit.claim(need, there)
         inside.active = not candidate.parts
         return run(*args)
 
     def _decide_again(self) -> None:
         settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
-        table = Feasibility(self.table.op, self.table.problem)
-        self.decision = self._decide(table, settings)
-        self.table, self._needs = table, _needs(table)
-        self.serve(table.op[self.decision.candidate])
+        table = Feasibility(self.op, self.decision.problem)
+        self.decision, self._needs = self._decide(table, settings), _needs(table)
+        self.serve(self.op[self.decision.candidate])
         if self.decision.review > self.count:
             self.check_at(min(self.due, self.decision.review))
 

@@ -189,7 +189,7 @@ class Session:
         if due != entry.decision.review:
             drift.check(entry, args)
             return entry
-        table = Feasibility(entry.table.op, entry.table.problem)
+        table = Feasibility(entry.op, entry.decision.problem)
         return self._made(table, self.decide(table, settings, entry.count), settings, entry.count)
 
     def _measured(self, table: Feasibility, accuracy: str) -> Feasibility:

@@ -43,11 +43,11 @@ def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     if exact is None or error <= settings.max_error:
         entry.check_at(due(entry.before + entry.count) - entry.before)
         return error
-    op = entry.table.op.name
+    op, problem = entry.op.name, entry.decision.problem
     reason = f"{suspect.name} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
     entry.demote(exact, reason)
     warnings.warn(
-        f"autokern: {op}.{reason} on {entry.table.problem}; {exact.name} runs from now on. "
+        f"autokern: {op}.{reason} on {problem}; {exact.name} runs from now on. "
         f"AUTOKERN_EXCLUDE={op}={suspect.name} avoids it, using(max_error=...) allows more",
         AutokernWarning,
         stacklevel=4,
@@ -60,19 +60,17 @@ def _exact(entry: Entry) -> Candidate | None:
 
     Of those the best, one without set-up time if possible.
     """
-    table = entry.table
-    known, held = [table.op[name] for name in entry.decision.order], table.memory[entry.candidate.name]
+    problem = entry.decision.problem
+    known, held = [entry.op[name] for name in entry.decision.order], entry.candidate.memory(problem)
     exact = [
-        c
-        for c in known
-        if c.accuracy != "approximate" and memory_limit.fits(held + table.memory[c.name], table.problem.device)
+        c for c in known if c.accuracy != "approximate" and memory_limit.fits(held + c.memory(problem), problem.device)
     ]
     return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.compiles), default=None)
 
 
 def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
     """Return the relative error on the arguments of a call, gradients included; 0 where the comparison fails."""
-    op, problem = entry.table.op, entry.table.problem
+    op, problem = entry.op, entry.decision.problem
     before, inside.active = inside.active, True
     try:
         with randomness.untouched():
