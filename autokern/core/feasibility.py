@@ -10,7 +10,7 @@ __all__ = ["Feasibility"]
 
 
 class Feasibility:
-    """The table of one problem, which a decision is made from; a candidate is asked each question once, if at all.
+    """The table of one problem that a decision is made from: each entry is evaluated at most once, when first read.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ class Feasibility:
     problem : Problem
         A problem of it.
     recorded : bool
-        Whether a recorded host is replayed: this machine is not asked what is available there.
+        Whether a recorded host is replayed: then `unavailable`, which asks this machine, is not evaluated.
     """
 
     __slots__ = ("_memory", "_reasons", "candidates", "op", "problem", "recorded")

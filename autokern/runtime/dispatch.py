@@ -1,7 +1,7 @@
 """Dispatch: from a call to its Problem, to the memo, to a Decision, to the run.
 
-The hot path is one look-up in a dictionary by what is cheap to read of the arguments. Everything else happens once per
-key, in the session.
+The hot path is one look-up in a dictionary, by a key that is cheap to read from the arguments. Everything else happens
+once per key, in the session.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def route(op: Op, looked: bool = False) -> Callable[..., Any]:
             key = key_of(*args)
             table = memo.get(name)
             entry = None if table is None else table.get(key)
-        except Exception:  # arguments that cannot be read are not ours
+        except Exception:  # stock decides about arguments that cannot be read
             return stock(*args)
         if entry is None:
             entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
@@ -154,7 +154,7 @@ def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     others = [op[name] for name in entry.decision.order if name != failed]
     fitting = [c for c in others if memory_limit.fits(c.memory(problem), problem.device)]
-    if not exhausted:  # stock may have the same to say; only where it does not fit the next one has
+    if not exhausted:  # stock first, which may raise the same; the next one only if stock does not fit
         fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:
         raise error
@@ -197,8 +197,8 @@ def using(
     memory : int or str, optional
         Most bytes that one call may take, e.g. ``"4GiB"``.
     calls : int, optional
-        Calls of one size that are to come: over so many, compiling must repay itself. Left out, what has been lost by
-        not compiling decides.
+        Expected calls of one size: over so many, compiling must repay itself. By default the time lost by not compiling
+        decides.
 
     Raises
     ------
@@ -246,7 +246,7 @@ def stats() -> dict[str, dict[str, int]]:
     Returns
     -------
     dict
-        Calls by the names of ops, and in those by the names of candidates; only of ops that were called.
+        Calls by op, then by candidate; only of ops that were called.
 
     Examples
     --------

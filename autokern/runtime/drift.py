@@ -55,7 +55,7 @@ def check(entry: Entry, args: tuple[Any, ...]) -> None:
     behind = _ratio(entry, args) > _BEHIND
     entry.check_at(entry.count + _SOON if behind else 2 * entry.count)
     if entry.struck(behind) == _STRIKES:
-        reason = f"{entry.candidate.name} was measured to be faster once; in {_STRIKES} successive checks it was not"
+        reason = f"{entry.candidate.name} was measured to be faster; in {_STRIKES} successive checks it was slower"
         _log.info("%s runs stock from now on: %s", entry.decision.problem, reason)
         entry.demote(entry.op.stock, reason, "measured")
 

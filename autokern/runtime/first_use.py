@@ -1,4 +1,4 @@
-"""First use: an op of which nothing is known on this machine is measured when it is first called."""
+"""First use: an op without measurements on this machine is measured at its first call."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from autokern.tuning.profile import Profile, dated, group_key
 __all__ = ["FirstUse", "load"]
 
 _PATIENCE = 24 * 3600.0
-"""Seconds for which an op is left alone of which a calibration at first use could measure nothing in its time."""
+"""Seconds until an op is tried again whose calibration at first use measured nothing in its time."""
 _SHARE = 0.35
-"""Part of the budget that one op may take at its first use, so that others get their turn."""
+"""Share of the budget that one op may take at its first use."""
 
 
 def load(settings: Settings) -> Profile:
@@ -36,12 +36,12 @@ def load(settings: Settings) -> Profile:
 
 
 class FirstUse:
-    """What a session has measured at first use, and the seconds that this took.
+    """Measurements at first use in a session, within its budget of seconds.
 
     Parameters
     ----------
     settings : Settings
-        What the user ordered.
+        Orders of the user.
     model : callable
         Returns the cost model in force.
     adopt : callable
@@ -55,10 +55,9 @@ class FirstUse:
         self._tried: set[tuple[str, ...]] = set()
 
     def measure(self, table: Feasibility, accuracy: str) -> bool:
-        """Calibrate an op of which nothing is known here, if that is allowed, and return whether it was.
+        """Calibrate an op without measurements here, if that is allowed, and return whether it was.
 
-        Other threads run stock meanwhile. Where lower precision is allowed, nothing is known as long as no error was
-        measured.
+        Other threads run stock meanwhile. Where lower precision is allowed, measurements must include errors.
         """
         settings, model, op, problem = self._settings, self._model(), table.op, table.problem
         pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
@@ -88,7 +87,7 @@ class FirstUse:
         return True
 
     def _learnt(self, table: Feasibility, accuracy: str) -> bool:
-        """Whether another process has measured this, or tried to, since the profile was read; that is then in force."""
+        """Whether another process has measured this or tried to since the profile was read; its profile is adopted."""
         kept = load(self._settings)
         if not _tried_lately(kept, table.problem) and not _knows(CostModel(kept), table, accuracy):
             return False

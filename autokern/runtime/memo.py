@@ -1,4 +1,4 @@
-"""Entries of a memo: what runs for a decided key, whether each call reads the memory first, what is reported."""
+"""Entries of a memo: the candidate of a decided key, its checks, and the counts of calls that are reported."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ Decide = Callable[[Feasibility, Settings], Decision]
 
 
 class Entry:
-    """A decided key: what runs, and how often it did. Only its own methods change it, but for the count of calls.
+    """A decided key: the candidate that runs, and its calls. Only its own methods change it; dispatch counts the calls.
 
     Parameters
     ----------
     decision : Decision
-        The candidate that runs, and why.
+        The candidate that runs, and the reason.
     table : Feasibility
         The table that the decision was made from; it is not kept.
+
+    Attributes
+    ----------
     count : int
         Calls that it has served.
     before : int
         Calls of the problem that earlier entries served by the candidate.
-
-    Attributes
-    ----------
     due : int
         The call from which on it is checked, as `drift` and `spotcheck` schedule it; `NEVER` for none. Threads may
         count past it.
@@ -51,12 +51,15 @@ class Entry:
 
     __slots__ = ("before", "candidate", "count", "decision", "due", "op", "parts", "run", "strikes", "trial")
 
-    def __init__(self, decision: Decision, table: Feasibility, count: int = 0, before: int = 0) -> None:
+    def __init__(self, decision: Decision, table: Feasibility) -> None:
         self.decision, self.op = decision, table.op
-        self.count, self.before = count, before
-        self.strikes = 0
+        self.count = self.before = self.strikes = 0
         self.trial = inside.measuring
         self.serve(table.op[decision.candidate])
+
+    def resume(self, count: int, before: int) -> None:
+        """Continue the counts of earlier entries of the key and of its problem."""
+        self.count, self.before = count, before
 
     def serve(self, candidate: Candidate) -> None:
         """Let a candidate run from now on; one that approximates is checked on its next call (`spotcheck`)."""
@@ -83,14 +86,8 @@ class Entry:
         """Let another candidate run from now on in place of one that failed; with a reason, the decision says so."""
         self.serve(successor)
         if reason:
-            self.decision = msgspec.structs.replace(
-                self.decision,
-                candidate=successor.name,
-                reason=reason,
-                source=source or self.decision.source,
-                margin=1.0,
-                uncertainty=0.0,
-            )
+            changed = {"candidate": successor.name, "reason": reason, "source": source or self.decision.source}
+            self.decision = msgspec.structs.replace(self.decision, **changed, margin=1.0, uncertainty=0.0)
 
 
 def _needs(table: Feasibility) -> dict[str, int]:
@@ -106,20 +103,12 @@ class LargeEntry(Entry):
 
     __slots__ = ("_decide", "_failed", "_fitting", "_needs", "_plan", "_settings")
 
-    def __init__(
-        self,
-        decision: Decision,
-        table: Feasibility,
-        settings: Settings,
-        decide: Decide,
-        count: int = 0,
-        before: int = 0,
-    ) -> None:
+    def __init__(self, decision: Decision, table: Feasibility, settings: Settings, decide: Decide) -> None:
         self._settings, self._decide = settings, decide
         self._needs = _needs(table)
         self._fitting = self._fit(memory_limit.current(table.problem.device, settings.memory))
         self._failed: list[str] = []
-        super().__init__(decision, table, count, before)
+        super().__init__(decision, table)
 
     def _fit(self, there: memory_limit.Limit) -> frozenset[str]:
         return frozenset(name for name, need in self._needs.items() if need <= there.bytes)
@@ -176,7 +165,7 @@ def counted(memo: Memo) -> Counter[tuple[str, str]]:
 
 
 def served(memo: Memo, earlier: Served) -> Served:
-    """Return earlier decisions and those that a memo holds."""
+    """Return earlier decisions and those of a memo, with their calls."""
     found = dict(earlier)
     for _, entry in _called(memo):
         key = (entry.decision.problem, entry.decision.candidate)

@@ -1,6 +1,6 @@
 """Session: the settings in force, the profile, the memo of decided keys, apart from the hot path that reads it.
 
-What a warm call does not need (measuring, predicting, choosing) is imported by the first call that is not in the memo.
+Measuring, predicting and choosing are imported by the first call that is not in the memo: a warm call needs none of it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def _stock_entry(op: Op, reason: str) -> Entry:
 
 
 class Session:
-    """What a process knows: its settings, the profile in force, and the decisions taken.
+    """State of a process: its settings, the profile in force, and the decisions taken.
 
     Parameters
     ----------
     settings : Settings
-        What the user ordered.
+        Orders of the user.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -122,18 +122,18 @@ class Session:
                 self._errors.clear()
 
     def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> Entry:
-        """Decide a call that is not in the memo; whatever goes wrong in deciding means stock."""
+        """Decide a call that is not in the memo; if deciding fails, stock runs."""
         if not settings.enabled:
             return _stock_entry(op, "autokern is off (AUTOKERN=0)")
         try:
             problem = op.problem_of(*args)
-        except Exception as error:  # stock has the say on arguments that do not fit together
+        except Exception as error:  # stock raises its own error for arguments that do not fit together
             if self.settings.strict:
                 raise
-            _log.debug("arguments of %s that cannot be read: %r", op.name, error)
+            _log.debug("arguments of %s cannot be read: %r", op.name, error)
             problem = None
         if problem is None:
-            return _stock_entry(op, "not a call that autokern serves")
+            return _stock_entry(op, "autokern does not serve such a call")
         try:
             if inside.measuring:  # a measurement holds for all settings
                 settings = msgspec.structs.replace(settings, accuracy="same")
@@ -146,7 +146,7 @@ class Session:
                 raise
             words = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
             warnings.warn(words, AutokernWarning, stacklevel=3)
-            return _stock_entry(op, "deciding failed")
+            return _stock_entry(op, "the decision failed")
         _log.debug("%s", decision)
         return self._made(table, decision, settings)
 
@@ -154,17 +154,16 @@ class Session:
         from autokern.runtime import drift, spotcheck
 
         ordered = settings
-        while (
-            self._errors and self._errors.get(_watched(decision), 0.0) > settings.max_error
-        ):  # it has failed on these data before
+        while self._errors and self._errors.get(_watched(decision), 0.0) > settings.max_error:  # it failed before
             failed = f"{table.op.name}={decision.candidate}"
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
             decision = self.decide(table, ordered, count)
         before = self._seen[_watched(decision)] if self._seen else 0
         if is_large(decision, table):
-            entry: Entry = LargeEntry(decision, table, settings, self.decide, count, before)
+            entry: Entry = LargeEntry(decision, table, settings, self.decide)
         else:
-            entry = Entry(decision, table, count, before)
+            entry = Entry(decision, table)
+        entry.resume(count, before)
         if entry.candidate.accuracy == "approximate":
             entry.check_at(spotcheck.due(before + count) - before)
         else:
@@ -235,7 +234,7 @@ class Session:
 
 
 def _watched(decision: Decision) -> tuple[Problem, str]:
-    """Return by what the accuracy of a candidate is remembered: neighbours in size are one."""
+    """Return the key by which errors of a candidate are remembered; neighbours in size share it."""
     return decision.problem.coarse, decision.candidate
 
 

@@ -12,7 +12,7 @@ from autokern.tuning.profile import Profile, Trial, group_key
 __all__ = ["Group", "between_winners", "contenders", "expected_seconds", "plan"]
 
 _PRIOR_RATE = 4e9
-"""Flops and bytes a second that are assumed before anything was measured: pessimistic."""
+"""Flops and bytes a second that are assumed before the first measurement: pessimistic."""
 
 
 @dataclass
@@ -33,17 +33,17 @@ class Group:
         return group_key(self.op.name, self.dtype, self.device)
 
     def hopeless(self, candidate: Candidate, enough: int) -> bool:
-        """Whether a candidate has lost so often and so clearly that its place in the model is known well enough."""
+        """Whether a candidate has lost so often and so clearly that the model knows it well enough."""
         ratios = [t.timings[candidate.name].ratio for t in self.trials if candidate.name in t.timings]
         return len(ratios) >= enough and min(ratios) > 1.2
 
 
 def plan(op: Op, level: str, dtype: str, device: str, known: Profile, accuracy: str = "same") -> Group:
     """Return the group of an op, with problems without a measurement first in its queue."""
-    grid = [p for p in dict.fromkeys(op.grid(level, dtype, device)) if len(contenders(op, p, level, accuracy)) > 1]
-    wanted = {p: {c.name for c in contenders(op, p, level, accuracy) if c.accuracy == "approximate"} for p in grid}
+    grid = {p: contenders(op, p, level, accuracy) for p in dict.fromkeys(op.grid(level, dtype, device))}
+    wanted = {p: {c.name for c in found if c.accuracy == "approximate"} for p, found in grid.items() if len(found) > 1}
     done = {t.problem for t in known.trials if wanted.get(t.problem, set()) <= t.timings.keys()}
-    queue = sorted(grid, key=done.__contains__)  # new problems first, then known ones again
+    queue = sorted(wanted, key=done.__contains__)  # new problems first, then known ones again
     group = Group(op, dtype, device, queue)
     group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
     return group
@@ -54,7 +54,7 @@ _MOST_TRUTH = 2**25
 
 
 def contenders(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
-    """Return the candidates that are measured on a problem, those that approximate only if `accuracy` says so."""
+    """Return the candidates that are measured on a problem; those that approximate only if `accuracy` allows them."""
     rough = accuracy == "approximate" and problem.batch * problem.m * problem.n <= _MOST_TRUTH
     usual = [c for c in op.feasible(problem) if level == "full" or not c.compiles]
     return [c for c in usual if rough or c.accuracy != "approximate"]
@@ -101,7 +101,7 @@ def between_winners(group: Group) -> Problem | None:
 
 
 def _differ(one: Trial, other: Trial) -> bool:
-    """Whether the winner of one trial clearly lost the other; two that are always close are not worth telling apart."""
+    """Whether the winner of one trial clearly lost the other; candidates that are always close do not differ."""
     here, there = one.usual, other.usual
     lost = there.get(min(here, key=lambda n: here[n].ratio))
     return lost is not None and lost.ratio > 1.05 * min(t.ratio for t in there.values())

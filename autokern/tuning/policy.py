@@ -29,7 +29,7 @@ NOISE = 0.03
 CONFIDENCE = 1.7
 """Standard deviations that must lie between a prediction and a tie."""
 LEEWAY = 0.13
-"""Extra cost allowed for an exact result where stock approximates, in log units: a tenth beyond NOISE."""
+"""Extra cost allowed for an exact result where stock approximates, in log units: a tenth more than NOISE."""
 FEWER_THREADS = 0.05
 """Extra cost allowed for fewer threads beyond the uncertainty, in log units: beside another process every parallel
 region waits for a core, and a step takes ten times as long."""
@@ -57,7 +57,7 @@ def obstacles(table: Feasibility, model: CostModel, settings: Settings, there: L
             if why is None and settings.excludes(op.name, candidate.name):
                 why = "excluded by the user"
             if why is None and candidate.accuracy not in accuracies:
-                why = f"its accuracy is {candidate.accuracy}, and that was not asked for"
+                why = f"its accuracy is {candidate.accuracy}, which is not allowed"
             if why is None and candidate.accuracy == "approximate" and settings.forced(op.name) != candidate.name:
                 why = _too_rough(model.relative_error(op, candidate.name, problem), settings.max_error)
             if why is None and candidate.name in banned:
@@ -86,13 +86,13 @@ def decide(
     Parameters
     ----------
     table : Feasibility
-        The problem to serve, and what its candidates say to it.
+        The problem to serve, and the reasons and bytes of its candidates.
     model : CostModel
         Predictions from the measurements.
     settings : Settings
         Orders of the user.
     there : Limit, optional
-        The memory that is there; None means that it is no concern.
+        The available memory; None where it does not matter.
     seen : int
         Calls of this problem so far. Unless the user has declared how many there will be, as many are expected to
         come: that costs at most twice the best choice (the ski rental of online algorithms). Where candidates are
@@ -174,8 +174,8 @@ def _choice(
     another = default not in ("stock", *excluded)
     if not estimates:
         if another:
-            return default, "nothing was measured yet, and stock would do far more work", "unmeasured", 0
-        return "stock", "nothing was measured for this op, dtype and device", "unmeasured", 0
+            return default, "nothing is measured yet, and stock would do far more work", "unmeasured", 0
+        return "stock", "nothing is measured for this op, dtype and device", "unmeasured", 0
     known.remove(stock)
     better = [c for c in known if _cost(op, table.problem, c, estimates[c.name]) <= -NOISE]
     doubtful = another and not better  # then stock must be shown to be faster
@@ -184,17 +184,17 @@ def _choice(
     chosen, review = _repaid([*better, stock], op, estimates, model, horizon)
     estimate = estimates[chosen.name]
     if chosen is stock and review:
-        reason = f"what is faster compiles first, which {review} calls would repay"
+        reason = f"a faster candidate compiles first, which {review} calls would repay"
     elif chosen is stock:
-        reason = "no other candidate beats it by more than is uncertain"
+        reason = "no other candidate is faster by more than the uncertainty"
     elif doubtful:
-        reason = "likely the fastest, and stock, which does far more work, is not known to be faster"
+        reason = "likely the fastest: stock does far more work and is not known to be faster"
     elif estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
-        reason = "exact where stock approximates, and no slower beyond noise"
+        reason = "exact where stock approximates, and no slower by more than the noise"
     elif chosen.threads and any(other.log_ratio < estimate.log_ratio for other in estimates.values()):
-        reason = "as fast as any but for what is uncertain, with fewer threads"
+        reason = "as fast as any within the uncertainty, with fewer threads"
     else:
-        reason = "the fastest as measured, by more than is uncertain"
+        reason = "predicted to be the fastest, by more than the uncertainty"
     return chosen.name, reason, _source(estimate), review
 
 
@@ -293,4 +293,4 @@ def _ordered(table: Feasibility, settings: Settings, excluded: Mapping[str, str]
     side = f"{problem.n} columns, threshold {size}"
     if wanted in op.names() and wanted not in excluded:
         return wanted, f"ordered by the user ({side})"
-    return "stock", f"ordered by the user ({side}), and stock does just this"
+    return "stock", f"ordered by the user ({side}), which is what stock does"

@@ -182,7 +182,7 @@ def test_where_little_is_known_the_default_candidate_need_only_be_likely(make_op
     found = chosen(made, {"fast": ratio}, square(2**14), sizes=(16, 32), noise=0.6)
     assert found.candidate == winner
     if winner == "fast":
-        assert found.reason == "likely the fastest, and stock, which does far more work, is not known to be faster"
+        assert found.reason == "likely the fastest: stock does far more work and is not known to be faster"
 
 
 def test_nothing_measured_means_stock(op):
@@ -513,7 +513,7 @@ def test_a_decision_prints_well(op):
     text = str(chosen(op, {"fast": 0.5, "other": 0.8, "sloppy": 0.1}, square(64)))
     first, second, third, *rest = text.splitlines()
     assert first == "synthetic(m=64, n=64, float64, cpu)"
-    assert second == "  runs fast: the fastest as measured, by more than is uncertain"
+    assert second == "  runs fast: predicted to be the fastest, by more than the uncertainty"
     assert third.strip().startswith("2.0")
     assert "times as fast as stock" in third
     assert "(measured)" in third
