@@ -16,11 +16,10 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
 from autokern.core.op import get
-from autokern.hooks.install import hook, is_enabled
+from autokern.hooks.bypass import stay_out
+from autokern.hooks.install import hook
 from autokern.hooks.solver_choice import EXACT, ORDERED, regime
-from autokern.runtime.dispatch import bypassed, route
-
-__all__ = ["stay_out"]
+from autokern.runtime.dispatch import route
 
 _THRESHOLD = 128
 """linear_operator's own default of `stable_qr_cpu_threshold`; another value is the user's order."""
@@ -39,11 +38,6 @@ _dispatch_inv_quad_logdet = route(get("inv_quad_logdet"), looked=True)
 _dispatch_matmul = route(get("matmul"), looked=True)
 _dispatch_pinverse = route(get("pinverse_root"), looked=True)
 _dispatch_qr = route(get("qr"), looked=True)
-
-
-def stay_out() -> bool:
-    """Whether a wrapper must run the library's own function untouched."""
-    return not is_enabled() or bypassed() or library.trace_mode.on() or library.verbose_linalg.on()
 
 
 _stock_cholesky = _cholesky_module._psd_safe_cholesky

@@ -33,9 +33,9 @@ from linear_operator.utils.memoize import add_to_cache
 
 from autokern.gp import footprint
 from autokern.hooks import matrixfree
+from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
-from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import unless_it_fails
 from autokern.system import memory_limit
 

@@ -27,8 +27,8 @@ from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Rooted, Structured
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
 from autokern.hooks import matrixfree, origin
+from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
-from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, regime
@@ -38,17 +38,13 @@ _dispatch_predict = route(get("predict"), looked=True)
 _dispatch_fantasy = route(get("fantasy"), looked=True)
 
 
-def _stay_out() -> bool:
-    return gpytorch.settings.trace_mode.on() or gpytorch.beta_features.checkpoint_kernel.value() or stay_out()
-
-
 _stock_init = DefaultPredictionStrategy.__init__
 
 
 @hook(DefaultPredictionStrategy, "__init__")
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
-    origin.made(None if _stay_out() else self)
+    origin.made(None if stay_out_of_models() else self)
 
 
 _stock_priors = ExactGP._get_test_prior_mean_and_covariances
@@ -57,7 +53,7 @@ _stock_priors = ExactGP._get_test_prior_mean_and_covariances
 @hook(ExactGP, "_get_test_prior_mean_and_covariances")
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
-    strategy = None if kwargs or _stay_out() else origin.ours(self)
+    strategy = None if kwargs or stay_out_of_models() else origin.ours(self)
     if strategy is None:
         origin.made(None)  # the effect of keywords or modes is unknown
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
@@ -103,7 +99,7 @@ _stock_prediction = DefaultPredictionStrategy.exact_prediction
 
 @hook(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or _stay_out():
+    if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or stay_out_of_models():
         return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
     found = regime(self.num_train, library.fast_computations.solves)
     if found != ORDERED and factor_cache.plain(self) and not _formless(self):
@@ -179,7 +175,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
     None where the library's own cache already has the result named by `cached`.
     """
     known = factor_cache.found(strategy)
-    if known is not None or type(strategy) is not DefaultPredictionStrategy or _stay_out():
+    if known is not None or type(strategy) is not DefaultPredictionStrategy or stay_out_of_models():
         return known
     if (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
         return None
@@ -246,7 +242,7 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
-    if found == ORDERED or not _grows(self, kwargs) or _stay_out():
+    if found == ORDERED or not _grows(self, kwargs) or stay_out_of_models():
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)
         return found
@@ -270,7 +266,7 @@ _stock_fantasy_model = ExactGP.get_fantasy_model
 
 @hook(ExactGP, "get_fantasy_model")
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
-    if _stay_out() or self.prediction_strategy is None:
+    if stay_out_of_models() or self.prediction_strategy is None:
         return _stock_fantasy_model(self, inputs, targets, **kwargs)
     origin.ours(self, growing=True)
     made = _stock_fantasy_model(self, inputs, targets, **kwargs)
