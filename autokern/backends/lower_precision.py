@@ -13,13 +13,14 @@ import torch
 
 from autokern.backends import mixed
 from autokern.core.problem import Features, Problem
+from autokern.gp.marginal import Marginal, ingredients
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
 from autokern.ops._product_costs import features_with, in_tiles, is_same, of_outputs
 from autokern.ops._shared import needs_few
-from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ingredients
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 
@@ -119,9 +120,9 @@ def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> 
 @EXACT_LOG_PROB.candidate(
     "mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(2.6, 1.6), features=_mixed_features
 )
-def log_prob_mixed(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def log_prob_mixed(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""
-    tree, added, residual = ingredients(distribution, noise, value)
+    tree, added, residual = ingredients(marginal, value)
     k = products.matrix(tree, None, usual(residual.device))
     batch = torch.broadcast_shapes(k.shape[:-2], added.shape[:-1], residual.shape[:-1])
     n = residual.shape[-1]

@@ -15,7 +15,8 @@ from autokern.backends import graphs
 from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
-from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ingredients, ladder
+from autokern.gp.marginal import Marginal, ingredients
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ladder
 
 __all__ = ["by_recording"]
 
@@ -82,9 +83,9 @@ def _memory(problem: Problem) -> int:
     memory=_memory,
     compiles=True,
 )
-def by_recording(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Density and gradients as one recorded CUDA graph, for repeated steps of one shape."""
-    tree, added, residual = ingredients(distribution, noise, value)
+    tree, added, residual = ingredients(marginal, value)
     node, counts, shape, tensors = likelihood.arranged(tree, added, residual)
     wanted = tuple(t.requires_grad for t in tensors)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How operators, distributions and prediction strategies are walked, and diagonals among them read."""
+"""How operators, distributions and prediction strategies are walked, and noisy covariances taken apart."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator, LinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+)
 
 from autokern.core.arguments import itself, rebuilt, tensors_in
 
-__all__ = ["DIAGONAL", "variances"]
+__all__ = ["DIAGONAL", "terms", "variances"]
 
 DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 """Operators that hold nothing but a diagonal."""
@@ -51,6 +56,13 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
         return value
     held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)
     return type(value)(*rebuilt(held, leaf))
+
+
+def terms(covariance: Any) -> tuple[Any, Any] | None:
+    """Return the two terms of a noisy covariance, matrix and diagonal operator, or None if it has another form."""
+    if covariance.__class__ is not AddedDiagLinearOperator or covariance._diag_tensor.__class__ not in DIAGONAL:
+        return None
+    return covariance._linear_op, covariance._diag_tensor
 
 
 def variances(diagonal: Any) -> torch.Tensor:

@@ -13,16 +13,11 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    BatchRepeatLinearOperator,
-    DenseLinearOperator,
-    TriangularLinearOperator,
-)
+from linear_operator.operators import BatchRepeatLinearOperator, DenseLinearOperator, TriangularLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
-from autokern.gp.arguments import DIAGONAL, variances
+from autokern.gp.arguments import terms, variances
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Differentiated
 from autokern.gp.inverse_factor import Conditioned
@@ -59,15 +54,13 @@ def _of(strategy: Any) -> _Kept:
 
 def parts(strategy: Any) -> tuple[Any, Any] | None:
     """Return lazy kernel matrix and diagonal of the noisy training covariance, None if it has another form."""
-    covariance = strategy.lik_train_train_covar
-    if type(covariance) is not AddedDiagLinearOperator:
+    found = terms(strategy.lik_train_train_covar)
+    if found is None:
         return None
-    lazy, diagonal = covariance._linear_op, covariance._diag_tensor
+    lazy, diagonal = found
     if type(lazy) is BatchRepeatLinearOperator:
         lazy = lazy.base_linear_op
-    if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch:
-        return None
-    return (lazy, diagonal) if type(diagonal) in DIAGONAL else None
+    return None if type(lazy) is not LazyEvaluatedKernelTensor or lazy.last_dim_is_batch else (lazy, diagonal)
 
 
 def plain(strategy: Any) -> bool:

@@ -20,19 +20,16 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern import kernels
 from autokern.core.op import get
+from autokern.gp import marginal
+from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
+from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled
-from autokern.hooks.linear_operator import stay_out
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
-from autokern.ops.exact_log_prob import parts
 from autokern.runtime.dispatch import route
 
 _dispatch = route(get("kernel_matrix"), looked=True)
 _dispatch_log_prob = route(get("exact_log_prob"), looked=True)
-
-
-def _stay_out() -> bool:
-    return gpytorch.settings.trace_mode.on() or stay_out()
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,21 +82,28 @@ _stock_log_prob = MultivariateNormal.log_prob
 
 @hook(MultivariateNormal, "log_prob")
 def _log_prob(self: Any, value: Any) -> Any:
-    exact = None if self._validate_args or _stay_out() else _factorises(self, None)
-    if exact is None or _asked_before(self._covar):
+    found = None if self._validate_args or stay_out_of_models() else _described(self)
+    if found is None or _asked_before(self._covar):
         return _stock_log_prob(self, value)
     self._covar._autokern_asked = True
-    return _dispatch_log_prob(self, None, value, exact)
+    described, exact = found
+    return _dispatch_log_prob(described, value, exact)
 
 
 @unless_it_fails
-def _factorises(distribution: Any, noise: torch.Tensor | None) -> bool | None:
-    """Return whether stock would factorise the covariance of a density, None if the density is not ours."""
-    checkpointed = gpytorch.beta_features.checkpoint_kernel.value()
-    if checkpointed or not torch.is_grad_enabled() or parts(distribution, noise) is None:
+def _described(distribution: Any, likelihood: Any = None) -> tuple[marginal.Marginal, bool] | None:
+    """Return what a density is computed from, and whether stock would factorise; None if the density is not ours.
+
+    With a likelihood, that of the observations by it; else the distribution has its noise already.
+    """
+    if not torch.is_grad_enabled():
         return None
-    found = regime(distribution.loc.shape[-1])
-    return None if found == ORDERED else found == EXACT
+    noise = None if likelihood is None else _same_noise(likelihood, distribution)
+    found = None if noise is None and likelihood is not None else marginal.read(distribution, noise)
+    if found is None:
+        return None
+    how = regime(distribution.loc.shape[-1])
+    return None if how == ORDERED else (found, how == EXACT)
 
 
 def _asked_before(covariance: Any) -> bool:
@@ -116,15 +120,14 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
 
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
-    noise = None if kwargs or _stay_out() else _same_noise(self.likelihood, function_dist)
-    exact = None if noise is None else _factorises(function_dist, noise)
-    if exact is None:
+    found = None if kwargs or stay_out_of_models() else _described(function_dist, self.likelihood)
+    if found is None:
         return _stock_objective(self, function_dist, target, *params, **kwargs)
-    density = _dispatch_log_prob(function_dist, noise, target, exact)
+    described, exact = found
+    density = _dispatch_log_prob(described, target, exact)
     return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
 
 
-@unless_it_fails
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
     """Return the noise of a likelihood that adds the same noise to all points of a plain prior, else None."""
     if (

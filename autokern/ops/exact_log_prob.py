@@ -1,10 +1,10 @@
 """The Op `exact_log_prob`: the log density of a Gaussian whose covariance is a known kernel plus noise, with gradients.
 
-Arguments: ``distribution, noise, value, exact``: what `MultivariateNormal.log_prob` gets, the variances ``(..., 1)`` of
-homoskedastic noise if they are not part of its covariance yet, and whether stock would factorise instead of running
-conjugate gradients. Served are covariances ``kernel(x, x) + diagonal`` with a kernel made of
-scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic, cosine and constant ones (ARD, active
-dimensions, batches), where gradients are wanted; everything else runs stock, whose parts are ops of their own.
+Arguments: ``marginal, value, exact``: the description of a Gaussian with the covariance ``kernel(x, x) + diagonal``
+(`gp.marginal`), the values ``(..., n)`` whose density is wanted, and whether stock would factorise instead of running
+conjugate gradients. Served are kernels made of scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
+cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted; everything else runs stock,
+whose parts are ops of their own.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator
+from linear_operator.operators import ConstantDiagLinearOperator
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
@@ -27,10 +27,9 @@ from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
-from autokern.gp.arguments import DIAGONAL, variances
+from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
-from autokern.kernels.far import centre_of
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     CG_ITERATIONS,
@@ -52,38 +51,11 @@ from autokern.ops._shared import (
 from autokern.ops._triangular import inverse_from_cholesky
 from autokern.system import host
 
-__all__ = ["EXACT_LOG_PROB", "ingredients", "ladder", "parts"]
+__all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = MultivariateNormal.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 ladder = cholesky_module._psd_safe_cholesky
-
-
-def parts(distribution: Any, noise: torch.Tensor | None) -> tuple[Any, torch.Tensor] | None:
-    """Return the lazy kernel matrix of a covariance and the noise to add, or None if it is made of anything else."""
-    lazy = distribution.__dict__.get("_covar")
-    if noise is None:
-        if lazy.__class__ is not AddedDiagLinearOperator:
-            return None
-        lazy, diagonal = lazy._linear_op, lazy._diag_tensor
-        if diagonal.__class__ not in DIAGONAL:
-            return None
-        noise = variances(diagonal)
-    if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
-        return None
-    if lazy.last_dim_is_batch or any(p is not None and p is not False for p in lazy.params.values()):
-        return None
-    return lazy, noise
-
-
-def ingredients(
-    distribution: Any, noise: torch.Tensor | None, value: torch.Tensor
-) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
-    """Return the kernel tree, the noise and the residual that arguments of the op are made of."""
-    found = parts(distribution, noise)
-    assert found is not None
-    lazy, noise = found
-    return trees.read(lazy.kernel, lazy.x1, centre_of(lazy.x1)), noise, value - distribution.loc
 
 
 def _families(problem: Problem) -> int:
@@ -139,11 +111,10 @@ class _ExactLogProb(Op):
     raises = (NanError, NotPSDError)
     composite = True
 
-    def key(self, distribution: Any, noise: torch.Tensor | None, value: Any, exact: bool) -> Any:
-        found = parts(distribution, noise)
-        if found is None or not isinstance(value, torch.Tensor):
+    def key(self, marginal: Marginal, value: Any, exact: bool) -> Any:
+        if not isinstance(value, torch.Tensor):
             return None
-        lazy, noise = found
+        distribution, _, lazy, noise = marginal
         x, mean = lazy.x1, distribution.loc
         return (
             trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
@@ -151,14 +122,11 @@ class _ExactLogProb(Op):
             value.shape, value.dtype, value.requires_grad, exact, torch.is_grad_enabled(),
         )  # fmt: skip
 
-    def problem_of(
-        self, distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool
-    ) -> Problem | None:
-        found = parts(distribution, noise)
+    def problem_of(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> Problem | None:
+        distribution, _, lazy, noise = marginal
         mean = distribution.loc
-        if found is None or not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
+        if not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
             return None
-        lazy, noise = found
         x, kernel = lazy.x1, lazy.kernel
         node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
         if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
@@ -188,10 +156,8 @@ class _ExactLogProb(Op):
             variant=f"{families}/{'cholesky' if exact else 'cg'}",
         )
 
-    def reference(
-        self, distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool
-    ) -> torch.Tensor:
-        return likelihood.reference(*ingredients(distribution, noise, value))
+    def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        return likelihood.reference(*ingredients(marginal, value))
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)
@@ -201,13 +167,15 @@ class _ExactLogProb(Op):
         mean = torch.zeros_like(value).requires_grad_()
         with torch.enable_grad():
             prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(x, x, kernel=kernel))
-        return prior, noise, value, problem.variant.endswith("/cholesky")
+            marginal = read(prior, noise)
+        assert marginal is not None
+        return marginal, value, not iterates(problem)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
             truth = in_float64(args)
         with torch.no_grad():
-            tree, noise, residual = ingredients(*truth[:3])
+            tree, noise, residual = ingredients(*truth[:2])
             k = trees.dense(tree)
             k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], problem.n))
             lower = torch.linalg.cholesky(k)
@@ -259,8 +227,9 @@ EXACT_LOG_PROB = _ExactLogProb()
 
 
 @EXACT_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
-def stock(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's own: autograd through kernel and Cholesky, or conjugate gradients above `max_cholesky_size`."""
+    distribution, noise = marginal.distribution, marginal.extra
     if noise is not None:
         *batch, n = distribution.loc.shape
         noise = noise.expand(*torch.broadcast_shapes(noise.shape[:-1], torch.Size(batch)), 1)
@@ -284,34 +253,32 @@ def _formless_unsupported(problem: Problem) -> str | None:
     parts=True,
     as_stock=True,
 )
-def formless(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's conjugate gradients on a kernel matrix that is never formed: `kernel_matmul` multiplies it."""
     before, inside.formless = inside.formless, True
     try:
-        return stock(distribution, noise, value, exact)
+        return stock(marginal, value, exact)
     finally:
         inside.formless = before
 
 
 @EXACT_LOG_PROB.candidate("fused", accuracy="better")
-def fused(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
-    return likelihood.log_prob(*ingredients(distribution, noise, value), ladder)
+    return likelihood.log_prob(*ingredients(marginal, value), ladder)
 
 
 @EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
-def recursive(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
-    return likelihood.log_prob(*ingredients(distribution, noise, value), ladder, inverse_from_cholesky)
+    return likelihood.log_prob(*ingredients(marginal, value), ladder, inverse_from_cholesky)
 
 
 with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 
-def _elsewhere(
-    distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, there: torch.device | None
-) -> torch.Tensor:
-    tree, added, residual = ingredients(distribution, noise, value)
+def _elsewhere(marginal: Marginal, value: torch.Tensor, there: torch.device | None) -> torch.Tensor:
+    tree, added, residual = ingredients(marginal, value)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     return likelihood.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
 
@@ -320,14 +287,14 @@ _copied = with_copies(EXACT_LOG_PROB.features, lambda p: 2 * p.n * (p.d + 2))
 
 
 @EXACT_LOG_PROB.candidate("cpu", accuracy="better", unsupported=needs_cpu_detour, features=_copied)
-def on_cpu(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def on_cpu(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the CPU: only points and gradients are copied."""
-    return _elsewhere(distribution, noise, value, torch.device("cpu"))
+    return _elsewhere(marginal, value, torch.device("cpu"))
 
 
 @EXACT_LOG_PROB.candidate(
     "accelerator", accuracy="better", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied
 )
-def on_accelerator(distribution: Any, noise: torch.Tensor | None, value: torch.Tensor, exact: bool) -> torch.Tensor:
+def on_accelerator(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """All of it on the accelerator: only points and gradients are copied."""
-    return _elsewhere(distribution, noise, value, host.accelerator())
+    return _elsewhere(marginal, value, host.accelerator())

@@ -20,6 +20,7 @@ from autokern.backends import graphs
 from autokern.core.op import get
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
+from autokern.gp import marginal
 from autokern.kernels import precision
 from autokern.runtime import dispatch
 
@@ -45,7 +46,7 @@ def arguments(device, kernel=None, n=30, batch=(), noise=0.1, dtype=torch.float6
     value = torch.randn(*batch, n, dtype=dtype).to(device)
     variances = torch.full((*batch, 1), noise, dtype=dtype, device=device).requires_grad_()
     prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(x, x, kernel=kernel))
-    return (prior, variances, value, True), [x, mean, variances, *kernel.parameters()]
+    return (marginal.read(prior, variances), value, True), [x, mean, variances, *kernel.parameters()]
 
 
 def density(name, args):

@@ -22,6 +22,7 @@ from autokern.core.feasibility import Feasibility
 from autokern.core.op import Trialled, get, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
+from autokern.gp import marginal
 from autokern.kernels import precision as narrow
 from autokern.kernels import tiles
 from autokern.kernels import tree as trees
@@ -280,7 +281,7 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
 
     def loss():
         prior = MultivariateNormal(mean, LazyEvaluatedKernelTensor(features, features, kernel=kernel))
-        return EXACT_LOG_PROB_CALL(prior, noise, normal(40, seed=1), True)
+        return EXACT_LOG_PROB_CALL(marginal.read(prior, noise), normal(40, seed=1), True)
 
     expected = torch.autograd.grad(loss(), x, retain_graph=True)[0]
     state = torch.get_rng_state()

@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import autokern
 from autokern import kernels
-from autokern.core.op import get
+from autokern.gp import marginal
 from autokern.kernels import analytic, graph
 
 _LAYOUTS = {"gemm": "whole", "tiled": "tiled", "symmetric": "symmetric"}
@@ -263,9 +263,7 @@ def test_a_kernel_called_with_more_than_points_is_none_of_ours():
     with torch.enable_grad():
         lazy = gpytorch.lazy.LazyEvaluatedKernelTensor(x, x, kernel=RBFKernel().double(), task=torch.tensor([1, 2]))
         prior = gpytorch.distributions.MultivariateNormal(torch.zeros(20, dtype=torch.float64), lazy)
-    op, noise = get("exact_log_prob"), torch.ones(1, dtype=torch.float64)
-    assert op.key(prior, noise, torch.zeros(20), True) is None
-    assert op.problem_of(prior, noise, torch.zeros(20), True) is None
+    assert marginal.read(prior, torch.ones(1, dtype=torch.float64)) is None
 
 
 @pytest.mark.parametrize("layout", analytic.LAYOUTS)

@@ -45,7 +45,7 @@ from linear_operator.utils.warnings import NumericalWarning
 import autokern
 from autokern.core.op import get
 from autokern.core.problem import Problem
-from autokern.gp import likelihood
+from autokern.gp import likelihood, marginal
 from autokern.hooks import solver_choice as regimes
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
@@ -475,8 +475,9 @@ def test_where_no_matrix_is_formed_the_classes_of_keops_are_left_alone(kind, ser
     model = regression(kernel=ScaleKernel(kind()))
     problem_of, prior = get("exact_log_prob").problem_of, model(*model.train_inputs)
     noise = model.likelihood.noise
-    assert problem_of(prior, noise, model.train_targets, True) is not None
-    assert (problem_of(prior, noise, model.train_targets, False) is not None) == served
+    described = marginal.read(prior, noise)
+    assert problem_of(described, model.train_targets, True) is not None
+    assert (problem_of(described, model.train_targets, False) is not None) == served
 
 
 def test_no_jump_above_800_rows():
@@ -727,13 +728,19 @@ def priors():
         yield MultivariateNormal(torch.zeros_like(y), kernel(x) + diagonal), None, y
 
 
+def described_priors():
+    """Those of them that the op takes, as it takes them."""
+    described = ((marginal.read(prior, noise), value) for prior, noise, value in priors())
+    return [(prior, value) for prior, value in described if prior is not None]
+
+
 @pytest.mark.parametrize("grad", [True, False])
 def test_equal_keys_mean_equal_problems(grad):
     op, known = get("exact_log_prob"), {}
-    for prior, noise, value in priors():
+    for described, value in described_priors():
         for exact in (True, False):
             with torch.set_grad_enabled(grad):
-                key, problem = op.key(prior, noise, value, exact), op.problem_of(prior, noise, value, exact)
+                key, problem = op.key(described, value, exact), op.problem_of(described, value, exact)
             assert known.setdefault(key, problem) == problem
     assert len({p for p in known.values() if p is not None}) > (10 if grad else -1)
     assert grad or not any(known.values())
@@ -741,10 +748,11 @@ def test_equal_keys_mean_equal_problems(grad):
 
 def test_every_odd_prior_gives_stocks_density_or_error():
     call = dispatch.route(get("exact_log_prob"))
-    for prior, noise, value in priors():
-        stock, warned = outcome(lambda: get("exact_log_prob").stock.run(prior, noise, value, True))  # noqa: B023
+    for described, value in described_priors():
+        args = described, value, True
+        stock, warned = outcome(lambda: get("exact_log_prob").stock.run(*args))  # noqa: B023  (run at once)
         with autokern.using(force=FUSED):
-            ours, warned_too = outcome(lambda: call(prior, noise, value, True))  # noqa: B023  (run at once)
+            ours, warned_too = outcome(lambda: call(*args))  # noqa: B023  (run at once)
         assert warned == warned_too
         if isinstance(stock, tuple):
             assert ours == stock

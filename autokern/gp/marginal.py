@@ -1,0 +1,75 @@
+"""The distribution of noisy observations, read once: a prior whose covariance is one lazy kernel matrix, and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+
+from autokern.core.arguments import itself, rebuilt, tensors_in
+from autokern.gp.arguments import terms, variances
+from autokern.kernels import tree as trees
+from autokern.kernels.far import centre_of
+
+__all__ = ["Marginal", "ingredients", "read"]
+
+
+class Marginal(NamedTuple):
+    """A Gaussian with the covariance ``kernel(x, x) + noise``.
+
+    Parameters
+    ----------
+    distribution : MultivariateNormal
+        As the caller has it.
+    extra : Tensor or None
+        Variances ``(..., 1)`` that are not part of its covariance yet.
+    lazy : LazyEvaluatedKernelTensor
+        The kernel matrix.
+    noise : Tensor
+        All variances that are added to it, ``(..., 1)`` or ``(..., n)``.
+    """
+
+    distribution: Any
+    extra: torch.Tensor | None
+    lazy: Any
+    noise: torch.Tensor
+
+
+def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | None:
+    """Return the description of a Gaussian, or None if its covariance is made of anything else."""
+    found = _described(distribution, extra)
+    lazy: Any = None if found is None else found.lazy
+    if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
+        return None
+    if lazy.last_dim_is_batch:
+        return None
+    for value in lazy.params.values():  # which may be anything, tensors without a truth
+        if value is not None and value is not False:
+            return None
+    return found
+
+
+def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:
+    covariance = distribution.__dict__.get("_covar")
+    if extra is not None:
+        return Marginal(distribution, extra, covariance, extra)
+    found = terms(covariance)
+    return None if found is None else Marginal(distribution, None, found[0], variances(found[1]))
+
+
+def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
+    """Return the kernel tree, the noise and the residual that a density is computed from."""
+    x = marginal.lazy.x1
+    return trees.read(marginal.lazy.kernel, x, centre_of(x)), marginal.noise, value - marginal.distribution.loc
+
+
+@tensors_in.register
+def _(value: Marginal) -> Iterator[torch.Tensor]:
+    yield from tensors_in((value.distribution, value.extra))
+
+
+@rebuilt.register(Marginal)
+def _(value: Marginal, leaf: Callable[[Any], Any] = itself) -> Any:
+    return _described(rebuilt(value.distribution, leaf), rebuilt(value.extra, leaf))
