@@ -33,6 +33,7 @@ from linear_operator.operators import (
     TriangularLinearOperator,
 )
 
+from autokern.gp import memoized
 from autokern.kernels import family_name
 
 __all__ = ["Held", "of_dense", "of_factor", "of_kernel", "of_mixture"]
@@ -193,7 +194,7 @@ def of_dense(operator: Any, dispatched: bool = True) -> Held:
 
 def _is_kept(operator: Any) -> bool:
     """Whether the library keeps the dense form already, or the evaluated kernel."""
-    kept = [name[0] for name in operator.__dict__.get("_memoize_cache", ()) if isinstance(name, tuple)]
+    kept = memoized.names(operator)
     return "kernel_eval" in kept or any(name.endswith("to_dense") for name in kept)
 
 

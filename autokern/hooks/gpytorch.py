@@ -20,7 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern import kernels
 from autokern.core.op import get
-from autokern.gp import marginal
+from autokern.gp import marginal, memoized
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled
@@ -108,7 +108,7 @@ def _described(distribution: Any, likelihood: Any = None) -> tuple[marginal.Marg
 
 def _asked_before(covariance: Any) -> bool:
     """Whether this covariance has served a density: stock keeps its factor, so a second one is cheap only there."""
-    return "_autokern_asked" in covariance.__dict__ or bool(covariance.__dict__.get("_memoize_cache"))
+    return "_autokern_asked" in covariance.__dict__ or bool(memoized.names(covariance))
 
 
 _stock_objective = ExactMarginalLogLikelihood.forward

@@ -16,6 +16,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
 from autokern.core.op import get
+from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.solver_choice import EXACT, ORDERED, regime
@@ -144,8 +145,7 @@ def _inv_quad_logdet(
 
 def _factorised_already(operator: Any) -> bool:
     """Whether stock could answer from a factor or root that it keeps."""
-    kept = getattr(operator, "_memoize_cache", None)
-    return kept is not None and any((name[0] if isinstance(name, tuple) else name) in _FACTORS for name in kept)
+    return any(name in _FACTORS for name in memoized.names(operator))
 
 
 def _holds_kernels(operator: Any) -> bool:

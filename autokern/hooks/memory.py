@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import pickle
 import sys
 from typing import Any
 
@@ -31,7 +30,7 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import add_to_cache
 
-from autokern.gp import footprint
+from autokern.gp import footprint, memoized
 from autokern.hooks import matrixfree
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
@@ -45,8 +44,6 @@ _WORTH_A_LOOK = 2**17
 """Elements of a matrix below which no count of matrices reaches `memory_limit.LARGE`: 512 times eight bytes each."""
 _CACHES = {"mean_cache": 2.0, "covar_cache": 3.0}
 """Matrices held for caches: noisy covariance, factor, inverse root; kernels have their own guards."""
-_NO_ARGUMENTS = pickle.dumps({})
-"""How the library's cache files keyword arguments."""
 
 
 def needed(position: str, subject: Any, dispatched: bool = True) -> int:
@@ -93,11 +90,6 @@ def _guard(position: str, subject: Any) -> None:
         _refuse(position, subject, need)
 
 
-def _kept(subject: Any, name: str) -> bool:
-    """Whether the library's cache has the result of a method without arguments."""
-    return (name, (), _NO_ARGUMENTS) in subject.__dict__.get("_memoize_cache", ())
-
-
 _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 
 
@@ -105,7 +97,7 @@ _stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
 def _evaluate_kernel(self: Any) -> Any:
     """Replace the matrix by an operator where called for, else guard; restore the kernel if it raises."""
     kernel = self.kernel
-    if not (stay_out() or _kept(self, "kernel_eval")):
+    if not (stay_out() or memoized.is_kept(self, "kernel_eval")):
         pairs = self.x1.shape[:-1].numel() * self.x2.shape[-2]
         large = pairs * math.prod(kernel._batch_shape) >= _WORTH_A_LOOK  # which may be a plain tuple
         with torch.set_grad_enabled(self._is_grad_enabled):
@@ -180,7 +172,7 @@ def _guarded(kind: type, name: str) -> Any:
 
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **more: Any) -> Any:
-        if not (stay_out() or _kept(self, stock.__qualname__)) and self.shape.numel() >= _WORTH_A_LOOK:
+        if not (stay_out() or memoized.is_kept(self, stock.__qualname__)) and self.shape.numel() >= _WORTH_A_LOOK:
             _guard(name, self)
         return stock(self, *args, **more)
 
