@@ -61,7 +61,9 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 @rebuilt.register(tuple)
 @rebuilt.register(list)
 def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
-    return value if isinstance(value, torch.Size) else type(value)(rebuilt(item, leaf) for item in value)
+    if isinstance(value, torch.Size):
+        return value
+    return getattr(value, "_make", type(value))(rebuilt(item, leaf) for item in value)
 
 
 def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:

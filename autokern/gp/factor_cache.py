@@ -7,7 +7,7 @@ that models are pickled and copied without it, and it is freed with its strategy
 from __future__ import annotations
 
 import weakref
-from typing import Any, cast
+from typing import Any
 
 import gpytorch
 import torch
@@ -17,10 +17,12 @@ from linear_operator.operators import BatchRepeatLinearOperator, DenseLinearOper
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
+from autokern.gp import memoized
 from autokern.gp.arguments import terms, variances
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Differentiated
 from autokern.gp.inverse_factor import Conditioned
+from autokern.gp.lazy_covariance import evaluated
 from autokern.kernels import tree as trees
 
 __all__ = ["attach", "for_covariances", "found", "is_exact", "keep_mean", "mean_of", "of", "parts", "plain"]
@@ -92,7 +94,7 @@ def _differentiable(strategy: Any) -> bool:
 def _valid(strategy: Any) -> Conditioned | None:
     """Return the result with a graph, None where there is none or a backward pass has freed its graph."""
     kept = _kept.get(strategy)
-    if kept is not None and kept.attached is not None and _MARK not in strategy.__dict__.get("_memoize_cache", ()):
+    if kept is not None and kept.attached is not None and not memoized.is_marked(strategy, _MARK):
         kept.attached = None
     return None if kept is None else kept.attached
 
@@ -142,13 +144,12 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
     kept.exact = made is None or made.grown
     if made is None:
         return
-    for key in [k for k in strategy.__dict__.get("_memoize_cache", ()) if k[0] in _CACHES]:
-        del strategy._memoize_cache[key]  # found by iterations, or before
+    memoized.drop(strategy, _CACHES)  # found by iterations, or before
     if not attached:
         kept.detached = made
         return
     kept.attached = made
-    strategy.__dict__.setdefault("_memoize_cache", {})[_MARK] = True
+    memoized.mark(strategy, _MARK)
     for tensor in (made.source, made.alpha):
         _forget_after_backward(strategy, tensor)
 
@@ -182,23 +183,21 @@ def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torc
     kernel = lazy.kernel
     if torch.is_grad_enabled():
         kernel = known if known is not None and thawed(known) is kernel else frozen(kernel)
-    k = LazyEvaluatedKernelTensor(x1, x2, kernel=kernel, **lazy.params).evaluate_kernel().to_dense()
+    k = evaluated(LazyEvaluatedKernelTensor(x1, x2, kernel=kernel, **lazy.params))
     noise = variances(diagonal) if attached else variances(diagonal).detach()
     ours = trees.form(lazy.kernel) is not None and k.is_contiguous()  # another kernel may keep what it returns
     if torch.is_grad_enabled() or not ours or noise.shape[:-1] != k.shape[:-2]:
         whole: torch.Tensor = k + torch.diag_embed(noise.expand(*noise.shape[:-1], k.shape[-1]))
         return whole
     k.diagonal(dim1=-2, dim2=-1).add_(noise)
-    return cast("torch.Tensor", k)
+    return k
 
 
-def for_covariances(strategy: Any, fast: bool, kernel: Any = None) -> Conditioned | Differentiated:
-    """Return the object that computes explained covariances of a `plain` strategy; missing caches are made.
+def for_covariances(strategy: Any, known: Conditioned, fast: bool, kernel: Any = None) -> Conditioned | Differentiated:
+    """Return the object that computes explained covariances of a `plain` strategy with a known factor.
 
     Without `fast_pred_var`, gradients pass through the kernel as in the library; the caller may have frozen it.
     """
-    known = of(strategy)
-    assert known is not None
     if fast or not torch.is_grad_enabled() or gpytorch.settings.detach_test_caches.off():
         return known
     made_of = parts(strategy)

@@ -10,6 +10,7 @@ Cholesky factor is kept, F and F W come from it by substitution, which keeps mor
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
@@ -153,6 +154,17 @@ class Conditioned:
         head = self.inverse.right_transposed(rows[..., : self.inverse.n])
         last = rows @ self.border.mT
         return torch.cat((head.expand(*last.shape[:-1], -1), last), dim=-1)
+
+    def mean(self, rows: Any) -> Any:
+        """Return ``rows K^-1 (y - mean)``, shape ``(..., m)``: what the data add to the prior mean.
+
+        Parameters
+        ----------
+        rows : Tensor or LinearOperator
+            Covariances of m points with the training points, shape ``(..., m, n)``.
+        """
+        alpha = self.alpha.squeeze(1) if self.alpha.dim() == 4 else self.alpha  # as the library has it
+        return (rows @ alpha.unsqueeze(-1)).squeeze(-1)
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``: the variances that the data explain.

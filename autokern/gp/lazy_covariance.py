@@ -18,9 +18,10 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from linear_operator.utils.getitem import _is_noop_index
 
 from autokern.gp.frozen import frozen
+from autokern.kernels import family_name
 from autokern.kernels import tree as trees
 
-__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel"]
+__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel", "evaluated"]
 
 _BYTES = 2**22
 """Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
@@ -42,6 +43,23 @@ class Explains(Protocol):
         """Return ``rows K^-1 rows^T``."""
 
 
+def evaluated(covariance: Any) -> torch.Tensor:
+    """Return a covariance as a matrix.
+
+    A lazy one is asked for by a single call of its kernel where that is the op `kernel_matrix`, which does its own
+    accounts of memory; every other operator knows how it is formed.
+    """
+    if isinstance(covariance, torch.Tensor):
+        return covariance
+    lazy = type(covariance) is LazyEvaluatedKernelTensor and not (covariance.params or covariance.last_dim_is_batch)
+    if not lazy or family_name(covariance.kernel) is None:
+        dense: torch.Tensor = covariance.to_dense()
+        return dense
+    with torch.set_grad_enabled(covariance._is_grad_enabled):
+        matrix: torch.Tensor = covariance.kernel.forward(covariance.x1, covariance.x2)
+    return matrix
+
+
 def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:
     """Return `of` every block of rows of a covariance, joined along the last dimension.
 
@@ -56,16 +74,14 @@ def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torc
     """
 
     def block(start: int, stop: int) -> torch.Tensor:
-        rows = cross[..., start:stop, :]
-        return of(rows if isinstance(rows, torch.Tensor) else rows.to_dense(), start, stop)
+        return of(evaluated(cross[..., start:stop, :]), start, stop)
 
     if not isinstance(cross, (torch.Tensor, LazyEvaluatedKernelTensor)):
         cross = cross.to_dense()  # the library takes slices of it by interpolation
     m = cross.shape[-2]
     steps = [(start, min(m, start + size)) for start in range(0, m, size)]
     if len(steps) <= 1:
-        whole = cross if isinstance(cross, torch.Tensor) else cross.to_dense()
-        return of(whole, 0, m)
+        return of(evaluated(cross), 0, m)
     return torch.cat([block(*step) for step in steps], dim=-1)
 
 
@@ -120,10 +136,8 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         """Return the matrix itself."""
         if self._formed is None:
             with self._as_called():
-                rows = self._cross if isinstance(self._cross, torch.Tensor) else self._cross.to_dense()
-                self._formed = to_linear_operator(
-                    self._prior.to_dense() - self._known.explained_covariance(rows, self._multiply)
-                )
+                explained = self._known.explained_covariance(evaluated(self._cross), self._multiply)
+                self._formed = to_linear_operator(evaluated(self._prior) - explained)
         return self._formed
 
     def _diagonal(self) -> torch.Tensor:

@@ -7,8 +7,6 @@ strategies whose inputs are unknown (`origin`) keep their own code.
 from __future__ import annotations
 
 import functools
-import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +20,11 @@ from linear_operator import settings as library
 from linear_operator.operators import LinearOperator, to_linear_operator
 
 from autokern.core.op import get
-from autokern.gp import factor_cache
+from autokern.gp import factor_cache, memoized
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Rooted, Structured
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
+from autokern.gp.query import Query
 from autokern.hooks import matrixfree, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
@@ -86,14 +85,6 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
     return make(new, new), make(new, old)
 
 
-class _Predicting(threading.local):
-    """The strategy and kernel of the prediction that this thread is computing, once its inputs were checked."""
-
-    strategy: Any = None
-    kernel: Any = None
-
-
-_predicting = _Predicting()
 _stock_prediction = DefaultPredictionStrategy.exact_prediction
 
 
@@ -105,11 +96,7 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
     if found != ORDERED and factor_cache.plain(self) and not _formless(self):
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or factor_cache.is_exact(self)
-        _predicting.strategy, _predicting.kernel = self, test_test_covar.kernel
-        try:
-            return _dispatch_predict(self, test_mean, test_test_covar, test_train_covar, exact, fast)
-        finally:
-            _predicting.strategy = _predicting.kernel = None
+        return _dispatch_predict(Query(self, test_mean, test_test_covar, test_train_covar, exact, fast, True))
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
         return _structured(self, test_mean, test_test_covar, test_train_covar)
     plainly = (_evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
@@ -165,10 +152,6 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
     return _stock_mean_cache(self, nan_policy) if there is None else there
 
 
-_NO_ARGUMENTS = pickle.dumps({})
-"""How the library's cache files keyword arguments."""
-
-
 def _shared(strategy: Any, *cached: str) -> Any:
     """Return the factor of a strategy where stock would factorise, or where there is one already.
 
@@ -177,7 +160,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
     known = factor_cache.found(strategy)
     if known is not None or type(strategy) is not DefaultPredictionStrategy or stay_out_of_models():
         return known
-    if (cached[0], cached[1:], _NO_ARGUMENTS) in strategy.__dict__.get("_memoize_cache", ()):
+    if memoized.is_kept(strategy, *cached):
         return None
     found = regime(strategy.num_train, library.fast_computations.solves)
     if found == EXACT or (found == ITERATIVE and factor_cache.is_exact(strategy)):
@@ -215,7 +198,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     if known is None:
         return _stock_covariance(self, test_test_covar, test_train_covar)
     rows = test_train_covar if isinstance(test_train_covar, torch.Tensor) else test_train_covar.to_dense()
-    explained = factor_cache.for_covariances(self, fast=False, kernel=_predicting.kernel).explained_covariance(rows)
+    explained = factor_cache.for_covariances(self, known, fast=False).explained_covariance(rows)
     if isinstance(test_test_covar, torch.Tensor):
         return to_linear_operator(test_test_covar - explained)
     return test_test_covar + to_linear_operator(-explained)
@@ -224,7 +207,8 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 @unless_it_fails
 def _in_force(strategy: Any) -> Any:
     """Return the factor of a strategy if it still is that of its model."""
-    return factor_cache.found(strategy) if strategy is _predicting.strategy or origin.holds(strategy) else None
+    known = factor_cache.found(strategy)
+    return known if known is not None and origin.holds(strategy) else None
 
 
 def _keeps_noise(likelihood: Any) -> bool:

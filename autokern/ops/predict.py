@@ -1,11 +1,8 @@
 """The Op `predict`: mean and covariance of the posterior at test points, of which callers read the variances.
 
-Arguments: ``strategy, test_mean, prior, cross, exact, fast``: gpytorch's prediction strategy of a model whose training
-covariance is one dense kernel matrix plus noise, the prior mean ``(..., m)`` and covariance ``(..., m, m)`` of the test
-points, their covariances ``(..., m, n)`` with the training points, both lazy, whether stock would factorise instead of
-running conjugate gradients and Lanczos, and whether `fast_pred_var` is on. The result is a mean and a covariance
-operator; reading its diagonal is part of what is measured. Where stock iterates, the first prediction with all it
-leaves in caches and a second one are measured together, else one with the caches there: the factor is shared by all.
+The argument is a `Query`. The result is a mean and a covariance operator; reading its diagonal is part of what is
+measured. Where stock iterates, the first prediction with all it leaves in caches and a second one are measured
+together, else one with the caches there: the factor is shared by all.
 
 Contract: mean and variances are those of a training covariance within ``2 (n + s) eps max|K|`` of K and covariances
 with the test points within ``4 (1 + s) eps max|K|``, where s is the largest scaled squared norm of the points.
@@ -13,14 +10,13 @@ with the test points within ``4 (1 + s) eps max|K|``, where s is the largest sca
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import DenseLinearOperator, LinearOperator, to_linear_operator
+from linear_operator.operators import DenseLinearOperator, LinearOperator, MatmulLinearOperator, to_linear_operator
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
@@ -28,23 +24,19 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.lazy_covariance import PosteriorCovariance, by_blocks
+from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated
+from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
+from autokern.ops import _predict_costs as costs
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
 __all__ = ["PREDICT"]
 
 _stock = DefaultPredictionStrategy.exact_prediction
-_BLOCK = 1024
-"""Test points of a block."""
 _JOINT = 16
 """Test points whose joint covariance is read."""
-_LANCZOS = 100
-"""Steps of the library's Lanczos root."""
-_SOLVING = 30
-"""Steps of conjugate gradients at the library's tolerance for predictions, as they are on the samples."""
 Prediction = tuple[torch.Tensor, LinearOperator]
 
 
@@ -57,10 +49,16 @@ def _graph(prior: Any) -> str:
     return "theta" if any(p.requires_grad for p in prior.kernel.parameters()) else ""
 
 
-def _grown(strategy: Any, problem: Problem) -> Conditioned:
-    """Return a model's factor as if its last point had come later, for every matrix of a batch apart."""
+def _factor(strategy: Any) -> Conditioned:
+    """Return the factor of a plain strategy."""
     known = factor_cache.of(strategy)
     assert known is not None
+    return known
+
+
+def _grown(strategy: Any, problem: Problem) -> Conditioned:
+    """Return a model's factor as if its last point had come later, for every matrix of a batch apart."""
+    known = _factor(strategy)
     if problem.batch == 1 or problem.n == 1:
         return Conditioned(inverse=known.inverse, alpha=known.alpha)
     whole = known.inverse.dense()
@@ -68,43 +66,14 @@ def _grown(strategy: Any, problem: Problem) -> Conditioned:
     return Conditioned(inverse=RowBlocks(whole[:-1, :-1]), border=border, alpha=known.alpha)
 
 
-def _joint_features(problem: Problem) -> Features:
-    plain, joint = PREDICT.features(problem), problem.batch * problem.m**2
-    flops = plain.flops + joint * 2.0 * (problem.n + problem.d)
-    return Features(plain.calls, flops, plain.bytes + 6.0 * joint * problem.itemsize)
+def _complete() -> bool:
+    """Whether no observation counts as missing."""
+    return bool(gpytorch.settings.observation_nan_policy.value() == "ignore")
 
 
-def _stock_features(problem: Problem) -> Features:
-    joint, square = _joint_features(problem), float(problem.n**2)
-    if problem.variant.endswith("grown"):  # its root has to be put together
-        return Features(joint.calls, joint.flops, joint.bytes + 4.0 * problem.batch * square * problem.itemsize)
-    if not iterates(problem):
-        return joint
-    columns = 1.0 if problem.variant.startswith("fast") else 1.0 + problem.m
-    steps = _LANCZOS if problem.variant.startswith("fast") else _SOLVING
-    flops = joint.flops + 2.0 * steps * square * columns - problem.n**3 / 3
-    return Features(joint.calls + 20.0 * steps, max(flops, 0.0), joint.bytes + steps * square * problem.itemsize)
-
-
-def _memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[[Problem], int]:
-    """Return the memory for so many joint matrices, rows of all test points, and factors of the training covariance.
-
-    Where stock iterates, the factor is not there yet and is made from the matrix; gradients keep `kept` more factors.
-    """
-
-    def memory(problem: Problem) -> int:
-        m, n, b = problem.m, problem.n, problem.batch
-        made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
-        each = rows + (1 if problem.grad else 0)
-        return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
-
-    return memory
-
-
-def _stock_memory(problem: Problem) -> int:
-    """Rows of the cross covariance and what they are multiplied with; prior, what is explained, and what is left."""
-    fast = problem.variant.startswith("fast")
-    return _memory_of(3, 2 if fast else 3, 2, kept=2)(problem)
+def _skipped() -> bool:
+    """Whether no covariance is wanted."""
+    return bool(gpytorch.settings.skip_posterior_variances.on())
 
 
 class _Predict(Op):
@@ -114,27 +83,23 @@ class _Predict(Op):
     raises = (NanError, NotPSDError)
     composite = True
 
-    def key(self, strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Any:
+    def key(self, query: Query) -> Any:
+        strategy, test_mean, prior, cross, exact, fast, _ = query
         if prior.__class__ is not LazyEvaluatedKernelTensor or cross.__class__ is not LazyEvaluatedKernelTensor:
             return None
         x = prior.x1
         return (
             strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
             cross.x2.shape, prior.shape, _graph(prior), exact, fast, factor_cache.plain(strategy),
-            factor_cache.is_exact(strategy), gpytorch.settings.skip_posterior_variances.on(), prior.last_dim_is_batch,
+            factor_cache.is_exact(strategy), _skipped(), prior.last_dim_is_batch,
         )  # fmt: skip
 
-    def problem_of(
-        self, strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool
-    ) -> Problem | None:
+    def problem_of(self, query: Query) -> Problem | None:
+        strategy, _, prior, cross, exact, fast, _ = query
         lazy = LazyEvaluatedKernelTensor
         if type(strategy) is not DefaultPredictionStrategy or type(prior) is not lazy or type(cross) is not lazy:
             return None
-        if (
-            prior.last_dim_is_batch
-            or gpytorch.settings.skip_posterior_variances.on()
-            or not factor_cache.plain(strategy)
-        ):
+        if prior.last_dim_is_batch or _skipped() or not factor_cache.plain(strategy):
             return None
         x, n = prior.x1, strategy.num_train
         if not is_ours(x) or prior.shape[-1] != x.shape[-2] or cross.shape[-1] != n:
@@ -151,7 +116,8 @@ class _Predict(Op):
             variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}",
         )
 
-    def reference(self, strategy: Any, test_mean: Any, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+    def reference(self, query: Query) -> Prediction:
+        strategy, test_mean, prior, cross, _, fast, _ = query
         k = strategy.lik_train_train_covar.to_dense()
         lower = torch.linalg.cholesky(k.detach())
         through = torch.linalg.cholesky(k) if not fast else lower  # as the library differentiates
@@ -163,21 +129,22 @@ class _Predict(Op):
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         model = trained(problem, generator)
-        if problem.variant.endswith("grown"):
+        if costs.is_grown(problem):
             factor_cache.attach(model.strategy, _grown(model.strategy, problem), attached=False)
         x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
         with torch.set_grad_enabled(bool(problem.grad)):
             prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
             cross = LazyEvaluatedKernelTensor(x, model.x, kernel=model.kernel)
         mean = x.detach().new_zeros(x.shape[:-1])
-        return model.strategy, mean, prior, cross, not iterates(problem), problem.variant.startswith("fast")
+        fast = costs.is_fast(problem)
+        return (Query(model.strategy, mean, prior, cross, not iterates(problem), fast),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         with torch.enable_grad():  # what is lazy keeps the grad mode that it was made in
-            exact = in_float64(args)
+            (exact,) = in_float64(args)
         with torch.no_grad():
-            strategy, _, prior, cross, _, _ = exact
-            mean, covariance = self.reference(*exact)
+            strategy, _, prior, cross, *_ = exact
+            mean, covariance = self.reference(exact)
             k, rows = strategy.lik_train_train_covar.to_dense(), cross.to_dense()
             residual = (strategy.train_labels - strategy.train_prior_dist.loc).unsqueeze(-1)
             weights = torch.cholesky_solve(rows.mT, torch.linalg.cholesky(k)).mT
@@ -212,18 +179,15 @@ class _Predict(Op):
         return problems + [base.replace(m=m, n=n, grad="theta") for m, n in graded]
 
     def features(self, problem: Problem) -> Features:
-        elements = problem.batch * problem.m * problem.n
-        first = problem.n**3 / 3 if iterates(problem) else 0.0
-        passes = 12.0 if problem.grad else 6.0
-        return Features(60.0, elements * (problem.n + 2.0 * problem.d) + first, passes * elements * problem.itemsize)
+        return costs.features(problem)
 
     def memory(self, problem: Problem) -> int:
-        return _memory_of(0, 2, 1)(problem)
+        return costs.memory_of(0, 2, 1)(problem)
 
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         """What stock does when it iterates says nothing of solving; large joint matrices are paged memory."""
         joint = problem.batch * problem.m**2 * problem.itemsize > PAGED
-        return (6.0 if iterates(problem) else 0.0, 1.0 if problem.variant[:4] == "fast" else 0.0, 1.5 if joint else 0.0)
+        return (6.0 if iterates(problem) else 0.0, 1.0 if costs.is_fast(problem) else 0.0, 1.5 if joint else 0.0)
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and variances; of few points, the joint covariance is formed, as acquisition functions do."""
@@ -240,7 +204,7 @@ class _Predict(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
-        if problem.variant.endswith("grown"):
+        if costs.is_grown(problem):
             return "lazy"
         if problem.m < 1024 or problem.n > 4000:
             return "stock"
@@ -250,70 +214,89 @@ class _Predict(Op):
 PREDICT = _Predict()
 
 
-@PREDICT.candidate("stock", features=_stock_features, memory=_stock_memory)
-def stock(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+@PREDICT.candidate("stock", features=costs.stock_features, memory=costs.stock_memory)
+def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
+    strategy, mean, prior, cross, exact, fast, in_force = query
+    known = factor_cache.found(strategy) if in_force and _complete() and not _skipped() else None
+    if known is not None:
+        return _as_stock(query, known)
     with as_asked(exact, strategy.num_train), gpytorch.settings.fast_pred_var(fast):
-        made: Prediction = _stock(strategy, test_mean, prior.evaluate_kernel(), cross.evaluate_kernel())
+        made: Prediction = _stock(strategy, mean, prior.evaluate_kernel(), cross.evaluate_kernel())
         return made
 
 
-@PREDICT.candidate("eager", accuracy="better", features=_joint_features, memory=_memory_of(3, 1, 1, kept=2), parts=True)
-def eager(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+def _as_stock(query: Query, known: Conditioned) -> Prediction:
+    """Return what the library computes where its caches are there: from tensors, or operators where it takes those."""
+    strategy, prior, cross = query.strategy, query.prior, query.cross
+    small = sum(cross.shape[-2:]) <= gpytorch.settings.max_eager_kernel_size.value()
+    own, rows = (evaluated(lazy) if small else lazy.evaluate_kernel() for lazy in (prior, cross))
+    mean = known.mean(rows) + query.mean
+    if not query.fast:
+        explained = _explains(query, known).explained_covariance(evaluated(rows), False)
+        return mean, to_linear_operator(own - explained) if small else own + to_linear_operator(-explained)
+    strategy._last_test_train_covar = rows
+    root = rows.matmul(known.root)
+    if small:
+        return mean, to_linear_operator(torch.add(own, root @ root.mT, alpha=-1))
+    return mean, own + MatmulLinearOperator(root, root.mT.mul(-1))
+
+
+def _explains(query: Query, known: Conditioned) -> Explains:
+    return factor_cache.for_covariances(query.strategy, known, query.fast, query.prior.kernel)
+
+
+def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = slice(None)) -> torch.Tensor:
+    """Return the posterior mean of some points; where observations are missing, as the library has it."""
+    own = query.mean[..., which]
+    found: torch.Tensor = known.mean(rows) + own if _complete() else query.strategy.exact_predictive_mean(own, rows)
+    return found
+
+
+@PREDICT.candidate(
+    "eager", accuracy="better", features=costs.joint_features, memory=costs.memory_of(3, 1, 1, kept=2), parts=True
+)
+def eager(query: Query) -> Prediction:
     """The joint covariance of all test points at once, from the model's one factor."""
-    known, rows = factor_cache.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
-    mean = strategy.exact_predictive_mean(test_mean, rows)
-    return mean, to_linear_operator(prior.to_dense() - known.explained_covariance(rows))
+    known, rows = _factor(query.strategy), evaluated(query.cross)
+    mean, explained = _mean(query, known, rows), _explains(query, known).explained_covariance(rows, False)
+    return mean, to_linear_operator(evaluated(query.prior) - explained)
 
 
-def _kept(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, fast: bool, multiply: bool) -> Prediction:
-    known, rows = factor_cache.for_covariances(strategy, fast, prior.kernel), cross.to_dense()
-    return strategy.exact_predictive_mean(test_mean, rows), PosteriorCovariance.deferred(prior, rows, known, multiply)
+def _kept(query: Query, multiply: bool) -> Prediction:
+    known, rows = _factor(query.strategy), evaluated(query.cross)
+    covariance = PosteriorCovariance.deferred(query.prior, rows, _explains(query, known), multiply)
+    return _mean(query, known, rows), covariance
 
 
 @PREDICT.candidate("lazy", accuracy="better", parts=True)
-def lazy(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+def lazy(query: Query) -> Prediction:
     """Covariances with the training points are kept, variances computed when they are read, the joint when it is."""
-    return _kept(strategy, test_mean, prior, cross, fast, multiply=False)
-
-
-def _factored(problem: Problem) -> str | None:
-    return "the inverse factor is all there is" if problem.variant.endswith("grown") else None
+    return _kept(query, multiply=False)
 
 
 @PREDICT.candidate(
-    "lazy-product", accuracy="better", unsupported=_factored, memory=_memory_of(0, 2, 2, kept=1), parts=True
+    "lazy-product", accuracy="better", unsupported=costs.only_grown, memory=costs.memory_of(0, 2, 2, kept=1), parts=True
 )
-def lazy_product(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+def lazy_product(query: Query) -> Prediction:
     """The same with products by the inverse factor, which is formed once, in place of substitution."""
-    return _kept(strategy, test_mean, prior, cross, fast, multiply=True)
-
-
-def _rows_unsupported(problem: Problem) -> str | None:
-    if problem.grad:
-        return "gradients keep the blocks anyway"
-    return None if problem.m > _BLOCK else f"no more than {_BLOCK} test points"
-
-
-def _rows_memory(problem: Problem) -> int:
-    return _memory_of(0, 3.5, 1)(problem.replace(m=min(problem.m, _BLOCK)))
-
-
-def _rows_features(problem: Problem) -> Features:
-    plain = PREDICT.features(problem)
-    return Features(plain.calls * (1 + problem.m / _BLOCK), plain.flops, plain.bytes)
+    return _kept(query, multiply=True)
 
 
 @PREDICT.candidate(
-    "rows", accuracy="better", unsupported=_rows_unsupported, memory=_rows_memory, features=_rows_features, parts=True
+    "rows",
+    accuracy="better",
+    unsupported=costs.rows_unsupported,
+    memory=costs.rows_memory,
+    features=costs.rows_features,
+    parts=True,
 )
-def rows(strategy: Any, test_mean: torch.Tensor, prior: Any, cross: Any, exact: bool, fast: bool) -> Prediction:
+def rows(query: Query) -> Prediction:
     """In blocks of test points, whose covariances with the training points are never kept."""
-    known = factor_cache.for_covariances(strategy, fast, prior.kernel)
+    known = _factor(query.strategy)
 
     def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        part: torch.Tensor = strategy.exact_predictive_mean(test_mean[..., start:stop], block)
-        return part
+        return _mean(query, known, block, slice(start, stop))
 
-    mean = by_blocks(cross, _BLOCK, mean_of)
-    return mean, PosteriorCovariance.deferred(prior, cross, known, block=_BLOCK)
+    covariance = PosteriorCovariance.deferred(query.prior, query.cross, _explains(query, known), block=costs.BLOCK)
+    return by_blocks(query.cross, costs.BLOCK, mean_of), covariance
