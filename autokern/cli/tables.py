@@ -232,7 +232,7 @@ def kernel_matrices(cells: Sequence[Cell]) -> list[RenderableType]:
     marks = {reason: str(number).translate(_RAISED) for number, reason in enumerate(notes, 1)}
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
-        family = cell.problem.variant.partition("/")[0]
+        family = cell.problem.words[0]
         groups.setdefault((family, cell.problem.dtype, cell.problem.device), []).append(cell)
     parts: list[RenderableType] = []
     for (family, dtype, device), group in groups.items():

@@ -8,13 +8,13 @@ import torch
 
 from autokern.core.problem import Features, Problem
 from autokern.kernels.family import known_family
-from autokern.ops._shared import is_paged
+from autokern.ops._shared import families, is_paged
 from autokern.system import thread_pool
 
 
 def is_same(problem: Problem) -> bool:
     """Whether both sets are the same points."""
-    return problem.variant.split("/")[-1] == "same"
+    return "same" in problem.words
 
 
 def _elements(problem: Problem) -> int:
@@ -23,7 +23,7 @@ def _elements(problem: Problem) -> int:
 
 def leaves(problem: Problem) -> int:
     """Return the number of families in the kernel's tree."""
-    return 1 + problem.variant.split("/")[0].count("+")
+    return len(families(problem))
 
 
 def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Callable[[Problem], Features]:
@@ -48,7 +48,7 @@ def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Ca
 
 def of_stock(problem: Problem) -> Features:
     """Return features of gpytorch's matrix and a product with it."""
-    names = problem.variant.split("/")[0].split("+")
+    names = families(problem)
     passes = sum(of.stock_passes(problem.d) if (of := known_family(name)) else 60 * problem.d for name in names)
     return features_with(passes / len(names), whole=3 * len(names))(problem)
 

@@ -217,7 +217,12 @@ def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:
 
 def iterates(problem: Problem) -> bool:
     """Whether stock runs conjugate gradients."""
-    return problem.variant.split("/")[-1] == "cg"
+    return "cg" in problem.words
+
+
+def families(problem: Problem) -> list[str]:
+    """Return the families in the kernel of a problem, whose variant names them first."""
+    return problem.words[0].split("+")
 
 
 def is_paged(problem: Problem) -> bool:

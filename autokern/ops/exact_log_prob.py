@@ -36,6 +36,7 @@ from autokern.ops._shared import (
     CG_VECTORS,
     EPS,
     as_asked,
+    families,
     is_ours,
     iterates,
     matrix_problem,
@@ -58,22 +59,18 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 ladder = cholesky_module._psd_safe_cholesky
 
 
-def _families(problem: Problem) -> int:
-    return 1 + problem.variant.split("/")[0].count("+")
-
-
 def _stock_features(problem: Problem) -> Features:
-    elements, families = problem.batch * problem.n**2, _families(problem)
+    elements, leaves = problem.batch * problem.n**2, len(families(problem))
     if iterates(problem):
-        passes = 2.0 * CG_ITERATIONS + 12.0 * families
-        return Features(400.0, elements * 6.0 * problem.d * families, passes * elements * problem.itemsize)
-    flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * families)
-    return Features(100.0 + 30 * families, flops, (20.0 + 10.0 * families) * elements * problem.itemsize)
+        passes = 2.0 * CG_ITERATIONS + 12.0 * leaves
+        return Features(400.0, elements * 6.0 * problem.d * leaves, passes * elements * problem.itemsize)
+    flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * leaves)
+    return Features(100.0 + 30 * leaves, flops, (20.0 + 10.0 * leaves) * elements * problem.itemsize)
 
 
 def _stock_memory(problem: Problem) -> int:
     """What autograd keeps of the kernels and, less often, of their sum; noisy matrix, factor and their derivatives."""
-    names = problem.variant.split("/")[0].split("+")
+    names = families(problem)
     kept = sum(of.kept(problem.d) if (of := known_family(name)) else 6 for name in names) - (len(names) - 1)
     more = 3.0 if iterates(problem) else 6.2
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
@@ -92,12 +89,11 @@ def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
     """
 
     def memory(problem: Problem) -> int:
-        elements = problem.batch * problem.n**2 * problem.itemsize
+        elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
         if problem.batch == 1:
             block = min(elements, likelihood.block_bytes(problem.device))
             copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not made in place there
-            return int(single * elements) + copies + 12 * block * min(2, _families(problem))
-        names = problem.variant.split("/")[0].split("+")
+            return int(single * elements) + copies + 12 * block * min(2, len(names))
         each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
         return int((batched + each) * elements)
 
@@ -144,7 +140,7 @@ class _ExactLogProb(Op):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
-        families = "+".join(sorted(trees.leaves(node)))
+        names = "+".join(sorted(trees.leaves(node)))
         return matrix_problem(
             "exact_log_prob",
             x,
@@ -153,7 +149,7 @@ class _ExactLogProb(Op):
             d=x.shape[-1],
             batch=batch.numel(),
             grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{families}/{'cholesky' if exact else 'cg'}",
+            variant=f"{names}/{'cholesky' if exact else 'cg'}",
         )
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -209,11 +205,11 @@ class _ExactLogProb(Op):
         return problems
 
     def features(self, problem: Problem) -> Features:
-        elements, families = problem.batch * problem.n**2, _families(problem)
+        elements, leaves = problem.batch * problem.n**2, len(families(problem))
         return Features(
-            calls=30.0 + 20 * families,
-            flops=elements * (problem.n + 4.0 * problem.d * families),
-            bytes=(4.0 + 4.0 * families) * elements * problem.itemsize,
+            calls=30.0 + 20 * leaves,
+            flops=elements * (problem.n + 4.0 * problem.d * leaves),
+            bytes=(4.0 + 4.0 * leaves) * elements * problem.itemsize,
         )
 
     def memory(self, problem: Problem) -> int:

@@ -156,7 +156,7 @@ class _InvQuadLogdet(Op):
         diagonal = ConstantDiagLinearOperator(noise.requires_grad_(wanted), problem.n)
         operator = AddedDiagLinearOperator(DenseLinearOperator(k.requires_grad_(wanted)), diagonal)
         rhs = random_matrix(problem, generator, problem.n, problem.rhs).requires_grad_(wanted)
-        return operator, rhs, True, problem.variant == "cholesky"
+        return operator, rhs, True, not iterates(problem)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         operator, rhs, reduce, _ = args

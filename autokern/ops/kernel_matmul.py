@@ -29,7 +29,16 @@ from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
 from autokern.ops._models import kernel_of
 from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, of_outputs, of_stock
-from autokern.ops._shared import EPS, is_ours, is_paged, matrix_problem, needs_few, on_other_devices, random_matrix
+from autokern.ops._shared import (
+    EPS,
+    families,
+    is_ours,
+    is_paged,
+    matrix_problem,
+    needs_few,
+    on_other_devices,
+    random_matrix,
+)
 
 __all__ = ["KERNEL_MATMUL"]
 
@@ -97,7 +106,7 @@ class _KernelMatmul(Op):
             largest = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in (*tree.points, *others))
             delta, most = 50 * EPS[problem.dtype] * (largest + EPS[problem.dtype]), k.abs().amax()
             change = most * delta  # the slope in u is at most 1, except for the kink of the exponential at zero
-            if "matern12" in problem.variant:
+            if "matern12" in families(problem):
                 distance = (k.abs() / most).clamp(1e-300, 1).log().neg().clamp_min(delta**0.5)
                 change = change + most * delta / distance
             unit = (change + (4 * (problem.n + 10) ** 0.5 + 20) * EPS[problem.dtype] * k.abs()) @ rhs.abs()

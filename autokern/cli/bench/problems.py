@@ -112,7 +112,7 @@ def _drawn(op: Op, kind: list[Problem], draw: random.Random) -> Problem:
         m = size("m", low=n if tall else 1)
     changes = {"m": m, "n": n}
     if base.d:
-        changes["d"] = size("d", low=2 if "ard" in base.variant.split("/") else 1)
+        changes["d"] = size("d", low=2 if "ard" in base.words else 1)
     if base.rhs:
         changes["rhs"] = size("rhs")
     if base.batch > 1:
