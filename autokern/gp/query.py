@@ -1,4 +1,4 @@
-"""The argument of the op `predict`: a model's prediction strategy, and the prior of its test points."""
+"""What the ops `predict` and `fantasy` take: a model's prediction strategy, and the points that are new to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Query"]
+__all__ = ["Query", "Update"]
 
 
 class Query(NamedTuple):
@@ -35,3 +35,32 @@ class Query(NamedTuple):
     exact: bool
     fast: bool
     in_force: bool = False
+
+
+class Update(NamedTuple):
+    """What gpytorch's `DefaultPredictionStrategy.get_fantasy_strategy` gets.
+
+    Parameters
+    ----------
+    strategy : DefaultPredictionStrategy
+        That of the model as it is.
+    inputs, targets : list of Tensor, Tensor
+        The new points and their targets.
+    full_inputs, full_targets : list of Tensor, Tensor
+        Old and new ones together.
+    full_output : MultivariateNormal
+        The prior of all of them.
+    noise : Tensor or None
+        Variances of the new observations, if they have their own.
+    exact : bool
+        Whether stock would factorise instead of running Lanczos.
+    """
+
+    strategy: Any
+    inputs: Any
+    targets: torch.Tensor
+    full_inputs: Any
+    full_targets: torch.Tensor
+    full_output: Any
+    noise: torch.Tensor | None
+    exact: bool

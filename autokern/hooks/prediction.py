@@ -24,7 +24,7 @@ from autokern.gp import factor_cache, memoized
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Rooted, Structured
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
-from autokern.gp.query import Query
+from autokern.gp.query import Query, Update
 from autokern.hooks import matrixfree, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
@@ -230,7 +230,8 @@ def _get_fantasy_strategy(
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)
         return found
-    grown = _dispatch_fantasy(*args, kwargs.get("noise"), found == EXACT or factor_cache.is_exact(self))
+    exact = found == EXACT or factor_cache.is_exact(self)
+    grown = _dispatch_fantasy(Update(*args, kwargs.get("noise"), exact))
     origin.made(grown)
     return grown
 

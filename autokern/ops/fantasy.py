@@ -1,9 +1,7 @@
 """The Op `fantasy`: a model's caches after new observations, without factorising again.
 
-Arguments: ``strategy, inputs, targets, full_inputs, full_targets, full_output, noise, exact``: those of gpytorch's
-`DefaultPredictionStrategy.get_fantasy_strategy` (new points and targets, old and new together, the prior of all of
-them, variances of the new observations or None), and whether stock would factorise instead of running Lanczos. The
-result is a new strategy; its mean cache and how much it explains of one row of ones are what is measured and checked.
+The argument is an `Update`. The result is a new strategy; its mean cache and how much it explains of one row of ones
+are what is measured and checked.
 
 Contract: the caches are those of a refit within ``100 (n + q)`` eps times the condition number of its covariance.
 """
@@ -25,6 +23,8 @@ from autokern.core.arguments import in_float64
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache
+from autokern.gp.lazy_covariance import evaluated
+from autokern.gp.query import Update
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
@@ -39,9 +39,9 @@ def _graph(full_inputs: Any, targets: Any) -> str:
     return "x" if wanted else ""
 
 
-def _refit(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def _refit(update: Update) -> tuple[torch.Tensor, torch.Tensor]:
     """Return noisy covariance and residual of old and new data together."""
-    strategy, _, targets, _, full_targets, full_output, _, _ = args
+    strategy, _, targets, _, full_targets, full_output, _, _ = update
     k = strategy.likelihood(full_output).lazy_covariance_matrix.to_dense()
     old = full_targets[..., : full_targets.shape[-1] - targets.shape[-1]]
     return k, torch.cat((old, targets), dim=-1) - full_output.mean
@@ -64,10 +64,8 @@ class _Fantasy(Op):
     raises = (NanError, NotPSDError)
     composite = True
 
-    def key(
-        self, strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any,
-        noise: Any, exact: bool,
-    ) -> Any:  # fmt: skip
+    def key(self, update: Update) -> Any:
+        strategy, inputs, targets, full_inputs, full_targets, full_output, noise, exact = update
         x = full_inputs[0]
         return (
             strategy.__class__, strategy.train_labels.shape, inputs[0].shape, targets.shape, x.__class__, x.shape,
@@ -76,10 +74,8 @@ class _Fantasy(Op):
             noise is None, exact, _graph(full_inputs, targets), factor_cache.plain(strategy),
         )  # fmt: skip
 
-    def problem_of(
-        self, strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any,
-        noise: Any, exact: bool,
-    ) -> Problem | None:  # fmt: skip
+    def problem_of(self, update: Update) -> Problem | None:
+        strategy, _, targets, full_inputs, full_targets, full_output, _, exact = update
         if type(strategy) is not DefaultPredictionStrategy or isinstance(full_output, MultitaskMultivariateNormal):
             return None
         lazy = full_output.lazy_covariance_matrix
@@ -103,8 +99,8 @@ class _Fantasy(Op):
             variant="cholesky" if exact else "lanczos/cg",
         )
 
-    def reference(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        k, residual = _refit(args)
+    def reference(self, update: Update) -> tuple[torch.Tensor, torch.Tensor]:
+        k, residual = _refit(update)
         lower = torch.linalg.cholesky(k)
         alpha = torch.cholesky_solve(residual.unsqueeze(-1), lower).squeeze(-1)
         ones = torch.ones_like(k[..., :1])
@@ -123,13 +119,13 @@ class _Fantasy(Op):
                 torch.zeros_like(full_x[..., 0]), LazyEvaluatedKernelTensor(full_x, full_x, kernel=model.kernel)
             )
         model.strategy.cold = False  # what was predicted before is there already
-        return model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)
+        return (Update(model.strategy, [x], targets, [full_x], full_y, output, None, not iterates(problem)),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         with torch.enable_grad():
-            exact = in_float64(args)
+            (exact,) = in_float64(args)
         with torch.no_grad():
-            truth = self.reference(*exact)
+            truth = self.reference(exact)
             k, _ = _refit(exact)
             values = torch.linalg.eigvalsh(k)
             condition = (values[..., -1] / values[..., 0]).max().item()
@@ -187,27 +183,23 @@ def _noise(noise: torch.Tensor | None) -> dict[str, torch.Tensor]:
 
 
 @FANTASY.candidate("stock", features=_stock_features, memory=_stock_memory)
-def stock(
-    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
-    exact: bool,
-) -> Any:  # fmt: skip
+def stock(update: Update) -> Any:
     """gpytorch's own, with the mean cache kept for where gradients are detached from it (gpytorch #2669).
 
     The library files it without the policy for missing observations that is part of the key; the next prediction then
     solves with the whole matrix, above `max_cholesky_size` by conjugate gradients to a tolerance of 0.01.
     """
+    strategy, *data, noise, exact = update
     with as_asked(exact, strategy.num_train):
-        made = _stock(strategy, inputs, targets, full_inputs, full_targets, full_output, **_noise(noise))
+        made = _stock(strategy, *data, **_noise(noise))
     factor_cache.keep_mean(made, get_from_cache(made, "mean_cache"))
     return made
 
 
 @FANTASY.candidate("rows", accuracy="better", parts=True)
-def rows(
-    strategy: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, noise: Any,
-    exact: bool,
-) -> Any:  # fmt: skip
+def rows(update: Update) -> Any:
     """New rows of the inverse factor, O(q n^2); what is there is shared, not copied; exact at any size."""
+    strategy, inputs, targets, full_inputs, full_targets, full_output, noise, _ = update
     graph = bool(_graph(full_inputs, targets)) or gpytorch.settings.detach_test_caches.off()
     n, mean, covariance = strategy.num_train, full_output.mean, full_output.lazy_covariance_matrix
     with torch.set_grad_enabled(graph and torch.is_grad_enabled()):
@@ -217,7 +209,7 @@ def rows(
         likelihood = strategy.likelihood.get_fantasy_likelihood(**more)
         new = MultivariateNormal(mean[..., n:], covariance[..., n:, n:])
         corner = likelihood(new, inputs, **more).covariance_matrix
-        cross = covariance[..., n:, :n].to_dense()
+        cross = evaluated(covariance[..., n:, :n])
         grown = known.extended(cross, corner, targets - mean[..., n:])
     strategy.fantasy_inputs, strategy.fantasy_targets = inputs, targets
     if full_inputs[0].dim() <= full_targets.dim():  # several observations at the same points
