@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 from children import Peak, in_child
-from figures import duration
 from matrixfree import products, rmse, stock_bytes
 from measuring import Report, Scale, Toggles
 from torch import Tensor
 from training import forced_exact
 from workloads import Regression, Trainer, scaled
+
+from autokern.cli.tables import duration
 
 KILOMETRES = 111.2
 EVERY = 6

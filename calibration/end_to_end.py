@@ -28,13 +28,13 @@ import linear_operator
 import psutil
 import torch
 from elevation import run_elevation
-from figures import sentence
 from fits import run_acquisition, run_botorch, run_memory
 from linear_operator.utils.warnings import NumericalWarning
 from matrixfree import run_matrixfree, run_refusal
 from measuring import DTYPES, FULL, QUICK, SIDES, Report, Scale, Toggles, compare, geomean, interleave, largest, word
 from posteriors import run_fantasies, run_points, run_posterior, run_stream
 from processes import run_processes
+from rows import sentence
 from torch import Tensor
 from training import run_jump, run_training
 from workloads import (

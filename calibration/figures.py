@@ -1,18 +1,14 @@
-"""Rows, tables, plots and the README's block for the figures that `end_to_end.py` measures.
-
-Everything here is a function of the results as they stand in `end_to_end.json`; nothing is measured.
-"""
+"""Tables, plots, the JSON and the README's block for the figures that `end_to_end.py` measures; measures nothing."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import documents
 import numpy as np
@@ -20,266 +16,17 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rows import COUNTS, KERNELS, Results, factor, per_second, rows, slashed, small
+
+from autokern.cli.tables import duration
 
 JSON_NAME, PLOT_NAME, TERRAIN_NAME = "end_to_end.json", "co2.png", "elevation.png"
 OLD_THRESHOLD = 2048
-KERNELS = {"rbf": "RBF", "matern52": "Matérn 5/2"}
-COUNTS = {1: "one process", 2: "two processes", 4: "four processes"}
-README_SIZES = (100, 1000, 4000)
-
-Results = Mapping[str, Any]
 
 console = Console(width=None if sys.stdout.isatty() else 150)
 
 
-class Row(NamedTuple):
-    """One comparison as text; `headline` rows go to the README."""
-
-    what: str
-    off: str
-    on: str
-    faster: str
-    agreement: str
-    headline: bool
-
-
-def duration(seconds: float) -> str:
-    """Return a time to three digits with its unit."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            value = seconds / size
-            return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
-    raise AssertionError
-
-
-def factor(figure: Results) -> str:
-    """Return the median of the paired ratios with its quartiles."""
-    low, high = figure["quartiles"]
-    return f"{figure['ratio']:.2f}× ({low:.2f}–{high:.2f})"
-
-
-def sentence(figure: Results) -> str:
-    """Return one comparison in words."""
-    return f"off {duration(figure['off'])}, on {duration(figure['on'])}, {factor(figure)} faster"
-
-
-def per_second(rate: float) -> str:
-    """Return a number of steps per second."""
-    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
-
-
-def rates(figure: Results) -> str:
-    """Return a comparison of steps per second in words."""
-    off, on = (per_second(figure["rate"][side]) for side in ("off", "on"))
-    return f"off {off}, on {on}, {factor(figure)} faster"
-
-
-def small(value: float | None) -> str:
-    """Return an error to one digit; one that is not finite is None in the JSON."""
-    if value is None or not math.isfinite(value):
-        return "nan"
-    return f"{value:.0e}" if value else "0"
-
-
-def slashed(errors: Results) -> str:
-    """Return errors to one digit, a slash between them."""
-    return " / ".join(map(small, errors.values()))
-
-
-def compared(what: str, figure: Results, agreement: str, headline: bool = False) -> Row:
-    """Return the row of two times and their ratio."""
-    return Row(what, duration(figure["off"]), duration(figure["on"]), factor(figure), agreement, headline)
-
-
-def training_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each trained model against stock with default settings."""
-    for case in figures["cases"]:
-        kernel, n, dtype, against = case["kernel"], case["n"], case["dtype"], case["against_default"]
-        what = f"training step, n = {n:,}, {KERNELS[kernel]}, {dtype}"
-        on, default = (slashed(case["agreement"][side]) for side in ("on", "default"))
-        headline = (kernel, dtype) == ("matern52", "float64") and n in README_SIZES
-        yield compared(what, against, f"loss / gradient {on} (stock {default})", headline)
-
-
-def diabetes_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each trained model."""
-    for case in figures["cases"]:
-        what = f"training step, diabetes, {KERNELS[case['kernel']]}, {case['dtype']}"
-        agreement = f"loss {small(case['loss_difference'])}"
-        yield compared(what, case, agreement)
-
-
-def botorch_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each size; the README has room for one."""
-    for case in figures["cases"]:
-        off, on = (case["evaluations"][side] for side in ("off", "on"))
-        agreement = f"parameters {small(case['relative_parameter_difference'])}; {on} evaluations (stock {off})"
-        what = f"BoTorch fit, n = {case['n']:,}, d = {figures['d']}"
-        yield compared(what, case, agreement, case["n"] == 100)
-
-
-def processes_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each number of processes and size, in steps per second of all processes together."""
-    for case in figures["cases"]:
-        processes, n = case["processes"], case["n"]
-        name = COUNTS.get(processes, f"{processes} processes")
-        what = f"{name}, training steps, n = {n:,}"
-        off, on = (per_second(case["rate"][side]) for side in ("off", "on"))
-        yield Row(what, off, on, factor(case), "", (processes, n) == (2, 100))
-
-
-def co2_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for some sizes along the stream, and one for the whole."""
-    checks = {check["n"]: check for check in figures["checks"]}
-    for case in figures["at"]:
-        n = case["n"]
-        agreement = forecast_agreement([checks[n]]) if n in checks else ""
-        yield compared(f"CO₂ stream, update at n = {n:,}", case, agreement)
-    total = figures["total"]
-    what = f"CO₂ stream, n from {figures['start']:,} to {figures['last']:,}"
-    times = duration(total["off"]), duration(total["on"])
-    agreement = forecast_agreement(figures["checks"])
-    yield Row(what, *times, f"{total['off'] / total['on']:.2f}×", agreement, True)
-
-
-def forecast_agreement(checks: Sequence[Results]) -> str:
-    """Return the largest errors of mean and variance against an exact refit, under autokern and in stock."""
-    on, off = (
-        slashed({what: max(check[side][what] for check in checks) for what in ("mean", "variance")})
-        for side in ("on", "off")
-    )
-    return f"forecast {on} (stock {off})"
-
-
-def cg_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each size and dtype; the largest size is the headline."""
-    largest = max(case["n"] for case in figures["cases"])
-    for case in figures["cases"]:
-        what = f"{figures['iterations']} CG iterations, n = {case['n']:,}, {case['dtype']}"
-        agreement = f"iterate {small(case['difference'])}"
-        yield compared(what, case, agreement, (case["n"], case["dtype"]) == (largest, "float64"))
-
-
-def mebibytes(count: float) -> str:
-    """Return a number of bytes in MiB."""
-    return f"{count / 2**20:,.0f} MiB"
-
-
-def needs(figures: Results) -> str:
-    """Return what stock would take."""
-    return f"needs {figures['stock_needs_bytes'] / 2**30:,.0f} GiB"
-
-
-def matrixfree_rows(figures: Results) -> Iterator[Row]:
-    """Yield rows for training and predictions without a matrix, and for each comparison with conjugate gradients."""
-    child, what = figures["child"], f"no matrix, n = {figures['n']:,}, float32"
-    if "failed" in child:
-        yield Row(f"{what}: training", needs(figures), "failed", "", child["failed"], False)
-    else:
-        agreement = f"{mebibytes(child['bytes'])}; {child['products']:.0f} products a step"
-        step = duration(statistics.mean(child["seconds"]))
-        yield Row(f"training step, {what}", needs(figures), step, "", agreement, True)
-        yield Row(f"{figures['points']:,} means, {what}", "", duration(child["mean_seconds"]), "", "", False)
-        yield Row(f"{figures['variances']:,} variances, {what}", "", duration(child["variance_seconds"]), "", "", False)
-    for case in figures["cases"]:
-        what = f"no matrix against CG on it, n = {case['n']:,}, {case['dtype']}, {case['way']}"
-        agreement = f"loss / gradient {slashed({name: case[name] for name in ('loss', 'gradient')})}"
-        yield Row(what, "", f"{case['products']} products", "", agreement, False)
-
-
-def refusal_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for what was said to a matrix that cannot be had."""
-    child = figures["child"]
-    time = "failed" if "failed" in child else duration(child["seconds"])
-    agreement = child.get("failed") or f"{child['error']}: {child['message']}"
-    yield Row(f"to_dense, n = {figures['n']:,}", needs(figures), time, "", agreement, False)
-
-
-def elevation_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for the terrain: training and prediction together."""
-    child, what = figures["child"], f"elevation model, n = {figures['n']:,}, {figures['steps']} steps and predictions"
-    if "failed" in child:
-        yield Row(what, needs(figures), "failed", "", child["failed"], False)
-        return
-    part, error = child["part"], child["rmse"]
-    agreement = (
-        f"{mebibytes(child['bytes'])}; RMSE {error['all']:.0f} m (exact on {part['n']:,}: {part['rmse']:.0f} m, "
-        f"mean: {error['trivial']:.0f} m)"
-    )
-    seconds = child["training_seconds"] + child["prediction_seconds"]
-    yield Row(what, needs(figures), duration(seconds), "", agreement, True)
-
-
-def posterior_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each size and setting, first predictions before later ones."""
-    for case in figures["cases"]:
-        which = "first" if case["first"] else "later"
-        fast = ", fast_pred_var" if case["fast"] else ""
-        what = f"{which} prediction, {figures['points']} points, n = {case['n']:,}{fast}"
-        agreement = f"{slashed(case['error']['on'])} (stock {slashed(case['error']['off'])})"
-        headline = case["n"] == 1000 and not case["fast"]
-        yield compared(what, case, agreement, headline)
-
-
-def points_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each number of test points; where stock's joint matrix does not fit, its size."""
-    for case in figures["cases"]:
-        on = case["sides"]["on"]
-        seconds, mebibytes = (statistics.median(one[what] for one in on) for what in ("seconds", "mebibytes"))
-        agreement = f"{mebibytes:.0f} MiB; {small(max(one['error'] for one in on))}"
-        off, faster = f"needs {case['stock_needs_bytes'] / 2**30:.0f} GiB", ""
-        if "ratio" in case:
-            off, faster = duration(case["off"]), factor(case)
-        last = case is figures["cases"][-1]
-        yield Row(f"{case['m']:,} test points, n = {case['n']}", off, duration(seconds), faster, agreement, last)
-
-
-def fantasies_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each size and number of new points."""
-    for case in figures["cases"]:
-        points = f"{case['q']} point{'s' * (case['q'] > 1)}"
-        agreement = f"{slashed(case['error']['on'])} (stock {slashed(case['error']['off'])})"
-        what = f"update by {points}, n = {case['n']:,}"
-        headline = (case["q"], case["n"]) == (1, 800)
-        yield compared(what, case, agreement, headline)
-
-
-def acquisition_rows(figures: Results) -> Iterator[Row]:
-    """Yield a row for each acquisition function and number of restarts."""
-    for case in figures["cases"]:
-        agreement = f"{small(case['difference']['value'])} / {small(case['difference']['gradient'])}"
-        restarts = f"{case['restarts']} restart{'s' * (case['restarts'] > 1)}"
-        what = f"{case['function']} and gradient, n = {case['n']}, {restarts}"
-        headline = case["restarts"] == 5
-        yield compared(what, case, agreement, headline)
-
-
-ROWS: Mapping[str, Callable[[Results], Iterator[Row]]] = {
-    "training": training_rows,
-    "diabetes": diabetes_rows,
-    "botorch": botorch_rows,
-    "processes": processes_rows,
-    "posterior": posterior_rows,
-    "points": points_rows,
-    "fantasies": fantasies_rows,
-    "acquisition": acquisition_rows,
-    "co2": co2_rows,
-    "cg": cg_rows,
-    "matrixfree": matrixfree_rows,
-    "refusal": refusal_rows,
-    "elevation": elevation_rows,
-}
-
-
-def rows(results: Results) -> Iterator[Row]:
-    """Yield every comparison of the workloads that were run."""
-    for name, yielded in ROWS.items():
-        if name in results:
-            yield from yielded(results[name])
-
-
 def machine(host: Results) -> str:
-    """Return the processor and the number of threads."""
     return f"{host['cpu']['model']}, {host['cpu']['torch_threads']} threads"
 
 
@@ -316,7 +63,6 @@ def markdown_table(results: Results) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the results in the JSON of a folder."""
     return dict(json.loads((folder / JSON_NAME).read_text(encoding="utf-8")))
 
 
@@ -338,9 +84,8 @@ def table(title: str, heads: Sequence[str], caption: str = "", left: int = 1) ->
 
 def show(results: Results) -> None:
     """Print every comparison, and the tables of the workloads that need more than one."""
-    every = Table(title="autokern off and on")
-    for name in ("", "stock", "autokern", "faster", "agreement"):
-        every.add_column(name, justify="right" if name in ("stock", "autokern", "faster") else "left")
+    every = table("autokern off and on", ("", "stock", "autokern", "faster"))
+    every.add_column("agreement")
     for row in rows(results):
         every.add_row(*map(escape, row[:5]))
     console.print(every)
@@ -369,8 +114,7 @@ def training_table(figures: Results) -> Table:
     ]
     notes.append(f"floor: potrf, potri and {figures['passes']} passes over the matrix")
     heads = ("kernel", "dtype", "n", "stock", "exact", "autokern", "× stock", "× exact", "floor", "floors")
-    title = f"training, d = {figures['d']}: stock, stock forced to stay exact, autokern"
-    made = table(title, heads, "\n".join(notes), 2)
+    made = table(f"training, d = {figures['d']}: stock, exact stock, autokern", heads, "\n".join(notes), 2)
     for case in sorted(figures["cases"], key=lambda case: (case["kernel"], case["dtype"])):
         default, exact = case["against_default"], case["against_exact"]
         times = (duration(seconds) for seconds in (default["off"], exact["off"], default["on"]))
@@ -382,22 +126,9 @@ def training_table(figures: Results) -> Table:
 
 def jump_table(figures: Results) -> Table:
     """Return loss and norm of the gradient around stock's limit for Cholesky, with their errors against float64."""
-    heads = (
-        "dtype",
-        "n",
-        "exact loss",
-        "stock",
-        "autokern",
-        "exact gradient",
-        "stock",
-        "autokern",
-        "stock",
-        "autokern",
-    )
-    title = (
-        f"noise {figures['noise']:g}: loss and norm of its gradient in exact float64, relative errors; time of a step"
-    )
-    made = table(title, heads)
+    heads = "dtype, n, exact loss, stock, autokern, exact gradient, stock, autokern, stock, autokern"
+    title = f"noise {figures['noise']:g}: exact loss and norm of its gradient, relative errors; time of a step"
+    made = table(title, heads.split(", "))
     for case in figures["cases"]:
         cells = [case["dtype"], f"{case['n']:,}"]
         for value, what in (("loss", "loss"), ("gradient_norm", "gradient")):
@@ -414,17 +145,15 @@ def processes_table(figures: Results) -> Table:
     made = table("training steps per second of all processes, stock → autokern", heads, left=0)
     for n in sorted({case["n"] for case in figures["cases"]}):
         of = {case["processes"]: case for case in figures["cases"] if case["n"] == n}
-        cells = {
-            count: f"{' → '.join(map(per_second, case['rate'].values()))}, {factor(case)}" for count, case in of.items()
-        }
-        made.add_row(f"{n:,}", *(cells.get(count, "") for count in counts))
+        rates = {count: " → ".join(map(per_second, case["rate"].values())) for count, case in of.items()}
+        made.add_row(f"{n:,}", *(f"{rates[c]}, {factor(of[c])}" if c in of else "" for c in counts))
     return made
 
 
 def forecast_table(figures: Results) -> Table:
     """Return the errors of a year's forecast, mean / variance, against an exact refit along the stream."""
-    heads = ("n", "stock", "autokern", "refit, default settings")
-    made = table("errors of 52 weeks of forecast, mean / variance", heads, resident(figures), left=0)
+    title, heads = "errors of 52 weeks of forecast, mean / variance", ("n", "stock", "autokern", "default refit")
+    made = table(title, heads, resident(figures), left=0)
     for check in figures["checks"]:
         errors = [slashed(check[key]) for key in ("off", "on", "default_refit")]
         made.add_row(f"{check['n']:,}", *errors)
@@ -435,29 +164,20 @@ TABLES = {"training": training_table, "jump": jump_table, "processes": processes
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with mapping keys, and all that JSON does not know, as text; what is not finite is nothing."""
+    """Return `value` as JSON holds it: floats of six digits, what is not finite as None, what JSON lacks as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (int, float, str, type(None))) else str(value)
-
-
-def brief(value: Any) -> Any:
-    """Return `value` with every float rounded to six digits: no timing and no error is known better."""
-    if isinstance(value, Mapping):
-        return {key: brief(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [brief(item) for item in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value if isinstance(value, (int, str, type(None))) else str(value)
 
 
 def write(results: Results, folder: Path) -> None:
     """Write the JSON, with each list of numbers on one line, and the plots of what there is to plot."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(brief(plain(results)), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain(results), indent=1, ensure_ascii=False, allow_nan=False)
     text = re.sub(r"\[[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
     (folder / JSON_NAME).write_text(text + "\n", encoding="utf-8")
     if "co2" in results:
@@ -497,9 +217,7 @@ def plot_terrain(figures: Results, path: Path) -> None:
     from matplotlib.figure import Figure
 
     child = figures["child"]
-    heights, predicted = (
-        np.array(child[name], dtype=float).reshape(child["shape"]) for name in ("heights", "predicted")
-    )
+    heights, predicted = (np.array(child[what], float).reshape(child["shape"]) for what in ("heights", "predicted"))
     gap = predicted - heights
     most = float(np.quantile(np.abs(gap), 0.99))
     figure = Figure(figsize=(11, 3), layout="constrained")
@@ -510,8 +228,7 @@ def plot_terrain(figures: Results, path: Path) -> None:
         (gap, f"error, RMSE {child['rmse']['all']:.1f} m", {"cmap": "RdBu_r", "vmin": -most, "vmax": most}),
     )
     for axes, (values, title, options) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        drawn = axes.imshow(values, **options)
         axes.set_title(title, fontsize=10)
         axes.set(xticks=[], yticks=[])
-        figure.colorbar(drawn, ax=axes, label="m", shrink=0.9)
+        figure.colorbar(axes.imshow(values, **options), ax=axes, label="m", shrink=0.9)
     figure.savefig(path, dpi=150, metadata={"Software": None})

@@ -12,8 +12,8 @@ from unittest import mock
 
 import psutil
 import torch
-from figures import sentence
 from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest, nothing
+from rows import sentence
 from torch import Tensor
 from training import forced_exact
 from workloads import noisy, smooth_trainer, uniform

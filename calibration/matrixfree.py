@@ -15,12 +15,14 @@ from typing import Any
 import gpytorch
 import torch
 from children import Peak, in_child
-from figures import duration, slashed
 from linear_operator.utils.warnings import NumericalWarning
 from measuring import DTYPES, Report, Scale, Toggles, word
+from rows import slashed
 from torch import Tensor
 from training import disagreement
 from workloads import Regression, Trainer, noisy, scaled, uniform
+
+from autokern.cli.tables import duration
 
 DIMENSIONS = 3
 WAYS: dict[str, dict[str, float]] = {

@@ -22,8 +22,8 @@ import gpytorch
 import psutil
 import torch
 from children import status
-from figures import sentence
 from measuring import SIDES, Report, Scale, Toggles, compare, interleave, largest, nothing
+from rows import sentence
 from torch import Tensor
 from training import forced_exact
 from workloads import Regression, noisy, scaled, uniform

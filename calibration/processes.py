@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from figures import rates
 from measuring import SIDES, Report, Scale, Toggles, compare, turns
+from rows import rates
 from workloads import Trainer, smooth_trainer
 
 KERNEL = "matern52"

@@ -3,10 +3,9 @@
 `regret` times every candidate on random problems off the grid and compares the one that autokern's policy chose with
 the best, beside what constants would have chosen (always where the data lies, always the CPU, the CPU up to 128 or up
 to 2048 columns); `product_regret` does so for products of kernel matrices over a grid. `replay` decides each trial of
-a recorded host from the other trials. `precision` compares lower precision with the fastest that keeps the bound.
-`products`, `scaling` and `peaks` live in `products.py`.
-
-A run of some studies leaves the figures of the others as they are: each says when and where it was run.
+a recorded host from the other trials. `precision` compares lower precision with the fastest candidate that keeps the
+bound. `products`, `scaling` and `peaks` live in `products.py`. A run of some studies leaves the figures of the others
+as they are: each says when and where it was run.
 """
 
 from __future__ import annotations
@@ -54,24 +53,15 @@ MOST_TRUTH = 2**25
 HIDDEN = ("ratios", "noise", "failed")
 """What tables leave out."""
 
-# --- the choice against the best --------------------------------------------------------------------------------------
-
-
-def threshold(columns: float) -> Callable[[Problem], str]:
-    """Return the rule of a constant: on the CPU up to so many columns, else where the data lies."""
-
-    def rule(problem: Problem) -> str:
-        return "cpu" if problem.n <= columns else "native"
-
-    return rule
-
-
-RULES: dict[str, Callable[[Problem], str]] = {
-    "always where the data lies": threshold(0),
-    "always the CPU": threshold(math.inf),
-    "CPU up to 128 columns": threshold(128),
-    "CPU up to 2048 columns": threshold(2048),
+RULES = {
+    "always where the data lies": 0,
+    "always the CPU": math.inf,
+    "CPU up to 128 columns": 128,
+    "CPU up to 2048 columns": 2048,
 }
+"""Rules by a constant: on the CPU up to so many columns, else where the data lies."""
+
+# --- the choice against the best --------------------------------------------------------------------------------------
 
 
 def outcome(by: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -96,22 +86,23 @@ def measured(rows: Sequence[bench.Row]) -> list[dict[str, Any]]:
     for row in rows:
         pairs.setdefault(row.problem.op, []).append((row.regret, row.over_stock))
     found = by_op(pairs)
-    for name, rule in RULES.items():
-        ratios = [row.ratios.get(rule(row.problem), row.ratios["stock"]) for row in rows]
+    for name, columns in RULES.items():
+        picks = ["cpu" if row.problem.n <= columns else "native" for row in rows]
+        ratios = [row.ratios.get(pick, row.ratios["stock"]) for pick, row in zip(picks, rows, strict=True)]
         over_best = [ratio / row.ratios[row.best] for ratio, row in zip(ratios, rows, strict=True)]
         found.append(outcome(name, list(zip(over_best, ratios, strict=True))))
     return found
 
 
-def judged(problems: Sequence[Problem], budget: float, report: Report, **options: Any) -> list[bench.Row]:
-    """Time all candidates of the problems for which there is time."""
-    rows = bench.regret(problems, time.perf_counter() + budget, lambda p: explain(p).candidate, **options)
+def judged(problems: Sequence[Problem], most: float, report: Report, **options: Any) -> list[bench.Row]:
+    """Time all candidates of the problems for which `most` seconds last."""
+    rows = bench.regret(problems, time.perf_counter() + most, lambda p: explain(p).candidate, **options)
     report(f"regret: {len(rows)} of {len(problems)} problems")
     return rows
 
 
 def run_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
-    """Compare the choice with the best on random problems; of data on a GPU and of data on the CPU, if there is one."""
+    """Compare the choice with the best on random problems; with an accelerator, of data there and on the CPU."""
     kinds = tuple(dict.fromkeys(("cpu", device)))
     found = [bench.random_problems(PROBLEMS // len(kinds), SEED, ops=OPS, device=kind) for kind in kinds]
     problems = list(itertools.chain(*found))
@@ -130,16 +121,15 @@ def product_problems(device: str) -> list[Problem]:
 
 
 def run_product_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
-    """Compare the choice with the best for products, what is compiled included where KeOps works."""
-    rows = judged(
-        product_problems(device), seconds, report, seconds=4.0, rounds=(3, 9), compiles=not products.without_keops()
-    )
-    return {"summary": by_op({"kernel_matmul": [(r.regret, r.over_stock) for r in rows]}),
-            "rows": msgspec.to_builtins(rows)}  # fmt: skip
+    """Compare the choice with the best for products; compiled candidates take part where KeOps works."""
+    options = {"seconds": 4.0, "rounds": (3, 9), "compiles": not products.without_keops()}
+    rows = judged(product_problems(device), seconds, report, **options)
+    summary = by_op({"kernel_matmul": [(row.regret, row.over_stock) for row in rows]})
+    return {"summary": summary, "rows": msgspec.to_builtins(rows)}
 
 
 def replayed(profile: Profile, folds: int = 10) -> list[dict[str, Any]]:
-    """Decide each trial of a profile from the trials of the other folds, and return the outcomes by op."""
+    """Decide each trial of a profile from the trials of the other folds; return the outcomes by op."""
     trials = [t for t in profile.trials if known(t.problem.op) and "stock" in t.timings]
     pairs: dict[str, list[tuple[float, float]]] = {}
     for fold in range(folds):
@@ -169,7 +159,7 @@ def run_replay(device: str, seconds: float, report: Report) -> dict[str, Any]:
 
 
 def precision_problems(device: str) -> list[Problem]:
-    """Return what is compared: products that no memory limits, and what a training step takes."""
+    """Return products that no memory limits, and the ops of a training step."""
     found = []
     large = 12000 if device == "cpu" else 60000
     for dtype in ("float64",) if device == "cpu" else ("float64", "float32"):
@@ -184,7 +174,7 @@ def precision_problems(device: str) -> list[Problem]:
 
 
 def rougher(problem: Problem, seconds: float) -> list[dict[str, Any]]:
-    """Return what approximates beside the fastest candidate that does not, on one problem, timed in turns."""
+    """Time approximate candidates and the fastest exact one in turns, on one problem."""
     op, synchronize = get(problem.op), products.synchronizer(problem.device)
     room = 0.4 * host.available_memory(problem.device)
     able = [c for c in op.feasible(problem) if not c.compiles and c.memory(problem) < room]
@@ -209,7 +199,7 @@ def rougher(problem: Problem, seconds: float) -> list[dict[str, Any]]:
 
 
 def run_precision(device: str, seconds: float, report: Report) -> dict[str, Any]:
-    """Compare what approximates with the best that does not: time, memory and measured error."""
+    """Compare approximate candidates with the best exact one: time, memory and measured error."""
     rows, problems = [], precision_problems(device)
     inside.active = True
     try:
@@ -222,7 +212,6 @@ def run_precision(device: str, seconds: float, report: Report) -> dict[str, Any]
 
 
 def precision_table(figures: Mapping[str, Any]) -> str:
-    """Return the table of the docs."""
     cpu, last = figures["run"]["host"]["cpu"], None
     lines = [f"{cpu['model']}, {cpu['torch_threads']} threads:\n"]
     lines += ["| problem | candidate | ms | × | MiB | error |", "|---|---|---|---|---|---|"]
@@ -234,7 +223,6 @@ def precision_table(figures: Mapping[str, Any]) -> str:
 
 
 def problem_of(row: Mapping[str, Any]) -> Problem:
-    """Return the problem of a row."""
     return msgspec.convert(row["problem"], Problem)
 
 
@@ -252,16 +240,15 @@ STUDIES: dict[str, Callable[[str, float, Report], dict[str, Any]]] = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the figures of a file, or none if there is no file."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def write(results: Mapping[str, Any], path: Path) -> None:
     """Write all figures, each row on a line of its own."""
-    fields = [
-        f'  "{name}": {{\n' + ",\n".join(f'    "{key}": {_lines(value)}' for key, value in figures.items()) + "\n  }"
-        for name, figures in results.items()
-    ]
+    fields = []
+    for name, figures in results.items():
+        lines = ",\n".join(f'    "{key}": {_lines(value)}' for key, value in figures.items())
+        fields.append(f'  "{name}": {{\n{lines}\n  }}')
     path.write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
 
 
@@ -273,11 +260,12 @@ def _lines(value: Any) -> str:
 
 def show(name: str, figures: Mapping[str, Any]) -> None:
     """Print the summary of a study, or else its rows; and the rows with the largest regret."""
-    rows = figures["rows"]
-    if "summary" in figures:
+    if "summary" not in figures:
+        console.print(_table(name, figures["rows"]))
+    else:
         console.print(_table(name, figures["summary"]))
-        rows = sorted(rows, key=lambda row: -row["regret"])[:12]
-    console.print(_table(f"{name}, largest regrets" if "summary" in figures else name, rows))
+        worst = sorted(figures["rows"], key=lambda row: -row["regret"])[:12]
+        console.print(_table(f"{name}, largest regrets", worst))
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -316,11 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if set(names) - {"replay"} and not any(trial.problem.op == "kernel_matmul" for trial in autokern.profile().trials):
         autokern.calibrate(level="full", budget=300.0)
     for name in names:
-        run = {
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "device": options.device,
-            "host": host.current().fields,
-        }
+        date = datetime.now(timezone.utc).date().isoformat()
+        run = {"date": date, "device": options.device, "host": host.current().fields}
         results[name] = {"run": run, **STUDIES[name](options.device, options.seconds, console.print)}
         write({one: results[one] for one in STUDIES if one in results}, options.output)
         show(name, results[name])

@@ -16,8 +16,8 @@ from typing import Any
 
 import gpytorch
 import torch
-from figures import sentence, small
 from measuring import DTYPES, SIDES, Report, Scale, Toggles, compare, geomean, interleave, word
+from rows import sentence, small
 from torch import Tensor
 from workloads import SURFACE_NOISE, Trainer, dense_kernel, smooth_trainer, surface_trainer
 

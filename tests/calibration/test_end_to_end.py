@@ -420,7 +420,7 @@ def test_the_terrain_is_split_and_learned(script: ModuleType, results: dict[str,
 def test_failed_children_have_rows_too(script: ModuleType, results: dict[str, Any]) -> None:
     failed = {"child": {"failed": "not done after 1 s"}}
     for name in ("matrixfree", "refusal", "elevation"):
-        first = next(script.figures.rows({name: {**results[name], **failed}}))
+        first = next(sys.modules["rows"].rows({name: {**results[name], **failed}}))
         assert first.agreement == "not done after 1 s"
         assert not first.headline
 
@@ -581,7 +581,7 @@ def test_a_run_of_one_workload_has_a_table_too(script: ModuleType, results: dict
     [(123.4, "123 s"), (1.0, "1.00 s"), (0.0426, "42.6 ms"), (0.00176, "1.76 ms"), (2.5e-6, "2.50 µs")],
 )
 def test_durations_have_three_digits_and_a_unit(script: ModuleType, seconds: float, text: str) -> None:
-    assert script.figures.duration(seconds) == text
+    assert sys.modules["rows"].duration(seconds) == text
 
 
 def test_figures_from_elsewhere_become_plain_json(script: ModuleType) -> None:
@@ -590,7 +590,7 @@ def test_figures_from_elsewhere_become_plain_json(script: ModuleType) -> None:
 
 
 def test_figures_that_are_not_finite_become_none_and_print(script: ModuleType) -> None:
-    small = script.figures.small
+    small = sys.modules["rows"].small
     assert script.figures.plain({"error": float("nan"), "of": [float("inf"), 1.0]}) == {
         "error": None,
         "of": [None, 1.0],
@@ -600,13 +600,13 @@ def test_figures_that_are_not_finite_become_none_and_print(script: ModuleType) -
 
 @pytest.mark.parametrize(("rate", "text"), [(1234.5, "1,234/s"), (99.4, "99.4/s"), (0.123, "0.123/s")])
 def test_rates_have_three_digits_and_a_unit(script: ModuleType, rate: float, text: str) -> None:
-    assert script.figures.per_second(rate) == text
+    assert sys.modules["rows"].per_second(rate) == text
 
 
 def test_two_processes_at_100_points_are_a_headline(script: ModuleType, results: dict[str, Any]) -> None:
     figures = copy.deepcopy(results["processes"])
     figures["cases"] += [{**figures["cases"][0], "processes": count, "n": 100} for count in (2, 3)]
-    rows = list(script.figures.processes_rows(figures))
+    rows = list(sys.modules["rows"].processes_rows(figures))
     assert [row.what.partition(",")[0] for row in rows] == ["one process", "two processes", "3 processes"]
     assert [row.headline for row in rows] == [False, True, False]
     assert len(script.figures.processes_table(figures).columns) == 4
