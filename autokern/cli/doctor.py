@@ -1,4 +1,4 @@
-"""Doctor: which parts of this machine really work, found out by trying, and what to do about the rest.
+"""Doctor: tries the parts of this machine, and advises on those that fail.
 
 Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in processes of their own
 (`subprocess_probe`).
@@ -7,12 +7,11 @@ Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in pro
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,11 @@ import torch
 from autokern.cli.plugin_check import backends, judged
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.settings import Settings, from_environment, rows
-from autokern.system import host, keops, pages
+from autokern.system import cgroups, host, keops, pages
 from autokern.system.files import Folder
 from autokern.system.progress import Progress, silent
 from autokern.system.subprocess_probe import PROGRAMS, Answer, Probe
-from autokern.tuning import store
-from autokern.tuning.profile import Profile
-
-__all__ = ["Finding", "examine", "folder_obstacle"]
+from autokern.tuning import store, timer
 
 for _name in ("hooks", "plugins"):
     PROGRAMS[_name] = Path(__file__).with_name("probe_programs") / f"try_{_name}.py"
@@ -52,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True):
     found : str
         The result, in words.
     advice : str
-        What to do; empty for nothing.
+        The remedy; empty where none is needed.
     """
 
     name: str
@@ -78,9 +74,8 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         names += ["plugins"] if not quick and any(backend.may_work for backend in foreign) else []
         probes = {name: stack.enter_context(Probe(name)) for name in names}
         progress(0.05, "versions, settings, cache folder")
-        found, settings = [_versions()], Settings()
         environment, settings = _environment(os.environ)
-        found += [environment, *_cache(settings), _threads(settings), _memory(), _huge_pages()]
+        found = [_versions(), environment, *_cache(settings), _threads(settings), _memory(), _huge_pages()]
         progress(0.1, ", ".join(names))
         answers = _gather(probes, progress)
         progress(0.95, "BLAS")
@@ -101,8 +96,8 @@ def _gather(probes: Mapping[str, Probe], progress: Progress) -> dict[str, Answer
         for name, probe in probes.items():
             if name not in answers and (answer := probe.poll(give_up=spent > _LONGEST)) is not None:
                 answers[name] = answer
-        waiting = [name for name in probes if name not in answers]
-        progress(0.1 + 0.85 * min(1.0, spent / _LONGEST), ", ".join(waiting))
+        waiting = ", ".join(name for name in probes if name not in answers)
+        progress(0.1 + 0.85 * min(1.0, spent / _LONGEST), waiting)
         time.sleep(0.05)
     return answers
 
@@ -149,13 +144,11 @@ def folder_obstacle(settings: Settings) -> str | None:
 def _cache(settings: Settings) -> list[Finding]:
     where = store.home(settings)
     obstacle = folder_obstacle(settings)
-    if obstacle is not None:
+    if where is None or obstacle is not None:
         advice = "set AUTOKERN_HOME to a private folder that can be written; until then every process measures anew"
         return [Finding("cache folder", "problem", f"{where or 'none'}: {obstacle}", advice)]
-    assert where is not None
     mode = stat.S_IMODE(where.stat().st_mode)
-    found = [Finding("cache folder", "ok", f"{where} can be written, mode {mode:04o}")]
-    return [*found, _profile(settings, where)]
+    return [Finding("cache folder", "ok", f"{where} can be written, mode {mode:04o}"), _profile(settings, where)]
 
 
 def _profile(settings: Settings, where: Path) -> Finding:
@@ -166,30 +159,24 @@ def _profile(settings: Settings, where: Path) -> Finding:
     except ProfileError as error:
         return Finding("profile", "problem", str(error), "`autokern calibrate` measures again")
     names = [path.name for path in where.iterdir()]
-    bad = sum(name.endswith(".bad") for name in names)
-    foreign = sum(name.endswith(".json") and name != f"{fingerprint}.json" for name in names)
     if kept is None or not kept.trials:
         text = "nothing was measured on this machine as it is now"
-        if foreign:
+        if foreign := sum(name.endswith(".json") and name != f"{fingerprint}.json" for name in names):
             text += f"; {foreign} of another state of it (other versions or threads)"
         return Finding("profile", "note", text, "`autokern calibrate` takes 20 s; else the first calls measure")
-    return _kept(kept, settings, bad)
-
-
-def _kept(kept: Profile, settings: Settings, bad: int) -> Finding:
     ops = len({trial.problem.op for trial in kept.trials})
     text = f"{len(kept.trials)} problems of {ops} ops, last measured {kept.created[:10]}"
     if settings.profile is not None:
         text += f", pinned by AUTOKERN_PROFILE={settings.profile}"
     if kept.banned:
         text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
-    if bad:
+    if bad := sum(name.endswith(".bad") for name in names):
         return Finding("profile", "note", f"{text}; {bad} damaged files put aside", "`autokern clear` removes them")
     return Finding("profile", "ok", text)
 
 
 def _threads(settings: Settings) -> Finding:
-    quota, cpus, ceiling = host.cpu_quota(), host.affinity(), host.thread_ceiling()
+    quota, cpus, ceiling = cgroups.cpu_quota(), host.affinity(), host.thread_ceiling()
     used = torch.get_num_threads()
     text = f"torch uses {used}; affinity allows {cpus}, CPU quota {'none' if quota is None else f'{quota:g}'}"
     if used > ceiling and settings.threads == "auto":
@@ -215,43 +202,33 @@ def _memory() -> Finding:
 
 def _huge_pages() -> Finding:
     if pages.supported():
-        return Finding("huge pages", "ok", "given to those who ask")
-    return Finding("huge pages", "note", "not to be had here; large results fill a little more slowly")
+        return Finding("huge pages", "ok", "provided on request")
+    return Finding("huge pages", "note", "not provided here; large results fill a little more slowly")
 
 
 def _blas() -> Finding:
     """Name the libraries and run a matrix product by each."""
     import numpy as np
+    import threadpoolctl
 
     versions = host.current().fields["versions"]
     own = ", ".join(f"{name} {versions[name]}" for name in ("mkl", "openblas") if name in versions)
+    pools = [pool for pool in threadpoolctl.threadpool_info() if pool.get("user_api") == "blas"]
+    names = sorted({f"{pool['internal_api']} {pool.get('version') or ''}".strip() for pool in pools})
     a = torch.ones(700, 700, dtype=torch.float64)
     b = a.numpy()
-    speeds = {"torch": _speed(lambda: a @ a), "numpy": _speed(lambda: np.dot(b, b))}
-    text = f"torch: {own or versions.get('blas', 'unknown')}, {speeds['torch'] / 1e9:.0f} Gflop/s in float64; "
-    text += f"numpy: {_numpy_blas()}{speeds['numpy'] / 1e9:.0f}"
-    if min(speeds.values()) < _SLOW_GEMM:
+    speeds = [_speed(lambda: a @ a), _speed(lambda: np.dot(b, b))]
+    text = f"torch: {own or versions.get('blas', 'unknown')}, {speeds[0] / 1e9:.0f} Gflop/s in float64; "
+    text += f"numpy: {', '.join([*names, f'{speeds[1] / 1e9:.0f}'])}"
+    if min(speeds) < _SLOW_GEMM:
         advice = "a matrix product is far too slow: look for other processes, throttling or a reference BLAS"
         return Finding("BLAS", "note", text, advice)
     return Finding("BLAS", "ok", text)
 
 
-def _speed(product: object) -> float:
-    assert callable(product)
-    best = float("inf")
-    for _ in range(4):
-        start = time.perf_counter()
-        product()
-        best = min(best, time.perf_counter() - start)
-    return 2 * 700**3 / best
-
-
-def _numpy_blas() -> str:
-    if importlib.util.find_spec("threadpoolctl") is None:
-        return ""
-    pools = [p for p in importlib.import_module("threadpoolctl").threadpool_info() if p.get("user_api") == "blas"]
-    names = sorted({f"{p['internal_api']} {p.get('version') or ''}".strip() for p in pools})
-    return f"{', '.join(names)}, " if names else ""
+def _speed(product: Callable[[], object]) -> float:
+    """Return the flops a second of a product of size 700."""
+    return 2 * 700**3 / min(timer.once(product, lambda: None) for _ in range(4))
 
 
 def _gpu(answer: Answer | None) -> Finding:
@@ -294,7 +271,7 @@ def _compiler(answer: Answer) -> Finding:
 
 
 def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
-    """Judge the trial in an empty build folder, and obstacles of this process in the usual one."""
+    """Judge a trial in an empty build folder, and an obstacle to the usual one in this process."""
     if answer is None:
         return Finding("KeOps", "note", "not installed", "`pip install pykeops`, where large kernel products matter")
     if answer.timed_out:

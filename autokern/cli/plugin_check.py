@@ -1,4 +1,4 @@
-"""Plugins: whether the packages that add candidates load, and whether their candidates work here."""
+"""Plugins: tries the candidates of other packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from autokern.system import host
 from autokern.system.subprocess_probe import Answer
 from autokern.tuning.accuracy import relative_error, truth
 
-__all__ = ["Backend", "backends", "judged", "tried"]
+_MOST_ERROR = 0.1
+"""Relative error above which lower precision is wrong, not only inexact."""
 
 
 class Backend(NamedTuple):
@@ -46,24 +47,15 @@ class Backend(NamedTuple):
 
 
 def backends() -> list[Backend]:
-    """Return all plugins that were found."""
-    return [_backend(plugin) for plugin in plugins.loaded()]
-
-
-def _backend(plugin: plugins.Plugin) -> Backend:
-    reasons: Counter[str] = Counter()
-    serves, names = False, []
-    for op, candidate in _of(plugin.source):
-        names.append(f"{op.name}.{candidate.name}")
-        found = [candidate.why_not(problem) for problem in _problems(op)]
-        serves |= None in found
-        reasons.update(reason for reason in found if reason is not None)
-    obstacle = "" if serves or not names else reasons.most_common(1)[0][0]
-    return Backend(plugin.source, names, plugin.failure, obstacle)
-
-
-_MOST_ERROR = 0.1
-"""Relative error above which lower precision is wrong, not only inexact."""
+    """Return all installed plugins."""
+    found = []
+    for plugin in plugins.loaded():
+        own = _of(plugin.source)
+        reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in _problems(op))
+        obstacle = "" if None in reasons or not own else reasons.most_common(1)[0][0]
+        names = [f"{op.name}.{candidate.name}" for op, candidate in own]
+        found.append(Backend(plugin.source, names, plugin.failure, obstacle or ""))
+    return found
 
 
 def _of(source: str) -> list[tuple[Op, Candidate]]:
@@ -79,15 +71,15 @@ def _problems(op: Op) -> list[Problem]:
 
 def tried() -> dict[str, tuple[float, str]]:
     """Run the candidates of each plugin once; return by plugin the seconds taken and the fault, if any."""
-    told = {}
+    outcomes = {}
     for plugin in plugins.loaded():
         began, wrong = time.perf_counter(), []
         for op, candidate in _of(plugin.source):
             problem = next((p for p in _problems(op) if candidate.why_not(p) is None), None)
             if problem is not None and (failure := _failure(op, candidate, problem)):
                 wrong.append(f"{op.name}.{candidate.name} {failure}")
-        told[plugin.source] = time.perf_counter() - began, "; ".join(wrong)
-    return told
+        outcomes[plugin.source] = time.perf_counter() - began, "; ".join(wrong)
+    return outcomes
 
 
 def _failure(op: Op, candidate: Candidate, problem: Problem) -> str:
@@ -114,12 +106,13 @@ def judged(backend: Backend, answer: Answer | None) -> tuple[str, str, str]:
         Result of `tried` in a process of its own, as JSON; None where it was not tried.
     """
     words = ", ".join(backend.candidates)
-    without = f"AUTOKERN_EXCLUDE={','.join(one.replace('.', '=') for one in backend.candidates)} leaves it out"
+    excluded = words.replace(".", "=").replace(", ", ",")
+    without = f"AUTOKERN_EXCLUDE={excluded} leaves it out; all else works"
     if backend.failure:
         advice = "update or remove its package; until then its candidates are left out, all else works"
         return "problem", f"could not be loaded: {backend.failure}", advice
     if not backend.candidates:
-        return "note", "adds no candidate", "ask who made it"
+        return "note", "adds no candidate", "ask its author"
     if backend.obstacle:
         return "note", f"{words}: {backend.obstacle}", "it is optional: its candidates are left out until then"
     if answer is None:
@@ -127,11 +120,11 @@ def judged(backend: Backend, answer: Answer | None) -> tuple[str, str, str]:
     if answer.timed_out:
         return "note", f"{words}: {answer.text}", "try again when the machine is idle"
     if not answer.works:
-        return "problem", f"{words}: {answer.text}", f"{without}; all else works"
+        return "problem", f"{words}: {answer.text}", without
     try:
         seconds, wrong = msgspec.json.decode(answer.text, type=dict[str, tuple[float, str]])[backend.source]
     except (msgspec.MsgspecError, KeyError):
-        return "problem", f"{words}: trying it ended with {answer.text!r}", f"{without}; all else works"
+        return "problem", f"{words}: trying it ended with {answer.text!r}", without
     if wrong:
-        return "problem", wrong, f"{without}; all else works"
+        return "problem", wrong, without
     return "ok", f"{words}: works ({seconds:.1f} s for the first calls)", ""

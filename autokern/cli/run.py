@@ -20,8 +20,6 @@ from autokern.core.errors import SettingsError
 from autokern.hooks import install
 from autokern.runtime import api, dispatch
 
-__all__ = ["Order", "execute", "parse"]
-
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 
 

@@ -23,8 +23,6 @@ import torch
 
 from autokern.system import host, pages
 
-__all__ = ["SMALLEST", "Lease", "borrow", "free", "held", "limit", "set_limit"]
-
 SMALLEST = 2**20
 """Bytes below which the C library recycles memory by itself, and a buffer is not kept."""
 _MOST = 8

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from autokern.core.errors import ProfileError
 
-__all__ = ["LARGEST", "Folder", "Version", "contents", "opened"]
-
 Version = tuple[int, int, int, int]  # identifies a version of a file: device, inode, time, size
 
 LARGEST = 64 * 2**20  # largest file that is read, in bytes

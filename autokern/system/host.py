@@ -24,21 +24,6 @@ import torch
 
 from autokern.system.cgroups import cpu_quota, memory_left, text_of
 
-__all__ = [
-    "Host",
-    "accelerator",
-    "affinity",
-    "available_memory",
-    "cpu_quota",
-    "current",
-    "fingerprint_of",
-    "forked",
-    "memory_limited_by",
-    "multi_rank",
-    "synchronize",
-    "thread_ceiling",
-]
-
 _CPU_INFO = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 

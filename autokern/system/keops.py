@@ -26,8 +26,6 @@ import torch
 from autokern.core.errors import KeOpsError
 from autokern.core.tool import Tool
 
-__all__ = ["at_work", "believe", "build_folder", "compiler", "damaged", "keops_problem", "setting"]
-
 _ADVICE = "`autokern doctor` tries it and says what to do; AUTOKERN_EXCLUDE=keops leaves it out"
 _ELF = struct.Struct("<4sBB34xQ10xHH")  # magic, class, byte order, ..., section headers: offset, size of each, number
 

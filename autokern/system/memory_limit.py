@@ -16,21 +16,6 @@ from autokern.core.errors import MemoryBudgetError
 from autokern.core.units import sized
 from autokern.system import buffers, host
 
-__all__ = [
-    "LARGE",
-    "Limit",
-    "available",
-    "claim",
-    "current",
-    "fits",
-    "least",
-    "named",
-    "orders_from",
-    "refusal",
-    "refuse",
-    "ways_out",
-]
-
 LARGE = 64 * 2**20
 """Calls below this many bytes run without a reading of the available memory."""
 ORDER = "AUTOKERN_MEMORY or using(memory=...)"

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["empty", "supported"]
-
 _SMALLEST = 8 * 2**20
 """Below this many bytes the C library recycles memory by itself, so huge pages save nothing."""
 _HUGE = 2 * 2**20

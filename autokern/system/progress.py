@@ -7,8 +7,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 
-__all__ = ["Progress", "display", "silent"]
-
 Progress = Callable[[float, str], None]
 _log = logging.getLogger("autokern")
 

@@ -12,8 +12,6 @@ import torch
 
 from autokern.system import host
 
-__all__ = ["untouched"]
-
 
 def untouched() -> contextlib.AbstractContextManager[None]:
     """Return a context that leaves the states of random generators as it found them, those of the accelerator too."""

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from autokern.core.tool import Tool
 from autokern.system import keops
 
-__all__ = ["PROGRAMS", "Answer", "Probe", "try_keops"]
-
 _FOLDER = Path(__file__).with_name("probe_programs")
 PROGRAMS = {
     "torch.compile": _FOLDER / "try_compiler.py",

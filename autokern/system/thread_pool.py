@@ -15,9 +15,6 @@ import torch
 
 from autokern.system import threads
 
-__all__ = ["Member", "run", "size"]
-
-
 _forked = False
 
 

@@ -17,8 +17,6 @@ import torch
 
 from autokern.system import host
 
-__all__ = ["allow", "allowed", "ceiling", "current", "limited", "scope"]
-
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
 _allowed = True

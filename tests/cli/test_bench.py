@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from autokern.cli import bench, tables
+from autokern.cli import bench, bench_tables
 from autokern.cli.bench.problems import LIMITS
 from autokern.cli.commands import app
 from autokern.core.errors import SettingsError
@@ -223,8 +223,8 @@ def test_benchmark_is_told_in_tables(capsys, monkeypatch):
         problem=plain, chosen="stock", best="gemm", regret=2.0, over_stock=1.0, seconds={}, ratios={}, noise={}
     )
     models = [bench.Workload(name="step", dtype="float64", off=2e-3, on=1e-3, speedup=2.0, pairs=5, difference=0.0)]
-    tables.show(*tables.kernel_matrices(cells))
-    tables.show(*tables.verdicts({"all": bench.verdict([rows])}, [rows]), tables.workloads(models))
+    regret = {"all": bench.verdict([rows])}
+    bench_tables.show(bench.Benchmark(host={}, kernel_matrices=cells, regret=regret, problems=[rows], workloads=models))
     out = capsys.readouterr().out
     for words in (
         "1.00 ms",

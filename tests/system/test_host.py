@@ -240,10 +240,10 @@ def test_no_control_groups(tmp_path):
 def test_quota_of_v2_is_the_least_on_the_way_up(tmp_path):
     limits = {"a/b/c/cpu.max": "max 100000", "a/b/cpu.max": "150000 100000", "a/cpu.max": "400000 100000"}
     root, proc = tree(tmp_path / "fs", limits), listed(tmp_path, "0::/a/b/c")
-    assert host.cpu_quota(root, proc) == 1.5
-    assert host.cpu_quota(root, listed(tmp_path, "0::/a")) == 4.0
-    assert host.cpu_quota(root, listed(tmp_path, "0::/")) is None
-    assert host.cpu_quota(root, listed(tmp_path, "0::/elsewhere/below")) is None
+    assert cgroups.cpu_quota(root, proc) == 1.5
+    assert cgroups.cpu_quota(root, listed(tmp_path, "0::/a")) == 4.0
+    assert cgroups.cpu_quota(root, listed(tmp_path, "0::/")) is None
+    assert cgroups.cpu_quota(root, listed(tmp_path, "0::/elsewhere/below")) is None
 
 
 def test_quota_of_v1_is_the_least_on_the_way_up(tmp_path):
@@ -254,24 +254,26 @@ def test_quota_of_v1_is_the_least_on_the_way_up(tmp_path):
         "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
     }
     root = tree(tmp_path / "fs", limits)
-    assert host.cpu_quota(root, listed(tmp_path, "12:memory:/x", "4:cpu,cpuacct:/job/step", "0::/x")) == 0.5
-    assert host.cpu_quota(root, listed(tmp_path, "4:cpuset:/job/step")) is None
+    assert cgroups.cpu_quota(root, listed(tmp_path, "12:memory:/x", "4:cpu,cpuacct:/job/step", "0::/x")) == 0.5
+    assert cgroups.cpu_quota(root, listed(tmp_path, "4:cpuset:/job/step")) is None
 
 
 @pytest.mark.parametrize("line", ["4:cpu:/docker/0123", "0::/../../sibling", "0::/docker/0123"])
 def test_quota_of_a_container_that_sees_only_its_own_part(tmp_path, line):
     limits = {"cpu.max": "200000 100000", "cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}
-    assert host.cpu_quota(tree(tmp_path / "fs", limits), listed(tmp_path, line)) == 2.0
+    assert cgroups.cpu_quota(tree(tmp_path / "fs", limits), listed(tmp_path, line)) == 2.0
 
 
 def test_quota_on_hybrid_systems(tmp_path):
     root = tree(tmp_path / "fs", {"unified/a/cpu.max": "300000 100000"})
-    assert host.cpu_quota(root, listed(tmp_path, "1:name=systemd:/a", "0::/a")) == 3.0
+    assert cgroups.cpu_quota(root, listed(tmp_path, "1:name=systemd:/a", "0::/a")) == 3.0
 
 
 @pytest.mark.parametrize("text", ["", "max", "max 100000", "-1 100000", "0 0", "5 0", "nonsense 7", "\0\0"])
 def test_a_quota_that_is_none(tmp_path, text):
-    assert host.cpu_quota(tree(tmp_path / "fs", {"cpu.max": text}), listed(tmp_path, "0::/", "garbage", "::")) is None
+    assert (
+        cgroups.cpu_quota(tree(tmp_path / "fs", {"cpu.max": text}), listed(tmp_path, "0::/", "garbage", "::")) is None
+    )
 
 
 @pytest.mark.parametrize(

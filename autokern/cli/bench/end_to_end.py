@@ -19,8 +19,6 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from autokern.hooks.install import enabled
 from autokern.system.progress import Progress, silent
 
-__all__ = ["Workload", "end_to_end"]
-
 _SIDES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {"off": nullcontext, "on": enabled}
 _WARMUP = 3
 """Uncounted steps: in them autokern decides, and measures new problems."""

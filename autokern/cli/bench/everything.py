@@ -18,8 +18,6 @@ from autokern.system import host
 from autokern.system.progress import display
 from autokern.tuning.calibration import chosen_devices
 
-__all__ = ["Benchmark", "everything"]
-
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a benchmark, or of one part of it.

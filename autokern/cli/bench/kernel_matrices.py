@@ -23,8 +23,6 @@ from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
 from autokern.tuning.profile import Timing
 
-__all__ = ["FAMILIES", "Cell", "kernel_matrices"]
-
 FAMILIES = ("rbf", "matern52")
 _D = 8
 _DETOURS = ("cpu", "accelerator")

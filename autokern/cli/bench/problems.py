@@ -11,8 +11,6 @@ from autokern.core.op import Candidate, Op, get, registered
 from autokern.core.problem import Problem
 from autokern.system import host
 
-__all__ = ["LIMITS", "contenders", "random_problems", "synchronize"]
-
 LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "matmul": {"n": 8000, "m": 8000}, "kernel_matrix": {"n": 4000}}
 """Largest sizes that are drawn, where they are not those of the op's full grid."""
 _MOST_BATCH = 256

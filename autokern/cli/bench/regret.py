@@ -22,8 +22,6 @@ from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
 from autokern.tuning.profile import Timing
 
-__all__ = ["Row", "Verdict", "regret", "verdict"]
-
 _log = logging.getLogger("autokern")
 
 _ROUNDS = (5, 15)
