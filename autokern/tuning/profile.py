@@ -11,8 +11,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,10 +19,10 @@ from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.core.tool import Tool
 
-__all__ = ["SCHEMA", "Ban", "Crossover", "Profile", "Timing", "Trial", "dated", "decode", "encode", "group_key"]
-
 SCHEMA = 1
-_MOST_TRIALS = 50_000
+
+_Positive = Annotated[float, msgspec.Meta(gt=1e-12, lt=1e9)]
+_Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -46,12 +45,12 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         largest entry, against float64 truth; None where it was not measured.
     """
 
-    seconds: float
-    ratio: float = 1.0
-    noise: float = 0.0
-    rounds: int = 1
-    error: float = 0.0
-    relative_error: float | None = None
+    seconds: _Positive
+    ratio: _Positive = 1.0
+    noise: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0
+    rounds: Annotated[int, msgspec.Meta(ge=1)] = 1
+    error: _Amount = 0.0
+    relative_error: _Amount | None = None
 
 
 class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,12 +84,12 @@ class Crossover(msgspec.Struct, frozen=True):
 
 
 def group_key(op: str, dtype: str, device: str) -> str:
-    """Return the name that problems of an op, a dtype and a kind of device have in a profile: ``"op/dtype@device"``."""
+    """Return the key of problems of an op, a dtype and a kind of device in a profile: ``"op/dtype@device"``."""
     return f"{op}/{dtype}@{device}"
 
 
 def dated(ago: float = 0.0) -> str:
-    """Return the UTC date so many seconds ago as profiles hold it, ISO 8601: later dates sort behind earlier ones."""
+    """Return the UTC date so many seconds ago in ISO 8601, as profiles hold it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
 
 
@@ -114,16 +113,16 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     tools : dict
         Results of trying tools that candidates need, by name (``"keops"``).
     fruitless : dict
-        When a calibration had time for no problem of an op, by ``"op/dtype@device"``, as a UTC date in ISO 8601.
+        UTC date of a calibration without time for any problem of an op, ISO 8601, by ``"op/dtype@device"``.
     created : str
         UTC date of the last measurement, ISO 8601.
     """
 
     host: dict[str, Any] = msgspec.field(default_factory=dict)
     fingerprint: str = ""
-    trials: list[Trial] = msgspec.field(default_factory=list)
+    trials: Annotated[list[Trial], msgspec.Meta(max_length=50_000)] = msgspec.field(default_factory=list)
     banned: list[Ban] = msgspec.field(default_factory=list)
-    setup: dict[str, float] = msgspec.field(default_factory=dict)
+    setup: dict[str, _Amount] = msgspec.field(default_factory=dict)
     levels: dict[str, str] = msgspec.field(default_factory=dict)
     tools: dict[str, Tool] = msgspec.field(default_factory=dict)
     fruitless: dict[str, str] = msgspec.field(default_factory=dict)
@@ -138,33 +137,34 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             timings = {**known.timings, **trial.timings} if known else trial.timings
             trials[trial.problem] = Trial(trial.problem, timings)
         bans = {(b.op, b.candidate, b.dtype, b.device): b for b in (*self.banned, *other.banned)}
-        levels = dict(self.levels)
-        for key, level in other.levels.items():
-            levels[key] = "full" if "full" in (level, levels.get(key)) else level
+        full = {key: level for profile in (self, other) for key, level in profile.levels.items() if level == "full"}
+        measured = {group_key(*problem.group) for problem in trials}
+        dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
         return Profile(
             host=other.host or self.host,
             fingerprint=other.fingerprint or self.fingerprint,
             trials=list(trials.values()),
             banned=list(bans.values()),
             setup={**self.setup, **other.setup},
-            levels=levels,
+            levels={**self.levels, **other.levels, **full},
             tools={**self.tools, **other.tools},
-            fruitless=_without_fruit(self.fruitless, other.fruitless, trials.values()),
+            fruitless={key: date for key, date in dates.items() if key not in measured},
             created=max(self.created, other.created),
         )
 
     def without(self, op: str) -> Profile:
         """Return a copy without the measurements of one op."""
-        return Profile(
-            host=self.host,
-            fingerprint=self.fingerprint,
+
+        def others(table: dict[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in table.items() if re.split("[./@]", key)[0] != op}
+
+        return msgspec.structs.replace(
+            self,
             trials=[t for t in self.trials if t.problem.op != op],
             banned=[b for b in self.banned if b.op != op],
-            setup={k: v for k, v in self.setup.items() if k.partition(".")[0] != op},
-            levels=_of_others(self.levels, op),
-            tools=self.tools,
-            fruitless=_of_others(self.fruitless, op),
-            created=self.created,
+            setup=others(self.setup),
+            levels=others(self.levels),
+            fruitless=others(self.fruitless),
         )
 
     def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
@@ -187,10 +187,10 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         line = [t for t in line if t.problem.batch == 1 and not t.problem.grad and "stock" in t.timings]
         variants = Counter(t.problem.variant for t in line)
         usual = max(variants, key=variants.__getitem__, default="")
-        line = [t for t in line if t.problem.variant == usual]
         sizes: dict[int, list[Trial]] = {}
         for trial in line:
-            sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
+            if trial.problem.variant == usual:
+                sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
         steps = [(size, _mean_log_ratios(trials)) for size, trials in sorted(sizes.items())]
         found = []
         below = _winner(steps[0][1]) if steps else "stock"
@@ -208,7 +208,7 @@ def _mean_log_ratios(trials: list[Trial]) -> dict[str, float]:
 
 
 def _winner(ratios: dict[str, float], holder: str = "stock", tie: float = 0.05) -> str:
-    """Return the fastest; within a tie that is stock, or whoever was it at the size below."""
+    """Return the fastest candidate; within a tie stock, or the `holder`, the fastest at the size below."""
     best = min(ratios, key=ratios.__getitem__, default="stock")
     for name in ("stock", holder):
         if ratios.get(name, math.inf) <= ratios.get(best, math.inf) + tie:
@@ -225,22 +225,6 @@ def _crossing(
     return math.exp(math.log(size) + share * (math.log(next_size) - math.log(size)))
 
 
-def encode(profile: Profile) -> bytes:
-    """Return the profile as JSON text."""
-    return msgspec.json.encode(profile)
-
-
-def _of_others(table: dict[str, str], op: str) -> dict[str, str]:
-    """Return what a table by `group_key` holds of the other ops."""
-    return {key: value for key, value in table.items() if re.split("[/@]", key)[0] != op}
-
-
-def _without_fruit(one: dict[str, str], other: dict[str, str], trials: Iterable[Trial]) -> dict[str, str]:
-    """Return the later date of each group of which nothing is known after all."""
-    known = {group_key(*trial.problem.group) for trial in trials}
-    return {k: max(one.get(k, ""), other.get(k, "")) for k in {**one, **other} if k not in known}
-
-
 def decode(data: bytes) -> Profile:
     """Return the profile that JSON text holds, with every value in range.
 
@@ -255,21 +239,9 @@ def decode(data: bytes) -> Profile:
         raise ProfileError(f"not a profile of schema {SCHEMA}: {error}") from None
     if profile.schema != SCHEMA:
         raise ProfileError(f"profile has schema {profile.schema}; this autokern reads schema {SCHEMA}")
-    if len(profile.trials) > _MOST_TRIALS:
-        raise ProfileError(f"profile holds {len(profile.trials)} trials; at most {_MOST_TRIALS} are believed")
-    for trial in profile.trials:
-        p = trial.problem
+    for p in (trial.problem for trial in profile.trials):
         if min(p.m, p.n, p.batch) < 1 or min(p.d, p.rhs) < 0 or max(p.m, p.n, p.d, p.rhs, p.batch) > 2**40:
             raise ProfileError(f"profile names an impossible size: {p}")
-        for name, timing in trial.timings.items():
-            positive = (timing.seconds, timing.ratio)
-            relative = timing.relative_error or 0.0
-            if not all(math.isfinite(v) and 1e-12 < v < 1e9 for v in positive) or not (
-                0 <= timing.noise < 1e9 and timing.rounds >= 1 and timing.error >= 0 and relative >= 0
-            ):
-                raise ProfileError(f"profile holds an impossible timing of {name} on {p}")
-    if not all(math.isfinite(v) and v >= 0 for v in profile.setup.values()):
-        raise ProfileError("profile holds an impossible set-up time")
-    if not all(math.isfinite(tool.seconds) and tool.seconds >= 0 for tool in profile.tools.values()):
+    if any(tool.seconds < 0 for tool in profile.tools.values()):
         raise ProfileError("profile holds an impossible time of trying a tool")
     return profile

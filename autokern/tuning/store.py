@@ -24,7 +24,7 @@ from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.settings import Settings
 from autokern.system.files import LARGEST, Folder, Version, contents, opened
 from autokern.tuning.checksum import NewerError, sealed, unsealed
-from autokern.tuning.profile import SCHEMA, Profile, decode, encode
+from autokern.tuning.profile import SCHEMA, Profile, decode
 
 __all__ = ["calibrating", "clear", "home", "load", "read_file", "save", "write_file"]
 
@@ -288,7 +288,7 @@ def _keys(profile: Profile) -> set[object]:
 def _encoded(profile: Profile) -> bytes:
     """Return the JSON text, proven to be readable: what `decode` refuses must not replace what it accepts."""
     try:
-        data = encode(profile)
+        data = msgspec.json.encode(profile)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ProfileError(f"the profile cannot be written as JSON: {error}") from error
     if len(sealed(SCHEMA, data)) > LARGEST:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
-from autokern.tuning.profile import SCHEMA, Ban, Crossover, Profile, Timing, Trial, decode, encode
+from autokern.tuning.profile import SCHEMA, Ban, Crossover, Profile, Timing, Trial, decode
 
 NAMES = ["stock", "cpu", "tiled"]
 
@@ -100,12 +100,12 @@ def test_problem_prints_what_matters():
 
 @given(profiles)
 def test_what_is_encoded_is_decoded(profile):
-    assert decode(encode(profile)) == profile
+    assert decode(msgspec.json.encode(profile)) == profile
 
 
 @given(profiles, st.data())
 def test_mutated_bytes_are_a_profile_or_a_profile_error(profile, data):
-    text = bytearray(encode(profile))
+    text = bytearray(msgspec.json.encode(profile))
     for _ in range(data.draw(st.integers(1, 4))):
         kind = data.draw(st.sampled_from(["flip", "cut", "insert", "repeat"]))
         at = data.draw(st.integers(0, max(0, len(text) - 1)))
@@ -123,7 +123,7 @@ def test_mutated_bytes_are_a_profile_or_a_profile_error(profile, data):
         found = decode(bytes(text))
     except ProfileError:
         return
-    assert decode(encode(found)) == found
+    assert decode(msgspec.json.encode(found)) == found
 
 
 @given(st.binary(max_size=60))
@@ -139,7 +139,7 @@ def _with(path: str, value: object) -> bytes:
         setup={"qr.cpu": 1.0},
         schema=SCHEMA,
     )
-    tree = msgspec.json.decode(encode(whole))
+    tree = msgspec.json.decode(msgspec.json.encode(whole))
     tree["schema"] = SCHEMA
     target, _, field = path.partition("/")
     trial = tree["trials"][0]
@@ -159,7 +159,7 @@ def test_impossible_timings_are_refused(field, value):
 @pytest.mark.parametrize("value", ["1e10", "0", "1e-13"])
 @pytest.mark.parametrize("field", ["seconds", "ratio"])
 def test_times_out_of_range_are_refused(field, value):
-    with pytest.raises(ProfileError, match="impossible"):
+    with pytest.raises(ProfileError, match="Expected `float`"):
         decode(_with(f"timing/{field}", value))
 
 
@@ -183,7 +183,7 @@ def test_empty_problems_are_refused(field):
 
 
 def test_noise_that_no_square_can_hold_is_refused():
-    with pytest.raises(ProfileError, match="impossible timing"):
+    with pytest.raises(ProfileError, match="Expected `float` < 1"):
         decode(_with("timing/noise", 1e200))
 
 
@@ -195,7 +195,7 @@ def test_impossible_set_up_times_are_refused(value):
 
 def test_another_schema_is_refused():
     with pytest.raises(ProfileError, match=f"schema {SCHEMA + 1}"):
-        decode(encode(Profile(schema=SCHEMA + 1)))
+        decode(msgspec.json.encode(Profile(schema=SCHEMA + 1)))
 
 
 @pytest.mark.parametrize("depth", [10**3, 10**5, 10**6])
@@ -212,8 +212,8 @@ def test_deep_nesting_is_refused(depth, brackets):
 
 def test_too_many_trials_are_refused():
     trial = Trial(Problem(op="qr"), {"stock": Timing(1.0)})
-    with pytest.raises(ProfileError, match="50001 trials"):
-        decode(encode(Profile(trials=[trial] * 50_001)))
+    with pytest.raises(ProfileError, match="length <= 50000"):
+        decode(msgspec.json.encode(Profile(trials=[trial] * 50_001)))
 
 
 # --- Profile: merging -------------------------------------------------------------------------------------------------
