@@ -14,7 +14,7 @@ from pathlib import Path
 from autokern.cli.tables import by_size
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file
-from autokern.tuning.summary import present, summaries, winners
+from autokern.tuning.summary import known, present, summaries
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "machines.md"
@@ -61,7 +61,7 @@ def _between_devices(profile: Profile) -> Iterator[str]:
     """Yield what the choice between CPU and GPU is worth: in batches, and against fixed thresholds."""
     yield "### CPU or GPU, in batches\n"
     rows = []
-    for winner in winners(profile, MOVED):
+    for winner in known(profile, MOVED).winners:
         p = winner.problem
         if p.batch > 1 and (not p.grad or p.op == "exact_log_prob"):
             sizes = f"{p.batch} × {p.m} × {p.n}"

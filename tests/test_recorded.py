@@ -14,7 +14,7 @@ import torch
 from autokern.core.feasibility import Feasibility
 from autokern.core.op import get, known
 from autokern.core.settings import Settings
-from autokern.tuning import summary as report
+from autokern.tuning import summary
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Trial
@@ -56,7 +56,7 @@ class TestRecordedHost:
     def test_ops_that_are_gone_are_ignored(self, profile: Profile) -> None:
         gone = {trial.problem.op for trial in profile.trials if not known(trial.problem.op)}
         assert gone == {"cholesky_inverse", "solve_triangular"}
-        assert not gone & {summary.op for summary in report.known(profile).ops}
+        assert not gone & {line.op for line in summary.known(profile).ops}
 
     def test_candidates_that_are_gone_are_ignored(self, profile: Profile) -> None:
         gone = {
@@ -68,7 +68,7 @@ class TestRecordedHost:
         predictions = {f"predict rows@{size}" for size in (256, 1024, 4096)}
         products = {f"matmul {name}" for name in ("padded-8", "padded-12", "split")}
         assert gone == {"eigh looped", "qr looped", *predictions, *products}
-        left = {trial.problem: trial for trial in report.present(profile).trials}
+        left = {trial.problem: trial for trial in summary.present(profile).trials}
         for trial in served(profile):
             names = get(trial.problem.op).names()
             assert left[trial.problem].timings == {n: t for n, t in trial.timings.items() if n in names}

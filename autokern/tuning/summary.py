@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterable
 
 import msgspec
@@ -11,19 +11,19 @@ from autokern.core.op import registered
 from autokern.core.problem import Problem
 from autokern.tuning.profile import Ban, Crossover, Profile, Trial, group_key
 
-__all__ = ["Known", "Rough", "Summary", "Winner", "known", "present", "rough", "summaries", "winners"]
-
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one op, device and dtype.
+    """The measurements of one op, device and dtype in short.
 
     Parameters
     ----------
-    op, device, dtype, level : str
-        What, where, in which precision, how thoroughly (empty: not the whole grid yet).
+    op, device, dtype : str
+        Their group.
+    level : str
+        Level of its calibration; empty where the grid is not complete.
     problems : int
         Number of problems measured.
     speedup : float
@@ -31,7 +31,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     banned : list of str
         Candidates that gave wrong numbers or failed.
     fastest : str
-        The fastest candidate where one wins at all sizes; empty where `crossovers` tell.
+        The fastest candidate where one wins at all sizes; empty where there are `crossovers`.
     crossovers : list of Crossover
         Sizes at which the fastest candidate changes, for single matrices without gradients.
     """
@@ -58,12 +58,12 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rough(msgspec.Struct, frozen=True, kw_only=True):
-    """What lower precision was measured to gain and to cost.
+    """Gain and error of a candidate of lower precision.
 
     Parameters
     ----------
     op, device, dtype, candidate : str
-        What, where, in which dtype.
+        The candidate, and the group of its problems.
     problems : int
         Number of problems measured.
     speedup : float
@@ -82,7 +82,7 @@ class Rough(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `autokern show` tells of a profile."""
+    """The content of a profile as `autokern show` prints it."""
 
     fingerprint: str
     created: str
@@ -109,67 +109,63 @@ def present(profile: Profile) -> Profile:
 
 
 def known(profile: Profile, ops: Iterable[str] | None = None) -> Known:
-    """Return what a profile says of some ops, problem by problem, or of all ops in short."""
+    """Return a profile in short: some ops problem by problem, or all ops."""
+    names = {op.name for op in registered()} if ops is None else set(ops)
     profile = present(profile)
-    names = None if ops is None else set(ops)
+    profile = msgspec.structs.replace(profile, trials=[t for t in profile.trials if t.problem.op in names])
     return Known(
         fingerprint=profile.fingerprint,
         created=profile.created,
-        ops=summaries(profile, names),
-        banned=[ban for ban in profile.banned if names is None or ban.op in names],
-        setup={k: s for k, s in profile.setup.items() if names is None or k.partition(".")[0] in names},
-        winners=[] if names is None else winners(profile, names),
-        rough=rough(profile, names),
+        ops=summaries(profile),
+        banned=[ban for ban in profile.banned if ban.op in names],
+        setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[0] in names},
+        winners=[] if ops is None else winners(profile),
+        rough=rough(profile),
     )
 
 
-def rough(profile: Profile, ops: Iterable[str] | None = None) -> list[Rough]:
-    """Return what was measured of candidates of lower precision, those of some ops or of all."""
-    names = None if ops is None else set(ops)
+def rough(profile: Profile) -> list[Rough]:
+    """Return gains and errors of all candidates of lower precision."""
     found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
     for trial in profile.trials:
         p, best = trial.problem, min((t.ratio for t in trial.usual.values()), default=1.0)
         for name, timing in trial.timings.items():
-            if timing.relative_error is not None and (names is None or p.op in names):
+            if timing.relative_error is not None:
                 pairs = found.setdefault((p.op, p.device, p.dtype, name), [])
                 pairs.append((best / timing.ratio, timing.relative_error))
     return [
         Rough(
-            op=key[0],
-            device=key[1],
-            dtype=key[2],
-            candidate=key[3],
+            op=op,
+            device=device,
+            dtype=dtype,
+            candidate=name,
             problems=len(pairs),
-            speedup=math.exp(sum(math.log(gain) for gain, _ in pairs) / len(pairs)),
+            speedup=statistics.geometric_mean(gain for gain, _ in pairs),
             relative_error=max(error for _, error in pairs),
         )
-        for key, pairs in sorted(found.items())
+        for (op, device, dtype, name), pairs in sorted(found.items())
     ]
 
 
-def summaries(profile: Profile, ops: Iterable[str] | None = None) -> list[Summary]:
+def summaries(profile: Profile) -> list[Summary]:
     """Return a summary of each op, device and dtype that was measured."""
-    names = None if ops is None else set(ops)
     groups: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in profile.trials:
-        if names is None or trial.problem.op in names:
-            groups.setdefault((trial.problem.op, trial.problem.device, trial.problem.dtype), []).append(trial)
+        groups.setdefault((trial.problem.op, trial.problem.device, trial.problem.dtype), []).append(trial)
     return [_summary(profile, key, trials) for key, trials in sorted(groups.items())]
 
 
 def _summary(profile: Profile, key: tuple[str, str, str], trials: list[Trial]) -> Summary:
     op, device, dtype = key
     crossovers = profile.thresholds(op, device, dtype)
-    gains = [_winner(trial).speedup for trial in trials]
-    bans = {b.candidate for b in profile.banned if (b.op, b.device, b.dtype) == key}
     return Summary(
         op=op,
         device=device,
         dtype=dtype,
         level=profile.levels.get(group_key(op, dtype, device), ""),
         problems=len(trials),
-        speedup=math.exp(sum(map(math.log, gains)) / len(gains)),
-        banned=sorted(bans),
+        speedup=statistics.geometric_mean(_winner(trial).speedup for trial in trials),
+        banned=sorted({b.candidate for b in profile.banned if (b.op, b.device, b.dtype) == key}),
         fastest="" if crossovers else _fastest(trials),
         crossovers=crossovers,
     )
@@ -179,21 +175,19 @@ def _fastest(trials: list[Trial]) -> str:
     """Return the candidate of the least mean log ratio where all were measured; stock wins ties."""
     line = [t for t in trials if t.problem.batch == 1 and not t.problem.grad] or trials
     names = set.intersection(*(set(t.usual) for t in line))
-    means = {n: math.exp(sum(math.log(t.timings[n].ratio) for t in line) / len(line)) for n in sorted(names)}
+    means = {n: statistics.geometric_mean(t.timings[n].ratio for t in line) for n in sorted(names)}
     best = min(means, key=means.__getitem__, default="stock")
     return best if means.get(best, 1.0) < _TIE else "stock"
 
 
-def winners(profile: Profile, ops: Iterable[str]) -> list[Winner]:
-    """Return the fastest candidate of every measured problem of some ops, like beside like, by size."""
-    wanted = set(ops)
-    found = [_winner(trial) for trial in profile.trials if trial.problem.op in wanted]
+def winners(profile: Profile) -> list[Winner]:
+    """Return the fastest candidate of every measured problem, like beside like, by size."""
 
     def place(winner: Winner) -> tuple[object, ...]:
         p = winner.problem
         return (p.op, p.device, p.dtype, p.grad, p.batch > 1, p.variant, p.n, p.m, p.rhs, p.d, p.batch)
 
-    return sorted(found, key=place)
+    return sorted(map(_winner, profile.trials), key=place)
 
 
 def _winner(trial: Trial) -> Winner:
