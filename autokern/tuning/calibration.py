@@ -1,8 +1,8 @@
-"""Calibration: plan the trials, check every candidate against float64 truth, time them side by side, keep the timings.
+"""Calibration: plans trials, checks every candidate against float64 truth, and times candidates side by side.
 
-A budget is hard: the length of a trial is extrapolated before it runs, and a trial that does not fit is skipped. Time
+The budget is hard: the length of a trial is extrapolated before it runs, and a trial that does not fit is skipped. Time
 left after the grid is spent between neighbours with different winners. A calibration that ends early leaves a valid
-profile of everything measured until then.
+profile of all measurements until then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 import torch
@@ -20,15 +19,12 @@ from autokern.core.errors import SettingsError
 from autokern.core.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
 from autokern.core.problem import Problem
 from autokern.core.settings import LEVELS_OF_ACCURACY
-from autokern.core.tool import Tool
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
-from autokern.tuning import accuracy as accuracies
 from autokern.tuning import timer
+from autokern.tuning.accuracy import gradient_errors, relative_error, truth
 from autokern.tuning.plans import Group, between_winners, contenders, expected_seconds, plan
 from autokern.tuning.profile import Ban, Profile, Timing, Trial, dated
-
-__all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops", "gradient_errors"]
 
 DTYPES = ("float64", "float32")
 _TRYING, _TRYING_SHARE = 40.0, 0.25
@@ -53,8 +49,9 @@ def chosen_ops(names: Iterable[str] | None) -> list[Op]:
 
 
 def chosen_devices(names: Iterable[str] | None) -> list[str]:
-    """Return device kinds to measure on, all that are there for None; raises SettingsError for an absent one."""
-    there = ["cpu"] if host.accelerator() is None else ["cpu", host.accelerator().type]  # type: ignore[union-attr]
+    """Return device kinds to measure on, all of this host for None; raises SettingsError for an absent one."""
+    device = host.accelerator()
+    there = ["cpu"] if device is None else ["cpu", device.type]
     if names is None:
         return there
     kinds = [str(name).partition(":")[0] for name in names]
@@ -105,7 +102,7 @@ def calibrate(
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
     if accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
-    run = _Calibration(level, accuracy, time.perf_counter() + budget, budget, known, progress or silent)
+    run = _Calibration(level, accuracy, budget, known, progress or silent)
     parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
 
     def plans(chosen: list[Op]) -> list[Group]:
@@ -121,56 +118,39 @@ def calibrate(
                 run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
             if wholes:
                 if parts:  # from here on, parts are dispatched as in real calls
-                    publish(known.merge(run.found()))
+                    publish(run.profile())
                 run.measure(plans(wholes))
     finally:
         inside.active = inside.measuring = False
-        profile = known.merge(run.found())
+        profile = run.profile()
         publish(profile)
     return profile
 
 
 class _Calibration:
-    """One run: its deadline, and everything found so far."""
+    """One run: its deadline and its measurements until now."""
 
-    def __init__(
-        self, level: str, accuracy: str, deadline: float, budget: float, known: Profile, progress: Progress
-    ) -> None:
-        self._level, self._accuracy = level, accuracy
-        self._deadline, self._budget, self._progress = deadline, budget, progress
-        self._ends = deadline
-        self._banned = {(b.op, b.candidate, b.dtype, b.device): b for b in known.banned}
-        self._trials: list[Trial] = []
-        self._setup: dict[str, float] = {}
-        self._levels: dict[str, str] = {}
-        self._fruitless: dict[str, str] = {}
-        self._tools: dict[str, Tool] = {}
-        self._tried = known.tools
+    def __init__(self, level: str, accuracy: str, budget: float, known: Profile, progress: Progress) -> None:
+        self._level, self._accuracy, self._budget, self._progress = level, accuracy, budget, progress
+        self._deadline = self._ends = time.perf_counter() + budget
+        self._known = known
+        self._found = Profile(host=host.current().fields, fingerprint=host.current().fingerprint)
+        self._banned = {(b.op, b.candidate, b.dtype, b.device) for b in known.banned}
         self._measured = {trial.problem: trial.timings for trial in known.trials}
 
-    def found(self) -> Profile:
-        """Return the measurements of this run."""
-        return Profile(
-            host=host.current().fields,
-            fingerprint=host.current().fingerprint,
-            trials=self._trials,
-            banned=list(self._banned.values()),
-            setup=self._setup,
-            levels=self._levels,
-            tools=self._tools,
-            fruitless=self._fruitless,
-            created=dated(),
-        )
+    def profile(self) -> Profile:
+        """Return the known measurements and those of this run."""
+        return self._known.merge(msgspec.structs.replace(self._found, created=dated()))
 
     def try_tools(self) -> None:
         """Try the tools of candidates that compile, in a full calibration without a good verdict on them."""
-        known = self._tried.get("keops")
+        known = self._known.tools.get("keops")
         settled = known is not None and known.works and known.setting == keops.setting()
         keops.believe(known if settled else None)
         if self._level != "full" or settled or _TRYING_SHARE * self._left < _TRYING or keops.keops_problem():
             return
         self._progress(0.0, "KeOps")
-        verdict = self._tools["keops"] = subprocess_probe.try_keops(_TRYING)
+        verdict = self._found.tools["keops"] = subprocess_probe.try_keops(_TRYING)
         keops.believe(verdict)
         if not verdict.works:
             _log.info("KeOps does not work on this host: %s", verdict.found)
@@ -182,20 +162,16 @@ class _Calibration:
     def measure(self, groups: list[Group], share: float = 1.0) -> None:
         """Work through the grids in turns, then between neighbours whose winners differ, in a share of what is left."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
-        total = sum(len(g.queue) for g in groups) or 1
-        done = 0
-        pending = [g for g in groups if g.queue]
-        while pending and self._left > 0:
+        total, done = sum(len(g.queue) for g in groups), 0
+        while self._left > 0 and (pending := [g for g in groups if g.queue]):
             for group in pending:
-                problem = group.queue.pop(0)
-                self._try(group, problem, done / total)
+                self._try(group, group.queue.pop(0), done / total)
                 done += 1
-            pending = [g for g in pending if g.queue]
         for group in groups:
             if group.trials and not group.skipped and not group.queue:
-                self._levels[group.key] = self._level
+                self._found.levels[group.key] = self._level
             if not group.trials:
-                self._fruitless[group.key] = dated()
+                self._found.fruitless[group.key] = dated()
         refinable = [g for g in groups if g.trials]
         while refinable and self._left > 0.05 * self._budget:
             refinable = [g for g in refinable if self._refine(g)]
@@ -207,55 +183,56 @@ class _Calibration:
             return False
         return self._try(group, problem, 1 - max(0.0, self._left) / self._budget)
 
-    def _contenders(self, op: Op, problem: Problem) -> list[Candidate]:
-        return contenders(op, problem, self._level, self._accuracy)
-
     def _try(self, group: Group, problem: Problem, fraction: float) -> bool:
-        expected = expected_seconds(group, problem) * len(self._contenders(group.op, problem)) * 3
+        candidates = contenders(group.op, problem, self._level, self._accuracy)
+        expected = expected_seconds(group, problem) * len(candidates) * 3
         if expected > min(self._left, _SHARE[self._level] * self._budget):
             group.skipped += 1
             return False
         self._progress(max(fraction, 1 - self._left / self._budget), str(problem))
         try:
-            timings = self._trial(group, problem)
+            timings = self._trial(group, problem, candidates)
         except (MemoryError, torch.OutOfMemoryError):
             group.skipped += 1
             return False
         if timings:
             if self._accuracy == "approximate" and self._level == "quick":
-                timings |= self._measured.get(problem, {})  # what was known may be known better
-            trial = Trial(problem, timings)
-            self._trials.append(trial)
-            group.trials.append(trial)
+                timings |= self._measured.get(problem, {})  # an earlier timing may be the better one
+            for trials in (self._found.trials, group.trials):
+                trials.append(Trial(problem, timings))
         return bool(timings)
 
-    def _trial(self, group: Group, problem: Problem) -> dict[str, Timing]:
-        op = group.op
-        generator = torch.Generator().manual_seed(1234 + problem.n)
-        with torch.device("cpu"):  # whatever the caller's default is, samples say where they go
-            args = op.sample(problem, generator)
+    def _trial(self, group: Group, problem: Problem, candidates: list[Candidate]) -> dict[str, Timing]:
+        op, kind = group.op, host.current().devices[-1]
+
+        def synchronize() -> None:
+            host.synchronize(kind)
+
+        with torch.device("cpu"):  # the caller may have set another default
+            args = op.sample(problem, torch.Generator().manual_seed(1234 + problem.n))
         calls: dict[str, Callable[[], Trialled]] = {}
         errors: dict[str, float] = {}
         warm: dict[str, float] = {}
         relative: dict[str, float] = {}
-        truth = exact = None
-        for candidate in self._contenders(op, problem):
+        gradient_error = exact = None
+        for candidate in candidates:
             banned = (op.name, candidate.name, problem.dtype, problem.device) in self._banned
             if banned or group.hopeless(candidate, 5 if self._level == "quick" else 10):
                 continue
             call = op.trial(candidate.run, problem, args)
             try:
                 if candidate.compiles:
-                    self._charge_setup(op, candidate, call)
+                    key, seconds = f"{op.name}.{candidate.name}", timer.once(call, lambda: None)
+                    self._found.setup[key] = max(self._found.setup.get(key, 0.0), seconds)
                 first = call()
                 if candidate.accuracy == "approximate":
-                    exact = exact or accuracies.truth(op, problem, args)
-                    relative[candidate.name] = accuracies.relative_error(op, first, exact)
+                    exact = exact or truth(op, problem, args)
+                    relative[candidate.name] = relative_error(op, first, exact)
                 elif self._must_check(group, candidate, problem):
-                    truth = truth or gradient_errors(op, problem, args, first)
-                    errors[candidate.name] = max(op.check(problem, first.out, args), truth(first))
+                    gradient_error = gradient_error or gradient_errors(op, problem, args, first)
+                    errors[candidate.name] = max(op.check(problem, first.out, args), gradient_error(first))
                 del first
-                warm[candidate.name] = timer.once(call, self._synchronize(problem))
+                warm[candidate.name] = timer.once(call, synchronize)
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
@@ -272,7 +249,7 @@ class _Calibration:
             return {}
         timings = timer.compare(
             calls,
-            synchronize=self._synchronize(problem),
+            synchronize=synchronize,
             seconds=min(self._left, _TIMING_SHARE * self._budget),
             min_time=_MIN_TIME[self._level],
             rounds=_ROUNDS[self._level],
@@ -291,29 +268,7 @@ class _Calibration:
         group.checked.add(kind)
         return not seen
 
-    def _charge_setup(self, op: Op, candidate: Candidate, call: Callable[[], object]) -> None:
-        key = f"{op.name}.{candidate.name}"
-        self._setup[key] = max(self._setup.get(key, 0.0), timer.once(call, lambda: None))
-
-    def _synchronize(self, problem: Problem) -> Callable[[], None]:
-        kind = problem.device if host.accelerator() is None else host.accelerator().type  # type: ignore[union-attr]
-        return lambda: host.synchronize(kind)
-
     def _ban(self, op: Op, candidate: Candidate, problem: Problem, reason: str) -> None:
         _log.info("banned %s.%s on this host: %s", op.name, candidate.name, reason)
-        key = (op.name, candidate.name, problem.dtype, problem.device)
-        self._banned[key] = Ban(*key[:2], dtype=problem.dtype, device=problem.device, reason=reason)
-
-
-def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[[Trialled], float]:
-    """Return a function that gives the error of gradients against float64 truth.
-
-    The unit is ten times stock's own error, and never less than 1000 eps of the largest gradient: a candidate may not
-    be worse than the library by more than a small factor, however the problem is conditioned.
-    """
-    if not problem.grad:
-        return lambda trialled: 0.0
-    exact = accuracies.truth(op, problem, args).grads
-    eps = 2.0**-52 if problem.dtype == "float64" else 2.0**-23
-    unit = max(10 * accuracies.gap(stock.grads, exact), 1000 * eps)
-    return lambda trialled: accuracies.gap(trialled.grads, exact) / unit
+        self._banned.add((op.name, candidate.name, problem.dtype, problem.device))
+        self._found.banned.append(Ban(op.name, candidate.name, problem.dtype, problem.device, reason))

@@ -30,8 +30,7 @@ from autokern.ops._quadratic_forms import factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.runtime import dispatch, first_use, spotcheck
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
-from autokern.tuning import accuracy as accuracies
-from autokern.tuning import summary
+from autokern.tuning import accuracy, summary
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
@@ -182,9 +181,9 @@ def test_first_use_measures_errors_once_lower_precision_is_allowed(op, monkeypat
 
 def test_an_error_that_is_no_number_is_as_bad_as_any(op):
     nan = Trialled(torch.tensor([1.0, float("nan")]), ())
-    assert accuracies.relative_error(op, nan, Trialled(torch.ones(2), ())) == accuracies.HOPELESS
-    assert accuracies.gap([torch.empty(0, 3)], [torch.empty(0, 3)]) == 0.0
-    assert accuracies.gap([torch.zeros(2)], [torch.zeros(2)]) == 0.0
+    assert accuracy.relative_error(op, nan, Trialled(torch.ones(2), ())) == accuracy.HOPELESS
+    assert accuracy.gap([torch.empty(0, 3)], [torch.empty(0, 3)]) == 0.0
+    assert accuracy.gap([torch.zeros(2)], [torch.zeros(2)]) == 0.0
 
 
 def test_what_lower_precision_gains_is_shown_apart_from_the_fastest():
@@ -287,7 +286,7 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
     with autokern.using(force={"exact_log_prob": "mixed"}, accuracy="approximate"):
         found = torch.autograd.grad(loss(), x)[0]
     assert torch.get_rng_state().equal(state)
-    assert accuracies.gap([found], [expected]) < 1e-4
+    assert accuracy.gap([found], [expected]) < 1e-4
     assert autokern.stats()["exact_log_prob"]["mixed"] == 1
 
 
@@ -303,8 +302,8 @@ def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
 
 def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
     made = make_op("double")
-    for name, accuracy in (("stock", "same"), ("exact", "better"), ("rough", "approximate")):
-        made.candidate(name, accuracy=accuracy)(lambda a: 2 * a)
+    for name, kind in (("stock", "same"), ("exact", "better"), ("rough", "approximate")):
+        made.candidate(name, accuracy=kind)(lambda a: 2 * a)
     order = ("rough", "stock", "exact")
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=order)
     assert spotcheck._exact(Entry(decision, Feasibility(made, SMALL))).name == "exact"
@@ -349,9 +348,9 @@ def test_models_train_and_predict_in_lower_precision():
     with autokern.using(force=asked, accuracy="approximate"):
         found = autokern.covariance.matmul(kernel, x, x, rhs)
     assert found.dtype == torch.float64
-    assert 1e-12 < accuracies.gap([found], [exact]) < 1e-5
+    assert 1e-12 < accuracy.gap([found], [exact]) < 1e-5
     with autokern.using(force=asked):
-        assert accuracies.gap([autokern.covariance.matmul(kernel, x, x, rhs)], [exact]) < 1e-12
+        assert accuracy.gap([autokern.covariance.matmul(kernel, x, x, rhs)], [exact]) < 1e-12
 
 
 # --- float32 factor, float64 solutions --------------------------------------------------------------------------------
@@ -372,9 +371,9 @@ def test_solutions_are_those_of_float64(condition, batch):
     assert not info.any()
     found = mixed.solved(k, None, rhs, lower)
     truth = torch.linalg.solve(k, rhs)
-    assert accuracies.gap([found], [truth]) < 1e-9 * condition**0.5
+    assert accuracy.gap([found], [truth]) < 1e-9 * condition**0.5
     plainly = torch.cholesky_solve(rhs.float(), lower).double()
-    assert accuracies.gap([plainly], [truth]) > 3 * accuracies.gap([found], [truth])
+    assert accuracy.gap([plainly], [truth]) > 3 * accuracy.gap([found], [truth])
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e5, 1e9, 1e12])
@@ -390,7 +389,7 @@ def test_values_and_gradients_where_float32_does_and_where_it_does_not(condition
     expected, truth = gradients(plain)
     value, found = gradients(mixed.inv_quad_logdet)
     assert value.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert accuracies.gap(found, truth) < (1e-2 if condition == 1e5 else 1e-3)
+    assert accuracy.gap(found, truth) < (1e-2 if condition == 1e5 else 1e-3)
 
 
 def test_an_exact_factor_takes_over_and_jitter_is_the_librarys():
@@ -410,7 +409,7 @@ def test_zero_and_minute_columns_are_solved():
     found = mixed.solved(k, None, rhs, lower)
     truth = torch.linalg.solve(k, rhs)
     for column in range(3):
-        assert accuracies.gap([found[:, column]], [truth[:, column]]) < 1e-8
+        assert accuracy.gap([found[:, column]], [truth[:, column]]) < 1e-8
 
 
 def test_derivatives_may_be_taken_twice():
@@ -456,7 +455,7 @@ def test_only_inner_products_are_rounded(widened, precision, digits, kernel):
     tree = trees.read(kernel.double(), x.double())
     exact = trees.dense(tree, trees.read(kernel, y.double()).points) @ rhs.double()
     kernel.float()
-    error = accuracies.gap([found], [exact])
+    error = accuracy.gap([found], [exact])
     assert error < 4 * 2.0**-digits
     if precision != "tf32":
         assert error > 2.0**-digits / 100, "nothing was rounded"

@@ -19,7 +19,7 @@ from autokern.backends import graphs
 from autokern.core.arguments import tensors_in
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import get, inside, registered
-from autokern.tuning.calibration import gradient_errors
+from autokern.tuning.accuracy import gradient_errors
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])

@@ -29,8 +29,7 @@ from autokern.kernels import analytic, graph, precision
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import host, threads
-from autokern.tuning.accuracy import relative_error, truth
-from autokern.tuning.calibration import gradient_errors
+from autokern.tuning.accuracy import gradient_errors, relative_error, truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

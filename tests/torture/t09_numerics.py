@@ -31,7 +31,7 @@ from autokern.core.problem import Problem
 from autokern.ops._shared import EPS
 from autokern.runtime import dispatch
 from autokern.system import host, threads
-from autokern.tuning.calibration import gradient_errors
+from autokern.tuning.accuracy import gradient_errors
 
 OPS = tuple(TOLERANCES)
 """Ops whose arguments are tensors; those on kernels and distributions follow the problems of their grids."""
