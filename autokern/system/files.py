@@ -21,9 +21,9 @@ from autokern.core.errors import ProfileError
 Version = tuple[int, int, int, int]  # identifies a version of a file: device, inode, time, size
 
 LARGEST = 64 * 2**20  # largest file that is read, in bytes
-_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _FLAGS
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | FLAGS
 _MOST_LINKS = 40  # on the way to one folder
 _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descriptors, and files no owners to check
 
@@ -70,7 +70,7 @@ class Folder:
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Open a file, never through a link and never waiting for a pipe's other end."""
-        return os.open(self._at(name), flags | _FLAGS | _NOFOLLOW, mode, dir_fd=self.fd)
+        return os.open(self._at(name), flags | FLAGS | _NOFOLLOW, mode, dir_fd=self.fd)
 
     def read(self, name: str) -> bytes:
         """Return what a private file holds."""
@@ -181,7 +181,7 @@ def _reached(path: Path, create: bool) -> int:
 
 def _step(fd: int, name: str, create: bool) -> int | None:
     """Return the folder of a name in a folder, made if it is missing; None if the name is that of a link."""
-    flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NOFOLLOW | _FLAGS
+    flags = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NOFOLLOW | FLAGS
     try:
         return os.open(name, flags, dir_fd=fd)
     except FileNotFoundError:

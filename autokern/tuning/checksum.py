@@ -7,8 +7,6 @@ import re
 
 from autokern.core.errors import ProfileError
 
-__all__ = ["NewerError", "sealed", "unsealed"]
-
 _HEADER = re.compile(rb'\{"autokern":"profile","schema":([1-9]\d{0,5}),"sha256":"([0-9a-f]{64})"\}\n')
 _SCHEMA = re.compile(rb'\s*\{\s*(?:"autokern":\s*"profile",\s*)?"schema":\s*(\d{1,6})\b')
 

@@ -3,7 +3,7 @@
 Per op, dtype and device, each candidate gets coefficients (seconds per call, flop, byte and copied byte, fitted without
 negative values), which carry over to any size, and a Gaussian process on the residuals, in octaves of the sizes. For
 candidates other than stock, the paired ratio to stock is modelled: drift and noise that both share cancel. The
-posterior standard deviation says how much is known. Far from any measurement only the coefficients are left, with a
+posterior standard deviation measures the uncertainty. Far from any measurement only the coefficients are left, with a
 large deviation.
 """
 
@@ -20,8 +20,6 @@ import numpy.typing as npt
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.tuning.profile import Profile, Trial
-
-__all__ = ["CostModel", "Estimate"]
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -99,9 +97,7 @@ class CostModel:
 
     def estimate(self, op: Op, problem: Problem, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
         """Return an Estimate by name for those of the candidates that were measured in the problem's group."""
-        if not self.knows(problem):
-            return {}
-        stock = self._fit(op, op.stock, problem.group)
+        stock = self._fit(op, op.stock, problem.group) if self.knows(problem) else None
         if stock is None:
             return {}
         distances = _distances(_place(op, problem)[None, :], stock.places)[0]
@@ -235,7 +231,7 @@ def _matern32(distance: Array) -> Array:
 
 
 def _place(op: Op, problem: Problem) -> Array:
-    """Return the coordinates of a problem; each word is one more, and any two different words are equally far apart."""
+    """Return the coordinates of a problem: sizes, and hashes of its words."""
     words = [float(hash(word)) for word in problem.words[:_WORDS]]
     return np.array([*op.coordinates(problem), *words, *[0.0] * (_WORDS - len(words))])
 
@@ -248,11 +244,8 @@ def _distances(places: Array, others: Array) -> Array:
 
 
 def _features(candidate: Candidate, problems: list[Problem]) -> Array:
-    rows = []
-    for problem in problems:
-        f = candidate.features(problem)
-        rows.append((f.calls, f.flops, f.bytes, f.copied))
-    return np.array(rows, dtype=np.float64)
+    features = map(candidate.features, problems)
+    return np.array([(f.calls, f.flops, f.bytes, f.copied) for f in features], dtype=np.float64)
 
 
 def _fit_coefficients(features: Array, seconds: Array) -> Array:

@@ -22,17 +22,15 @@ import msgspec
 
 from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.settings import Settings
-from autokern.system.files import LARGEST, Folder, Version, contents, opened
+from autokern.system.files import FLAGS, LARGEST, Folder, Version, contents, opened
 from autokern.tuning.checksum import NewerError, sealed, unsealed
 from autokern.tuning.profile import SCHEMA, Profile, decode
 
-__all__ = ["calibrating", "clear", "home", "load", "read_file", "save", "write_file"]
-
 _log = logging.getLogger("autokern")
-_reported: set[str] = set()  # what this process has warned of or logged; the only state here
+_reported: set[str] = set()  # warnings and log lines of this process; the only state here
 
 _MOST_QUARANTINED = 5
-_STALE = 3600.0  # seconds after which nobody can still be writing a temporary file
+_STALE = 3600.0  # seconds after which no process can still be writing a temporary file
 _TRIES = 64  # in every round of racing writers one succeeds: enough for so many without a lock
 _PATIENCE = 0.25  # seconds to hope for the writers' lock, which is held about as long as an fsync takes
 
@@ -50,9 +48,9 @@ def home(settings: Settings) -> Path | None:
             import platformdirs
 
             path = platformdirs.user_cache_path("autokern")
-        except Exception:  # without HOME and passwd entry: whatever the platform's own look-up raises
+        except Exception:  # without HOME and passwd entry: any error of the platform's own look-up
             return None
-        if not path.is_absolute():  # a literal `~` that nothing could expand
+        if not path.is_absolute():  # a literal `~` that could not be expanded
             return None
     try:
         return None if "~" in path.parts else path.absolute()
@@ -61,7 +59,7 @@ def home(settings: Settings) -> Path | None:
 
 
 def load(settings: Settings, fingerprint: str) -> Profile | None:
-    """Return the profile kept for a host, or None; what cannot be trusted is put aside and counts as none.
+    """Return the profile kept for a host, or None; a file that cannot be trusted is put aside and counts as none.
 
     Raises
     ------
@@ -84,7 +82,7 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
 
 
 def save(settings: Settings, profile: Profile) -> Path | None:
-    """Add a profile to what is kept for its host; return the file, or None where it could not be written.
+    """Add a profile to that kept for its host; return the file, or None where it could not be written.
 
     Keys are only ever added, whoever else is writing; on any trouble the file stays as it was.
 
@@ -116,8 +114,7 @@ def read_file(path: Path) -> Profile:
         If the file cannot be read or holds no valid profile.
     """
     try:
-        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        with opened(os.open(path, flags)) as fd:
+        with opened(os.open(path, os.O_RDONLY | FLAGS)) as fd:
             data = contents(fd, path, private=False)
         return decode(unsealed(SCHEMA, data)) if data.startswith(b'{"autokern"') else decode(data)
     except (OSError, ProfileError) as error:
@@ -186,9 +183,9 @@ def _reset() -> None:
     _reported.clear()
 
 
-def _first(what: str) -> bool:
-    known = what in _reported
-    _reported.add(what)
+def _first(message: str) -> bool:
+    known = message in _reported
+    _reported.add(message)
     return not known
 
 
@@ -229,7 +226,7 @@ def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | N
 
 def _quarantine(folder: Folder, name: str, version: Version | None) -> None:
     with contextlib.suppress(OSError):
-        if folder.version(name) == version:  # otherwise somebody has repaired it
+        if folder.version(name) == version:  # otherwise another process has repaired it
             folder.replace(name, f"{name.removesuffix('.json')}.{secrets.token_hex(8)}.bad")
         bad = [n for n in folder.names() if n.endswith(".bad") and _OURS.fullmatch(n)]
         for old in sorted(bad, key=folder.modified)[:-_MOST_QUARANTINED]:
@@ -239,8 +236,7 @@ def _quarantine(folder: Folder, name: str, version: Version | None) -> None:
 def _sweep(folder: Folder) -> None:
     with contextlib.suppress(OSError):
         for name in folder.names():
-            old = name.endswith(".tmp") and _OURS.fullmatch(name) and folder.modified(name) < time.time() - _STALE
-            if old:
+            if name.endswith(".tmp") and _OURS.fullmatch(name) and folder.modified(name) < time.time() - _STALE:
                 folder.remove(name)
 
 
@@ -259,11 +255,11 @@ def _add(folder: Folder, profile: Profile) -> Path:
             wanted = wanted.merge(kept).merge(profile) if kept else wanted
             with folder.temporary(profile.fingerprint, sealed(SCHEMA, _encoded(wanted))) as temporary:
                 if folder.version(name) != version:
-                    continue  # somebody published since we read: his keys come first into ours
+                    continue  # another process published since we read: its keys come first into ours
                 folder.replace(temporary, name)
             folder.sync()
             published = True
-            if not locked:  # whoever checked the version just before our rename has renamed by the time we look
+            if not locked:  # a writer that checked the version just before our rename renames during this sleep
                 time.sleep(random.uniform(0.002, 0.02))
     raise ProfileError(f"{name} was replaced by other processes {_TRIES} times")
 
@@ -286,7 +282,7 @@ def _keys(profile: Profile) -> set[object]:
 
 
 def _encoded(profile: Profile) -> bytes:
-    """Return the JSON text, proven to be readable: what `decode` refuses must not replace what it accepts."""
+    """Return the JSON text, proven to be readable: a text that `decode` refuses must not replace one it accepts."""
     try:
         data = msgspec.json.encode(profile)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows has no such count
     resource = None
 
-__all__ = ["compare", "once", "standard_error"]
-
 _HOPELESS = 1.6
 """A candidate this many times slower than the best is not timed further."""
 _ABSURD = 3.0
@@ -68,19 +66,19 @@ def compare(
     synchronize : callable
         Waits until queued device work is done.
     seconds : float
-        Budget; no round is begun that would exceed it, as long as rounds last by their fastest calls. One round always
-        runs, and the fewest that are wanted if so many fit undisturbed.
+        Budget; no round begins that would exceed it by the fastest calls. One round always runs, and the fewest rounds
+        run if they fit undisturbed.
     min_time : float
         Seconds that one sample lasts at least; faster functions are called several times.
     rounds : tuple of int
         Fewest and most rounds.
     warm : mapping, optional
-        Seconds of a warm call by name, where they are known; the others are warmed up here.
+        Known seconds of a warm call by name; functions that it lacks are warmed up here.
 
     Returns
     -------
     dict
-        A Timing by name; those dropped as hopeless have fewer rounds.
+        A Timing by name; functions dropped as hopeless have fewer rounds.
     """
     began = time.perf_counter()
     reference = next(iter(calls))
@@ -91,8 +89,7 @@ def compare(
             first[name] = once(call, synchronize)
     repeats = {name: max(1, math.ceil(min_time / max(first[name], 1e-7))) for name in calls}
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    alive = list(calls)
-    collecting = gc.isenabled()
+    alive, collecting = list(calls), gc.isenabled()
     gc.disable()
     try:
         for turn in range(rounds[1]):
@@ -102,9 +99,11 @@ def compare(
             usual = sum(repeats[name] * min(*samples[name], first[name]) for name in alive)
             if turn == 0:
                 seen = {n: min(samples[n][0], first[n]) for n in alive}
-                alive = [n for n in alive if n == reference or seen[n] < _ABSURD * seen[reference]]
+                most = _ABSURD * seen[reference]
             else:
-                alive = _worth_timing(alive, reference, samples)
+                seen = {n: statistics.median(samples[n]) for n in alive}
+                most = _HOPELESS * min(seen.values())
+            alive = [n for n in alive if n == reference or seen[n] < most]
             enough = turn + 1 >= rounds[0] or usual * rounds[0] > seconds
             if (enough and now - began + usual > seconds) or alive == [reference]:
                 break
@@ -117,17 +116,16 @@ def compare(
 
 
 def standard_error(values: list[float]) -> float:
-    """Return a robust standard error of the median, never below what so few values can tell on a busy machine."""
+    """Return a robust standard error of the median, with a lower bound for few values on a busy machine."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(v - middle) for v in values)
-    few: float = _DOUBT / len(values) ** 1.5
-    return max(spread * 1.2533 / math.sqrt(len(values)), few)
+    return float(max(spread * 1.2533 / len(values) ** 0.5, _DOUBT / len(values) ** 1.5))
 
 
 def _order(names: list[str], turn: int) -> list[str]:
     """Return the order of a round: each order is followed by its reverse, so that no place favours a candidate.
 
-    The first of a round finds caches as the bookkeeping left them, which costs a call of 5 us several percent.
+    The first call of a round finds the caches of the bookkeeping, which costs a call of 5 us several percent.
     """
     shift = turn // 2 % len(names)
     order = names[shift:] + names[:shift]
@@ -135,10 +133,7 @@ def _order(names: list[str], turn: int) -> list[str]:
 
 
 def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], None]) -> float:
-    """Return seconds of one call; a sample that was preempted is repeated.
-
-    Where a sample has many calls, an uncounted one precedes them: the caches are then not those of another function.
-    """
+    """Return seconds of one call; a sample that was preempted is repeated, and many calls follow an uncounted one."""
     best = math.inf
     for _ in range(_TRIES):
         if repeats > 1:
@@ -159,7 +154,6 @@ def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], Non
 
 
 def _switches() -> int:
-    """Return how often this process was preempted so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
@@ -167,17 +161,11 @@ def _log_ratios(times: list[float], reference: list[float]) -> list[float]:
     return [math.log(a / b) for a, b in zip(times, reference, strict=False)]
 
 
-def _worth_timing(alive: list[str], reference: str, samples: dict[str, list[float]]) -> list[str]:
-    middle = {name: statistics.median(samples[name]) for name in alive}
-    best = min(middle.values())
-    return [name for name in alive if name == reference or middle[name] < _HOPELESS * best]
-
-
 def _settled(alive: list[str], reference: str, samples: dict[str, list[float]]) -> bool:
     for name in alive:
-        ratios = _log_ratios(samples[name], samples[reference])
         if name == reference:
             continue
+        ratios = _log_ratios(samples[name], samples[reference])
         if len(ratios) < _FEW and not (min(ratios) > _CLEAR or max(ratios) < -_CLEAR):
             return False
         error = standard_error(ratios)
