@@ -71,7 +71,7 @@ class Lease:
         self._buffer = buffer
 
     def release(self) -> None:
-        """Give the memory back, from any thread; to do so again does nothing."""
+        """Give the memory back, from any thread; a second call does nothing."""
         self.tensor = None  # type: ignore[assignment]
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
@@ -197,12 +197,12 @@ def _owner() -> weakref.ref[_Thread]:
     """Return the object that represents this thread, the same as long as it may borrow and give back."""
     if not hasattr(_threads, "owner"):
         _threads.thread = _Thread()
-        _threads.owner = weakref.ref(_threads.thread, _bury)
+        _threads.owner = weakref.ref(_threads.thread, _forget)
     found: weakref.ref[_Thread] = _threads.owner
     return found
 
 
-def _bury(owner: weakref.ref[_Thread], ending: Callable[[], bool] = sys.is_finalizing) -> None:
+def _forget(owner: weakref.ref[_Thread], ending: Callable[[], bool] = sys.is_finalizing) -> None:
     if not ending():
         for buffer in list(_kept.values()):
             if buffer.owner is owner:

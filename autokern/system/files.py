@@ -1,4 +1,4 @@
-"""Private folders and whole files: what `store` needs of a file system, and nothing about profiles.
+"""Private folders and whole files, for `store`.
 
 Names are looked up in an open folder, so that no other user can exchange one on the way. Files are checked after they
 are opened, never before. A file appears whole under its name or not at all.
@@ -73,7 +73,7 @@ class Folder:
         return os.open(self._at(name), flags | FLAGS | _NOFOLLOW, mode, dir_fd=self.fd)
 
     def read(self, name: str) -> bytes:
-        """Return what a private file holds."""
+        """Return the content of a private file."""
         with opened(self.open(name, os.O_RDONLY)) as fd:
             return contents(fd, name, private=True)
 
@@ -209,7 +209,7 @@ def _link(fd: int, name: str, path: Path) -> str:
         raise ProfileError(f"{path} leads through {name}, a link that another user made")
     target = os.readlink(name, dir_fd=fd)
     if looked_at() != before:
-        raise ProfileError(f"{path} leads through {name}, a link that somebody is changing")
+        raise ProfileError(f"{path} leads through {name}, a link that is being changed")
     return target
 
 

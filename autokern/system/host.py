@@ -94,9 +94,7 @@ def accelerator() -> torch.device | None:
 
 def affinity() -> int:
     """Return the number of logical CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_ceiling() -> int:
@@ -114,27 +112,22 @@ def available_memory(device: str) -> int:
         A device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
     """
     kind = torch.device(device)
-    if kind.type == "cpu":
-        return _free_memory()
-    module = torch.get_device_module(kind)
+    module: Any = None if kind.type == "cpu" else torch.get_device_module(kind)
     if hasattr(module, "mem_get_info"):
         slack = int(module.memory_reserved(kind)) - int(module.memory_allocated(kind))  # the allocator hands it out
         return int(module.mem_get_info(kind)[0]) + max(0, slack)
+    free = min(_free_memory())
     if hasattr(module, "recommended_max_memory"):  # Apple: one memory for both
-        left = int(module.recommended_max_memory()) - int(module.current_allocated_memory())
-        return max(0, min(_free_memory(), left))
-    return _free_memory()
+        return max(0, min(free, int(module.recommended_max_memory()) - int(module.current_allocated_memory())))
+    return free
 
 
 def memory_limited_by(device: str) -> str:
     """Return in words what bounds `available_memory` of a device now."""
     if torch.device(device).type != "cpu":
         return "free memory of the GPU"
-    import psutil
-
-    left = memory_left()
-    free = int(psutil.virtual_memory().available)
-    return "free RAM" if left is None or free < left else "the memory limit of the control group"
+    free, left = _free_memory()
+    return "free RAM" if free < left else "the memory limit of the control group"
 
 
 def synchronize(device_kind: str) -> None:
@@ -176,16 +169,14 @@ def _describe(device: torch.device | None) -> Host:
     import psutil
 
     kind = device.type if device else "cpu"
-    gpus, threads = _gpus(kind), torch.get_num_threads()
+    threads = torch.get_num_threads()
     fields = {
         "system": {"os": platform.system(), "machine": platform.machine()},
         "versions": _versions(kind),
         "cpu": {**_cpu(), "threads": min(thread_ceiling(), threads), "torch_threads": threads},
-        "accelerators": gpus,
+        "accelerators": _gpus(kind),
         "remarks": {
-            "autokern": _version("autokern"),
-            "pykeops": _version("pykeops"),
-            "jax": _version("jax"),
+            **{name: _version(name) for name in ("autokern", "pykeops", "jax")},
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         },
     }
@@ -210,8 +201,7 @@ def _version(distribution: str) -> str:
 
 
 def _libraries(config: str) -> dict[str, str]:
-    matches = {name: re.search(pattern, config) for name, pattern in _LIBRARIES.items()}
-    return {name: match[1] for name, match in matches.items() if match}
+    return {name: match[1] for name, pattern in _LIBRARIES.items() if (match := re.search(pattern, config))}
 
 
 @functools.cache
@@ -234,7 +224,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _model_name() -> str:
-    """Return the model from another source than /proc, which names none on ARM and exists on Linux only."""
+    """Return the model where /proc names none, as on ARM and outside Linux."""
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
@@ -275,9 +265,9 @@ def _accelerator(kind: str, properties: Any) -> dict[str, Any]:
     }
 
 
-def _free_memory() -> int:
+def _free_memory() -> tuple[int, int]:
+    """Return free RAM, and the bytes up to the limit of the control group."""
     import psutil
 
     left = memory_left()
-    free = int(psutil.virtual_memory().available)
-    return free if left is None else min(free, left)
+    return int(psutil.virtual_memory().available), sys.maxsize if left is None else left

@@ -1,4 +1,4 @@
-"""KeOps as a tool: whether it can work here, found without compiling, and how to run it without output on stdout.
+"""KeOps as a tool: finds obstacles without compiling, and runs it without output on stdout.
 
 pykeops compiles each formula when it is first used. The compiler may be missing and the build folder unwritable or
 damaged; pykeops at best reports that on stdout. Importing it is left to gpytorch or to its first use.
@@ -26,8 +26,8 @@ import torch
 from autokern.core.errors import KeOpsError
 from autokern.core.tool import Tool
 
-_ADVICE = "`autokern doctor` tries it and says what to do; AUTOKERN_EXCLUDE=keops leaves it out"
-_ELF = struct.Struct("<4sBB34xQ10xHH")  # magic, class, byte order, ..., section headers: offset, size of each, number
+_ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
+_ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section headers: offset, size of each, number
 
 _lock = threading.Lock()
 _working, _verbose = 0, (True, True)
@@ -100,7 +100,7 @@ def _first_of(named: str | None, path: str | None) -> str | None:
 
 
 def setting() -> str:
-    """Return the cheap facts that decide whether KeOps works: a verdict holds as long as they do."""
+    """Return the cheap facts on which a verdict on KeOps rests: version and compiler."""
     try:
         version = importlib.metadata.version("pykeops")
     except importlib.metadata.PackageNotFoundError:
@@ -133,12 +133,11 @@ def _cut_short(path: Path) -> bool:
         head = file.read(_ELF.size)
     if sys.platform != "linux":
         return size == 0
-    if len(head) < _ELF.size:
+    if len(head) < _ELF.size or not head.startswith(b"\x7fELF"):
         return True
-    magic, width, order, offset, each, count = _ELF.unpack(head)
-    if (width, order) != (2, 1):  # not 64 bits with the low byte first: laid out otherwise
-        return bool(magic != b"\x7fELF")
-    return bool(magic != b"\x7fELF" or size < offset + each * count)
+    width, order, offset, each, count = _ELF.unpack(head)
+    known = (width, order) == (2, 1)  # 64 bits with the low byte first; others are laid out otherwise
+    return bool(known and size < offset + each * count)
 
 
 def believe(verdict: Tool | None) -> None:
@@ -171,14 +170,11 @@ def at_work(device: str = "cpu") -> Iterator[None]:
             yield
     except (MemoryError, torch.OutOfMemoryError, KeOpsError):
         raise
-    except (ImportError, OSError) as error:  # a formula that failed to compile fails to import
-        told = " ".join(str(error).split())
-        _failure = f"KeOps could not build or load a formula in this process ({type(error).__name__}: {told})"
-        raise KeOpsError(f"a product by KeOps was asked for; found: {_failure}. {_ADVICE}") from error
     except Exception as error:
-        told = " ".join(str(error).split())
-        message = f"a product by KeOps was asked for; it raised {type(error).__name__}: {told}. {_ADVICE}"
-        raise KeOpsError(message) from error
+        found = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, (ImportError, OSError)):  # a formula that failed to compile fails to import
+            found = _failure = f"KeOps could not build or load a formula in this process ({found})"
+        raise KeOpsError(f"a product by KeOps was asked for; found: {found}. {_ADVICE}") from error
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The memory limit: how many bytes a call may take, whether it fits, and the error where it does not.
+"""The memory limit of a call, and the error of a call that exceeds it.
 
 The limit is the least of the user's order (``AUTOKERN_MEMORY``, ``using(memory=...)``) and the available memory: the
 control group's limit, free RAM, free memory of the GPU. Reading it costs 0.3 ms, so it is not read for calls below
@@ -62,7 +62,7 @@ def least(ordered: int | None, there: Limit | None) -> Limit | None:
 
 
 def current(device: Device, ordered: int | None = None) -> Limit:
-    """Return the limit of a call on a device now.
+    """Return the limit of a call on a device now; memory that the pools of `buffers` keep counts as free.
 
     Parameters
     ----------
@@ -73,17 +73,7 @@ def current(device: Device, ordered: int | None = None) -> Limit:
     """
     kept = buffers.held() if torch.device(device).type == "cpu" else 0
     there = Limit(host.available_memory(str(device)) + kept, "", kept)
-    found = least(ordered, there)
-    assert found is not None
-    return found
-
-
-def available(device: Device) -> int:
-    """Return the bytes that a call in this thread may take on a device: the user's order or less.
-
-    Memory that the pools of `buffers` keep counts as free.
-    """
-    return current(device, _ordered()).bytes
+    return least(ordered, there) or there
 
 
 def claim(need: int, found: Limit) -> None:
@@ -107,24 +97,7 @@ def fits(need: int, device: Device) -> bool:
 
 
 def refuse(asked: str, need: int, device: Device, ways: Sequence[str] = ()) -> NoReturn:
-    """Raise the error of a call that does not fit, before it allocates anything.
-
-    Parameters
-    ----------
-    asked : str
-        The request, with shapes and dtype.
-    need : int
-        Bytes at its peak, beyond those allocated already.
-    device : device or str
-        Device of the call.
-    ways : sequence of str
-        Alternatives that would work.
-
-    Raises
-    ------
-    MemoryBudgetError
-        Always.
-    """
+    """Raise the `refusal` of a call in this thread on a device, before it allocates anything."""
     raise refusal(asked, need, named(current(device, _ordered()), device), ways)
 
 
@@ -134,7 +107,19 @@ def named(found: Limit, device: Device) -> Limit:
 
 
 def refusal(asked: str, need: int, found: Limit, ways: Sequence[str] = ()) -> MemoryBudgetError:
-    """Return the error of a call that does not fit: the request, the limit and its cause, alternatives."""
+    """Return the error of a call that does not fit.
+
+    Parameters
+    ----------
+    asked : str
+        The request, with shapes and dtype.
+    need : int
+        Bytes at its peak, beyond those allocated already.
+    found : Limit
+        The limit, and its cause.
+    ways : sequence of str
+        Alternatives that would work.
+    """
     there = f"{sized(found.bytes)} may be taken ({found.source or 'what is free'})"
     instead = "; ".join((*ways, "fewer points at once, or more memory"))
     return MemoryBudgetError(f"{asked} needs {sized(need)} at its peak, and {there}. What would work: {instead}")

@@ -20,7 +20,6 @@ _HUGE = 2 * 2**20
 _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
-@functools.cache
 def supported() -> bool:
     """Whether this system provides huge pages on request."""
     return _advice() is not None
@@ -46,7 +45,7 @@ def _advice() -> Callable[[int, int], None] | None:
 
 
 def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Return an uninitialised tensor, in huge pages where that is possible and faster.
+    """Return an uninitialised ordinary tensor, in huge pages where that is possible and faster.
 
     Parameters
     ----------
@@ -54,11 +53,6 @@ def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         Shape of the result.
     like : Tensor
         Gives dtype and device.
-
-    Returns
-    -------
-    Tensor
-        An ordinary tensor; only the size of the pages behind it differs.
     """
     out = torch.empty(shape, dtype=like.dtype, device=like.device)
     size = out.numel() * out.element_size()

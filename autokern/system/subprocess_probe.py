@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,8 +50,7 @@ class Probe:
     def __enter__(self) -> Probe:
         self._folder = tempfile.TemporaryDirectory(prefix="autokern-", ignore_cleanup_errors=True)
         self._log = open(os.path.join(self._folder.name, "log"), "w+", encoding="utf-8", errors="replace")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOKERN")}
-        environment |= {
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AUTOKERN")} | {
             "AUTOKERN_HOME": self._folder.name,
             "AUTOKERN_CALIBRATE": "never",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -89,8 +89,8 @@ class Probe:
             return Answer(True, lines[-1] if lines else "", seconds)
         if code < 0:
             return Answer(False, f"killed by signal {-code}", seconds)
-        errors = [line for line in lines if "Error" in line.partition(":")[0] or "Exception" in line.partition(":")[0]]
-        return Answer(False, ((errors or lines or ["no word"])[-1])[:300], seconds)
+        errors = [line for line in lines if re.match("[^:]*(Error|Exception)", line)]
+        return Answer(False, (errors or lines or ["no output"])[-1][:300], seconds)
 
     def _kill(self) -> None:
         """End the program and whatever it started."""

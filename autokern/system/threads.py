@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -85,35 +85,6 @@ def limited(run: _Run, count: int) -> _Run:
     return limited_run  # type: ignore[return-value]
 
 
-class _Scope:
-    __slots__ = ("_before", "_count", "_mkl_before")
-
-    def __init__(self, count: int) -> None:
-        self._count = _checked(count)
-        self._before = self._mkl_before = 0
-
-    def __enter__(self) -> None:
-        before = torch.get_num_threads()
-        if self._count >= before or not _allowed:
-            return
-        set_openmp, set_mkl = _setters()
-        self._before = self._mkl_before = before
-        try:
-            set_openmp(self._count)
-            self._mkl_before = set_mkl(self._count)
-        except BaseException:  # an interrupt: there will be no `__exit__`
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        if self._before:
-            set_openmp, set_mkl = _setters()
-            try:
-                set_mkl(self._mkl_before)
-            finally:
-                set_openmp(self._before)
-
-
 def scope(count: int) -> contextlib.AbstractContextManager[None]:
     """Use at most `count` threads in a ``with`` block, in the calling thread only; each object serves one block.
 
@@ -125,7 +96,26 @@ def scope(count: int) -> contextlib.AbstractContextManager[None]:
     ValueError
         If `count` is below 1.
     """
-    return _Scope(count)
+    return _scope(_checked(count))
+
+
+@contextlib.contextmanager
+def _scope(most: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if most >= before or not _allowed:
+        yield
+        return
+    set_openmp, set_mkl = _setters()
+    mkl_before = before
+    try:
+        set_openmp(most)
+        mkl_before = set_mkl(most)
+        yield
+    finally:
+        try:
+            set_mkl(mkl_before)
+        finally:
+            set_openmp(before)
 
 
 def _checked(count: int) -> int:
