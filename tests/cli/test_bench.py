@@ -208,7 +208,7 @@ def test_whole_models_give_the_same_results_off_and_on():
         assert workload.difference < 1e-5
 
 
-def test_benchmark_is_told_in_tables(capsys, monkeypatch):
+def test_benchmark_is_printed_in_tables(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     kind = {"n": 1000, "m": 1000, "d": 8, "variant": "rbf/same/ard"}
     plain, graded = (Problem(op="kernel_matrix", grad=g, **kind) for g in ("", "theta"))

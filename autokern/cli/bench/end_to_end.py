@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import statistics
 import time
@@ -84,7 +85,7 @@ class _Training:
 
 
 class _Stream:
-    """Each call takes in one more point by a fantasy update and predicts at a fixed one."""
+    """Each call adds one point by a fantasy update and predicts at a fixed one."""
 
     def __init__(self, n: int, dtype: torch.dtype, most: int) -> None:
         x, y = _data(n + most, dtype)
@@ -124,14 +125,14 @@ def end_to_end(
     progress : callable, optional
         Called with the fraction done and a line of text.
     """
-    makers: list[tuple[str, str, Callable[[torch.dtype], _Training | _Stream]]] = []
-    for dtype in dtypes:
-        makers.append(("training step, n=500", dtype, lambda kind: _Training(500, kind)))
-        makers.append(("one-point update, n=400", dtype, lambda kind: _Stream(400, kind, _WARMUP + rounds)))
-    found = []
-    for index, (name, dtype, make) in enumerate(makers):
-        progress(index / len(makers), f"{name}, {dtype}")
-        share = (deadline - time.perf_counter()) / (len(makers) - index)
+    makers: dict[str, Callable[[torch.dtype], _Training | _Stream]] = {
+        "training step, n=500": lambda dtype: _Training(500, dtype),
+        "one-point update, n=400": lambda dtype: _Stream(400, dtype, _WARMUP + rounds),
+    }
+    plan, found = list(itertools.product(dtypes, makers.items())), []
+    for index, (dtype, (name, make)) in enumerate(plan):
+        progress(index / len(plan), f"{name}, {dtype}")
+        share = (deadline - time.perf_counter()) / (len(plan) - index)
         found.append(_workload(name, dtype, make, rounds=rounds, until=time.perf_counter() + share))
     progress(1.0, "done")
     return found
@@ -155,7 +156,7 @@ def _workload(
         if turn >= _WARMUP + 2 and time.perf_counter() > until:
             break
     kept = {side: values[_WARMUP:] for side, values in seconds.items()}
-    results = [steps[side].result for side in ("off", "on")]
+    off, on = (steps[side].result for side in ("off", "on"))
     return Workload(
         name=name,
         dtype=dtype,
@@ -163,5 +164,5 @@ def _workload(
         on=statistics.median(kept["on"]),
         speedup=statistics.median(a / b for a, b in zip(kept["off"], kept["on"], strict=True)),
         pairs=len(kept["on"]),
-        difference=abs(results[1] - results[0]) / max(abs(results[0]), 1e-12),
+        difference=abs(on - off) / max(abs(off), 1e-12),
     )

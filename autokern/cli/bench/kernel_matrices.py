@@ -1,8 +1,8 @@
 """The kernel table: the ways to a kernel matrix that are often recommended, timed against stock on this machine.
 
-A function that is never evaluated, or a device that is never waited for, gives beautiful timings. So every result is
-compared with stock's before it is timed, all work is waited for, and on a CUDA device events and the profiler time
-the same calls once more.
+An unevaluated function or an unsynchronized device gives timings that are too good. So every result is compared with
+stock's before it is timed, devices are synchronized, and on a CUDA device events and the profiler time the same calls
+once more.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from autokern.core.problem import Problem
 from autokern.system import host
 from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
-from autokern.tuning.profile import Timing
+from autokern.tuning.accuracy import gap
 
 FAMILIES = ("rbf", "matern52")
 _D = 8
 _DETOURS = ("cpu", "accelerator")
 _TOLERANCE = {"float32": 2e-3, "float64": 1e-7}
-"""Largest relative gap to stock's values and gradients: far above rounding, far below anything not computed."""
+"""Largest relative gap to stock's values and gradients: far above rounding, far below any result not computed."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,26 +131,22 @@ def kernel_matrices(
 
 
 def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: float) -> list[Cell]:
-    """Return a cell for each candidate; without seconds, cells that say that there was no time."""
-    refused = {c.name: c.why_not(problem) or "" for c in candidates}
-    cells = {c.name: Cell(problem=problem, candidate=c.name, refused=refused[c.name]) for c in candidates}
+    """Return a cell for each candidate; without seconds, cells that were not timed."""
+    cells = {c.name: Cell(problem=problem, candidate=c.name, refused=c.why_not(problem) or "") for c in candidates}
 
-    def fail(name: str, reason: str) -> None:
-        cells[name] = msgspec.structs.replace(cells[name], failed=reason)
+    def update(name: str, **changes: Any) -> None:
+        cells[name] = msgspec.structs.replace(cells[name], **changes)
 
     if seconds <= 0:
-        for name in cells:
-            fail(name, "no time was left")
-        return list(cells.values())
+        return [msgspec.structs.replace(cell, failed="no time was left") for cell in cells.values()]
     args = op.sample(problem, torch.Generator().manual_seed(77))
     calls: dict[str, Callable[[], Trialled]] = {}
     warm: dict[str, float] = {}
     truth: Trialled | None = None
     for candidate in candidates:
         name = candidate.name
-        why = _impossible(candidate, problem)
-        if why:
-            fail(name, why)
+        if why := _impossible(candidate, problem):
+            update(name, failed=why)
             continue
         call = op.trial(candidate.run, problem, args)
         try:
@@ -158,19 +154,22 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
             found = call()
             warm[name] = timer.once(call, synchronize)
         except Exception as error:
-            fail(name, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:120])
+            update(name, failed=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:120])
             continue
         truth = truth or found
-        gap = _gap(found, truth)
-        cells[name] = msgspec.structs.replace(
-            cells[name], agreement=gap, agrees=gap <= _TOLERANCE[problem.dtype], setup_seconds=first
-        )
+        difference = gap((found.out, *found.grads), (truth.out, *truth.grads))
+        agrees = difference <= _TOLERANCE[problem.dtype]
+        update(name, agreement=difference, agrees=agrees, setup_seconds=first)
         calls[name] = call
     if "stock" not in calls:
         return list(cells.values())
     timings = timer.compare(calls, synchronize=synchronize, seconds=seconds, rounds=(5, 15), warm=warm)
     for name, timing in timings.items():
-        cells[name] = _timed(cells[name], timing, calls[name], problem)
+        update(name, seconds=timing.seconds, ratio=1 / timing.ratio)
+        if problem.device == "cuda":
+            repeats = max(1, min(50, math.ceil(0.01 / timing.seconds)))
+            update(name, event_seconds=_by_events(calls[name], repeats))
+            update(name, profiler_seconds=_by_profiler(calls[name], repeats))
     return list(cells.values())
 
 
@@ -180,27 +179,6 @@ def _impossible(candidate: Candidate, problem: Problem) -> str:
         return "there is no other device to move to"
     need, free = candidate.memory(problem), host.available_memory(problem.device)
     return f"needs {need / 2**30:.1f} GiB of {free / 2**30:.1f}" if need > 0.5 * free else ""
-
-
-def _gap(found: Trialled, truth: Trialled) -> float:
-    pairs = zip((found.out, *found.grads), (truth.out, *truth.grads), strict=True)
-    return max(_relative(a.detach(), b.detach()) for a, b in pairs)
-
-
-def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    scale = b.abs().max().item() or 1.0
-    gap = (a - b).abs().max().item() / scale
-    return gap if math.isfinite(gap) else math.inf
-
-
-def _timed(cell: Cell, timing: Timing, call: Callable[[], Any], problem: Problem) -> Cell:
-    events = profiled = 0.0
-    if problem.device == "cuda":
-        repeats = max(1, min(50, math.ceil(0.01 / timing.seconds)))
-        events, profiled = _by_events(call, repeats), _by_profiler(call, repeats)
-    return msgspec.structs.replace(
-        cell, seconds=timing.seconds, ratio=1 / timing.ratio, event_seconds=events, profiler_seconds=profiled
-    )
 
 
 def _by_events(call: Callable[[], Any], repeats: int) -> float:

@@ -1,15 +1,18 @@
 """Regret: how much slower the chosen candidate is than the best one, on random problems that were never calibrated.
 
-The best of several noisy timings is mostly the luckiest, so the choice, the apparent best and stock are timed once
-more side by side, and only these fresh timings count.
+The best of several noisy timings is mostly the luckiest. So the choice, the apparent best and stock are timed once more
+side by side, and only these fresh timings count.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -20,11 +23,8 @@ from autokern.core.op import Candidate, Op, Trialled, get, inside
 from autokern.core.problem import Problem
 from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
-from autokern.tuning.profile import Timing
 
 _log = logging.getLogger("autokern")
-
-_ROUNDS = (5, 15)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ def regret(
     choose: Callable[[Problem], str],
     *,
     seconds: float = 2.0,
-    rounds: tuple[int, int] = _ROUNDS,
+    rounds: tuple[int, int] = (5, 15),
     compiles: bool = False,
     progress: Progress = silent,
 ) -> list[Row]:
@@ -101,7 +101,7 @@ def regret(
     deadline : float
         Time of `time.perf_counter` after which no further problem begins.
     choose : callable
-        Maps a Problem to the name of the candidate that is to be judged.
+        Maps a Problem to the name of the chosen candidate.
     seconds : float
         Time for the comparison of all candidates, and again for that of the last three; a round is never cut.
     rounds : tuple of int
@@ -124,14 +124,10 @@ def regret(
             break
         used = (now - began) / (deadline - began) if math.isfinite(deadline) else 0.0
         progress(max(index / len(problems), used), str(problem))
-        try:
-            row = _row(problem, choose(problem), min(seconds, deadline - now), rounds, compiles)
-        except (MemoryError, torch.OutOfMemoryError):
-            continue
-        if row is not None:
-            rows.append(row)
+        with contextlib.suppress(MemoryError, torch.OutOfMemoryError):
+            rows.append(_row(problem, choose(problem), min(seconds, deadline - now), rounds, compiles))
     progress(1.0, "done")
-    return rows
+    return [row for row in rows if row is not None]
 
 
 def _row(problem: Problem, chosen: str, seconds: float, rounds: tuple[int, int], compiles: bool) -> Row | None:
@@ -145,10 +141,11 @@ def _row(problem: Problem, chosen: str, seconds: float, rounds: tuple[int, int],
         calls, warm = _warmed(op, problem, args, candidates)
         if "stock" not in calls or chosen not in calls:
             return None
-        first = _compare(calls, seconds, rounds, warm)
+        options: dict[str, Any] = {"synchronize": synchronize, "seconds": seconds, "rounds": rounds, "warm": warm}
+        first = timer.compare(calls, **options)
         apparent = min(first, key=lambda name: first[name].ratio)
         last = {name: calls[name] for name in dict.fromkeys(("stock", chosen, apparent))}
-        fresh = _compare(last, seconds, rounds, warm) if len(last) > 1 else first
+        fresh = timer.compare(last, **options) if len(last) > 1 else first
     finally:
         inside.active = False
     timings = {**first, **fresh}
@@ -177,22 +174,12 @@ def _warmed(
         try:
             call()
             warm[candidate.name] = timer.once(call, synchronize)
+            calls[candidate.name] = call
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception:
             _log.debug("candidate %s.%s failed on %s", op.name, candidate.name, problem, exc_info=True)
-            continue
-        calls[candidate.name] = call
     return calls, warm
-
-
-def _compare(
-    calls: dict[str, Callable[[], Trialled]],
-    seconds: float,
-    rounds: tuple[int, int],
-    warm: dict[str, float],
-) -> dict[str, Timing]:
-    return timer.compare(calls, synchronize=synchronize, seconds=seconds, rounds=rounds, warm=warm)
 
 
 def verdict(rows: Sequence[Row]) -> Verdict:
@@ -208,12 +195,8 @@ def verdict(rows: Sequence[Row]) -> Verdict:
     regrets = sorted(row.regret for row in rows)
     return Verdict(
         problems=len(rows),
-        regret_geomean=_geomean(regrets),
+        regret_geomean=statistics.geometric_mean(regrets),
         regret_p95=regrets[min(len(regrets) - 1, math.ceil(0.95 * len(regrets)) - 1)],
         slower_share=sum(row.over_stock > 1.05 for row in rows) / len(rows),
-        speedup=1 / _geomean([row.over_stock for row in rows]),
+        speedup=1 / statistics.geometric_mean(row.over_stock for row in rows),
     )
-
-
-def _geomean(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(v) for v in values) / len(values))
