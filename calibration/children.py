@@ -20,11 +20,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2*
 
 
 def in_child(
-    module: str,
-    function: str,
-    *arguments: Any,
-    environment: Mapping[str, str] | None = None,
-    limit: float = 600.0,
+    module: str, function: str, *arguments: Any, environment: Mapping[str, str] | None = None, limit: float = 600.0
 ) -> dict[str, Any]:
     """Return what a function of a module returns in a fresh process, or why it failed, under `failed`.
 

@@ -45,25 +45,22 @@ def parse(arguments: list[str]) -> Order | None:
     """
     flags = {"--stats": False, "--explain": False}
     rest = list(arguments)
-    while rest:
-        first = rest.pop(0)
-        if first in flags:
-            flags[first] = True
-        elif first in ("--help", "-h"):
-            return None
-        elif first == "-m" and rest:
-            return Order(rest[0], rest[1:], True, flags["--stats"], flags["--explain"])
-        elif first.startswith("-m") and len(first) > 2:
-            return Order(first[2:], rest, True, flags["--stats"], flags["--explain"])
-        elif first == "--" and rest:
-            return Order(rest[0], rest[1:], False, flags["--stats"], flags["--explain"])
-        elif first.startswith("-"):
-            raise SettingsError(
-                f"autokern run {first}: expected a script, or -m and a module; before them only --stats and --explain"
-            )
-        else:
-            return Order(first, rest, False, flags["--stats"], flags["--explain"])
-    raise SettingsError("autokern run: nothing to run was named; expected SCRIPT [ARGS] or -m MODULE [ARGS]")
+    while rest and rest[0] in flags:
+        flags[rest.pop(0)] = True
+    if not rest:
+        raise SettingsError("autokern run: nothing to run was named; expected SCRIPT [ARGS] or -m MODULE [ARGS]")
+    target, *others = rest
+    if target in ("--help", "-h"):
+        return None
+    module = target.startswith("-m")
+    if target in ("--", "-m") and others:
+        target, *others = others
+    elif module and target != "-m":
+        target = target.removeprefix("-m")
+    elif target.startswith("-"):
+        expected = "expected a script, or -m and a module; before them only --stats and --explain"
+        raise SettingsError(f"autokern run {target}: {expected}")
+    return Order(target, others, module, *flags.values())
 
 
 def execute(order: Order) -> int:
@@ -80,7 +77,7 @@ def execute(order: Order) -> int:
     if order.stats or order.decisions:
         from autokern.cli import tables  # now: at exit it may be too late to import
 
-        atexit.register(_tell, order, tables)
+        atexit.register(_report, order, tables)
     sys.argv = [order.target, *order.arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd() if order.module else str(Path(order.target).resolve().parent)
@@ -89,13 +86,12 @@ def execute(order: Order) -> int:
             runpy.run_module(order.target, run_name="__main__", alter_sys=True)
         else:
             _run_file(order.target)
-    except ImportError as error:
-        if _raised_by_runpy(error):  # no such module, as opposed to an import that failed in it
+    except BaseException as error:
+        if isinstance(error, ImportError) and _raised_by_runpy(
+            error
+        ):  # no such module, not an import that failed in it
             print(f"{sys.executable}: {error}", file=sys.stderr)
             return 1
-        _hide_our_frames()
-        raise
-    except BaseException:
         _hide_our_frames()
         raise
     return 0
@@ -116,7 +112,7 @@ def _run_file(target: str) -> None:
     exec(code, main.__dict__)
 
 
-def _tell(order: Order, tables: types.ModuleType) -> None:
+def _report(order: Order, tables: types.ModuleType) -> None:
     if order.decisions:
         tables.show(tables.decisions(api.explain().decisions), stderr=True)  # type: ignore[union-attr]
     if order.stats:

@@ -7,24 +7,12 @@ and end with it, so a fork breaks nothing.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
 import torch
 
-from autokern.system import threads
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+from autokern.system import host, threads
 
 
 class _StoppedError(Exception):
@@ -66,7 +54,7 @@ def size(device: torch.device) -> int:
 
     A forked process gets one, too: MKL's allocator may loop for ever there as soon as two threads multiply.
     """
-    return threads.current() if device.type == "cpu" and threads.allowed() and not _forked else 1
+    return threads.current() if device.type == "cpu" and threads.allowed() and not host.forked() else 1
 
 
 def run(work: Callable[[Member], None], count: int) -> None:
