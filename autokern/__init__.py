@@ -7,9 +7,9 @@ import contextlib as _contextlib
 import io as _io
 
 with _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so on standard output
-    from autokern import ops as _ops  # noqa: F401  (first: it registers every Op)
+    import gpytorch as _gpytorch  # noqa: F401
+
 from autokern import covariance, linalg
-from autokern.core import plugins as _plugins
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
 from autokern.core.problem import Problem
@@ -43,5 +43,3 @@ __all__ = [
     "stats",
     "using",
 ]
-
-_plugins.load()  # last: they find everything here

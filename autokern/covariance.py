@@ -9,13 +9,12 @@ import torch
 
 from autokern import kernels
 from autokern.core.errors import SettingsError
-from autokern.core.op import get
 from autokern.runtime.dispatch import route
 
 __all__ = ["matmul", "matrix"]
 
-_matrix = route(get("kernel_matrix"))
-_matmul = route(get("kernel_matmul"))
+_matrix = route("kernel_matrix")
+_matmul = route("kernel_matmul")
 
 
 def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor | None = None) -> torch.Tensor:

@@ -11,8 +11,8 @@ import documents
 import torch
 
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import get
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import CONFIDENCE, NOISE, decide

@@ -17,8 +17,9 @@ from linear_operator import operators
 
 import autokern
 from autokern.core.arguments import tensors_in
-from autokern.core.op import get, inside
+from autokern.core.op import inside
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.ops._models import trained
 
 SIZES = {"float64": 5200, "float32": 7400}

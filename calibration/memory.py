@@ -20,7 +20,7 @@ from footprints import Case, cases, predicted, run, subject
 from rich.console import Console
 from rich.table import Table
 
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.system import host
 
 JSON = Path(__file__).parent / "memory.json"

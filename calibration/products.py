@@ -23,7 +23,8 @@ from torch import Tensor
 from workloads import scaled
 
 import autokern
-from autokern.core.op import get, inside
+from autokern.core.op import inside
+from autokern.core.registry import get
 from autokern.runtime.dispatch import explain
 from autokern.system import host, memory_limit, thread_pool
 from autokern.tuning import timer

@@ -32,8 +32,9 @@ from measuring import Report, geomean
 import autokern
 from autokern.cli import bench
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import get, inside, known
+from autokern.core.op import inside
 from autokern.core.problem import Problem
+from autokern.core.registry import get, known
 from autokern.core.settings import Settings
 from autokern.runtime.dispatch import explain
 from autokern.system import host

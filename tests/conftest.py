@@ -6,7 +6,6 @@ import abc
 import gc
 import itertools
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import psutil
 import pytest
 import torch
 
+from autokern.core import registry
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
@@ -90,8 +90,7 @@ def _isolated(request, tmp_path_factory, _bare_environment):
 @pytest.fixture
 def make_op(monkeypatch):
     """A maker of ops that are gone after the test; unless told otherwise they double a matrix, without candidates."""
-    module = sys.modules["autokern.core.op"]  # `autokern.op` is the public function
-    monkeypatch.setattr(module, "_REGISTRY", dict(module._REGISTRY))
+    monkeypatch.setattr(registry, "_ops", {op.name: op for op in registry.registered()})
 
     def make(name: str, **options: Any) -> Op:
         usual: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import get, known
+from autokern.core.registry import get, known
 from autokern.core.settings import Settings
 from autokern.tuning import summary
 from autokern.tuning.cost_model import CostModel

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from autokern import __version__
 from autokern.cli import bench, bench_tables, doctor, run, tables
 from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.hooks.calibrate import calibrate as measure
 from autokern.runtime import api, dispatch
 from autokern.system import host

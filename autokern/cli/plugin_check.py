@@ -10,8 +10,9 @@ import msgspec
 import torch
 
 from autokern.core import plugins
-from autokern.core.op import Candidate, Op, registered
+from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
+from autokern.core.registry import registered
 from autokern.system import host
 from autokern.system.subprocess_probe import Answer
 from autokern.tuning.accuracy import relative_error, truth

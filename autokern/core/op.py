@@ -1,4 +1,4 @@
-"""Op and Candidate: a mathematical operation, the ways to compute it, and the registry of all of them.
+"""Op: a mathematical operation and the ways to compute it.
 
 An Op states a contract once (what its arguments mean, what counts as right, which sizes are worth measuring); each
 Candidate is one way to meet it. Tests, calibration, the command line and the docs iterate the registry, so a new
@@ -8,15 +8,15 @@ candidate is one decorated function beside its Op.
 from __future__ import annotations
 
 import abc
-import contextlib
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from autokern.core import plugins, registry
 from autokern.core.arguments import rebuilt, tensors_in
 from autokern.core.candidate import ACCURACIES, Candidate, Run, nothing
 from autokern.core.errors import AutokernError, SettingsError
@@ -29,11 +29,7 @@ __all__ = [
     "Op",
     "Run",
     "Trialled",
-    "get",
     "inside",
-    "known",
-    "registered",
-    "registering",
 ]
 
 LEVELS = ("quick", "full")
@@ -54,7 +50,6 @@ class _Inside(threading.local):
 
 
 inside = _Inside()
-_REGISTRY: dict[str, Op] = {}
 
 
 class Trialled(NamedTuple):
@@ -144,6 +139,11 @@ class Op(abc.ABC):
     composite : bool
         Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
         may keep caches, so every trial gets fresh ones.
+
+    Attributes
+    ----------
+    listed : list of Candidate
+        The candidates that are registered so far; `candidates` loads the plugins first.
     """
 
     name: str
@@ -153,10 +153,8 @@ class Op(abc.ABC):
     composite: bool = False
 
     def __init__(self) -> None:
-        if self.name in _REGISTRY:
-            raise AutokernError(f"op {self.name!r} is registered twice; choose another name")
-        self.candidates: list[Candidate] = []
-        _REGISTRY[self.name] = self
+        self.listed: list[Candidate] = []
+        registry.add(self)
 
     @abc.abstractmethod
     def key(self, *args: Any, **kwargs: Any) -> Any:
@@ -246,12 +244,12 @@ class Op(abc.ABC):
             compiles = setup
         if accuracy not in ACCURACIES:
             raise AutokernError(f"{self.name}.{name}: accuracy {accuracy!r} is none of {', '.join(ACCURACIES)}")
-        if name in self.names() or (not self.candidates) != (name == "stock"):
+        if any(there.name == name for there in self.listed) or (not self.listed) != (name == "stock"):
             raise AutokernError(f"{self.name}.{name}: registered twice, or not after 'stock'")
 
         def register(run: Run) -> Run:
             summary = (run.__doc__ or "").strip().partition("\n")[0]
-            self.candidates.append(
+            self.listed.append(
                 Candidate(
                     name=name,
                     run=run,
@@ -272,18 +270,25 @@ class Op(abc.ABC):
         return register
 
     @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates, stock first; plugins are loaded when this is first asked for."""
+        plugins.load()
+        return self.listed
+
+    @property
     def stock(self) -> Candidate:
         """The candidate that does exactly what the hooked library would have done."""
-        return self.candidates[0]
+        return self.listed[0]
 
     def names(self) -> list[str]:
         """Names of all candidates, stock first."""
         return [candidate.name for candidate in self.candidates]
 
     def __getitem__(self, name: str) -> Candidate:
-        for candidate in self.candidates:
-            if candidate.name == name:
-                return candidate
+        for candidates in (self.listed, self.candidates):
+            for candidate in candidates:
+                if candidate.name == name:
+                    return candidate
         raise SettingsError(f"op {self.name} has no candidate {name!r}; it has {', '.join(self.names())}")
 
     def feasible(self, problem: Problem) -> list[Candidate]:
@@ -305,7 +310,7 @@ class Op(abc.ABC):
         """
         leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
         cotangents: list[torch.Tensor] = []
-        nested = any(candidate.parts and candidate.run is run for candidate in self.candidates)
+        nested = any(candidate.parts and candidate.run is run for candidate in self.listed)
 
         shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, who will walk it once more
         repeats = self.warm_repeats(problem)
@@ -347,46 +352,3 @@ def _dispatching(call: Callable[[], Trialled]) -> Callable[[], Trialled]:
             inside.active = before
 
     return open_call
-
-
-def registered() -> list[Op]:
-    """Return all ops, in the order of their names."""
-    return [_REGISTRY[name] for name in sorted(_REGISTRY)]
-
-
-@contextlib.contextmanager
-def registering(source: str) -> Iterator[None]:
-    """Note of the candidates that are registered inside the block where they come from.
-
-    Whatever is raised there leaves the registry as it was.
-    """
-    ops, before = dict(_REGISTRY), {name: list(op.candidates) for name, op in _REGISTRY.items()}
-    try:
-        yield
-    except BaseException:
-        _REGISTRY.clear()
-        _REGISTRY.update(ops)
-        for name, op in ops.items():
-            op.candidates[:] = before[name]
-        raise
-    for name, op in _REGISTRY.items():
-        known = {id(candidate) for candidate in before.get(name, ())}
-        op.candidates[:] = [c if id(c) in known else c.of_plugin(source) for c in op.candidates]
-
-
-def known(name: str) -> bool:
-    """Whether an op of this name is registered."""
-    return name in _REGISTRY
-
-
-def get(name: str) -> Op:
-    """Return the op of a name.
-
-    Raises
-    ------
-    SettingsError
-        If there is none.
-    """
-    if name not in _REGISTRY:
-        raise SettingsError(f"unknown op {name!r}; autokern knows {', '.join(sorted(_REGISTRY))}")
-    return _REGISTRY[name]

@@ -1,14 +1,15 @@
 """Plugins: candidates that installed packages add, autokern's own optional backends among them, by entry points.
 
 An entry point of the group `autokern.candidates` names a module, or a callable without arguments; importing the one or
-calling the other registers candidates on ops. One that fails is taken back whole, and told of once: it never keeps
-autokern from working. May import `op` and the floor below.
+calling the other registers candidates on ops. The registrations of one that fails are undone, with one warning; all
+else works.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from importlib.metadata import EntryPoint
 from types import ModuleType
 
 from autokern.core.errors import AutokernError, AutokernWarning
-from autokern.core.op import registering
+from autokern.core.registry import registering
 
 __all__ = ["GROUP", "Plugin", "announce", "load", "loaded"]
 
@@ -47,31 +48,54 @@ class Plugin:
 
 _plugins: list[tuple[Plugin, EntryPoint]] | None = None
 _announced: set[str] = set()
+_lock = threading.RLock()
+_loading = False
 
 
 def loaded() -> list[Plugin]:
-    """Return all plugins that were found, autokern's own first."""
+    """Load the plugins that are not loaded yet, and return all, autokern's own first."""
+    load()
     return [plugin for plugin, _ in _plugins or ()]
 
 
-def load() -> None:
-    """Load the plugins that are installed, each of them once; what it raises is kept for `announce`."""
-    global _plugins
-    if _plugins is None:
+def load(own: bool = True) -> None:
+    """Load the plugins that are installed, each of them once; what it raises is kept for `announce`.
+
+    Parameters
+    ----------
+    own : bool
+        Whether autokern's own are loaded too. They add candidates only, so they wait until candidates are compared;
+        others may add families of covariances and hooks.
+    """
+    global _plugins, _loading
+    if _plugins is not None and not any(plugin.state == "waiting" for plugin, _ in _plugins):
+        return
+    with _lock:
+        if _loading:  # a plugin asks for candidates while it is loaded
+            return
+        _loading = True
         try:
-            _plugins = sorted(_found(), key=lambda pair: (":" in pair[0].source, pair[0].source))
-        except Exception as error:
-            _plugins = [(Plugin("installed packages", GROUP, "failed", _told(error)), EntryPoint("", "", GROUP))]
-    for plugin, point in _plugins:
-        if plugin.state == "waiting":
-            try:
-                _load(plugin, point)
-            except (Exception, SystemExit) as error:
-                plugin.state, plugin.failure = "failed", _told(error)
+            if _plugins is None:
+                _plugins = _sorted()
+            for plugin, point in _plugins:
+                if plugin.state == "waiting" and (own or ":" in plugin.source):
+                    try:
+                        _load(plugin, point)
+                    except (Exception, SystemExit) as error:
+                        plugin.state, plugin.failure = "failed", _told(error)
+        finally:
+            _loading = False
+
+
+def _sorted() -> list[tuple[Plugin, EntryPoint]]:
+    try:
+        return sorted(_found(), key=lambda pair: (":" in pair[0].source, pair[0].source))
+    except Exception as error:
+        return [(Plugin("installed packages", GROUP, "failed", _told(error)), EntryPoint("", "", GROUP))]
 
 
 def announce(strict: bool) -> None:
-    """Warn of each plugin that failed, once in a process.
+    """Warn of each plugin that has failed to load, once in a process.
 
     Parameters
     ----------
@@ -83,7 +107,7 @@ def announce(strict: bool) -> None:
     AutokernError
         If a plugin failed, and `strict` says so.
     """
-    for plugin in loaded():
+    for plugin, _ in _plugins or ():
         if plugin.state != "failed" or (plugin.source in _announced and not strict):
             continue
         _announced.add(plugin.source)

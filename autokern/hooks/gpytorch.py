@@ -19,7 +19,6 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern import kernels
-from autokern.core.op import get
 from autokern.gp import marginal, memoized
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
@@ -28,8 +27,8 @@ from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.runtime.dispatch import route
 
-_dispatch = route(get("kernel_matrix"), looked=True)
-_dispatch_log_prob = route(get("exact_log_prob"), looked=True)
+_dispatch = route("kernel_matrix", looked=True)
+_dispatch_log_prob = route("exact_log_prob", looked=True)
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,6 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import DenseLinearOperator, KernelLinearOperator, LinearOperator
 from linear_operator.utils.memoize import cached
 
-from autokern.core.op import get
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
@@ -27,7 +26,7 @@ from autokern.runtime.dispatch import route
 
 __all__ = ["MatrixFreeKernelOperator", "matrix_free"]
 
-_dispatch = route(get("kernel_matmul"))
+_dispatch = route("kernel_matmul")
 
 
 def _covariance(x1: torch.Tensor, x2: torch.Tensor, node: Any, widths: Any, same: bool, **more: torch.Tensor) -> Any:

@@ -15,7 +15,7 @@ from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
 
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
@@ -33,12 +33,12 @@ _lanczos_module = _modules["linear_operator.utils.lanczos"]
 _solve_module = _modules["linear_operator.functions._solve"]
 _pinverse_module = _modules["linear_operator.utils.pinverse"]
 
-_dispatch_cholesky = route(get("cholesky"), looked=True)
-_dispatch_eigh = route(get("eigh"), looked=True)
-_dispatch_inv_quad_logdet = route(get("inv_quad_logdet"), looked=True)
-_dispatch_matmul = route(get("matmul"), looked=True)
-_dispatch_pinverse = route(get("pinverse_root"), looked=True)
-_dispatch_qr = route(get("qr"), looked=True)
+_dispatch_cholesky = route("cholesky", looked=True)
+_dispatch_eigh = route("eigh", looked=True)
+_dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
+_dispatch_matmul = route("matmul", looked=True)
+_dispatch_pinverse = route("pinverse_root", looked=True)
+_dispatch_qr = route("qr", looked=True)
 
 
 _stock_cholesky = _cholesky_module._psd_safe_cholesky

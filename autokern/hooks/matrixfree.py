@@ -15,7 +15,8 @@ from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
 from linear_operator import settings as library
 from linear_operator.operators import LinearOperator
 
-from autokern.core.op import get, inside
+from autokern.core.op import inside
+from autokern.core.registry import get
 from autokern.gp import footprint
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook

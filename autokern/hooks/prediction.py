@@ -19,7 +19,6 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator import settings as library
 from linear_operator.operators import LinearOperator, to_linear_operator
 
-from autokern.core.op import get
 from autokern.gp import factor_cache, memoized
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Rooted, Structured
@@ -33,8 +32,8 @@ from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, regime
 from autokern.runtime.dispatch import route
 
-_dispatch_predict = route(get("predict"), looked=True)
-_dispatch_fantasy = route(get("fantasy"), looked=True)
+_dispatch_predict = route("predict", looked=True)
+_dispatch_fantasy = route("fantasy", looked=True)
 
 
 _stock_init = DefaultPredictionStrategy.__init__

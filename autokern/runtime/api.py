@@ -10,8 +10,9 @@ import msgspec
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
-from autokern.core.op import Op, get
+from autokern.core.op import Op
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
 

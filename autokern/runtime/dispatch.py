@@ -19,8 +19,9 @@ from torch.autograd import forward_ad
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import Op, get, inside
+from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.core.settings import Settings, from_environment, revised
 from autokern.runtime.memo import Entry, Memo, counted
 from autokern.runtime.session import Session
@@ -103,16 +104,33 @@ def reset(settings: Settings | None = None) -> Session:
     return fresh
 
 
-def route(op: Op, looked: bool = False) -> Callable[..., Any]:
+def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
     """Return the dispatched form of an op: a function of its arguments.
 
-    A warm call costs about a microsecond more than the candidate it runs. With `looked`, the caller has asked
-    `bypassed` already.
+    A warm call costs about a microsecond more than the candidate it runs.
+
+    Parameters
+    ----------
+    op : Op or str
+        The op, or its name; then its file is imported by the first call.
+    looked : bool
+        Whether the caller has asked `bypassed` already.
     """
-    key_of, name, stock, raises = op.key, op.name, op.stock.run, op.raises
+    called: Op | None = None
+    key_of: Callable[..., Any]
+    stock: Callable[..., Any]
+    name, raises = "", ()  # type: tuple[str, tuple[type[BaseException], ...]]
     flag, overlay_of = inside, _overlay.get
 
+    def resolve() -> Op:
+        nonlocal called, key_of, stock, name, raises
+        found = get(op) if isinstance(op, str) else op
+        key_of, stock, name, raises = found.key, found.stock.run, found.name, found.raises
+        called = found
+        return found
+
     def call(*args: Any) -> Any:
+        of = called or resolve()
         if not looked and bypassed():
             return stock(*args)
         overlay = overlay_of()
@@ -125,7 +143,7 @@ def route(op: Op, looked: bool = False) -> Callable[..., Any]:
         except Exception:  # stock decides about arguments that cannot be read
             return stock(*args)
         if entry is None:
-            entry = here.entry(op, args, here.settings if overlay is None else overlay.settings)
+            entry = here.entry(of, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         entry.count += 1
         if entry.count >= entry.due:
@@ -141,8 +159,7 @@ def route(op: Op, looked: bool = False) -> Callable[..., Any]:
         finally:
             flag.active = False
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = op.summary
+    call.__name__ = call.__qualname__ = op if isinstance(op, str) else op.name
     return call
 
 

@@ -18,8 +18,9 @@ from autokern.core import plugins
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import Op, get, inside
+from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Served, counted, is_large, served
 from autokern.system import host, keops, memory_limit
@@ -65,7 +66,7 @@ class Session:
         self._errors: dict[tuple[Problem, str], float] = {}
         _log.setLevel(settings.log.upper())
         graphs.allow(settings.graphs == "on")
-        plugins.load()  # those that had to wait for their own import
+        plugins.load(own=settings.strict)
         plugins.announce(settings.strict)
         for name, candidate in settings.force:
             get(name)[candidate]
@@ -196,6 +197,8 @@ class Session:
         if self._first_use is None:
             from autokern.runtime.first_use import FirstUse
 
+            plugins.load()
+            plugins.announce(self.settings.strict)
             self._first_use = FirstUse(self.settings, lambda: self.model, self.adopt)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
 

@@ -16,8 +16,9 @@ import msgspec
 import torch
 
 from autokern.core.errors import SettingsError
-from autokern.core.op import LEVELS, Candidate, Op, Trialled, get, inside, registered
+from autokern.core.op import LEVELS, Candidate, Op, Trialled, inside
 from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent

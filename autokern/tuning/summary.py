@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from autokern.core.op import registered
 from autokern.core.problem import Problem
+from autokern.core.registry import registered
 from autokern.tuning.profile import Ban, Crossover, Profile, Trial, group_key
 
 _TIE = 0.97

@@ -17,8 +17,8 @@ from support import fakes
 
 import autokern
 from autokern.backends import graphs
-from autokern.core.op import get
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.gp import marginal
 from autokern.kernels import precision

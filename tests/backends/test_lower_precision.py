@@ -19,8 +19,9 @@ from autokern.backends.lower_precision import in_lower_precision
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import Trialled, get, inside
+from autokern.core.op import Trialled, inside
 from autokern.core.problem import Features, Problem
+from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.gp import marginal
 from autokern.kernels import precision as narrow

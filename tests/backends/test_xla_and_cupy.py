@@ -18,8 +18,8 @@ from support.tiling import KERNELS, NONE, prepared, random, read
 
 from autokern import covariance
 from autokern.backends import cupy_, xla
-from autokern.core.op import get
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan

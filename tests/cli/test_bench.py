@@ -16,8 +16,8 @@ from autokern.cli import bench, bench_tables
 from autokern.cli.bench.problems import LIMITS
 from autokern.cli.commands import app
 from autokern.core.errors import SettingsError
-from autokern.core.op import get, registered
 from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 from autokern.system import host
 from autokern.tuning import timer
 from autokern.tuning.profile import Timing

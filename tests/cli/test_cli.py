@@ -16,8 +16,8 @@ from autokern.cli import run as runner
 from autokern.cli import tables
 from autokern.cli.commands import app
 from autokern.core.errors import SettingsError
-from autokern.core.op import registered
 from autokern.core.problem import Problem
+from autokern.core.registry import registered
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import store

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 import autokern
 from autokern.cli.commands import app
-from autokern.core import plugins
-from autokern.core.op import Op, get, registered
+from autokern.core import plugins, registry
+from autokern.core.op import Op
 from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 from autokern.hooks import install
 from autokern.kernels import families
 from autokern.kernels import family as family_of_name
@@ -83,8 +84,7 @@ PROBLEM = Problem(op="gram", m=60, n=60)
 @pytest.fixture
 def outer(monkeypatch, tmp_path):
     """The package `outer`: an op, a family and a hook, found by entry points; nothing of it is left after the test."""
-    op_module = sys.modules["autokern.core.op"]
-    monkeypatch.setattr(op_module, "_REGISTRY", dict(op_module._REGISTRY))
+    monkeypatch.setattr(registry, "_ops", {op.name: op for op in registry.registered()})
     monkeypatch.setattr(family_module, "_FAMILIES", dict(family_module._FAMILIES))
     monkeypatch.setattr(family_module, "_OF_KERNEL", dict(family_module._OF_KERNEL))
     monkeypatch.setattr(install, "_hooks", dict(install._hooks))

@@ -10,8 +10,9 @@ import torch
 from autokern import op as public_op
 from autokern.core.arguments import tensors_in
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.op import ACCURACIES, WEIGHTS, get, inside, known, registered
+from autokern.core.op import ACCURACIES, WEIGHTS, inside
 from autokern.core.problem import SIZES, Problem
+from autokern.core.registry import get, known, registered
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ import autokern
 from autokern import op
 from autokern.cli import doctor, plugin_check
 from autokern.cli.plugin_check import Backend, judged
-from autokern.core import plugins
+from autokern.core import plugins, registry
 from autokern.core.errors import AutokernError, AutokernWarning
-from autokern.core.op import get, known, registered
 from autokern.core.problem import Problem
+from autokern.core.registry import get, known, registered
 from autokern.runtime import dispatch
 from autokern.system import subprocess_probe
 from autokern.system.subprocess_probe import Answer
@@ -44,8 +44,7 @@ HALF = GOOD + "    autokern.op('eigh').candidate('half')(lambda a: a)\n    {}\n"
 @pytest.fixture(autouse=True)
 def _registry_as_it_was(monkeypatch):
     """What plugins add is gone after a test, and what autokern found in earnest is there again."""
-    module = sys.modules["autokern.core.op"]
-    monkeypatch.setattr(module, "_REGISTRY", dict(module._REGISTRY))
+    monkeypatch.setattr(registry, "_ops", {op.name: op for op in registry.registered()})
     monkeypatch.setattr(plugins, "_plugins", plugins._plugins)
     monkeypatch.setattr(plugins, "_announced", set())
     before = {op.name: list(op.candidates) for op in registered()}
@@ -91,7 +90,7 @@ def test_a_function_and_a_module(install):
     found = install(
         {"pack:one": "theirs:register", "pack:two": "others"},
         theirs=GOOD,
-        others="from autokern.core.op import get\nget('eigh').candidate('others')(lambda a: a)",
+        others="from autokern.core.registry import get\nget('eigh').candidate('others')(lambda a: a)",
     )
     assert [p.state for p in found.values()] == ["loaded", "loaded"]
     assert get("qr")["theirs"].source == "pack:one"

@@ -17,7 +17,7 @@ from compare import differences, references
 from table import TABLE, count
 from ways import enabled, session, told
 
-from autokern.core.op import get
+from autokern.core.registry import get
 
 
 def _scaled(run, *args):

@@ -20,7 +20,7 @@ import torch
 from table import COUNTS, FORMULAE, Facts, Scenario, See, worded
 
 import autokern
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.hooks import install
 from autokern.runtime import dispatch, drift
 from autokern.tuning import store

@@ -20,7 +20,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean, MultitaskMean
 
 import autokern
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.gp.lazy_covariance import PosteriorCovariance
 from autokern.hooks import prediction as seam
 from autokern.runtime import dispatch

@@ -25,7 +25,7 @@ from support.fakes import unpickled_without_autokern
 
 import autokern
 from autokern.core.errors import SettingsError
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.hooks import install
 from autokern.runtime import dispatch
 from autokern.system import host

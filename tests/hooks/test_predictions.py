@@ -20,7 +20,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from support.fakes import unpickled_without_autokern
 
 import autokern
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.gp import factor_cache
 from autokern.gp.lazy_covariance import PosteriorCovariance
 

@@ -16,7 +16,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean
 
 import autokern
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.gp.inverse_factor import Conditioned
 from autokern.hooks import install
 

@@ -9,7 +9,7 @@ from gpytorch.kernels import AdditiveKernel, MaternKernel, PeriodicKernel, RBFKe
 
 import autokern
 from autokern import kernels
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.kernels import analytic, far, graph, tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks

@@ -11,7 +11,7 @@ from support.tiling import KERNELS, assert_near, prepared, random
 import autokern
 from autokern import covariance
 from autokern.core.errors import MemoryBudgetError, SettingsError
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.runtime import dispatch
 
 CANDIDATES = [c.name for c in get("kernel_matmul").candidates if "4096" not in c.name and "8192" not in c.name]

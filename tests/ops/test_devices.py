@@ -18,7 +18,8 @@ import autokern
 from autokern.backends import graphs
 from autokern.core.arguments import tensors_in
 from autokern.core.errors import MemoryBudgetError
-from autokern.core.op import get, inside, registered
+from autokern.core.op import inside
+from autokern.core.registry import get, registered
 from autokern.tuning.accuracy import gradient_errors
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -43,8 +43,8 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
-from autokern.core.op import get
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.gp import likelihood, marginal
 from autokern.hooks import solver_choice as regimes
 from autokern.kernels import tree as trees

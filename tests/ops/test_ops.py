@@ -23,8 +23,9 @@ from autokern import kernels
 from autokern.backends import graphs, keops_product
 from autokern.core.arguments import rebuilt, tensors_in
 from autokern.core.errors import AutokernWarning
-from autokern.core.op import Candidate, Op, Trialled, get, registered
+from autokern.core.op import Candidate, Op, Trialled
 from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 from autokern.kernels import analytic, graph, precision
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch

@@ -13,7 +13,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 import autokern
 from autokern import kernels
 from autokern.core.autograd import Lent
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import analytic, matmul
 from autokern.kernels import tree as trees

@@ -18,8 +18,8 @@ import autokern
 from autokern import Explanation
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
-from autokern.core.op import registered
 from autokern.core.problem import Problem
+from autokern.core.registry import registered
 from autokern.runtime import api, dispatch
 from autokern.tuning.profile import Profile
 

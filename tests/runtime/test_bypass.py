@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import autokern
-from autokern.core.op import get
+from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import get, registered
 from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 from autokern.system import memory_limit

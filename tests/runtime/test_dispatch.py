@@ -88,7 +88,6 @@ def test_a_call_is_decided_once(toy, monkeypatch):
 
 def test_the_dispatched_form_has_the_name_of_the_op(toy):
     assert toy.call.__name__ == "double"
-    assert toy.call.__doc__ == "twice a matrix"
 
 
 def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):

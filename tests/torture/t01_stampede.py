@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from harness import Findings, Mutation, ended, forked, main
 
-from autokern.core.op import get
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.core.settings import from_environment
 from autokern.runtime import dispatch
 from autokern.runtime.first_use import FirstUse

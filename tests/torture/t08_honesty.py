@@ -16,8 +16,9 @@ from scipy.stats import binom
 from toy import GRID, believed, op_of, powers
 
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import Op, registered
+from autokern.core.op import Op
 from autokern.core.problem import Problem
+from autokern.core.registry import registered
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 from autokern.tuning.calibration import calibrate

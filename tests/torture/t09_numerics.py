@@ -26,8 +26,9 @@ from matrices import corpus, recipes
 from tolerances import TOLERANCES, condition
 
 from autokern.core.arguments import tensors_in
-from autokern.core.op import Candidate, Op, get
+from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.ops._shared import EPS
 from autokern.runtime import dispatch
 from autokern.system import host, threads

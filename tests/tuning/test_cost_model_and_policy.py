@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import get, registered
 from autokern.core.problem import Features, Problem
+from autokern.core.registry import get, registered
 from autokern.core.settings import Settings
 from autokern.system.memory_limit import Limit
 from autokern.tuning.cost_model import CostModel

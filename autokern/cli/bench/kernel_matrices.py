@@ -16,8 +16,9 @@ import msgspec
 import torch
 
 from autokern.cli.bench.problems import synchronize
-from autokern.core.op import Candidate, Op, Trialled, get, inside
+from autokern.core.op import Candidate, Op, Trialled, inside
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.system import host
 from autokern.system.progress import Progress, silent
 from autokern.tuning import timer

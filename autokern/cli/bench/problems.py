@@ -7,8 +7,9 @@ import random
 from collections.abc import Iterable, Sequence
 
 from autokern.core.errors import SettingsError
-from autokern.core.op import Candidate, Op, get, registered
+from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 from autokern.system import host
 
 LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "matmul": {"n": 8000, "m": 8000}, "kernel_matrix": {"n": 4000}}

@@ -19,8 +19,9 @@ import torch
 
 from autokern.cli.bench.problems import contenders, synchronize
 from autokern.core.errors import SettingsError
-from autokern.core.op import Candidate, Op, Trialled, get, inside
+from autokern.core.op import Candidate, Op, Trialled, inside
 from autokern.core.problem import Problem
+from autokern.core.registry import get
 from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
 
