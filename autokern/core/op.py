@@ -285,11 +285,11 @@ class Op(abc.ABC):
         return [candidate.name for candidate in self.candidates]
 
     def __getitem__(self, name: str) -> Candidate:
-        for candidates in (self.listed, self.candidates):
-            for candidate in candidates:
-                if candidate.name == name:
-                    return candidate
-        raise SettingsError(f"op {self.name} has no candidate {name!r}; it has {', '.join(self.names())}")
+        listed = (candidate for candidate in self.listed if candidate.name == name)
+        found = next(listed, None) or next((c for c in self.candidates if c.name == name), None)
+        if found is None:
+            raise SettingsError(f"op {self.name} has no candidate {name!r}; it has {', '.join(self.names())}")
+        return found
 
     def feasible(self, problem: Problem) -> list[Candidate]:
         """Candidates that can serve a problem, stock first, whatever their accuracy."""
