@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from autokern import hooks
+from autokern.core.originals import MARK
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch
 from autokern.system import buffers, host, threads
@@ -54,12 +55,13 @@ def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement]
     everywhere : str
         Package in all of whose modules, itself included, the function is replaced where they hold it by value.
     """
-    original = vars(owner)[name]
+    before = vars(owner)[name]
 
     def declare(replacement: _Replacement) -> _Replacement:
         if isinstance(replacement, FunctionType):
             functools.update_wrapper(replacement, getattr(owner, name))
-        replacement.__wrapped__ = original  # type: ignore[attr-defined]
+        replacement.__wrapped__ = before  # type: ignore[attr-defined]
+        setattr(replacement, MARK, True)
         _hooks[owner, name] = Patch(owner, name, replacement), everywhere
         return replacement
 

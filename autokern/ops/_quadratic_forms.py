@@ -9,10 +9,11 @@ import torch
 from linear_operator.utils import cholesky as library
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
+from autokern.core.originals import original
 from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
 from autokern.system import threads
 
-_ladder = library._psd_safe_cholesky
+_ladder = original(library, "_psd_safe_cholesky")
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

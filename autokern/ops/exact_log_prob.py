@@ -25,6 +25,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
+from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients, read
@@ -54,9 +55,9 @@ from autokern.system import host
 
 __all__ = ["EXACT_LOG_PROB", "ladder"]
 
-_stock = MultivariateNormal.log_prob
+_stock = original(MultivariateNormal, "log_prob")
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-ladder = cholesky_module._psd_safe_cholesky
+ladder = original(cholesky_module, "_psd_safe_cholesky")
 
 
 def _stock_features(problem: Problem) -> Features:

@@ -21,6 +21,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op
+from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache
 from autokern.gp.inverse_factor import Conditioned
@@ -34,7 +35,7 @@ from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix
 
 __all__ = ["PREDICT"]
 
-_stock = DefaultPredictionStrategy.exact_prediction
+_stock = original(DefaultPredictionStrategy, "exact_prediction")
 _JOINT = 16
 """Test points whose joint covariance is read."""
 Prediction = tuple[torch.Tensor, LinearOperator]

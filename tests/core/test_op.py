@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -193,3 +195,25 @@ def test_every_op_is_complete():
             assert candidate.accuracy in ACCURACIES
             assert candidate.summary.endswith("."), f"{made.name}.{candidate.name} needs a docstring"
             assert candidate.name == candidate.name.lower()
+
+
+def test_ops_that_are_imported_after_enable_hold_the_libraries_own_functions():
+    program = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import autokern.auto
+from autokern.core.originals import MARK
+from autokern.core.registry import registered
+before = [name for name in sys.modules if name.startswith("autokern.ops.")]
+registered()
+ours = {name: vars(module) for name, module in sys.modules.items() if name.startswith("autokern.")}
+held = [
+    (name, key)
+    for name, space in ours.items()
+    for key, value in space.items()
+    if getattr(value, MARK, False) and not name.startswith("autokern.hooks.")
+]
+print(before, held)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[] []"
