@@ -196,7 +196,7 @@ MUTATIONS = [
     Mutation(
         "every trouble is told again",
         "tuning/store.py",
-        "    known = what in _reported\n",
+        "    known = message in _reported\n",
         "    known = False\n",
         "homes",
     ),
