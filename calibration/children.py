@@ -64,7 +64,6 @@ class Peak:
         self._before = status("VmRSS")
 
     def bytes(self) -> int:
-        """Return the peak so far."""
         return max(0, status("VmHWM") - self._before)
 
 

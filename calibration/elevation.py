@@ -63,7 +63,6 @@ def model_of(x: Tensor, y: Tensor, dtype: torch.dtype) -> Regression:
 
 @torch.no_grad()
 def heights_at(model: Regression, y: Tensor, x: Tensor) -> Tensor:
-    """Return predicted heights in metres."""
     mean = model.eval()(x.to(model.train_inputs[0])).mean.double()
     return mean * y.std() + y.mean()
 
@@ -110,7 +109,6 @@ def learned(n: int, steps: int, points: int, part_steps: int) -> dict[str, Any]:
 
 
 def run_elevation(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
-    """Learn the terrain in a fresh process."""
     found = in_child(
         "elevation", "learned", scale.terrain, scale.terrain_steps, *scale.terrain_part,
         environment={"AUTOKERN_MEMORY": scale.terrain_memory}, limit=LIMIT,

@@ -200,7 +200,7 @@ def since(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[s
 
 
 def differences(earlier: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    """Return in what two runs differ so that their figures cannot stand side by side."""
+    """Return the differences of two runs by which their figures cannot be compared."""
     before, now = figures.plain(earlier), figures.plain(results)
     for run in (before, now):
         run["host"] = {key: value for key, value in run["host"].items() if key != "remarks"}
@@ -219,7 +219,6 @@ def kept(
 
 
 def stamp(results: Mapping[str, Any]) -> dict[str, str]:
-    """Return when and where a workload was run."""
     return {"date": results["date"], "host": figures.machine(results["host"])}
 
 

@@ -26,7 +26,6 @@ NEARLY = Problem(op="cholesky", m=1500, n=1500, dtype="float64")
 
 
 def markdown() -> str:
-    """Return the example."""
     model = CostModel(read_file(HERE / "hosts" / f"{HOST}.json"))
     torch.set_num_threads(model.profile.host["cpu"]["torch_threads"])  # tiles take memory for each thread
     parts = []
@@ -36,12 +35,12 @@ def markdown() -> str:
         estimates = model.estimate(op, problem, op.candidates)
         others = [name for name in estimates if name != "stock" and name not in decision.excluded]
         runner = min(others, key=lambda name: estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma)
-        told = estimates[runner]
-        reach = told.log_ratio + CONFIDENCE * told.sigma
+        result = estimates[runner]
+        reach = result.log_ratio + CONFIDENCE * result.sigma
         told_of = f"{reach:.2f}, below" if reach <= -NOISE else f"{reach:.2f}, not below"
         parts.append(
             f"```\n{decision}\n```\n\nThe logarithm of the time of `{runner}` over stock's is predicted as "
-            f"{told.log_ratio:.2f} ± {told.sigma:.2f}.\n"
+            f"{result.log_ratio:.2f} ± {result.sigma:.2f}.\n"
             f"{CONFIDENCE} standard deviations up it is {told_of} the {-NOISE} that counts as a gain.\n"
         )
     return "\n".join(parts)

@@ -56,7 +56,6 @@ def caption(results: Results) -> str:
 
 
 def markdown_table(results: Results) -> str:
-    """Return the before/after table of the README."""
     lines = ["| | stock | autokern | faster | agreement |", "|---|---:|---:|---:|---|"]
     lines += [f"| {' | '.join(row[:5])} |" for row in rows(results) if row.headline]
     return "\n".join([*lines, "", caption(results)])

@@ -33,7 +33,7 @@ class Fit:
         self.y, self.evaluations = Hartmann(DIMENSIONS, dtype=self.x.dtype)(self.x).unsqueeze(-1), 0
 
     def __call__(self) -> None:
-        """Make and fit a model; SciPy says how often it evaluated the objective."""
+        """Make and fit a model; SciPy counts evaluations of the objective."""
         from botorch import fit_gpytorch_mll
         from botorch.models import SingleTaskGP
         from botorch.optim import core
@@ -149,7 +149,6 @@ class Acquisition:
         self.value = self.gradient = self.x
 
     def __call__(self) -> None:
-        """Evaluate."""
         x = self.x.clone().requires_grad_()
         value = self.function(x)
         self.gradient = torch.autograd.grad(value.sum(), x)[0]

@@ -116,7 +116,6 @@ OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def cases() -> list[Case]:
-    """Return all cases."""
     found = []
     for dtype, n in SIZES.items():
         for problem, names in op_problems(dtype):
@@ -156,7 +155,7 @@ def run_op(case: Case) -> tuple[int, int]:
 
 
 def subject(case: Case) -> tuple[Any, Callable[[], Any]]:
-    """Return what a guard looks at, and the call that it guards."""
+    """Return the arguments of a guard, and the call that it guards."""
     problem, generator = case.problem, torch.Generator().manual_seed(0)
     dtype = torch.float64 if problem.dtype == "float64" else torch.float32
     if case.what == "evaluate_kernel":
@@ -178,7 +177,6 @@ def subject(case: Case) -> tuple[Any, Callable[[], Any]]:
 
 
 def predicted(case: Case, watched: Any) -> int:
-    """Return the bytes that a guard predicts."""
     from autokern.hooks import memory
 
     return memory.needed(case.what, watched, dispatched=case.problem.variant == "tiled")

@@ -32,12 +32,10 @@ THRESHOLDS = {2048: "before linear_operator 0.5.3", 128: "since"}
 
 
 def page(hosts: Sequence[Path]) -> str:
-    """Return the page."""
     return "\n".join([HEAD, *("\n".join(section(path.stem, present(read_file(path)))) for path in hosts)])
 
 
 def section(name: str, profile: Profile) -> Iterator[str]:
-    """Yield the lines on one machine."""
     cpu, versions = profile.host["cpu"], profile.host["versions"]
     gpus = [gpu.get("name", gpu["kind"]) for gpu in profile.host["accelerators"]]
     where = ", ".join([*gpus, f"{cpu['model']}, {cpu['threads']} threads"])
@@ -58,7 +56,7 @@ def section(name: str, profile: Profile) -> Iterator[str]:
 
 
 def _between_devices(profile: Profile) -> Iterator[str]:
-    """Yield what the choice between CPU and GPU is worth: in batches, and against fixed thresholds."""
+    """Yield the gain of choosing between CPU and GPU: in batches, and against fixed thresholds."""
     yield "### CPU or GPU, in batches\n"
     rows = []
     for winner in known(profile, MOVED).winners:
@@ -105,7 +103,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or with ``--check`` tell by the exit status whether it is up to date."""
+    """Write the page; with ``--check`` the exit status is 1 if it is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if the page is out of date")
     options = parser.parse_args(arguments)

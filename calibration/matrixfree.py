@@ -142,7 +142,7 @@ def run_matrixfree(scale: Scale, toggles: Toggles, report: Report) -> dict[str, 
 
 
 def refused(n: int) -> dict[str, Any]:
-    """Return how long it takes to be told that a matrix of n rows cannot be had, and the words."""
+    """Return the seconds until the error of a matrix of n rows, and its text."""
     import autokern
 
     autokern.enable()
@@ -158,8 +158,8 @@ def refused(n: int) -> dict[str, Any]:
 
 
 def run_refusal(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
-    """Ask for a matrix that cannot be had, in a fresh process."""
+    """Ask for a matrix larger than memory, in a fresh process."""
     found = in_child("matrixfree", "refused", scale.refused, limit=300.0)
-    told = found.get("failed") or f"{duration(found['seconds'])}, {found['error']}: {found['message']}"
-    report(f"refusal, n={scale.refused}: {told}")
+    result = found.get("failed") or f"{duration(found['seconds'])}, {found['error']}: {found['message']}"
+    report(f"refusal, n={scale.refused}: {result}")
     return {"n": scale.refused, "stock_needs_bytes": stock_bytes(scale.refused), "child": found}

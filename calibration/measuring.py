@@ -150,7 +150,7 @@ def turns(sides: Iterable[str], rounds: int) -> Iterator[tuple[str, ...]]:
 
 
 def nothing() -> None:
-    """Undo nothing: a step may be taken once more without harm."""
+    """Undo nothing: a step may be repeated without harm."""
 
 
 def interleave(
@@ -203,15 +203,12 @@ def compare(seconds: Mapping[str, Sequence[float]], off: str = "off", on: str = 
 
 
 def geomean(ratios: Iterable[float]) -> float:
-    """Return the geometric mean."""
     return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def largest(values: Tensor) -> float:
-    """Return the largest absolute value."""
     return values.abs().max().item()
 
 
 def word(dtype: torch.dtype) -> str:
-    """Return the bare name of a dtype."""
     return str(dtype).removeprefix("torch.")

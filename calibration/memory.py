@@ -41,7 +41,6 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """Predicted over measured."""
         return self.predicted / self.measured
 
     @property
@@ -75,7 +74,6 @@ def of_child(case: Case) -> Row | str:
 
 
 def measure(chosen: Sequence[Case], at_once: int) -> list[Row]:
-    """Measure cases, some at once, and report each."""
     found = []
     with ThreadPoolExecutor(at_once) as pool:
         for case, row in zip(chosen, pool.map(of_child, chosen), strict=True):
@@ -89,7 +87,6 @@ def measure(chosen: Sequence[Case], at_once: int) -> list[Row]:
 
 
 def read() -> Document:
-    """Return the committed figures."""
     return msgspec.json.decode(JSON.read_bytes(), type=Document)
 
 
@@ -109,7 +106,6 @@ def groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """Return the table of the docs."""
     lines = ["| op or guarded method | cases | peaks in GiB | predicted / measured |", "|---|---|---|---|"]
     for what, mine in groups(rows).items():
         peaks, ratios = [row.measured / 2**30 for row in mine], [row.now for row in mine]
@@ -119,12 +115,11 @@ def markdown(rows: Iterable[Row]) -> str:
 
 
 def refresh(rows: Iterable[Row], check: bool) -> bool:
-    """Write the table into the docs, or with `check` only tell whether it is there."""
+    """Write the table into the docs, or with `check` return whether it is there."""
     return documents.refresh(DOCUMENT, "memory", markdown(rows), check)
 
 
 def show(rows: Iterable[Row]) -> None:
-    """Print the worst ratios of each group."""
     table = Table(title="memory: predicted / measured")
     for head in ("", "cases", "least", "most", "worst case"):
         table.add_column(head)

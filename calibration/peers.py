@@ -63,7 +63,6 @@ def outcomes(report: Path) -> tuple[int, set[str]]:
 
 
 def fails_stock(root: Path, tests: set[str], report: Path) -> set[str]:
-    """Return which tests fail with stock code too."""
     if not tests:
         return set()
     run_suite(root, sorted(tests), report, {"AUTOKERN": "0"})

@@ -71,7 +71,6 @@ class Pool:
         self.workers = [subprocess.Popen(command, env=environment, **pipes) for _ in range(workers)]
 
     def close(self) -> None:
-        """End all workers."""
         for worker in self.workers:
             worker.kill()
             worker.communicate()

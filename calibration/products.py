@@ -207,7 +207,7 @@ def pieces(size: int, d: int, dtype: torch.dtype, device: str) -> dict[str, dict
 
 
 def together(each: list[Call], turns: int) -> Call:
-    """Return a function in which every member of the crew does its call some times."""
+    """Return a function in which every member of the pool does its call some times."""
 
     def work(member: thread_pool.Member) -> None:
         for _ in range(turns):
@@ -237,7 +237,6 @@ def run_products(device: str, seconds: float, report: Report) -> dict[str, Any]:
 
 
 def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
-    """Return seconds of every way and of the floor."""
     op, args, device = get("kernel_matmul"), (of.kernel, of.x1, of.x2, of.rhs), of.rhs.device.type
     problem, elements = op.problem_of(*args), len(of.x1) * len(of.x2)
     calls: dict[str, Call] = {"KeOps": by_keops(of)} if keops else {}
@@ -313,6 +312,6 @@ def run_peaks(device: str, seconds: float, report: Report) -> dict[str, Any]:
     for n, dtype, grad in itertools.product(HELD, DTYPES, (False, True)):
         found = in_child("products", "peak", n, 3, dtype, grad, limit=seconds)
         rows.append({"n": n, "dtype": dtype, "gradients": grad, **found})
-        told = found.get("failed") or f"{found['bytes'] / 2**20:.0f} MiB, {found['seconds']:.2f} s"
-        report(f"peaks, n={n}, {dtype}, {'with gradients' if grad else 'forward'}: {told}")
+        result = found.get("failed") or f"{found['bytes'] / 2**20:.0f} MiB, {found['seconds']:.2f} s"
+        report(f"peaks, n={n}, {dtype}, {'with gradients' if grad else 'forward'}: {result}")
     return {"d": 3, "columns": COLUMNS, "rows": rows}

@@ -38,7 +38,6 @@ def sentence(figure: Results) -> str:
 
 
 def per_second(rate: float) -> str:
-    """Return a number of steps per second."""
     return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
 
 
@@ -69,7 +68,6 @@ def several(count: int, what: str) -> str:
 
 
 def compared(what: str, figure: Results, agreement: str, headline: bool = False) -> Row:
-    """Return the row of two times and their ratio."""
     return Row(what, duration(figure["off"]), duration(figure["on"]), factor(figure), agreement, headline)
 
 
@@ -135,7 +133,6 @@ def mebibytes(count: float) -> str:
 
 
 def needs(figures: Results) -> str:
-    """Return the memory that stock would take."""
     return f"needs {figures['stock_needs_bytes'] / 2**30:,.0f} GiB"
 
 

@@ -151,7 +151,6 @@ def _replay(trial: Trial, model: CostModel) -> tuple[float, float]:
 
 
 def run_replay(device: str, seconds: float, report: Report) -> dict[str, Any]:
-    """Replay every recorded host; nothing is timed."""
     hosts = sorted((HERE / "hosts").glob("*.json"))
     return {"rows": [{"recorded": path.stem, **row} for path in hosts for row in replayed(read_file(path))]}
 

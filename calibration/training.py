@@ -64,7 +64,6 @@ class Floor:
         self.info = torch.zeros((), dtype=torch.int32)
 
     def __call__(self) -> None:
-        """Factorise, invert, and multiply by one."""
         torch.linalg.cholesky_ex(self.covariance, out=(self.factor, self.info))
         torch.cholesky_inverse(self.factor, out=self.inverse)
         for _ in range(PASSES):

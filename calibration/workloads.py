@@ -46,7 +46,6 @@ class Trainer:
         self.optimizer = torch.optim.Adam(free, lr=learning_rate)
 
     def __call__(self) -> None:
-        """Take one step."""
         self.optimizer.zero_grad()
         loss = -self.objective(self.model(*self.model.train_inputs), self.model.train_targets)
         loss.backward()
@@ -188,7 +187,6 @@ class Stream:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Update the model with the next week."""
         week = slice(self.n, self.n + 1)
         self.model = self.model.get_fantasy_model(self.x[week], self.y[week])
         self.n += 1

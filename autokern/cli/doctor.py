@@ -193,7 +193,7 @@ def _memory() -> Finding:
     import psutil
 
     free, total = host.available_memory("cpu"), psutil.virtual_memory().total
-    text = f"{free / 2**30:.1f} GiB can be had, of {total / 2**30:.1f} GiB"
+    text = f"{free / 2**30:.1f} GiB available, of {total / 2**30:.1f} GiB"
     if free < _LITTLE_MEMORY:
         points = int((free / 32) ** 0.5)
         return Finding("memory", "note", text, f"enough for some {points} points in float64; free some for more")
@@ -259,32 +259,34 @@ def _probed(name: str, answer: Answer, works: str) -> Finding:
 
 
 def _compiler(answer: Answer) -> Finding:
-    name = "torch.compile"
+    status, text, advice = "problem", answer.text, "AUTOKERN_EXCLUDE=compiled leaves it out; all else works"
     if answer.works:
-        return Finding(name, "ok", f"compiles and runs ({answer.seconds:.1f} s for the first function)")
-    if answer.timed_out:
-        return Finding(name, "note", answer.text, "candidates that compile cost more here than they can repay")
-    if "compiler" in answer.text.lower():
-        advice = "install a C++ compiler (g++ or clang++); until then candidates that compile are left out"
-        return Finding(name, "note", answer.text, advice)
-    return Finding(name, "problem", answer.text, "AUTOKERN_EXCLUDE=compiled leaves it out; all else works")
+        status, text, advice = "ok", f"compiles and runs ({answer.seconds:.1f} s for the first function)", ""
+    elif answer.timed_out:
+        status, advice = "note", "candidates that compile cost more here than they can repay"
+    elif "compiler" in text.lower():
+        status, advice = (
+            "note",
+            "install a C++ compiler (g++ or clang++); until then candidates that compile are left out",
+        )
+    return Finding("torch.compile", status, text, advice)
 
 
 def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
     """Judge a trial in an empty build folder, and an obstacle to the usual one in this process."""
     if answer is None:
         return Finding("KeOps", "note", "not installed", "`pip install pykeops`, where large kernel products matter")
+    status, text, advice = "ok", answer.text, ""
     if answer.timed_out:
-        return Finding("KeOps", "note", answer.text, "its first formula compiles for long; try again when idle")
-    if "compiler" in answer.text and not answer.works:
+        status, advice = "note", "its first formula compiles for long; try again when idle"
+    elif "compiler" in text and not answer.works:
+        status = "note"
         advice = "repair or install it (g++, or any that CXX names); until then candidates by KeOps are left out"
-        return Finding("KeOps", "note", answer.text, advice)
-    if not answer.works:
+    elif not answer.works:
+        status = "problem"
         advice = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out, all else works"
-        return Finding("KeOps", "problem", answer.text, advice)
-    if obstacle is not None:
-        return Finding("KeOps", "problem", f"{answer.text}, but {obstacle}", "until then candidates by it are left out")
-    if "not on the GPU" in answer.text:
-        advice = "install the CUDA toolkit (libnvrtc and headers); until then it is left out there"
-        return Finding("KeOps", "note", answer.text, advice)
-    return Finding("KeOps", "ok", answer.text)
+    elif obstacle is not None:
+        status, text, advice = "problem", f"{text}, but {obstacle}", "until then candidates by it are left out"
+    elif "not on the GPU" in text:
+        status, advice = "note", "install the CUDA toolkit (libnvrtc and headers); until then it is left out there"
+    return Finding("KeOps", status, text, advice)

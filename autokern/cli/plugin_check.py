@@ -117,7 +117,7 @@ def judged(backend: Backend, answer: Answer | None) -> tuple[str, str, str]:
     if backend.obstacle:
         return "note", f"{words}: {backend.obstacle}", "it is optional: its candidates are left out until then"
     if answer is None:
-        return "ok", f"{words}: there, not tried", ""
+        return "ok", f"{words}: available, not tried", ""
     if answer.timed_out:
         return "note", f"{words}: {answer.text}", "try again when the machine is idle"
     if not answer.works:

@@ -120,7 +120,7 @@ def refusal(asked: str, need: int, found: Limit, ways: Sequence[str] = ()) -> Me
     ways : sequence of str
         Alternatives that would work.
     """
-    there = f"{sized(found.bytes)} may be taken ({found.source or 'what is free'})"
+    there = f"{sized(found.bytes)} may be taken ({found.source or 'free memory'})"
     instead = "; ".join((*ways, "fewer points at once, or more memory"))
     return MemoryBudgetError(f"{asked} needs {sized(need)} at its peak, and {there}. What would work: {instead}")
 

@@ -157,9 +157,8 @@ class _Fit:
     def __init__(self, coefficients: Array, places: Array, residuals: Array, noise: Array, rows: Rows) -> None:
         self._coefficients, self.places, self._rows = coefficients, places, rows
         between = _distances(places[rows], places[rows])
-        fits = [_condition(between, lengthscale, residuals, noise) for lengthscale in _LENGTHSCALES]
-        best = max(range(len(fits)), key=lambda index: fits[index].likelihood)
-        self._lengthscale, self._fit = _LENGTHSCALES[best], fits[best]
+        fits = (_condition(between, lengthscale, residuals, noise) for lengthscale in _LENGTHSCALES)
+        self._fit = max(fits, key=lambda fit: fit.likelihood)
         self.baselines = np.zeros(0)
 
     @classmethod
@@ -196,7 +195,7 @@ class _Fit:
         `distances` are those of the problem from all places of the group.
         """
         distance = distances[self._rows]
-        cross = self._fit.amplitude**2 * _matern32(distance / self._lengthscale)
+        cross = self._fit.amplitude**2 * _matern32(distance / self._fit.lengthscale)
         nearest = float(distance.min())
         explained = float(cross @ self._fit.precision @ cross)
         variance = max(self._fit.amplitude**2 - explained, 0.0) + (_DRIFT * nearest) ** 2
@@ -206,6 +205,7 @@ class _Fit:
 class _Conditioned(NamedTuple):
     """A Gaussian process conditioned on residuals."""
 
+    lengthscale: float
     amplitude: float
     precision: Array
     weights: Array
@@ -222,7 +222,7 @@ def _condition(between: Array, lengthscale: float, residuals: Array, noise: Arra
     precision = np.asarray(inverse.T @ inverse, dtype=np.float64)
     weights = precision @ residuals
     likelihood = -0.5 * float(residuals @ weights) - float(np.log(np.diag(factor)).sum())
-    return _Conditioned(amplitude, precision, weights, likelihood)
+    return _Conditioned(lengthscale, amplitude, precision, weights, likelihood)
 
 
 def _matern32(distance: Array) -> Array:

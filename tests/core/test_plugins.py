@@ -229,7 +229,7 @@ def test_doctor_lists_every_plugin(install, monkeypatch, tmp_path):
         warnings.simplefilter("ignore", AutokernWarning)
         found = {f.name: f for f in doctor.examine(quick=True)}
     good, bad, idle = (found[f"plugin {name}"] for name in ("a:good", "b:bad", "c:idle"))
-    assert (good.status, good.found) == ("ok", "qr.theirs: there, not tried")
+    assert (good.status, good.found) == ("ok", "qr.theirs: available, not tried")
     assert (bad.status, bad.found) == ("problem", "could not be loaded: ValueError: no")
     assert (idle.status, idle.found) == ("note", "adds no candidate")
     assert all(f.advice for f in (bad, idle))
