@@ -245,7 +245,7 @@ def _elsewhere(there: torch.device, operator: Any, rhs: torch.Tensor, reduce: bo
 on_other_devices(
     INV_QUAD_LOGDET,
     _elsewhere,
-    "The same on the {}; the time includes all copies.",
+    "potri on the {}; the time includes all copies.",
     elements=lambda p: p.n**2 * (2 if p.grad else 1),
     accuracy="better",
 )
