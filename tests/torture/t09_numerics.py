@@ -292,7 +292,7 @@ MUTATIONS = [
     Mutation(
         "the jitter of failed factorisations is forgotten",
         "ops/cholesky.py",
-        "return _stock_cholesky(a, jitter=jitter, max_tries=max_tries) if torch.any(info) else lower",
+        "return stock(a, jitter, max_tries) if torch.any(info) else lower",
         "return lower",
         "tensors",
     ),
