@@ -1,4 +1,4 @@
-"""Decision: the candidate chosen for a problem, the reason, and the costs of all candidates."""
+"""Decision: the candidate chosen for a problem, the reason, and the costs of the others."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Cost", "Decision"]
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of a candidate on a problem.
+    """Cost of a candidate on a problem.
 
     Parameters
     ----------
     seconds : float or None
-        Predicted time of one call; None if nothing was measured.
+        Predicted time of one call; None where nothing was measured.
     flops : float
         Floating-point operations of the op's plain implementation, the same for all candidates.
     memory : int
-        Bytes allocated at the peak, results included.
+        Bytes that it allocates at its peak, results included.
     relative_error : float or None
-        Measured error of an approximate candidate, relative to the largest entry. None for candidates within the op's
-        bound, and without a measurement.
+        Measured error of a candidate that approximates, relative to the largest entry. None for one within the op's
+        bound, and where none was measured.
     """
 
     seconds: float | None = None
@@ -34,7 +34,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     relative_error: float | None = None
 
     def words(self) -> tuple[str, str, str, str]:
-        """Return latency, throughput, memory and error as text."""
+        """Return latency, throughput, memory and error in words."""
         assert self.seconds is not None
         rate = f"{self.flops / self.seconds / 1e9:.3g} Gflop/s" if self.flops else ""
         error = "in bound" if self.relative_error is None else f"{self.relative_error:.0e}"
@@ -51,24 +51,24 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     candidate : str
         Name of the chosen candidate.
     reason : str
-        The reason, for people.
+        The reason, in words.
     source : str
         Source of the prediction: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``unmeasured``
         or ``only choice``.
     predicted : dict
-        Predicted seconds of each admitted candidate, fastest first; empty if nothing was measured.
+        Predicted seconds of the candidates that may serve, fastest first; empty where nothing was measured.
     margin : float
-        Predicted time of stock divided by that of the choice (1 for stock).
+        Predicted time of stock over that of the choice (1 for stock).
     uncertainty : float
         Standard deviation of log(margin).
     excluded : dict
-        Reasons against the other candidates.
+        Reasons why other candidates could not serve.
     order : tuple of str
-        All feasible candidates, the choice first; the next one runs if memory runs out.
+        All feasible candidates, the choice first: the order in which they are tried if memory runs out.
     review : int
-        Number of calls after which the problem is decided again, because compiling may pay by then; 0 for never.
+        Calls that would repay compiling, after which the problem is decided again; 0 for never.
     costs : dict
-        Cost of each admitted candidate, then of those that are only too inaccurate.
+        Cost of each candidate that may serve, then of each that only its error excludes.
     """
 
     problem: Problem
