@@ -35,10 +35,10 @@ class _Recorded(torch.autograd.Function):
     """A density with precomputed gradients; second derivatives use the plain formula."""
 
     @staticmethod
-    def forward(ctx, node, counts, flat, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx, node, counts, told, *tensors):  # type: ignore[no-untyped-def]
         batch = tensors[1].shape[:-1]
         sizes = [t.numel() for t, want in zip(tensors, ctx.needs_input_grad[3:], strict=True) if want]
-        _, density, *parts = flat.split([1, batch.numel(), *sizes])
+        _, density, *parts = told.split([1, batch.numel(), *sizes])
         ctx.node, ctx.counts, ctx.parts = node, counts, parts
         ctx.save_for_backward(*tensors)
         return density.clone().view(batch)
@@ -90,9 +90,9 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
     wanted = tuple(t.requires_grad for t in tensors)
     with torch.no_grad():
         step = functools.partial(_step, node, counts, wanted)
-        flat = graphs.recorded((node, counts, wanted), step, tensors)
-        failed = bool(flat[0])
+        told = graphs.recorded((node, counts, wanted), step, tensors)
+        failed = bool(told[0])
     if failed:
         return likelihood.log_prob(tree, added, residual, ladder)
-    out: torch.Tensor = _Recorded.apply(node, counts, flat, *tensors)
+    out: torch.Tensor = _Recorded.apply(node, counts, told, *tensors)
     return out if out.shape == shape else out.view(shape)
