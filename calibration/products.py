@@ -28,6 +28,7 @@ from autokern.core.registry import get
 from autokern.runtime.dispatch import explain
 from autokern.system import host, memory_limit, thread_pool
 from autokern.tuning import timer
+from autokern.tuning.trial import trial
 
 Call = Callable[[], object]
 COLUMNS = 11
@@ -244,7 +245,7 @@ def compared(of: Case, keops: bool, seconds: float) -> dict[str, Any]:
         calls["the matrix"] = whole(of)
     able = [c for c in op.feasible(problem) if keops or not c.compiles]
     fitting = [c for c in able if memory_limit.fits(c.memory(problem), device)]
-    calls |= {c.name: op.trial(c.run, problem, args) for c in fitting}
+    calls |= {c.name: trial(op, c.run, problem, args) for c in fitting}
     failed = {}
     inside.active = True  # what a candidate calls itself is not dispatched
     try:

@@ -43,6 +43,7 @@ from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file
+from autokern.tuning.trial import trial
 
 HERE = Path(__file__).parent
 JSON = HERE / "study.json"
@@ -136,8 +137,8 @@ def replayed(profile: Profile, folds: int = 10) -> list[dict[str, Any]]:
     for fold in range(folds):
         others = [t for i, t in enumerate(trials) if i % folds != fold]
         model = CostModel(msgspec.structs.replace(profile, trials=others))
-        for trial in trials[fold::folds]:
-            pairs.setdefault(trial.problem.op, []).append(_replay(trial, model))
+        for held in trials[fold::folds]:
+            pairs.setdefault(held.problem.op, []).append(_replay(held, model))
     return by_op(pairs)
 
 
@@ -179,7 +180,7 @@ def rougher(problem: Problem, seconds: float) -> list[dict[str, Any]]:
     room = 0.4 * host.available_memory(problem.device)
     able = [c for c in op.feasible(problem) if not c.compiles and c.memory(problem) < room]
     args = op.sample(problem, torch.Generator().manual_seed(5))
-    calls = {c.name: op.trial(c.run, problem, args) for c in able}
+    calls = {c.name: trial(op, c.run, problem, args) for c in able}
     once = {name: min(timer.once(call, synchronize) for _ in range(2)) for name, call in calls.items()}
     rough = [c.name for c in able if c.accuracy == "approximate"]
     exact = [c.name for c in able if c.name not in rough and not (c.as_stock and "cg" in problem.words)]

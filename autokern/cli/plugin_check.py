@@ -16,6 +16,7 @@ from autokern.core.registry import registered
 from autokern.system import host
 from autokern.system.subprocess_probe import Answer
 from autokern.tuning.accuracy import relative_error, truth
+from autokern.tuning.trial import trial
 
 _MOST_ERROR = 0.1
 """Relative error above which lower precision is wrong, not only inexact."""
@@ -86,7 +87,7 @@ def tried() -> dict[str, tuple[float, str]]:
 def _failure(op: Op, candidate: Candidate, problem: Problem) -> str:
     args = op.sample(problem, torch.Generator().manual_seed(7))
     try:
-        found = op.trial(candidate.run, problem, args)()
+        found = trial(op, candidate.run, problem, args)()
         if candidate.accuracy == "approximate":
             error = relative_error(op, found, truth(op, problem, args)) / _MOST_ERROR
         else:

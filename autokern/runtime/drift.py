@@ -16,6 +16,7 @@ from autokern.core.settings import Settings
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
 from autokern.system import host, randomness
 from autokern.tuning import timer
+from autokern.tuning.trial import trial
 
 __all__ = ["check", "due"]
 
@@ -67,7 +68,7 @@ def _ratio(entry: Entry, args: tuple[Any, ...]) -> float:
     before, inside.active = inside.active, True
     try:
         with randomness.untouched():
-            calls = {name: op.trial(run, problem, args) for name, run in runs.items()}
+            calls = {name: trial(op, run, problem, args) for name, run in runs.items()}
             found = timer.compare(calls, min_time=_SAMPLE, rounds=(1, 1))
     except Exception:
         _log.debug("could not check %s for drift", problem, exc_info=True)

@@ -17,6 +17,7 @@ from autokern.core.settings import Settings
 from autokern.runtime.memo import Entry
 from autokern.system import memory_limit, randomness
 from autokern.tuning import accuracy
+from autokern.tuning.trial import trial
 
 __all__ = ["check", "due"]
 
@@ -74,7 +75,7 @@ def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
     before, inside.active = inside.active, True
     try:
         with randomness.untouched():
-            found, truth = (op.trial(candidate.run, problem, args)() for candidate in (entry.candidate, exact))
+            found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
         return accuracy.relative_error(op, found, truth)
     except Exception:
         _log.debug("could not check the accuracy of %s", problem, exc_info=True)

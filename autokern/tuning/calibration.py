@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from autokern.core.errors import SettingsError
-from autokern.core.op import LEVELS, Candidate, Op, Trialled, inside
+from autokern.core.op import LEVELS, Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
@@ -26,6 +26,7 @@ from autokern.tuning import timer
 from autokern.tuning.accuracy import gradient_errors, relative_error, truth
 from autokern.tuning.plans import Group, between_winners, contenders, expected_seconds, plan
 from autokern.tuning.profile import Ban, Profile, Timing, Trial, dated
+from autokern.tuning.trial import Trialled, trial
 
 DTYPES = ("float64", "float32")
 _TRYING, _TRYING_SHARE = 40.0, 0.25
@@ -220,7 +221,7 @@ class _Calibration:
             banned = (op.name, candidate.name, problem.dtype, problem.device) in self._banned
             if banned or group.hopeless(candidate, 5 if self._level == "quick" else 10):
                 continue
-            call = op.trial(candidate.run, problem, args)
+            call = trial(op, candidate.run, problem, args)
             try:
                 if candidate.compiles:
                     key, seconds = f"{op.name}.{candidate.name}", timer.once(call, lambda: None)

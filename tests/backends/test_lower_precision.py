@@ -19,7 +19,7 @@ from autokern.backends.lower_precision import in_lower_precision
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import Trialled, inside
+from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
@@ -36,6 +36,7 @@ from autokern.tuning.calibration import calibrate
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.trial import Trialled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEVER_MEASURED = Settings(calibrate="never")

@@ -25,6 +25,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.runtime import dispatch
 from autokern.system import host, threads
+from autokern.tuning.trial import trial
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
@@ -281,7 +282,7 @@ def test_xla_on_a_gpu():
     op = get("kernel_matmul")
     problem = PROBLEM.replace(device="cuda", m=500, n=500, grad="theta/x/rhs")
     args = op.sample(problem, torch.Generator().manual_seed(1))
-    assert op.check(problem, op.trial(op["xla"].run, problem, args)().out, args) <= 1
+    assert op.check(problem, trial(op, op["xla"].run, problem, args)().out, args) <= 1
 
 
 # --- CuPy -------------------------------------------------------------------------------------------------------------
@@ -410,5 +411,5 @@ def test_cupy_on_a_gpu(name):
         if op["cupy"].why_not(problem) is None:
             args = op.sample(problem, torch.Generator().manual_seed(1))
             with torch.cuda.stream(torch.cuda.Stream()):
-                out = op.trial(op["cupy"].run, problem, args)().out
+                out = trial(op, op["cupy"].run, problem, args)().out
                 assert op.check(problem, out, args) <= 1

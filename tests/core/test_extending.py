@@ -24,6 +24,7 @@ from autokern.core.registry import get, registered
 from autokern.hooks import install
 from autokern.kernels import families
 from autokern.kernels import family as family_of_name
+from autokern.tuning.trial import trial
 
 family_module = sys.modules[family_of_name.__module__]
 
@@ -116,7 +117,7 @@ def check(op, problem):
     able = [c for c in op.feasible(problem) if c.accuracy != "approximate" and not c.compiles]
     assert len(able) > 1
     for candidate in able:
-        assert op.check(problem, op.trial(candidate.run, problem, args)().out, args) <= 1, candidate.name
+        assert op.check(problem, trial(op, candidate.run, problem, args)().out, args) <= 1, candidate.name
 
 
 def test_an_op_is_one_file(outer):

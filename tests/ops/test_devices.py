@@ -21,6 +21,7 @@ from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
 from autokern.core.registry import get, registered
 from autokern.tuning.accuracy import gradient_errors
+from autokern.tuning.trial import trial
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
@@ -51,12 +52,12 @@ def test_every_candidate_keeps_its_bound(name, dtype, device):
     for problem in problems(op, device, dtype):
         args = op.sample(problem, torch.Generator().manual_seed(3))
         inside.active = True
-        stock = op.trial(op.stock.run, problem, args)()
+        stock = trial(op, op.stock.run, problem, args)()
         places = [t.device for t in tensors_in((stock.out,))]
         for candidate in op.feasible(problem):
             if candidate.accuracy == "approximate" or (candidate.compiles and candidate.name != "graph"):
                 continue
-            told = op.trial(candidate.run, problem, args)()
+            told = trial(op, candidate.run, problem, args)()
             assert [t.device for t in tensors_in((told.out,))] == places, candidate.name
             if not candidate.as_stock:
                 assert op.check(problem, told.out, args) <= 1, (candidate.name, problem)
@@ -146,7 +147,7 @@ def test_nothing_waits_for_the_gpu_unseen(name):
                 or candidate.name in ("stock", "cpu", "matrix-free")
             ):
                 continue
-            call = op.trial(candidate.run, problem, args)
+            call = trial(op, candidate.run, problem, args)
             call()
             torch.cuda.synchronize()
             with warnings.catch_warnings(record=True) as caught:

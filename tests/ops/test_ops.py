@@ -23,7 +23,7 @@ from autokern import kernels
 from autokern.backends import graphs, keops_product
 from autokern.core.arguments import rebuilt, tensors_in
 from autokern.core.errors import AutokernWarning
-from autokern.core.op import Candidate, Op, Trialled
+from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.kernels import analytic, graph, precision
@@ -31,6 +31,7 @@ from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.accuracy import gradient_errors, relative_error, truth
+from autokern.tuning.trial import Trialled, trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -165,7 +166,7 @@ def case(op_name: str, problem: Problem, layout: str = "") -> Case | None:
     asked = op.problem_of(*args)
     if asked is None:
         return None
-    stock = op.trial(op.stock.run, asked, args)()
+    stock = trial(op, op.stock.run, asked, args)()
     kinds = [(t.shape, t.dtype, t.device) for t in tensors_in(stock.out)]
     return Case(asked, args, kinds, gradient_errors(op, asked, args, stock))
 
@@ -174,7 +175,7 @@ def assert_right(op: Op, candidate: Candidate, given: Case) -> None:
     """The result meets the contract, the gradients are as good as stock's, and no argument was changed."""
     problem, args = given.problem, given.args
     before = [t.detach().clone() for t in tensors_in(args)]
-    found = op.trial(candidate.run, problem, args)()
+    found = trial(op, candidate.run, problem, args)()
     assert [(t.shape, t.dtype, t.device) for t in tensors_in(found.out)] == given.kinds
     if candidate.accuracy == "approximate":
         error = relative_error(op, found, truth(op, problem, args)) / ROUGH.get(candidate.name, 1e-2)

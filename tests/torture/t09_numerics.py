@@ -33,6 +33,7 @@ from autokern.ops._shared import EPS
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.tuning.accuracy import gradient_errors
+from autokern.tuning.trial import trial
 
 OPS = tuple(TOLERANCES)
 """Ops whose arguments are tensors; those on kernels and distributions follow the problems of their grids."""
@@ -171,7 +172,7 @@ class Case:
         return found[:1] if self.op.name == "eigh" else found
 
     def _gradients(self, run: Run, args: tuple[Any, ...]) -> list[torch.Tensor]:
-        return list(self.op.trial(run, self.asked, args)().grads)
+        return list(trial(self.op, run, self.asked, args)().grads)
 
     @functools.cached_property
     def _kappa(self) -> float:
@@ -259,11 +260,11 @@ def models(found: Findings, size: Size) -> None:
             if asked is None:
                 skipped += 1
                 continue
-            stock = op.trial(op.stock.run, asked, args)()
+            stock = trial(op, op.stock.run, asked, args)()
             others = {one.name: one.run for one in _candidates(op, asked) if not one.as_stock}
             others |= {f"random:{seed}": _drawn(op, seed) for seed in SEEDS}
             for other, run in others.items():
-                told = op.trial(run, asked, args)()
+                told = trial(op, run, asked, args)()
                 errors = op.check(asked, told.out, args), gradient_errors(op, asked, args, stock)(told)
                 of_stock = op.check(asked, stock.out, args) if other.startswith("random") else 0.0
                 calls += 1

@@ -16,13 +16,14 @@ import msgspec
 import torch
 
 from autokern.cli.bench.problems import synchronize
-from autokern.core.op import Candidate, Op, Trialled, inside
+from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.system import host
 from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
 from autokern.tuning.accuracy import gap
+from autokern.tuning.trial import Trialled, trial
 
 FAMILIES = ("rbf", "matern52")
 _D = 8
@@ -149,7 +150,7 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
         if why := _impossible(candidate, problem):
             update(name, failed=why)
             continue
-        call = op.trial(candidate.run, problem, args)
+        call = trial(op, candidate.run, problem, args)
         try:
             first = timer.once(call, synchronize) if candidate.compiles else 0.0
             found = call()

@@ -19,11 +19,12 @@ import torch
 
 from autokern.cli.bench.problems import contenders, synchronize
 from autokern.core.errors import SettingsError
-from autokern.core.op import Candidate, Op, Trialled, inside
+from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
+from autokern.tuning.trial import Trialled, trial
 
 _log = logging.getLogger("autokern")
 
@@ -171,7 +172,7 @@ def _warmed(
     calls: dict[str, Callable[[], Trialled]] = {}
     warm: dict[str, float] = {}
     for candidate in candidates:
-        call = op.trial(candidate.run, problem, args)
+        call = trial(op, candidate.run, problem, args)
         try:
             call()
             warm[candidate.name] = timer.once(call, synchronize)

@@ -1,0 +1,73 @@
+"""Trials: a candidate run on arguments, with its backward pass where the problem wants gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from autokern.core.arguments import rebuilt, tensors_in
+from autokern.core.op import Op, Run, inside
+from autokern.core.problem import Problem
+
+__all__ = ["Trialled", "trial"]
+
+
+class Trialled(NamedTuple):
+    """What one trial gave: the candidate's result, and gradients with respect to the leaves of its arguments."""
+
+    out: Any
+    grads: tuple[torch.Tensor, ...]
+
+
+def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
+    """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
+
+    The function returns what the candidate returned, and the gradients of its canonical form with respect to all
+    leaves among the arguments, under cotangents that are the same for every candidate.
+    """
+    leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
+    cotangents: list[torch.Tensor] = []
+    nested = any(candidate.parts and candidate.run is run for candidate in op.listed)
+
+    shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, who will walk it once more
+    repeats = op.warm_repeats(problem)
+
+    def call() -> Any:
+        fresh = rebuilt(args) if op.composite else args
+        out = op.materialize(run(*fresh))
+        for _ in range(repeats):
+            out = op.materialize(run(*rebuilt(fresh)))
+        return out
+
+    def forward() -> Trialled:
+        with torch.no_grad():
+            return Trialled(call(), ())
+
+    def forward_and_backward() -> Trialled:
+        with torch.enable_grad():
+            out = call()
+            outputs = tuple(tensors_in(op.canonical(out)))
+        if not cotangents:
+            generator = torch.Generator().manual_seed(7)
+            for output in outputs:
+                random = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
+                cotangents.append(random.to(dtype=output.dtype, device=output.device))
+        return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents, retain_graph=shared))
+
+    whole = forward_and_backward if problem.grad else forward
+    return _dispatching(whole) if nested else whole
+
+
+def _dispatching(call: Callable[[], Trialled]) -> Callable[[], Trialled]:
+    """Return `call` such that the calls it makes are dispatched, as they are when a composite op runs stock."""
+
+    def open_call() -> Trialled:
+        before, inside.active = inside.active, False
+        try:
+            return call()
+        finally:
+            inside.active = before
+
+    return open_call
