@@ -41,17 +41,13 @@ from autokern.ops._shared import (
     is_ours,
     iterates,
     matrix_problem,
-    needs_accelerator,
-    needs_cpu_detour,
     needs_few,
-    no_accelerator,
+    on_other_devices,
     random_matrix,
     regime_features,
-    with_copies,
     with_fewer_threads,
 )
 from autokern.ops._triangular import inverse_from_cholesky
-from autokern.system import host
 
 __all__ = ["EXACT_LOG_PROB", "ladder"]
 
@@ -274,24 +270,16 @@ def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Ten
 with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 
-def _elsewhere(marginal: Marginal, value: torch.Tensor, there: torch.device | None) -> torch.Tensor:
+def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     tree, added, residual = ingredients(marginal, value)
     away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
     return likelihood.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
 
 
-_copied = with_copies(EXACT_LOG_PROB.features, lambda p: 2 * p.n * (p.d + 2))
-
-
-@EXACT_LOG_PROB.candidate("cpu", accuracy="better", unsupported=needs_cpu_detour, features=_copied)
-def on_cpu(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """All of it on the CPU: only points and gradients are copied."""
-    return _elsewhere(marginal, value, torch.device("cpu"))
-
-
-@EXACT_LOG_PROB.candidate(
-    "accelerator", accuracy="better", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied
+on_other_devices(
+    EXACT_LOG_PROB,
+    _elsewhere,
+    "All of it on the {}: only points and gradients are copied.",
+    lambda p: 2 * p.n * (p.d + 2),
+    accuracy="better",
 )
-def on_accelerator(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """All of it on the accelerator: only points and gradients are copied."""
-    return _elsewhere(marginal, value, host.accelerator())
