@@ -43,7 +43,7 @@ def asked(monkeypatch):
 
     for op in registered():
         watched = [replace(c, **{q: counted(op, c, q) for q in QUESTIONS}) for c in op.candidates]
-        monkeypatch.setattr(op, "candidates", watched)
+        monkeypatch.setattr(op, "listed", watched)
     return counts
 
 
