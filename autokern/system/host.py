@@ -68,9 +68,9 @@ def current(refresh: bool = False) -> Host:
     if refresh:
         _reset()
     device = accelerator()
-    key = (torch.get_num_threads(), device.type if device else "")
+    key = (torch.get_num_threads(), device.type if device else "cpu")
     if key not in _hosts:
-        _hosts[key] = _describe(device)
+        _hosts[key] = _describe(*key)
     return _hosts[key]
 
 
@@ -165,11 +165,9 @@ def _reset() -> None:
         getattr(kept, "cache_clear", lambda: None)()  # a test may have put a plain function there
 
 
-def _describe(device: torch.device | None) -> Host:
+def _describe(threads: int, kind: str) -> Host:
     import psutil
 
-    kind = device.type if device else "cpu"
-    threads = torch.get_num_threads()
     fields = {
         "system": {"os": platform.system(), "machine": platform.machine()},
         "versions": _versions(kind),

@@ -22,11 +22,11 @@ _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 def supported() -> bool:
     """Whether this system provides huge pages on request."""
-    return _advice() is not None
+    return _madvise() is not None
 
 
 @functools.cache
-def _advice() -> Callable[[int, int], None] | None:
+def _madvise() -> Callable[[int, int, int], int] | None:
     if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:
@@ -37,11 +37,7 @@ def _advice() -> Callable[[int, int], None] | None:
     except (OSError, AttributeError):
         return None
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-    def advise(address: int, length: int) -> None:
-        madvise(address, length, mmap.MADV_HUGEPAGE)
-
-    return advise
+    return madvise
 
 
 def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -56,9 +52,9 @@ def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     """
     out = torch.empty(shape, dtype=like.dtype, device=like.device)
     size = out.numel() * out.element_size()
-    if size >= _SMALLEST and out.device.type == "cpu" and (advise := _advice()) is not None:
+    if size >= _SMALLEST and out.device.type == "cpu" and (madvise := _madvise()) is not None:
         start = -(-out.data_ptr() // _HUGE) * _HUGE
         length = (out.data_ptr() + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
         if length > 0:
-            advise(start, length)
+            madvise(start, length, mmap.MADV_HUGEPAGE)
     return out

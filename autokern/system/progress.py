@@ -34,13 +34,8 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[at]}"),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (BarColumn(), TimeRemainingColumn(), TextColumn("[dim]{task.fields[at]}"))
+    with Bar(TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0, at="")
 
         def update(fraction: float, text: str) -> None:

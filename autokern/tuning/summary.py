@@ -152,23 +152,22 @@ def summaries(profile: Profile) -> list[Summary]:
     groups: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in profile.trials:
         groups.setdefault((trial.problem.op, trial.problem.device, trial.problem.dtype), []).append(trial)
-    return [_summary(profile, key, trials) for key, trials in sorted(groups.items())]
-
-
-def _summary(profile: Profile, key: tuple[str, str, str], trials: list[Trial]) -> Summary:
-    op, device, dtype = key
-    crossovers = profile.thresholds(op, device, dtype)
-    return Summary(
-        op=op,
-        device=device,
-        dtype=dtype,
-        level=profile.levels.get(group_key(op, dtype, device), ""),
-        problems=len(trials),
-        speedup=statistics.geometric_mean(_winner(trial).speedup for trial in trials),
-        banned=sorted({b.candidate for b in profile.banned if (b.op, b.device, b.dtype) == key}),
-        fastest="" if crossovers else _fastest(trials),
-        crossovers=crossovers,
-    )
+    found = []
+    for (op, device, dtype), trials in sorted(groups.items()):
+        crossovers = profile.thresholds(op, device, dtype)
+        line = Summary(
+            op=op,
+            device=device,
+            dtype=dtype,
+            level=profile.levels.get(group_key(op, dtype, device), ""),
+            problems=len(trials),
+            speedup=statistics.geometric_mean(_winner(trial).speedup for trial in trials),
+            banned=sorted({b.candidate for b in profile.banned if (b.op, b.device, b.dtype) == (op, device, dtype)}),
+            fastest="" if crossovers else _fastest(trials),
+            crossovers=crossovers,
+        )
+        found.append(line)
+    return found
 
 
 def _fastest(trials: list[Trial]) -> str:
@@ -197,6 +196,5 @@ def _winner(trial: Trial) -> Winner:
         name = "stock"
     best = timings[name]
     stock = timings["stock"].seconds if "stock" in timings else best.seconds / best.ratio
-    return Winner(
-        problem=trial.problem, candidate=name, speedup=1 / best.ratio, seconds=best.seconds, stock_seconds=stock
-    )
+    times = {"speedup": 1 / best.ratio, "seconds": best.seconds, "stock_seconds": stock}
+    return Winner(problem=trial.problem, candidate=name, **times)
