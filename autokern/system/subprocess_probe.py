@@ -93,7 +93,7 @@ class Probe:
         return Answer(False, (errors or lines or ["no output"])[-1][:300], seconds)
 
     def _kill(self) -> None:
-        """End the program and whatever it started."""
+        """End the program and all processes that it started."""
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -67,7 +67,7 @@ def limited(run: _Run, count: int) -> _Run:
 
     @functools.wraps(run)
     def limited_run(*args: Any, **kwargs: Any) -> Any:
-        before = torch.get_num_threads()  # also initialises torch's threads here, which would undo what is set below
+        before = torch.get_num_threads()  # also initialises torch's threads, which would undo the settings below
         if most >= before or not _allowed:
             return run(*args, **kwargs)
         set_openmp, set_mkl = _setters()

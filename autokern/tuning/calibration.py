@@ -162,7 +162,7 @@ class _Calibration:
         return self._ends - time.perf_counter()
 
     def measure(self, groups: list[Group], share: float = 1.0) -> None:
-        """Work through the grids in turns, then between neighbours whose winners differ, in a share of what is left."""
+        """Work through the grids in turns, then between neighbours whose winners differ, in a share of the time."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
         total, done = sum(len(g.queue) for g in groups), 0
         while self._left > 0 and (pending := [g for g in groups if g.queue]):

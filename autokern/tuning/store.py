@@ -84,7 +84,7 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
 def save(settings: Settings, profile: Profile) -> Path | None:
     """Add a profile to that kept for its host; return the file, or None where it could not be written.
 
-    Keys are only ever added, whoever else is writing; on any trouble the file stays as it was.
+    Keys are only ever added, also beside other writers; after an error the file is as before.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def write_file(path: Path, profile: Profile) -> None:
     ProfileError
         If the file cannot be written, or is there and no regular file.
     """
-    target = Path(os.path.realpath(path))  # a link stays: what it points to is replaced
+    target = Path(os.path.realpath(path))  # a link stays: its target is replaced
     try:
         if target.exists() and not target.is_file():  # a rename would replace even a device
             raise ProfileError("it is no regular file")
@@ -179,7 +179,7 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
 
 
 def _reset() -> None:
-    """Forget what was warned of and logged (for tests)."""
+    """Forget the warnings and log lines of this process (for tests)."""
     _reported.clear()
 
 

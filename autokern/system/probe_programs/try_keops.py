@@ -1,4 +1,4 @@
-"""Whether KeOps compiles a formula here that gives right numbers, and if not, what is missing."""
+"""Whether KeOps compiles a formula that gives right numbers, or else the missing part."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _NO_TOOLKIT = "; not on the GPU: it finds no CUDA toolkit"
 
 def main() -> None:
     """Import pykeops, reduce on the CPU and on a GPU, and print the result."""
-    said = io.StringIO()
-    pykeops = _imported(said)
-    where = _reduced(pykeops, said, "cpu", "CPU")
+    output = io.StringIO()
+    pykeops = _imported(output)
+    where = _reduced(pykeops, output, "cpu", "CPU")
     if torch.cuda.is_available():
         toolkit = pykeops.config.gpu_available
-        where += " and the " + _reduced(pykeops, said, "cuda", "GPU") if toolkit else _NO_TOOLKIT
+        where += " and the " + _reduced(pykeops, output, "cuda", "GPU") if toolkit else _NO_TOOLKIT
     print(f"pykeops {pykeops.__version__} compiles and works on the {where}")
 
 
-def _imported(said: io.StringIO) -> Any:
+def _imported(output: io.StringIO) -> Any:
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(output):
             import pykeops
             import pykeops.torch
     except OSError as error:
@@ -39,13 +39,13 @@ def _imported(said: io.StringIO) -> Any:
     return pykeops
 
 
-def _reduced(pykeops: Any, said: io.StringIO, device: str, backend: str) -> str:
+def _reduced(pykeops: Any, output: io.StringIO, device: str, backend: str) -> str:
     """Compile and run a reduction; return where it ran and how long that took."""
     x, y = torch.rand(20, 3), torch.rand(30, 3)
     truth = (-((x[:, None] - y[None]) ** 2).sum(-1)).exp().sum(1, keepdim=True)
     began = time.perf_counter()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(output):
             lazy = pykeops.torch.LazyTensor
             a, b = lazy(x.to(device)[:, None]), lazy(y.to(device)[None])
             found = (-((a - b) ** 2).sum(-1)).exp().sum(1, backend=backend)
@@ -54,7 +54,7 @@ def _reduced(pykeops: Any, said: io.StringIO, device: str, backend: str) -> str:
     except Exception as error:
         compiler = pykeops.config.pykeops_base.get_cxx_compiler()
         built = [name for name in os.listdir(pykeops.get_build_folder()) if name.startswith("pykeops_")]
-        lines = [line for line in said.getvalue().splitlines() if line.strip() not in ("", "OK")]
+        lines = [line for line in output.getvalue().splitlines() if line.strip() not in ("", "OK")]
         if compiler is None:
             _fail("no C++ compiler: install g++, or name one in CXX")
         if isinstance(error, ImportError) and not any(name.endswith((".so", ".dylib")) for name in built):
