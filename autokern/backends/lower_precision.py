@@ -17,7 +17,6 @@ from autokern.gp.marginal import Marginal, ingredients
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
-from autokern.kernels.tree import Tree
 from autokern.ops._product_costs import features_with, in_tiles, is_same, of_outputs
 from autokern.ops._shared import needs_few
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
@@ -41,7 +40,7 @@ def in_lower_precision(
     def centred(points: list[torch.Tensor]) -> list[torch.Tensor]:
         return [_low(z - c) for z, c in zip(points, centres, strict=True)]
 
-    low = Tree(tree.node, centred(tree.points), [_low(s) for s in tree.shapes], [_low(w) for w in tree.weights])
+    low = tree._replace(points=centred(tree.points)).each(_low)
     columns, plan = None if others is None else centred(others), usual(x1.device)._replace(precision=precision)
     return products.matmul(low, columns, _low(rhs), plan).to(rhs.dtype)
 

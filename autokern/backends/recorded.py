@@ -16,6 +16,7 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients
+from autokern.kernels.parts import Parts
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ladder
 
 __all__ = ["by_recording"]
@@ -24,9 +25,9 @@ _MOST_BYTES = 2**23
 """Bytes of a matrix (1,000 points in float64) above which computing takes longer than launching."""
 
 
-def _step(node: Any, counts: tuple[int, int, int], wanted: tuple[bool, ...], *tensors: torch.Tensor) -> torch.Tensor:
+def _step(parts: Parts, wanted: tuple[bool, ...], *tensors: torch.Tensor) -> torch.Tensor:
     """Return info, densities and gradients in one flat tensor."""
-    density, info, gradients = likelihood.at_once(node, counts, wanted, tensors)
+    density, info, gradients = likelihood.at_once(parts, wanted, tensors)
     failed = info.amax().to(density.dtype) if info.dim() else info.to(density.dtype)
     return torch.cat([part.reshape(-1) for part in (failed, density, *gradients) if part is not None])
 
@@ -35,26 +36,26 @@ class _Recorded(torch.autograd.Function):
     """A density with precomputed gradients; second derivatives use the plain formula."""
 
     @staticmethod
-    def forward(ctx, node, counts, told, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx, parts, told, *tensors):  # type: ignore[no-untyped-def]
         batch = tensors[1].shape[:-1]
-        sizes = [t.numel() for t, want in zip(tensors, ctx.needs_input_grad[3:], strict=True) if want]
-        _, density, *parts = told.split([1, batch.numel(), *sizes])
-        ctx.node, ctx.counts, ctx.parts = node, counts, parts
+        sizes = [t.numel() for t, want in zip(tensors, ctx.needs_input_grad[2:], strict=True) if want]
+        _, density, *gradients = told.split([1, batch.numel(), *sizes])
+        ctx.parts, ctx.gradients = parts, gradients
         ctx.save_for_backward(*tensors)
         return density.clone().view(batch)
 
     @staticmethod
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted, tensors = ctx.needs_input_grad[3:], ctx.saved_tensors
+        wanted, tensors = ctx.needs_input_grad[2:], ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, None, None, *likelihood.plain(ctx.node, ctx.counts, tensors, wanted, grad)
+            return None, None, *likelihood.plain(ctx.parts, tensors, wanted, grad)
         if grad.dim():
-            scaled = iter([(part.view(len(grad), -1) * grad[:, None]).view(-1) for part in ctx.parts])
+            scaled = iter([(part.view(len(grad), -1) * grad[:, None]).view(-1) for part in ctx.gradients])
         else:
-            scaled = iter(torch._foreach_mul(ctx.parts, grad))
+            scaled = iter(torch._foreach_mul(ctx.gradients, grad))
         found = [next(scaled).view(t.shape) if want else None for t, want in zip(tensors, wanted, strict=True)]
-        return None, None, None, *found
+        return None, None, *found
 
 
 def _unsupported(problem: Problem) -> str | None:
@@ -86,13 +87,13 @@ def _memory(problem: Problem) -> int:
 def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Density and gradients as one recorded CUDA graph, for repeated steps of one shape."""
     tree, added, residual = ingredients(marginal, value)
-    node, counts, shape, tensors = likelihood.arranged(tree, added, residual)
+    parts, shape, tensors = likelihood.arranged(tree, added, residual)
     wanted = tuple(t.requires_grad for t in tensors)
     with torch.no_grad():
-        step = functools.partial(_step, node, counts, wanted)
-        told = graphs.recorded((node, counts, wanted), step, tensors)
+        step = functools.partial(_step, parts, wanted)
+        told = graphs.recorded((parts, wanted), step, tuple(tensors))
         failed = bool(told[0])
     if failed:
         return likelihood.log_prob(tree, added, residual, ladder)
-    out: torch.Tensor = _Recorded.apply(node, counts, told, *tensors)
+    out: torch.Tensor = _Recorded.apply(parts, told, *tensors)
     return out if out.shape == shape else out.view(shape)

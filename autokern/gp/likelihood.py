@@ -17,10 +17,11 @@ from autokern.core.autograd import each_cotangent, plain_gradients
 from autokern.gp.factors import factorised, inverted
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
+from autokern.kernels.parts import Parts, apart, flattened
 from autokern.kernels.tree import Tree
 from autokern.system import buffers, threads
 
-__all__ = ["Arranged", "Ladder", "arranged", "at_once", "block_bytes", "log_prob", "plain", "reference"]
+__all__ = ["Ladder", "arranged", "at_once", "block_bytes", "log_prob", "plain", "reference"]
 
 Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
@@ -52,49 +53,18 @@ def log_prob(
     Tensor
         Shape ``(...)``, the broadcast batch shape of all arguments.
     """
-    these = arranged(tree, noise, residual)
-    out: torch.Tensor = _LogProb.apply(these.node, these.counts, ladder, inverse, *these.tensors)
-    return out if out.shape == these.shape else out.view(these.shape)
+    parts, shape, tensors = arranged(tree, noise, residual)
+    out: torch.Tensor = _LogProb.apply(parts, ladder, inverse, *tensors)
+    return out if out.shape == shape else out.view(shape)
 
 
-class Arranged(NamedTuple):
-    """Arguments of a density as one list of tensors of the same batch shape, none or a single dimension.
+def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[Parts, torch.Size, list[torch.Tensor]]:
+    """Return the form of a tree, the batch shape of a density, and its arguments with that batch in one dimension.
 
-    Parameters
-    ----------
-    node : Node
-        The form of the tree.
-    counts : tuple of int
-        How many of the tensors are points, shapes and weights.
-    shape : torch.Size
-        The batch shape of the density.
-    tensors : tuple of Tensor
-        Noise, residual, and those of the tree.
+    Those are noise, residual, and the tensors of the tree.
     """
-
-    node: trees.Node
-    counts: tuple[int, int, int]
-    shape: torch.Size
-    tensors: tuple[torch.Tensor, ...]
-
-
-def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Arranged:
-    """Return the arguments of a density as tensors of one batch shape."""
-    matrices = (*tree.points, *tree.shapes)
-    counts = (len(tree.points), len(tree.shapes), len(tree.weights))
-    if noise.dim() + residual.dim() + sum(t.dim() for t in (*matrices, *tree.weights)) == 2 + 2 * len(matrices):
-        single = (noise, residual, *matrices, *tree.weights)  # no batch anywhere, and nothing to broadcast
-        return Arranged(tree.node, counts, torch.Size(), single)
-    leads = [noise.shape[:-1], residual.shape[:-1], *(t.shape[:-2] for t in matrices)]
-    shape = torch.broadcast_shapes(*leads, *(t.shape for t in tree.weights))
-    batch = shape if not shape else torch.Size([shape.numel()])
-
-    def flat(t: torch.Tensor, own: int) -> torch.Tensor:
-        lead, rest = t.shape[: t.dim() - own], t.shape[t.dim() - own :]
-        return t if lead == batch else t.expand(*shape, *rest).reshape(*batch, *rest)
-
-    vectors, weights = (flat(noise, 1), flat(residual, 1)), (flat(t, 0) for t in tree.weights)
-    return Arranged(tree.node, counts, shape, (*vectors, *(flat(t, 2) for t in matrices), *weights))
+    parts, own = apart(tree)
+    return parts, *flattened([noise, residual, *own], [1, 1, *parts.dims])
 
 
 def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -112,11 +82,6 @@ def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.
 def block_bytes(device: str) -> int:
     """Return the bytes of a block of rows, a dozen of which are taken beside the matrix for each family."""
     return bytes_on(_CACHED, device)
-
-
-def _regrouped(node: Any, counts: tuple[int, int, int], tensors: tuple[torch.Tensor, ...]) -> Tree:
-    first, second = counts[0], counts[0] + counts[1]
-    return Tree(node, list(tensors[:first]), list(tensors[first:second]), list(tensors[second:]))
 
 
 def _steps(matrix: torch.Tensor) -> list[tuple[int, int]]:
@@ -146,20 +111,20 @@ def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
 
 
 def at_once(
-    node: trees.Node, counts: tuple[int, int, int], wanted: tuple[bool, ...], tensors: tuple[torch.Tensor, ...]
+    parts: Parts, wanted: tuple[bool, ...], tensors: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
     """Return log density, LAPACK's info and all wanted gradients, with nothing read back to the host on the way.
 
     Parameters
     ----------
-    node, counts, tensors
+    parts, tensors
         As `arranged` gives them.
     wanted : tuple of bool
         Of which tensors the gradient is wanted.
     """
     noise, residual, *rest = tensors
     buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
-    blocks = Blocks(_regrouped(node, counts, tuple(rest)), look=False)
+    blocks = Blocks(parts.tree(rest), look=False)
     _assemble(blocks, noise, buffer, keep=True)
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
@@ -199,13 +164,13 @@ class _LogProb(torch.autograd.Function):
     """The density with closed-form first derivatives by everything it is made of; second ones by the plain formula."""
 
     @staticmethod
-    def forward(ctx, node, counts, ladder, inverse, noise, residual, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx, parts, ladder, inverse, noise, residual, *tensors):  # type: ignore[no-untyped-def]
         n = residual.shape[-1]
         differentiated = any(ctx.needs_input_grad)
         lease = buffers.borrow((*residual.shape, n), residual)
         buffer = lease.tensor
         try:
-            tree = _regrouped(node, counts, tensors)
+            tree = parts.tree(tensors)
             blocks = Blocks(tree)
             factor = _factorise(tree, blocks, noise, buffer, ladder, keep=differentiated)
             white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
@@ -214,7 +179,7 @@ class _LogProb(torch.autograd.Function):
             lease.release()
             raise
         if differentiated:
-            ctx.node, ctx.counts, ctx.ladder, ctx.inverse = node, counts, ladder, inverse
+            ctx.parts, ctx.ladder, ctx.inverse = parts, ladder, inverse
             ctx.state, ctx.threads = _State(lease, factor, blocks, white), threads.current()
             ctx.save_for_backward(noise, residual, *tensors)
         else:
@@ -225,9 +190,9 @@ class _LogProb(torch.autograd.Function):
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         noise, residual, *tensors = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:]
+        wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return None, None, None, None, *plain(ctx.node, ctx.counts, ctx.saved_tensors, wanted, grad)
+            return None, None, None, *plain(ctx.parts, ctx.saved_tensors, wanted, grad)
         with threads.scope(ctx.threads):
             state, ctx.state = ctx.state, None
             if state is None:  # a second backward pass: the first one has used the memory of the factor
@@ -236,7 +201,7 @@ class _LogProb(torch.autograd.Function):
                 found = _gradients(state, ctx.inverse or inverted, noise, wanted, grad)
             finally:
                 state.lease.release()
-        return None, None, None, None, *found
+        return None, None, None, *found
 
 
 class _State(NamedTuple):
@@ -250,7 +215,7 @@ class _State(NamedTuple):
 
 def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> _State:
     lease = buffers.borrow((*residual.shape, residual.shape[-1]), residual)
-    tree = _regrouped(ctx.node, ctx.counts, tensors)
+    tree = ctx.parts.tree(tensors)
     blocks = Blocks(tree)
     factor = _factorise(tree, blocks, noise, lease.tensor, ctx.ladder, keep=True)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
@@ -290,15 +255,11 @@ def _gradients(
 
 
 def plain(
-    node: trees.Node,
-    counts: tuple[int, int, int],
-    tensors: tuple[torch.Tensor, ...],
-    wanted: tuple[bool, ...],
-    grad: torch.Tensor,
+    parts: Parts, tensors: tuple[torch.Tensor, ...], wanted: tuple[bool, ...], grad: torch.Tensor
 ) -> list[torch.Tensor | None]:
     """Return the gradients as differentiable functions of everything; arguments as `at_once` has them."""
 
     def density(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return reference(_regrouped(node, counts, rest), noise, residual)
+        return reference(parts.tree(rest), noise, residual)
 
     return plain_gradients(density, tensors, wanted, grad)

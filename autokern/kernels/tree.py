@@ -78,6 +78,10 @@ class Tree(NamedTuple):
     shapes: list[torch.Tensor]
     weights: list[torch.Tensor]
 
+    def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
+        """Return the tree with a function of each tensor in its place."""
+        return Tree(self.node, *([function(t) for t in part] for part in self[1:]))
+
 
 def form(kernel: Kernel, keops: bool = False) -> Node | None:
     """Return the form of a kernel, or None if any part of it is unknown.

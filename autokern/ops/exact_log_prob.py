@@ -272,7 +272,7 @@ with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     tree, added, residual = ingredients(marginal, value)
-    away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
+    away = tree.each(lambda t: t.to(there))
     return likelihood.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
 
 

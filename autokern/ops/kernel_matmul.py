@@ -218,7 +218,7 @@ _add("compiled-symmetric", Plan(768, compiled=True), "The same; each tile serves
 
 def _elsewhere(there: torch.device, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     tree, others = forms.both(kernel, x1, x2)
-    away = trees.Tree(tree.node, *([t.to(there) for t in part] for part in tree[1:]))
+    away = tree.each(lambda t: t.to(there))
     columns = None if others is None else [z.to(there) for z in others]
     return products.matmul(away, columns, rhs.to(there), usual(away.points[0].device)).to(rhs.device)
 

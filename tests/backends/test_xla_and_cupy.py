@@ -20,7 +20,7 @@ from autokern import covariance
 from autokern.backends import cupy_, xla
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.kernels import matmul
+from autokern.kernels import matmul, parts
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.runtime import dispatch
@@ -125,11 +125,11 @@ def test_first_and_second_derivatives_by_finite_differences(name, same):
     kernel, x1, x2, rhs = arguments(KERNELS[name], n=18, m=17, t=2, same=same)
     tree = trees.read(kernel, x1.detach())
     others = None if same else trees.read(kernel, x2.detach()).points
-    counts, parts = matmul._taken_apart(tree, others)
-    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *parts)]
+    form, tensors = parts.apart(tree, others)
+    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *tensors)]
 
     def run(rhs, *rest):
-        return matmul.matmul(*matmul._regrouped(tree.node, counts, rest), rhs, Plan(16), xla.product)
+        return matmul.matmul(*form.pair(rest), rhs, Plan(16), xla.product)
 
     assert torch.autograd.gradcheck(run, tensors, fast_mode=True)
     assert torch.autograd.gradgradcheck(run, tensors, atol=1e-4, fast_mode=True)

@@ -171,7 +171,7 @@ def test_kernel_table_unmasks_what_computes_something_else(monkeypatch):
     op = get("kernel_matrix")
     honest = op["gemm"]
     wrong = type(honest)("gemm", lambda k, x1, x2: 1.001 * honest.run(k, x1, x2))
-    monkeypatch.setattr(op, "candidates", [op.stock, wrong])
+    monkeypatch.setattr(op, "listed", [op.stock, wrong])
     cells = _table()
     assert [c.agrees for c in cells] == [True, False, True, False]
     found = bench.Benchmark(host={}, kernel_matrices=cells)

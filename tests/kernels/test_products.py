@@ -18,7 +18,7 @@ from support.tiling import (
     truth,
 )
 
-from autokern.kernels import matmul
+from autokern.kernels import matmul, parts
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.system import thread_pool
@@ -255,14 +255,14 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
     kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
     tree = trees.read(kernel, x1.detach())
     others = None if same else trees.read(kernel, x2.detach()).points
-    counts, parts = matmul._taken_apart(tree, others)
-    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *parts)]
+    form, tensors = parts.apart(tree, others)
+    tensors = [t.detach().clone().requires_grad_() for t in (rhs, *tensors)]
 
     def run(rhs, *rest):
-        return matmul.matmul(*matmul._regrouped(tree.node, counts, rest), rhs, Plan(16))
+        return matmul.matmul(*form.pair(rest), rhs, Plan(16))
 
     def matrix(*rest):
-        return matmul.matrix(*matmul._regrouped(tree.node, counts, rest), Plan(16))
+        return matmul.matrix(*form.pair(rest), Plan(16))
 
     options = {"fast_mode": True}
     assert torch.autograd.gradcheck(run, tensors, **options)
