@@ -7,8 +7,8 @@ from typing import cast
 import gpytorch
 import torch
 
-from autokern import kernels
 from autokern.core.errors import SettingsError
+from autokern.kernels import tree as trees
 from autokern.runtime.dispatch import route
 
 __all__ = ["matmul", "matrix"]
@@ -54,10 +54,11 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     (torch.Size([5, 5]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
     x1, x2 = _points(x1, x2)
-    if kernels.family_name(kernel) is None:
+    node = trees.form(kernel)
+    if node is None or not trees.leaves(node):
         return cast("torch.Tensor", kernel(x1, x2).to_dense())
     x1, x2 = _active(kernel, x1, x2)
-    wanted = getattr(kernel, "base_kernel", kernel).ard_num_dims
+    wanted = getattr(getattr(kernel, "base_kernel", kernel), "ard_num_dims", None)
     if wanted not in (None, x1.shape[-1]):
         raise SettingsError(
             f"the points have {x1.shape[-1]} input dimensions and the kernel has {wanted} lengthscales; "

@@ -34,7 +34,7 @@ from linear_operator.operators import (
 )
 
 from autokern.gp import memoized
-from autokern.kernels import family_name
+from autokern.kernels.tree import family_name
 
 __all__ = ["Held", "of_dense", "of_factor", "of_kernel", "of_mixture"]
 

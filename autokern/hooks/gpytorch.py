@@ -18,13 +18,13 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern import kernels
 from autokern.gp import marginal, memoized
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
+from autokern.kernels.tree import family_name
 from autokern.runtime.dispatch import route
 
 _dispatch = route("kernel_matrix", looked=True)
@@ -56,7 +56,7 @@ def _hooked(kind: type) -> Any:
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, diag: bool = False, **params: Any) -> Any:
         plain = type(self) is kind and not diag and trivial(params)
-        if not plain or kernels.family_name(self) is None or _stay_out():
+        if not plain or family_name(self) is None or _stay_out():
             return stock(self, x1, x2, diag=diag, **params)
         return _dispatch(self, *_near(x1, x2))
 
@@ -69,7 +69,7 @@ def _hooked_scale() -> Any:
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, last_dim_is_batch: bool = False, diag: bool = False, **params: Any) -> Any:
         plain = type(self) is ScaleKernel and not (diag or last_dim_is_batch) and trivial(params)
-        if not plain or kernels.family_name(self) is None or _stay_out():
+        if not plain or family_name(self) is None or _stay_out():
             return stock(self, x1, x2, last_dim_is_batch=last_dim_is_batch, diag=diag, **params)
         return _dispatch(self, *_near(x1, x2))
 

@@ -4,16 +4,6 @@ A family is one file of `families`; importing this package registers them all.
 """
 
 from autokern.kernels import families as _families  # noqa: F401  (each file registers its family)
-from autokern.kernels.covariance import Covariance, family_name, recognise, reference, same_points
 from autokern.kernels.family import Family, families, family
 
-__all__ = [
-    "Covariance",
-    "Family",
-    "families",
-    "family",
-    "family_name",
-    "recognise",
-    "reference",
-    "same_points",
-]
+__all__ = ["Family", "families", "family"]

@@ -15,7 +15,7 @@ from autokern.kernels.far import UNSEEN, reach, settled
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
-__all__ = ["Blocks", "bytes_on", "row_blocks"]
+__all__ = ["Blocks", "Points", "bytes_on", "row_blocks"]
 
 _Rows = tuple[int, int]
 """First row of a block and the row after its last; its columns go from 0 up to its width."""
@@ -34,41 +34,71 @@ def row_blocks(rows: int, row_bytes: int, most: int) -> list[_Rows]:
     return [(start, min(rows, start + each)) for start in range(0, rows, each)]
 
 
-class _Leaf:
-    """The points of one leaf, their squared norms, and their accumulated gradients.
+class Points:
+    """The points of one leaf, at rows and at columns, with their squared norms.
 
-    The points come centred (`tree.read`), so that norms are no larger than they must be.
+    They come centred (`tree.read`), so that norms are no larger than they must be.
+
+    Parameters
+    ----------
+    of : Family
+        The family of the leaf.
+    points : Tensor
+        Those of the rows, ``(..., n, d)``.
+    shape : Tensor or None
+        The shape parameter.
+    look : bool
+        Whether the spread of the points may be read from the device.
+    others : Tensor, optional
+        Those of the columns, ``(..., m, d)``; the same as those of the rows if left out.
+    same : bool
+        Whether both are equal, so that the diagonal is known.
     """
 
-    __slots__ = ("column", "dtype", "family", "product", "row", "rows", "seen", "shape", "z")
+    __slots__ = ("column", "dtype", "family", "row", "same", "seen", "shape", "y", "z")
 
-    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool) -> None:
-        self.family, self.shape, self.dtype = of, shape, points.dtype
-        self.z, self.row = points, torch.linalg.vecdot(points, points).unsqueeze(-1)
-        self.seen = reach(of, of.gamma, self.row) if look else UNSEEN
-        if self.seen.far:
-            self.z = points.double()
-            self.row = torch.linalg.vecdot(self.z, self.z).unsqueeze(-1)
-        self.column = self.row.mT
-        self.product: torch.Tensor | None = None
-        self.rows: torch.Tensor | None = None
+    def __init__(
+        self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool,
+        others: torch.Tensor | None = None, same: bool = True,
+    ) -> None:  # fmt: skip
+        self.family, self.shape, self.dtype, self.same = of, shape, points.dtype, same
+        self._set(points, points if others is None else others)
+        self.seen = UNSEEN
+        if look and (points.dtype is not torch.float64 or of.kinked):
+            self.seen = reach(of, of.gamma, *((self.row,) if others is None else (self.row, self.column)))
+        if self.seen.far and points.dtype is not torch.float64:
+            z = points.double()
+            self._set(z, z if others is None else others.double())
+
+    def _set(self, z: torch.Tensor, y: torch.Tensor) -> None:
+        self.z, self.y, self.row = z, y, torch.linalg.vecdot(z, z).unsqueeze(-1)
+        self.column = self.row.mT if y is z else torch.linalg.vecdot(y, y).unsqueeze(-2)
 
     def distances(self, at: _Rows, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with u for some rows and all columns up to its width; the diagonal is 0, or NaN as its points."""
+        """Fill `out` with u for some rows and all columns up to its width; a diagonal is 0, or NaN as its points."""
         start, stop = at
-        gamma, z, row, width = self.family.gamma, self.z, self.row, out.shape[-1]
+        gamma, z, y, row, width = self.family.gamma, self.z, self.y, self.row, out.shape[-1]
         u = out if out.dtype is z.dtype else torch.empty_like(out, dtype=z.dtype)
         if out.dim() == 3:
-            torch.baddbmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
-            diagonal = u.diagonal(0, -2, -1)
+            torch.baddbmm(self.column, z, y.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
         elif stop - start == z.shape[0]:
-            torch.addmm(self.column, z, z.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
-            diagonal = u.diagonal()
+            torch.addmm(self.column, z, y.mT, beta=gamma, alpha=-2 * gamma, out=u).add_(row, alpha=gamma)
         else:
-            torch.addmm(self.column[:, :width], z[start:stop], z[:width].mT, beta=gamma, alpha=-2 * gamma, out=u)
-            diagonal = u.add_(row[start:stop], alpha=gamma).diagonal(start)
-        settled(self.family, u, self.seen, diagonal)
+            torch.addmm(self.column[:, :width], z[start:stop], y[:width].mT, beta=gamma, alpha=-2 * gamma, out=u)
+            u.add_(row[start:stop], alpha=gamma)
+        settled(self.family, u, self.seen, u.diagonal(start, -2, -1) if self.same else None)
         return out if u is out else out.copy_(u)
+
+
+class _Leaf(Points):
+    """A leaf of a symmetric matrix, and the accumulated gradients of its points."""
+
+    __slots__ = ("product", "rows")
+
+    def __init__(self, of: Family, points: torch.Tensor, shape: torch.Tensor | None, look: bool) -> None:
+        super().__init__(of, points, shape, look)
+        self.product: torch.Tensor | None = None
+        self.rows: torch.Tensor | None = None
 
     def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
         """Accumulate ``dL/du``; the diagonal is left out, because it would cancel in the gradients."""

@@ -14,7 +14,17 @@ import torch
 
 from autokern.kernels.family import Family
 
-__all__ = ["FAR", "UNSEEN", "Reach", "centre_of", "centred", "reach", "settled"]
+__all__ = [
+    "FAR",
+    "UNSEEN",
+    "Reach",
+    "are_numbers",
+    "centre_of",
+    "centred",
+    "reach",
+    "same_points",
+    "settled",
+]
 
 FAR = 1e-6
 """The rounding of k at no distance from which on products are taken in double precision.
@@ -85,3 +95,19 @@ def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | N
         elif seen.number:
             diagonal.zero_()
     return torch.threshold_(u, seen.cut, 0.0) if seen.cut > 0 else of.clamp_(u)
+
+
+def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:
+    """Whether two sets of points are equal by value; the same memory is equal without looking."""
+    if x1 is x2:
+        return True
+    if x1.shape != x2.shape:
+        return False
+    if x1.data_ptr() == x2.data_ptr() and x1.stride() == x2.stride():
+        return True
+    return torch.equal(x1, x2)
+
+
+def are_numbers(*points: torch.Tensor) -> bool:
+    """Whether no coordinate is NaN or infinite."""
+    return all(math.isfinite(x.detach().sum().item()) for x in points)

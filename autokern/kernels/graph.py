@@ -11,98 +11,119 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from autokern.kernels import analytic
-from autokern.kernels.covariance import Covariance, same_points
-from autokern.kernels.family import TINY, Family, families
+from autokern.kernels.family import TINY, Family
 from autokern.kernels.far import reach
+from autokern.kernels.matrix import matrix
+from autokern.kernels.parts import Parts, apart
+from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, leaves
 
 __all__ = ["by_cdist", "compiled", "compiled_epilogue", "compiler_problem", "script_problem", "scripted", "vmapped"]
 
 
-def vmapped(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     """Return the kernel matrix of single sets of points by torch.vmap over both; batch dimensions must be ones."""
-    family, lengthscale, outputscale = covariance
-    shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], lengthscale.shape[:-2])
-    x1, x2 = x1.reshape(x1.shape[-2:]), x2.reshape(x2.shape[-2:])
-    scale, value = lengthscale.reshape(-1), family.formula
+    parts, tensors = apart(tree, others)
+    shape = torch.broadcast_shapes(*(t.shape[: t.dim() - dim] for t, dim in zip(tensors, parts.dims, strict=True)))
+    single = [t.reshape(t.shape[t.dim() - dim :]) for t, dim in zip(tensors, parts.dims, strict=True)]
+    flat, columns = parts.pair(single)
 
-    def of_two_points(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return value(((a - b) / scale).square().sum() * family.gamma)
+    def of_two_points(first: list[torch.Tensor], second: list[torch.Tensor]) -> torch.Tensor:
+        pairs = iter(zip(first, second, strict=True))
 
-    k = torch.vmap(torch.vmap(of_two_points, in_dims=(None, 0)), in_dims=(0, None))(x1, x2)
-    k = k.expand(*shape, *k.shape)
-    return k if outputscale is None else k * outputscale[..., None, None]
+        def square() -> torch.Tensor:
+            a, b = next(pairs)
+            return (a - b).square().sum()
+
+        return _value(flat.node, square, [s.view(()) for s in flat.shapes], flat.weights)
+
+    over_columns = torch.vmap(of_two_points, in_dims=(None, 0))
+    k = torch.vmap(over_columns, in_dims=(0, None))(flat.points, columns or flat.points)
+    return k.expand(*shape, *k.shape)
 
 
-def by_cdist(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+def _value(
+    node: Node, square: Callable[[], torch.Tensor], shapes: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Evaluate a form by the families' own formulae, from the squared distances of one leaf after the other."""
+    left, scales = iter(shapes), iter(weights)
+
+    def leaf(of: Family) -> torch.Tensor:
+        value: torch.Tensor = of.formula(square() * of.gamma, *(() if of.shape is None else (next(left),)))
+        return value
+
+    found: torch.Tensor = evaluated(node, leaf, lambda: next(scales))
+    return found
+
+
+def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     """Return the kernel matrix ``(..., n, m)`` by torch.cdist on differences (its matrix product is not PSD)."""
-    family, lengthscale, outputscale = covariance
-    distance = torch.cdist(x1 / lengthscale, x2 / lengthscale, compute_mode="donot_use_mm_for_euclid_dist")
-    k = family(distance.square() * family.gamma)
-    return k if outputscale is None else k * outputscale[..., None, None]
+    pairs = iter(zip(tree.points, others or tree.points, strict=True))
+
+    def square() -> torch.Tensor:
+        a, b = next(pairs)
+        return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+    return _value(tree.node, square, tree.shapes, [w[..., None, None] for w in tree.weights])
 
 
-def _formula(family: Family) -> Callable[..., torch.Tensor]:
-    """Return the whole computation on tensors alone, for compilers; `same` clears the diagonal."""
-    gamma, value = family.gamma, family.formula
+def _formula(parts: Parts) -> Callable[..., torch.Tensor]:
+    """Return the whole computation on tensors alone, for compilers; `off` clears the diagonal."""
 
-    def formula(
-        x1: torch.Tensor, x2: torch.Tensor, lengthscale: torch.Tensor, outputscale: torch.Tensor, off: torch.Tensor
-    ) -> torch.Tensor:
-        centre = x1.mean(-2, keepdim=True)
-        a, b = (x1 - centre) / lengthscale, (x2 - centre) / lengthscale
-        square = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
-        # Clamped above zero, not at it: the huge slopes that some formulae have at zero then meet a zero, never the
-        # rounding of points that coincide.
-        return value(square.clamp_min(TINY) * off * gamma) * outputscale
+    def formula(off: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        tree, others = parts.pair(tensors)
+        pairs = iter(zip(tree.points, others or tree.points, strict=True))
+
+        def square() -> torch.Tensor:
+            a, b = next(pairs)
+            found = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
+            # Clamped above zero, not at it: the huge slopes that some formulae have at zero then meet a zero, never
+            # the rounding of points that coincide.
+            return found.clamp_min(TINY) * off
+
+        return _value(tree.node, square, tree.shapes, tree.weights)
 
     return formula
 
 
-def _is_far(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> bool:
+def _is_far(tree: Tree, others: list[torch.Tensor] | None) -> bool:
     """Whether points are too far apart for the formula, which expands squares in their own dtype."""
-    family, lengthscale, _ = covariance
-    centre = x1.mean(-2, keepdim=True)
-    norms = (((x - centre) / lengthscale).square().sum(-1) for x in ((x1,) if x1 is x2 else (x1, x2)))
-    return reach(family, family.gamma, *norms).far
+    sides = (tree.points,) if others is None else (tree.points, others)
+    norms = [[z.square().sum(-1) for z in points] for points in zip(*sides, strict=True)]
+    return any(reach(of, of.gamma, *own).far for (of, *_), own in zip(by_leaf(tree), norms, strict=True))
 
 
-def _off_diagonal(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """Return the factor of distances: zero on the diagonal of equal points, else one."""
-    if not same_points(x1, x2):
-        return x1.new_ones(())
-    return 1 - torch.eye(x1.shape[-2], dtype=x1.dtype, device=x1.device)
-
-
-def _arguments(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    scale = covariance.outputscale
-    scale = x1.new_ones(()) if scale is None else scale[..., None, None]
-    return x1, x2, covariance.lengthscale, scale, _off_diagonal(x1, x2)
+def _arguments(
+    tree: Tree, others: list[torch.Tensor] | None, same: bool
+) -> tuple[Parts, list[torch.Tensor], torch.Tensor]:
+    """Return form, tensors, and the factor of distances: zero on the diagonal of equal points, else one."""
+    first = tree.points[0]
+    off = 1 - torch.eye(first.shape[-2], dtype=first.dtype, device=first.device) if same else first.new_ones(())
+    parts, tensors = apart(tree._replace(weights=[w[..., None, None] for w in tree.weights]), others)
+    return parts, tensors, off
 
 
 @functools.cache
-def _compiled(name: str, dtype: torch.dtype, same: bool) -> Callable[..., torch.Tensor]:
+def _compiled(parts: Parts, dtype: torch.dtype, same: bool) -> Callable[..., torch.Tensor]:
     """Compile one formula for one dtype; a code object of its own, because torch counts recompilations by those."""
-    formula = _formula(next(f for f in families() if f.name == name))
+    formula, name = _formula(parts), "_".join(leaves(parts.node))
     formula.__code__ = formula.__code__.replace(co_name=f"{name}_{str(dtype)[6:]}_{'same' if same else 'cross'}")
     return torch.compile(formula, dynamic=True, fullgraph=True)
 
 
-def compiled(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+def compiled(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch.Tensor:
     """Return the kernel matrix by torch.compile; the first call of a process compiles for seconds.
 
-    Sizes are dynamic, but a size of one is a constant to the compiler: lengthscales are expanded to all dimensions.
+    Sizes are dynamic, but a size of one is a constant to the compiler.
     """
-    if _is_far(covariance, x1, x2):
-        return analytic.matrix(covariance, x1, x2)
-    x1, x2, lengthscale, outputscale, off = _arguments(covariance, x1, x2)
-    call = _compiled(covariance.family.name, x1.dtype, off.dim() == 2)
-    return call(x1, x2, lengthscale.expand(*lengthscale.shape[:-1], x1.shape[-1]), outputscale.expand(1, 1), off)
+    if _is_far(tree, others):
+        return matrix(tree, others, same)
+    parts, tensors, off = _arguments(tree, others, same)
+    return _compiled(parts, off.dtype, same)(off, *tensors)
 
 
 @functools.cache
@@ -131,15 +152,15 @@ def compiler_problem() -> str | None:
 
 
 @functools.cache
-def _scripted(name: str) -> Callable[..., torch.Tensor]:
+def _scripted(parts: Parts) -> Callable[..., torch.Tensor]:
     """Trace a formula apart from all that the caller has switched on, which a trace would keep for ever."""
-    family = next(f for f in families() if f.name == name)
     with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _without_autocast():
         warnings.simplefilter("ignore")
-        example = torch.eye(3, dtype=torch.float32, device="cpu")[:, :2]
-        one = example.new_ones
-        arguments = (example, example + 1, one(1, 2), one(1, 1), one(()))
-        traced: Any = torch.jit.trace(_formula(family), arguments, check_trace=False)
+        points = torch.eye(3, dtype=torch.float32, device="cpu")[:, :2]
+        one = points.new_ones
+        sets = [points] * parts.points + [points + 1] * (parts.columns or 0)
+        arguments = (one(()), *sets, *[one(1, 1)] * (parts.shapes + parts.weights))
+        traced: Any = torch.jit.trace(_formula(parts), arguments, check_trace=False)
     return traced
 
 
@@ -159,8 +180,9 @@ def script_problem() -> str | None:
     return "TorchScript does not support Python 3.14 and later" if sys.version_info >= (3, 14) else None
 
 
-def scripted(covariance: Covariance, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+def scripted(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch.Tensor:
     """Return the kernel matrix by TorchScript."""
-    if _is_far(covariance, x1, x2):
-        return analytic.matrix(covariance, x1, x2)
-    return _scripted(covariance.family.name)(*_arguments(covariance, x1, x2))
+    if _is_far(tree, others):
+        return matrix(tree, others, same)
+    parts, tensors, off = _arguments(tree, others, same)
+    return _scripted(parts)(off, *tensors)

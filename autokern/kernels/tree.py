@@ -27,6 +27,7 @@ __all__ = [
     "dense",
     "diagonal",
     "evaluated",
+    "family_name",
     "form",
     "key",
     "leaves",
@@ -109,6 +110,13 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
         children = tuple(form(child, keops) for child in kernel.kernels)
         return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
     return None
+
+
+def family_name(kernel: Kernel) -> str | None:
+    """Return the family of a kernel of one leaf, with one scale around it or none; None for all others."""
+    node = form(kernel)
+    inner = node.children[0] if node is not None and node.kind == "scale" else node
+    return inner.family if inner is not None and inner.kind == "leaf" else None
 
 
 def leaves(node: Node) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autokern.core.problem import Problem
-from autokern.kernels import analytic
+from autokern.kernels import matrix
+from autokern.kernels.family import known_family
 
 __all__ = ["by_family", "of_compiled", "of_differences", "of_each", "of_stock", "of_strips"]
 
@@ -21,23 +22,32 @@ def by_family(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> 
 
     def memory(problem: Problem) -> int:
         counts = with_gradients if problem.grad else forward
-        family = problem.variant.split("/")[0]
-        return problem.batch * problem.m * problem.n * problem.itemsize * counts.get(family, max(counts.values()))
+        each = [counts.get(name, max(counts.values())) for name in _names(problem)]
+        return problem.batch * problem.m * problem.n * problem.itemsize * (sum(each) + (len(each) > 1))
 
     return memory
+
+
+def _names(problem: Problem) -> list[str]:
+    return problem.variant.split("/")[0].split("+")
 
 
 def of_each(rbf: int, matern12: int, matern32: int, matern52: int) -> dict[str, int]:
     return {"rbf": rbf, "matern12": matern12, "matern32": matern32, "matern52": matern52}
 
 
-_IN_ONE_FUNCTION = by_family(of_each(2, 2, 2, 3), of_each(5, 5, 5, 5))
+_BOTH = of_each(2, 2, 2, 3)
+_IN_ONE_FUNCTION = by_family(_BOTH, of_each(5, 5, 5, 5))
 _BY_AUTOGRAD = by_family(of_each(2, 3, 4, 5), of_each(5, 6, 7, 10))
 _EQUAL_BY_AUTOGRAD = by_family(of_each(2, 3, 4, 5), of_each(5, 8, 9, 11))
 
 
 def of_stock(problem: Problem) -> int:
     """gpytorch has a function of its own for one lengthscale and no gradients by points; else autograd keeps steps."""
+    others = [of for name in _names(problem) if name not in _BOTH and (of := known_family(name)) is not None]
+    if others:
+        most = sum(max(5, of.kept(problem.d)) for of in others) + 10 * (len(_names(problem)) - len(others))
+        return problem.batch * problem.m * problem.n * problem.itemsize * (most + 2)
     _, points, ard = (*problem.variant.split("/"), "", "")[:3]
     if ard != "ard" and "x" not in problem.grad.split("/"):
         return _IN_ONE_FUNCTION(problem)
@@ -46,15 +56,21 @@ def of_stock(problem: Problem) -> int:
 
 def of_strips(problem: Problem) -> int:
     """A few strips of rows beside the matrix, which themselves do not grow with it."""
-    return _whole(problem) + 2 * min(analytic.block_bytes(problem.device), problem.m * problem.n * problem.itemsize)
+    each = min(matrix.block_bytes(problem.device), problem.m * problem.n * problem.itemsize)
+    alone = problem.variant.split("/")[0] in _BOTH
+    return _whole(problem) + (2 if alone else 8 * len(_names(problem))) * each
 
 
-_whole = by_family(of_each(1, 1, 1, 1), of_each(1, 2, 2, 2))
+def _whole(problem: Problem) -> int:
+    kept = problem.grad and problem.variant.split("/")[0] in ("matern12", "matern32", "matern52", "cosine")
+    return problem.m * problem.n * problem.itemsize * (2 if kept else 1)
 
 
 def of_differences(problem: Problem) -> int:
     """All differences at once, and what becomes of them."""
-    return problem.batch * problem.m * problem.n * problem.itemsize * (2 * problem.d + 1) * (2 if problem.grad else 1)
+    wide = sum(2 if name == "periodic" else 1 for name in _names(problem))
+    each = problem.batch * problem.m * problem.n * problem.itemsize * (2 if problem.grad else 1)
+    return each * (2 * problem.d * wide + 1)
 
 
 def of_compiled(problem: Problem) -> int:

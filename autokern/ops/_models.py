@@ -19,11 +19,12 @@ __all__ = ["Trained", "kernel_of", "trained"]
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
-    """Return a sum of scaled kernels of the families that stand first in a problem's variant, with ARD."""
+    """Return a sum of scaled kernels of the families that a variant names first, with ARD unless it says `iso`."""
     batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
-    options = {"ard_num_dims": problem.d, "batch_shape": batch}
+    words = problem.variant.split("/")
+    options = {"ard_num_dims": None if "iso" in words else problem.d, "batch_shape": batch}
     total: Kernel | None = None
-    for name in problem.variant.split("/")[0].split("+"):
+    for name in words[0].split("+"):
         base = family(name).sampled(**options)
         base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
         one = ScaleKernel(base, batch_shape=batch)

@@ -1,31 +1,35 @@
 """The Op `kernel_matrix`: the covariance matrix of a gpytorch kernel between two sets of points.
 
-Arguments: ``kernel, x1, x2`` as `forward` of the kernel gets them (active dimensions selected already). Served are RBF
-and Matérn 1/2, 3/2, 5/2 by exact type, ARD or not, batched or not, with one ScaleKernel around them or none.
+Arguments: ``kernel, x1, x2`` as `forward` of the kernel gets them (active dimensions selected already). Served are all
+kernel trees: sums, products and scales of the families by exact type, ARD or not, batched or not.
 
-Contract: entries within outputscale times the change that ``delta = 50 eps max(|u1|, |u2|)`` makes in the argument of
-the family, plus 20 eps, where ``|u|`` is the largest scaled squared norm of the centred points: the error that the
+Contract: entries within the variance times the change that ``delta = 50 eps max(|u1|, |u2|)`` makes in the argument of
+each family, plus 20 eps, where ``|u|`` is the largest scaled squared norm of the centred points: the error that the
 quadratic expansion of a squared distance must have. Diagonals of ``x1 = x2`` are exact; first and second derivatives
 are those of the formula.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel
+from linear_operator import to_dense
 
-from autokern import kernels
+from autokern.core.arguments import in_float64
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.kernels import analytic, covariance, graph
+from autokern.kernels import graph
+from autokern.kernels import tree as trees
+from autokern.kernels.family import known_family
+from autokern.kernels.far import are_numbers, centre_of
+from autokern.kernels.matrix import both, matrix
 from autokern.ops import _kernel_memory as memory
+from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     EPS,
-    dtype_of,
     is_ours,
     is_paged,
     matrix_problem,
@@ -40,10 +44,6 @@ from autokern.system import host
 __all__ = ["KERNEL_MATRIX"]
 
 
-def _base(kernel: Kernel) -> Kernel:
-    return kernel.base_kernel if type(kernel) is ScaleKernel else kernel
-
-
 def _theta_wanted(kernel: Kernel) -> bool:
     return any(p.requires_grad for p in kernel.parameters())
 
@@ -55,8 +55,8 @@ def _elements(problem: Problem) -> int:
 def _features_with(passes: float) -> Any:
     def features(problem: Problem) -> Features:
         words = problem.grad.split("/") if problem.grad else []
-        known = {family.name: family.passes for family in kernels.families()}  # a profile may name others
-        own = known.get(problem.variant.split("/")[0], 4) + passes
+        found = [known_family(name) for name in problem.variant.split("/")[0].split("+")]  # a profile may name others
+        own = sum(4 if of is None else of.passes for of in found) + passes
         return Features(
             calls=10.0 * (1 + len(words)),
             flops=2.0 * _elements(problem) * problem.d * (1 + 2 * len(words)),
@@ -66,33 +66,24 @@ def _features_with(passes: float) -> Any:
     return features
 
 
-_memory = memory.by_family(memory.of_each(1, 1, 2, 3), memory.of_each(2, 3, 3, 3))
+_memory = memory.by_family(memory.of_each(1, 1, 2, 3), {**memory.of_each(2, 3, 3, 3), "rq": 7})
 
 
 class _KernelMatrix(Op):
     name = "kernel_matrix"
-    summary = "covariance matrix of two sets of points (RBF, Matérn; ARD; scaled)"
+    summary = "covariance matrix of two sets of points (any tree of known kernels)"
     contract = "entries within the change that 50 eps of the scaled squared norms makes; diagonals exact"
 
     def key(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Any:
-        """Read from instance dictionaries what gpytorch's properties would compute anew on every call."""
-        own = kernel.__dict__
-        base = own["_modules"].get("base_kernel") if kernel.__class__ is ScaleKernel else kernel
-        inner = base.__dict__
-        found = [p for part in (own, inner) for p in part["_parameters"].values() if p is not None]
-        dtypes = tuple([p.dtype for p in found])
-        grads = None
-        if torch.is_grad_enabled():
-            grads = (x1.requires_grad, x2.requires_grad, *[p.requires_grad for p in found])
-        batches = (own.get("_batch_shape"), inner.get("_batch_shape"), inner.get("ard_num_dims"), inner.get("nu"))
+        grads = torch.is_grad_enabled() and (x1.requires_grad, x2.requires_grad)
         points = (x1.__class__, x2.__class__, x1.shape, x2.shape, x1.dtype, x2.dtype, x1.device, x1 is x2)
-        return (kernel.__class__, base.__class__, dtypes, batches, points, grads)
+        return (trees.key(kernel), kernel.__dict__.get("_batch_shape"), points, grads)
 
     def problem_of(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
-        family = kernels.family_name(kernel)
-        if family is None or not is_ours(x1, x2) or x1.shape[-1] != x2.shape[-1]:
+        node = trees.form(kernel)
+        names = [] if node is None else trees.leaves(node)
+        if not names or not is_ours(x1, x2) or x1.shape[-1] != x2.shape[-1]:
             return None
-        base = _base(kernel)
         if any(p.dtype is not x1.dtype or p.device != x1.device for p in kernel.parameters()):
             return None  # stock promotes
         try:
@@ -103,44 +94,35 @@ class _KernelMatrix(Op):
         if torch.is_grad_enabled():
             grads += ["theta"] if _theta_wanted(kernel) else []
             grads += ["x"] if x1.requires_grad or x2.requires_grad else []
-        ard = "ard" if (base.ard_num_dims or 1) > 1 else "iso"
+        several = any((getattr(part, "ard_num_dims", None) or 1) > 1 for part in kernel.modules())
         sizes = {"m": x1.shape[-2], "n": x2.shape[-2], "d": x1.shape[-1], "batch": batch.numel()}
-        words = "/".join((family, "same" if x1 is x2 else "cross", ard))
+        words = "/".join(("+".join(sorted(names)), "same" if x1 is x2 else "cross", "ard" if several else "iso"))
         return matrix_problem("kernel_matrix", x1, **sizes, variant=words, grad="/".join(grads))
 
     def reference(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-        return kernels.reference(kernels.recognise(kernel), x1, x2)
+        return trees.dense(*both(kernel, x1, x2)[:2])
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        family, points, ard = problem.variant.split("/")
-        batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
-        options = {"ard_num_dims": problem.d if ard == "ard" else None, "batch_shape": batch}
-        nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}.get(family)
-        base = RBFKernel(**options) if nu is None else MaternKernel(nu, **options)
-        base.lengthscale = (
-            torch.rand(base.lengthscale.shape, generator=generator, device=generator.device) * 0.5
-            + 0.75 * problem.d**0.5
-        )
-        kernel = ScaleKernel(base, batch_shape=batch).to(dtype_of(problem))
-        kernel.requires_grad_("theta" in problem.grad)
+        kernel = kernel_of(problem, generator).requires_grad_("theta" in problem.grad)
         x1 = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad)
-        x2 = x1 if points == "same" else random_matrix(problem, generator, problem.n, problem.d)
-        return kernel.to(x1.device), x1, x2
+        same = "same" in problem.variant.split("/")
+        return kernel, x1, x1 if same else random_matrix(problem, generator, problem.n, problem.d)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-        kernel, x1, x2 = args
         rows = slice(None) if problem.m * problem.n * problem.d * problem.batch <= 2**23 else slice(0, 97)
         with torch.no_grad():
-            family, lengthscale, outputscale = kernels.recognise(copy.deepcopy(kernel).double())
-            a, b = x1.double(), x2.double()
-            centre = a.mean(-2, keepdim=True)
-            largest = max(((t - centre) / lengthscale).square().sum(-1).max().item() for t in (a, b))
-            change = a.new_tensor([50 * EPS[problem.dtype] * largest * family.gamma])
-            drop = (family.derivatives[0](change * 0) - family.derivatives[0](change)).abs().item()
-            truth = kernels.reference(kernels.Covariance(family, lengthscale, outputscale), a[..., rows, :], b)
-            scale = 1.0 if outputscale is None else outputscale.max().item()
-            gap = (out.detach()[..., rows, :].double() - truth).abs().max().item()
-        return gap / (scale * (drop + 20 * EPS[problem.dtype]))
+            kernel, a, b = in_float64(args)
+            tree, drop = trees.read(kernel, a, centre_of(a)), 0.0
+            others = tree.points if b is a else trees.read(kernel, b, centre_of(a)).points
+            for (of, z, shape), y in zip(trees.by_leaf(tree), others, strict=True):
+                largest = max(p.square().sum(-1).max().item() for p in (z, y))
+                change, more = 50 * EPS[problem.dtype] * largest * of.gamma, () if shape is None else (shape,)
+                ends = [of.formula(z.new_full((1, 1), u), *more) for u in (0.0, change)]
+                drop += (ends[0] - ends[1]).abs().max().item()
+            part = tree._replace(points=[z[..., rows, :] for z in tree.points])
+            gap = (out.detach()[..., rows, :].double() - trees.dense(part, others)).abs().max().item()
+            scale = trees.diagonal(kernel, a, out.shape[:-1]).max().item()
+        return float(gap / (scale * (drop + 20 * EPS[problem.dtype])))
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         full = level == "full"
@@ -164,6 +146,8 @@ class _KernelMatrix(Op):
         problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[2:] for w in both for g in ("", "theta")]
         problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in some[:4] for w in both]
         problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in some for w in others for g in ("", "theta")]
+        if full:
+            problems += [main[2].replace(variant=f"{w}/same/ard", grad="theta") for w in ("rq", "periodic")]
         return problems
 
     def features(self, problem: Problem) -> Features:
@@ -183,7 +167,8 @@ KERNEL_MATRIX = _KernelMatrix()
 @KERNEL_MATRIX.candidate("stock", features=_features_with(4), memory=memory.of_stock)
 def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The kernel's own forward."""
-    return kernel.forward(x1, x2)
+    found: torch.Tensor = to_dense(kernel.forward(x1, x2))
+    return found
 
 
 def _of_numbers(run: Run) -> Run:
@@ -192,7 +177,7 @@ def _of_numbers(run: Run) -> Run:
     @functools.wraps(run)
     def checked(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         points = (x1,) if x1 is x2 else (x1, x2)
-        found: torch.Tensor = (run if covariance.are_numbers(*points) else stock)(kernel, x1, x2)
+        found: torch.Tensor = (run if are_numbers(*points) else stock)(kernel, x1, x2)
         return found
 
     return checked
@@ -201,7 +186,7 @@ def _of_numbers(run: Run) -> Run:
 @KERNEL_MATRIX.candidate("gemm")
 def gemm(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """One GEMM, epilogue in place, closed-form gradients."""
-    return analytic.matrix(kernels.recognise(kernel), x1, x2, "whole")
+    return matrix(*both(kernel, x1, x2), "whole")
 
 
 def _strips_unsupported(problem: Problem) -> str | None:
@@ -213,7 +198,7 @@ def _strips_unsupported(problem: Problem) -> str | None:
 @KERNEL_MATRIX.candidate("tiled", unsupported=_strips_unsupported, memory=memory.of_strips)
 def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The same in strips of rows that stay in the cache."""
-    return analytic.matrix(kernels.recognise(kernel), x1, x2, "tiled")
+    return matrix(*both(kernel, x1, x2), "tiled")
 
 
 def _symmetric_unsupported(problem: Problem) -> str | None:
@@ -227,7 +212,7 @@ def _symmetric_unsupported(problem: Problem) -> str | None:
 )
 def symmetric(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The lower triangle in strips of rows, mirrored."""
-    return analytic.matrix(kernels.recognise(kernel), x1, x2, "symmetric")
+    return matrix(*both(kernel, x1, x2), "symmetric")
 
 
 def _explicit_unsupported(problem: Problem) -> str | None:
@@ -240,7 +225,7 @@ def _explicit_unsupported(problem: Problem) -> str | None:
 @_of_numbers
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """All differences at once by broadcasting."""
-    return kernels.reference(kernels.recognise(kernel), x1, x2)
+    return KERNEL_MATRIX.reference(kernel, x1, x2)
 
 
 def _forward_only(reason: str) -> Any:
@@ -262,7 +247,7 @@ def _vmap_unsupported(problem: Problem) -> str | None:
 @_of_numbers
 def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.vmap of the covariance of two points, over both sets."""
-    return graph.vmapped(kernels.recognise(kernel), x1, x2)
+    return graph.vmapped(*both(kernel, x1, x2)[:2])
 
 
 @KERNEL_MATRIX.candidate(
@@ -273,7 +258,8 @@ def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 @_of_numbers
 def by_cdist(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.cdist without its matrix product, then the formula."""
-    return graph.by_cdist(kernels.recognise(kernel), x1, x2)
+    first = trees.read(kernel, x1)
+    return graph.by_cdist(first, None if x1 is x2 else trees.read(kernel, x2).points)
 
 
 def _compiled_unsupported(problem: Problem) -> str | None:
@@ -293,7 +279,7 @@ def _compiled_unsupported(problem: Problem) -> str | None:
 )
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.compile of the formula on raw tensors."""
-    return graph.compiled(kernels.recognise(kernel), x1, x2)
+    return graph.compiled(*both(kernel, x1, x2))
 
 
 @KERNEL_MATRIX.candidate(
@@ -305,15 +291,13 @@ def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
 )
 def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """TorchScript of the formula on raw tensors."""
-    return graph.scripted(kernels.recognise(kernel), x1, x2)
+    return graph.scripted(*both(kernel, x1, x2))
 
 
 def _elsewhere(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor, there: torch.device | None) -> torch.Tensor:
-    family, lengthscale, outputscale = kernels.recognise(kernel)
-    away = kernels.Covariance(family, lengthscale.to(there), None if outputscale is None else outputscale.to(there))
-    first = x1.to(there)
-    second = first if x1 is x2 else x2.to(there)
-    return analytic.matrix(away, first, second, "whole").to(x1.device)
+    tree, others, same = both(kernel, x1, x2)
+    columns = None if others is None else [z.to(there) for z in others]
+    return matrix(tree.each(lambda t: t.to(there)), columns, same).to(x1.device)
 
 
 _copied = with_copies(KERNEL_MATRIX.features, lambda p: p.m * p.n * (2 if p.grad else 1))

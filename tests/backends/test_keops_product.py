@@ -19,13 +19,13 @@ from gpytorch.kernels import (
     RQKernel,
     ScaleKernel,
 )
+from support import covariances
 
 import autokern
 from autokern.backends import keops_product
 from autokern.core.errors import KeOpsError
 from autokern.gp import likelihood
-from autokern.kernels import analytic, family, graph, tree
-from autokern.kernels.covariance import Covariance, reference
+from autokern.kernels import family, graph, tree
 from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family, of_unit_lengthscale
 from autokern.system import keops
 from autokern.system.subprocess_probe import _path
@@ -216,8 +216,14 @@ def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
     truth = kernel.outputscale / (1 + (x[:, None] - x[None]).square().sum(-1) / (2 * kernel.base_kernel.lengthscale**2))
     read = tree.read(kernel, x)
     torch.testing.assert_close(tree.dense(read), truth)
-    cov = Covariance(inverse_quadratic, kernel.base_kernel.lengthscale, kernel.outputscale)
-    for route in (reference, analytic.matrix, graph.vmapped, graph.by_cdist, graph.scripted):
+    cov = covariances.Covariance(inverse_quadratic, kernel.base_kernel.lengthscale, kernel.outputscale)
+    for route in (
+        covariances.reference,
+        covariances.matrix,
+        covariances.vmapped,
+        covariances.by_cdist,
+        covariances.scripted,
+    ):
         torch.testing.assert_close(route(cov, x, x), truth)
     # block by block, by the tile epilogue
     noise, residual = torch.full((1,), 0.1, dtype=torch.float64), points(12)

@@ -6,11 +6,12 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import AdditiveKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
+from support import covariances
 
 import autokern
 from autokern import kernels
 from autokern.core.registry import get
-from autokern.kernels import analytic, far, graph, tiles
+from autokern.kernels import far, graph, tiles
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks
 
@@ -184,7 +185,6 @@ def test_near_points_stay_in_single_precision_and_far_ones_do_not():
             tree = trees_of(of, x)[1]
             assert tiles.sides(tree, None).leaves[0].rows.dtype is dtype
             assert Blocks(tree)._leaves[0].z.dtype is dtype
-            assert analytic._scale(kernels.family(of), x, x, torch.full((1, 1), 0.7)).first.dtype is dtype
     assert tiles.sides(trees_of("matern12", near)[1], None).leaves[0].rows.dtype is torch.float64
     assert Blocks(trees_of("rbf", distant)[1], look=False)._leaves[0].z.dtype is torch.float32
 
@@ -195,27 +195,27 @@ def test_a_batch_of_far_points():
     kernel = _KERNELS["rbf"](2).requires_grad_(False)
     truth = kernel.double()(x.double()).to_dense()
     kernel.float()
-    assert (analytic.matrix(kernels.recognise(kernel), x, x).double() - truth).abs().max() <= 1e-6
+    assert (covariances.matrix(covariances.recognise(kernel), x, x).double() - truth).abs().max() <= 1e-6
 
 
 def test_compiled_and_scripted_formulae_leave_far_points_alone():
     x, _ = repeated(40, 2, 300.0, 0.0, 5)
-    known = kernels.recognise(_KERNELS["rbf"](2).requires_grad_(False))
-    expected = analytic.matrix(known, x, x)
-    assert graph._is_far(known, x, x)
-    assert torch.equal(graph.compiled(known, x, x), expected)
-    assert not graph._is_far(known, x / 300, x / 300)
+    known = covariances.recognise(_KERNELS["rbf"](2).requires_grad_(False))
+    expected = covariances.matrix(known, x, x)
+    assert graph._is_far(*covariances.pair(known, x, x)[:2])
+    assert torch.equal(covariances.compiled(known, x, x), expected)
+    assert not graph._is_far(*covariances.pair(known, x / 300, x / 300)[:2])
 
 
 def test_not_a_number_is_far_and_stays_what_it_is():
     x = torch.rand(30, 2)
     x[3, 1] = torch.nan
     for name in ("rbf", "matern12", "matern52"):
-        known = kernels.recognise(_KERNELS[name](2).requires_grad_(False))
+        known = covariances.recognise(_KERNELS[name](2).requires_grad_(False))
         for dtype in (torch.float32, torch.float64):
             own = known._replace(lengthscale=known.lengthscale.to(dtype), outputscale=known.outputscale.to(dtype))
-            for layout in analytic.LAYOUTS:
-                assert analytic.matrix(own, x.to(dtype), x.to(dtype), layout).isnan().all()
+            for layout in covariances.LAYOUTS:
+                assert covariances.matrix(own, x.to(dtype), x.to(dtype), layout).isnan().all()
     assert far.reach(kernels.family("rbf"), 1.0, torch.tensor([torch.nan])).far
 
 

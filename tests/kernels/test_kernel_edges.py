@@ -9,12 +9,16 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from support import covariances
 
 import autokern
 from autokern import kernels
 from autokern.gp import marginal
-from autokern.kernels import analytic, graph
+from autokern.kernels import graph
+from autokern.kernels.parts import Parts
+from autokern.kernels.tree import Node
 
+RBF = Parts(Node("scale", "", (Node("leaf", "rbf"),)), 1, None, 0, 1)
 _LAYOUTS = {"gemm": "whole", "tiled": "tiled", "symmetric": "symmetric"}
 
 
@@ -69,7 +73,7 @@ def derived(function, kernel, x1, x2, second):
 
 
 def explicit(kernel, x1, x2):
-    return kernels.reference(kernels.recognise(kernel), x1, x2)
+    return covariances.reference(covariances.recognise(kernel), x1, x2)
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -80,7 +84,11 @@ def test_any_shape_is_as_stock_has_it(seed):
         expected = kernel(x1.detach(), x2.detach()).to_dense().detach()
     for name, layout in _LAYOUTS.items():
         found = derived(
-            lambda k, a, b, layout=layout: analytic.matrix(kernels.recognise(k), a, b, layout), kernel, x1, x2, True
+            lambda k, a, b, layout=layout: covariances.matrix(covariances.recognise(k), a, b, layout),
+            kernel,
+            x1,
+            x2,
+            True,
         )
         for one, other in zip(found, truth, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-6, atol=2e-7)
@@ -133,7 +141,7 @@ def test_parameters_of_another_dtype_are_stocks(parameter, dtype):
 
 
 @pytest.mark.parametrize("name", ["rbf", "matern12", "matern52"])
-@pytest.mark.parametrize("layout", analytic.LAYOUTS)
+@pytest.mark.parametrize("layout", covariances.LAYOUTS)
 @pytest.mark.parametrize("scale", [0.0, 1e-320])
 def test_an_outputscale_that_has_vanished(name, layout, scale):
     x, g = torch.rand(70, 2, dtype=torch.float64), torch.rand(70, 70, dtype=torch.float64)
@@ -142,7 +150,7 @@ def test_an_outputscale_that_has_vanished(name, layout, scale):
     lengthscale = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     found = []
     for outputscale in (one, none):
-        k = analytic.matrix(kernels.Covariance(kernels.family(name), lengthscale, outputscale), x, x, layout)
+        k = covariances.matrix(covariances.Covariance(kernels.family(name), lengthscale, outputscale), x, x, layout)
         found.append(torch.autograd.grad(k, (outputscale, lengthscale), g))
     torch.testing.assert_close(found[1][0], found[0][0])
     assert found[1][1].abs().max() <= 1e-300
@@ -235,8 +243,8 @@ def test_points_that_are_no_numbers(n, base):
 
 def test_what_is_traced_remembers_nothing_of_its_caller():
     x = torch.rand(30, 2)
-    known = kernels.recognise(ScaleKernel(RBFKernel()).requires_grad_(False))
-    expected = kernels.reference(known, x, x)
+    known = covariances.recognise(ScaleKernel(RBFKernel()).requires_grad_(False))
+    expected = covariances.reference(known, x, x)
     for state in (
         lambda: torch.autocast("cpu", dtype=torch.bfloat16),
         torch.inference_mode,
@@ -245,17 +253,17 @@ def test_what_is_traced_remembers_nothing_of_its_caller():
     ):
         graph._scripted.cache_clear()
         with state():
-            graph._scripted("rbf")
-        found = graph.scripted(known, x, x)
+            graph._scripted(RBF)
+        found = covariances.scripted(known, x, x)
         assert found.dtype is torch.float32
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
     graph._scripted.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
-        graph._scripted("rbf")
+        graph._scripted(RBF)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert graph.scripted(known, x, x).dtype is torch.float32
+    assert covariances.scripted(known, x, x).dtype is torch.float32
 
 
 def test_a_kernel_called_with_more_than_points_is_none_of_ours():
@@ -266,15 +274,15 @@ def test_a_kernel_called_with_more_than_points_is_none_of_ours():
     assert marginal.read(prior, torch.ones(1, dtype=torch.float64)) is None
 
 
-@pytest.mark.parametrize("layout", analytic.LAYOUTS)
+@pytest.mark.parametrize("layout", covariances.LAYOUTS)
 @pytest.mark.parametrize(("name", "orders"), [("rbf", 7), ("matern12", 4), ("matern32", 4), ("matern52", 5)])
 def test_derivatives_of_any_order_by_points(layout, name, orders):
-    covariance = kernels.Covariance(kernels.family(name), torch.full((1, 1), 0.8, dtype=torch.float64), None)
+    covariance = covariances.Covariance(kernels.family(name), torch.full((1, 1), 0.8, dtype=torch.float64), None)
     x = torch.tensor([[0.1], [0.7], [0.1]], dtype=torch.float64)
 
     def derivative(at, order):
         at = at.clone().requires_grad_()
-        value = analytic.matrix(covariance, at, x, layout)[0, 1]
+        value = covariances.matrix(covariance, at, x, layout)[0, 1]
         for _ in range(order):
             (slope,) = torch.autograd.grad(value, at, create_graph=True)
             value = slope[0, 0]
@@ -287,7 +295,7 @@ def test_derivatives_of_any_order_by_points(layout, name, orders):
         around = (derivative(x + step, order - 1) - derivative(x - step, order - 1)) / 2e-4
         assert ours.item() == pytest.approx(around.item(), rel=1e-4, abs=1e-5)
     at = x.clone().requires_grad_()
-    value = analytic.matrix(covariance, at, at, layout).sum()
+    value = covariances.matrix(covariance, at, at, layout).sum()
     for _ in range(4):
         (slope,) = torch.autograd.grad(value, at, create_graph=True)
         assert slope.isfinite().all()

@@ -11,13 +11,17 @@ import pickle
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel, keops
+from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel, keops
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import covariances
+from support.covariances import Covariance, recognise, reference
 
 import autokern
 from autokern import kernels
-from autokern.kernels import Covariance, analytic, covariance, families, graph, recognise, reference, same_points, tree
+from autokern.kernels import families, graph, tree
+from autokern.kernels import matrix as matrices
+from autokern.kernels.far import same_points
 from autokern.runtime import dispatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,14 +29,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = families()
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-each_layout = pytest.mark.parametrize("layout", analytic.LAYOUTS)
+each_layout = pytest.mark.parametrize("layout", covariances.LAYOUTS)
 SMOOTH = [f for f in FAMILIES if f.name in ("rbf", "matern52")]
 """Families that are twice differentiable where points coincide."""
 
 
 @pytest.fixture(autouse=True)
 def _narrow_strips(monkeypatch):
-    monkeypatch.setattr(analytic, "_CACHED", 2**12)
+    monkeypatch.setattr(matrices, "_CACHED", 2**12)
 
 
 def tensors(family, n, m, d, *, batch=(), ard=True, scaled=True, dtype=torch.float64, seed=0, grad=False):
@@ -65,7 +69,7 @@ def in_float64(cov: Covariance) -> Covariance:
 
 
 def assert_close_to_truth(cov, x1, x2, layout):
-    found = analytic.matrix(cov, x1, x2, layout)
+    found = covariances.matrix(cov, x1, x2, layout)
     truth = reference(in_float64(cov), x1.detach().double(), x2.detach().double())
     assert found.shape == truth.shape
     assert found.dtype == x1.dtype
@@ -92,7 +96,7 @@ BATCHES = [
 @settings(max_examples=150, deadline=None)
 @given(
     family=st.sampled_from(FAMILIES),
-    layout=st.sampled_from(analytic.LAYOUTS),
+    layout=st.sampled_from(covariances.LAYOUTS),
     n=st.integers(1, 70),
     m=st.integers(1, 70),
     d=st.integers(1, 6),
@@ -113,7 +117,7 @@ def test_values_of_any_shape(family, layout, n, m, d, batch, ard, scaled, dtype,
 @settings(max_examples=80, deadline=None)
 @given(
     family=st.sampled_from(FAMILIES),
-    layout=st.sampled_from(analytic.LAYOUTS),
+    layout=st.sampled_from(covariances.LAYOUTS),
     n=st.integers(1, 90),
     d=st.integers(1, 5),
     batch=st.sampled_from([(), (2,), (2, 3)]),
@@ -143,7 +147,7 @@ def test_duplicate_rows_stay_positive_semidefinite(family, layout, dtype):
     d = 1 if family.name == "cosine" else 3  # a cosine is positive definite in one dimension only
     cov, x, _ = tensors(family, 60, 1, d, dtype=dtype)
     x = x[:20].repeat(3, 1)
-    k = analytic.matrix(cov, x, x, layout).double()
+    k = covariances.matrix(cov, x, x, layout).double()
     lowest = torch.linalg.eigvalsh((k + k.mT) / 2)[0].item()
     assert lowest >= -60 * bound(cov, x, x)
 
@@ -152,24 +156,26 @@ def test_duplicate_rows_stay_positive_semidefinite(family, layout, dtype):
 @each_layout
 def test_memory_layout_of_the_points_is_of_no_concern(family, layout):
     cov, x1, x2 = tensors(family, 40, 30, 4)
-    expected = analytic.matrix(cov, x1, x2, layout)
+    expected = covariances.matrix(cov, x1, x2, layout)
     for turn in (
         lambda t: t.mT.contiguous().mT,
         lambda t: torch.stack((t, t), -1)[..., 0],
         lambda t: t.repeat_interleave(2, 0)[::2],
     ):
-        torch.testing.assert_close(analytic.matrix(cov, turn(x1), turn(x2), layout), expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            covariances.matrix(cov, turn(x1), turn(x2), layout), expected, rtol=1e-12, atol=1e-14
+        )
     one = x1[:1].expand(40, 4)
     assert_close_to_truth(cov, one, x2, layout)
-    assert analytic.matrix(cov, one, one, layout).sub(cov.outputscale).abs().max() < 1e-14
+    assert covariances.matrix(cov, one, one, layout).sub(cov.outputscale).abs().max() < 1e-14
 
 
 @each_family
 def test_arguments_are_left_alone(family):
     cov, x1, x2 = tensors(family, 30, 30, 2, grad=True)
     before = [t.detach().clone() for t in (x1, x2, cov.lengthscale, cov.outputscale)]
-    for layout in analytic.LAYOUTS:
-        analytic.matrix(cov, x1, x2, layout).sum().backward()
+    for layout in covariances.LAYOUTS:
+        covariances.matrix(cov, x1, x2, layout).sum().backward()
     assert all(a.equal(b) for a, b in zip((x1, x2, cov.lengthscale, cov.outputscale), before, strict=True))
 
 
@@ -190,7 +196,7 @@ def test_same_points():
 def test_nan_and_infinity_pass_through(family, layout):
     cov, x1, x2 = tensors(family, 20, 20, 2)
     x1[3, 0] = math.nan
-    k = analytic.matrix(cov, x1, x2, layout)
+    k = covariances.matrix(cov, x1, x2, layout)
     assert k[3].isnan().all()
 
 
@@ -207,7 +213,7 @@ def test_graph_routes(family, scaled, same, monkeypatch):
         cov, x1, x2 = tensors(family, 17, 13, 3, scaled=scaled)
         x2 = x1 if same else x2
         truth = reference(cov, x1, x2)
-        for route in (graph.vmapped, graph.by_cdist, graph.compiled, graph.scripted):
+        for route in (covariances.vmapped, covariances.by_cdist, covariances.compiled, covariances.scripted):
             torch.testing.assert_close(route(cov, x1, x2), truth, rtol=1e-10, atol=1e-10)
     finally:
         graph._compiled.cache_clear()
@@ -222,7 +228,7 @@ def leaves(cov, x1, x2):
 
 def as_function(cov, layout):
     def function(x1, x2, lengthscale, outputscale=None):
-        return analytic.matrix(Covariance(cov.family, lengthscale, outputscale), x1, x2, layout)
+        return covariances.matrix(Covariance(cov.family, lengthscale, outputscale), x1, x2, layout)
 
     return function
 
@@ -256,7 +262,7 @@ def test_gradcheck_and_gradgradcheck_at_equal_points(family, layout):
     cov, x1, _ = tensors(family, 4, 1, 2, grad=True)
 
     def function(x, lengthscale, outputscale):
-        return analytic.matrix(Covariance(family, lengthscale, outputscale), x, x, layout)
+        return covariances.matrix(Covariance(family, lengthscale, outputscale), x, x, layout)
 
     inputs = (x1, cov.lengthscale, cov.outputscale)
     assert torch.autograd.gradcheck(function, inputs)
@@ -271,7 +277,7 @@ def test_gradients_of_hyperparameters_at_equal_points(family, layout):
     x1[3] = x1[0]
 
     def function(lengthscale, outputscale):
-        return analytic.matrix(Covariance(family, lengthscale, outputscale), x1, x1, layout)
+        return covariances.matrix(Covariance(family, lengthscale, outputscale), x1, x1, layout)
 
     inputs = (cov.lengthscale.requires_grad_(), cov.outputscale.requires_grad_())
     assert torch.autograd.gradcheck(function, inputs)
@@ -287,7 +293,7 @@ def test_gradients_of_large_matrices_agree_with_the_formula(family, layout):
         x1[70:] = x1[:20]
     weights = torch.randn(90, 90, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     inputs = (x1, cov.lengthscale, cov.outputscale)
-    found = torch.autograd.grad((analytic.matrix(cov, x1, x1, layout) * weights).sum(), inputs)
+    found = torch.autograd.grad((covariances.matrix(cov, x1, x1, layout) * weights).sum(), inputs)
     truth = torch.autograd.grad((reference(cov, x1, x1) * weights).sum(), inputs)
     for one, other in zip(found, truth, strict=True):
         # where a distance of zero comes out as 1e-8, the slope of the Matérn 1/2 is 1e8
@@ -297,13 +303,15 @@ def test_gradients_of_large_matrices_agree_with_the_formula(family, layout):
 
 @each_family
 @settings(max_examples=25, deadline=None)
-@given(wanted=st.sets(st.integers(0, 3), min_size=1), layout=st.sampled_from(analytic.LAYOUTS), seed=st.integers(0, 9))
+@given(
+    wanted=st.sets(st.integers(0, 3), min_size=1), layout=st.sampled_from(covariances.LAYOUTS), seed=st.integers(0, 9)
+)
 def test_only_wanted_gradients_are_computed(family, wanted, layout, seed):
     cov, x1, x2 = tensors(family, 40, 20, 3, seed=seed)
     inputs = [t.requires_grad_(i in wanted) for i, t in enumerate((x1, x2, cov.lengthscale, cov.outputscale))]
     chosen = [inputs[i] for i in sorted(wanted)]
     weights = torch.randn(40, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    found = torch.autograd.grad((analytic.matrix(cov, x1, x2, layout) * weights).sum(), chosen)
+    found = torch.autograd.grad((covariances.matrix(cov, x1, x2, layout) * weights).sum(), chosen)
     truth = torch.autograd.grad((reference(cov, x1, x2) * weights).sum(), chosen)
     for one, other in zip(found, truth, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
@@ -410,14 +418,15 @@ def test_families_travel(family):
 
 
 def test_kernels_are_recognised_by_exact_type():
-    name = kernels.family_name
+    name = tree.family_name
     assert name(RBFKernel()) == name(ScaleKernel(RBFKernel())) == "rbf"
     assert [name(MaternKernel(nu)) for nu in (0.5, 1.5, 2.5)] == ["matern12", "matern32", "matern52"]
 
     class Own(RBFKernel):
         pass
 
-    for unknown in (Own(), ScaleKernel(Own()), RQKernel(), ScaleKernel(ScaleKernel(RBFKernel())), PeriodicKernel()):
+    assert [name(kind()) for kind in (RQKernel, PeriodicKernel)] == ["rq", "periodic"]
+    for unknown in (Own(), ScaleKernel(Own()), ScaleKernel(ScaleKernel(RBFKernel())), ConstantKernel()):
         assert name(unknown) is None
     assert name(RBFKernel() + RBFKernel()) is None
 
@@ -442,20 +451,9 @@ def test_the_classes_of_keops_have_the_same_formulae(plain, own):
     assert tree.form(own) is None
     assert tree.form(own + ScaleKernel(own)) is None
     assert tree.form(own, keops=True) == tree.form(plain) == tree.form(plain, keops=True)
-    assert kernels.family_name(own) is None
+    assert tree.family_name(own) is None
     torch.testing.assert_close(tree.dense(tree.read(own, x)), tree.dense(tree.read(plain, x)))
     torch.testing.assert_close(tree.dense(tree.read(own, x)), own(x).to_dense(), rtol=1e-9, atol=1e-9)
-
-
-def test_recognise_reads_the_hyperparameters():
-    kernel = ScaleKernel(MaternKernel(1.5, ard_num_dims=3))
-    kernel.outputscale, kernel.base_kernel.lengthscale = 2.5, torch.tensor([[1.0, 2.0, 3.0]])
-    family, lengthscale, outputscale = recognise(kernel)
-    assert family.name == "matern32"
-    assert outputscale.item() == pytest.approx(2.5)
-    torch.testing.assert_close(lengthscale, torch.tensor([[1.0, 2.0, 3.0]]))
-    assert recognise(RBFKernel()).outputscale is None
-    assert covariance.Covariance is Covariance
 
 
 # --- against gpytorch, through its own call route ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from support import fakes
 
 from autokern import kernels
@@ -26,7 +26,8 @@ from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.kernels import analytic, graph, precision
+from autokern.kernels import graph, precision
+from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import host, threads
@@ -78,7 +79,7 @@ def _everywhere(monkeypatch):
     graphs.allow(True)
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(threads, "ceiling", lambda: 64)
-    monkeypatch.setattr(analytic, "_CACHED", 2**14)
+    monkeypatch.setattr(matrices, "_CACHED", 2**14)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(keops_product, "product", lambda first, second, rhs: trees.dense(first, second.points) @ rhs)
@@ -419,6 +420,7 @@ def assert_same_outcome(stock: Any, dispatched: Any) -> None:
 
 def test_the_families_are_all_swept():
     swept = {p.variant.split("/")[0] for op in OPS if op.name == "kernel_matrix" for p in grid(op.name, "float64")}
-    assert swept == {family.name for family in kernels.families() if {RBFKernel, MaternKernel} & set(family.kernels)}
+    hooked = {RBFKernel, MaternKernel, PeriodicKernel, RQKernel}
+    assert swept == {of.name for of in kernels.families(shaped=True) if hooked & set(of.kernels)}
     trees = {p.variant.split("/")[0] for p in grid("exact_log_prob", "float64")}
     assert {name for tree in trees for name in tree.split("+")} >= {"rbf", "matern32", "matern52", "rq", "periodic"}

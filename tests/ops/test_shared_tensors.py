@@ -9,13 +9,14 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from support import covariances
 
 import autokern
 from autokern import kernels
 from autokern.core.autograd import Lent
 from autokern.core.registry import get
 from autokern.gp.row_blocks import RowBlocks
-from autokern.kernels import analytic, matmul
+from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.ops.qr import cholesky_qr2
@@ -36,22 +37,22 @@ def normal(*shape, seed=0):
 def known(name, scaled=True):
     lengthscale = torch.full((1, 2), 0.7, dtype=torch.float64, requires_grad=True)
     outputscale = torch.tensor(1.7, dtype=torch.float64, requires_grad=True) if scaled else None
-    return kernels.Covariance(kernels.family(name), lengthscale, outputscale)
+    return covariances.Covariance(kernels.family(name), lengthscale, outputscale)
 
 
 def wanted(covariance, *more):
     return [t for t in (covariance.lengthscale, covariance.outputscale, *more) if t is not None]
 
 
-@pytest.mark.parametrize("layout", analytic.LAYOUTS)
+@pytest.mark.parametrize("layout", covariances.LAYOUTS)
 @pytest.mark.parametrize("name", _FAMILIES)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_matrix_may_be_written_into(layout, name, scaled):
     x, covariance, g = normal(80, 2), known(name, scaled), normal(80, 80, seed=1)
     inputs = wanted(covariance)
-    expected = torch.autograd.grad(analytic.matrix(covariance, x, x, layout), inputs, g)
+    expected = torch.autograd.grad(covariances.matrix(covariance, x, x, layout), inputs, g)
     for change in (lambda k: k.diagonal().add_(0.1), lambda k: k.mul_(2), lambda k: k.zero_()):
-        k = analytic.matrix(covariance, x, x, layout)
+        k = covariances.matrix(covariance, x, x, layout)
         version = k.detach().clone()
         change(k)
         factor = (k.detach()[0, 1] / version[0, 1]).item()
@@ -59,12 +60,12 @@ def test_a_matrix_may_be_written_into(layout, name, scaled):
             torch.testing.assert_close(found, truth * factor)
 
 
-@pytest.mark.parametrize("layout", analytic.LAYOUTS)
+@pytest.mark.parametrize("layout", covariances.LAYOUTS)
 def test_points_may_be_written_into(layout):
     x1, x2, covariance, g = normal(70, 2).requires_grad_(), normal(90, 2, seed=2), known("rbf"), normal(70, 90, seed=1)
     inputs = wanted(covariance, x1)
-    expected = torch.autograd.grad(analytic.matrix(covariance, x1, x2, layout), inputs, g)
-    k = analytic.matrix(covariance, x1, x2, layout)
+    expected = torch.autograd.grad(covariances.matrix(covariance, x1, x2, layout), inputs, g)
+    k = covariances.matrix(covariance, x1, x2, layout)
     with torch.no_grad():
         x1.add_(1)
         x2.zero_()
@@ -156,9 +157,9 @@ def batched(function, inputs, count=3):
 @pytest.mark.parametrize("name", _FAMILIES)
 def test_cotangents_of_matrices(name):
     x, covariance = normal(20, 2).requires_grad_(), known(name)
-    for layout in analytic.LAYOUTS:
-        batched(lambda layout=layout: analytic.matrix(covariance, x, x, layout), wanted(covariance, x))
-    batched(lambda: kernels.reference(covariance, x, x), wanted(covariance, x))
+    for layout in covariances.LAYOUTS:
+        batched(lambda layout=layout: covariances.matrix(covariance, x, x, layout), wanted(covariance, x))
+    batched(lambda: covariances.reference(covariance, x, x), wanted(covariance, x))
 
 
 def test_cotangents_of_products():
@@ -213,7 +214,7 @@ def test_what_is_lent_is_let_go_of():
 @pytest.mark.parametrize("name", ["rbf", "matern52"])
 def test_a_kept_graph_keeps_the_matrix_and_a_spent_one_does_not(name):
     x, covariance = normal(100, 2), known(name)
-    k = analytic.matrix(covariance, x, x)
+    k = covariances.matrix(covariance, x, x)
     node, total = k.grad_fn, k.sum()
     del k
     total.backward(retain_graph=True)
@@ -227,7 +228,7 @@ def test_no_cycle_holds_a_matrix():
     gc.disable()
     try:
         x, covariance = normal(100, 2), known("rbf")
-        k = analytic.matrix(covariance, x, x)
+        k = covariances.matrix(covariance, x, x)
         alive = k.untyped_storage()._weak_ref() if hasattr(k.untyped_storage(), "_weak_ref") else None
         k.sum().backward()
         del k

@@ -68,6 +68,11 @@ def _epilogue52(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torc
     return k
 
 
+def _first12(u: torch.Tensor) -> torch.Tensor:
+    a = _root(u)
+    return torch.where(a > _ZERO, -0.5 * _decay(u) / a, 0.0)
+
+
 def _second12(u: torch.Tensor) -> torch.Tensor:
     a = _root(u)
     return torch.where(a > _ZERO, _decay(u) * (1 + a) / (4 * a) / u.clamp_min(TINY), 0.0)
@@ -89,7 +94,7 @@ MATERN12 = Family(
     1.0,
     _decay,
     _epilogue12,
-    (lambda u: -0.5 * _decay(u) / _root(u), _second12),
+    (_first12, _second12),
     passes=4,
     kinked=True,
     stock_passes=lambda d: 8.0,

@@ -1,0 +1,251 @@
+"""The matrix of a kernel tree between two sets of points, and its gradients in closed form.
+
+Of a leaf, alone or scaled, the backward pass needs the slope, which for some families is the matrix itself; the scale
+is folded into both. All other trees are evaluated again, block by block. With ``W = dL/du``, gradients need only
+``W [x' 1]`` and ``W^T [x 1]``, so no ``n x m x d`` temporary exists. Second derivatives go through the plain formula.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from gpytorch.kernels import Kernel
+
+from autokern.core.autograd import Lent, each_cotangent, plain_gradients
+from autokern.kernels import embedded
+from autokern.kernels import tree as trees
+from autokern.kernels.blocks import Points, bytes_on, row_blocks
+from autokern.kernels.far import same_points
+from autokern.kernels.parts import Parts, apart, flattened
+from autokern.kernels.tree import Tree, by_leaf
+from autokern.kernels.walk import Walk
+from autokern.system import pages
+
+__all__ = ["LAYOUTS", "block_bytes", "both", "matrix"]
+
+LAYOUTS = ("whole", "tiled", "symmetric")
+_CACHED = 2**21
+"""A block of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""
+_Rows = tuple[int, int]
+
+
+def both(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None, bool]:
+    """Return the tree of a kernel, the points of the columns, and whether both sets of points are equal by value.
+
+    Equal points are one set (None for the columns) unless gradients by each of them are wanted.
+    """
+    same = same_points(x1, x2)
+    parted = x1 is not x2 and torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad)
+    return *embedded.both(kernel, x1, x1 if same and not parted else x2), same
+
+
+def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: str = "whole") -> torch.Tensor:
+    """Return the kernel matrix; its arguments are the caller's no more, and the matrix is the caller's to write into.
+
+    Parameters
+    ----------
+    tree : Tree
+        With the points of the rows, ``(..., n, d)``.
+    others : list of Tensor or None
+        Points of the columns, ``(..., m, d)`` for each leaf; None for the same points.
+    same : bool
+        Whether both are equal by value, so that the diagonal is exact.
+    layout : {"whole", "tiled", "symmetric"}
+        All at once; in blocks of rows that fit the cache; or only the lower triangle, mirrored (where the points are
+        not the same, or there is a batch, as tiled or whole).
+
+    Returns
+    -------
+    Tensor
+        Shape ``(..., n, m)``; batch shapes broadcast.
+    """
+    parts, tensors = apart(tree, others)
+    shape, tensors = flattened(tensors, parts.dims)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        k = _Matrix.apply(parts, same, layout, *tensors)
+    else:
+        blocks = _Blocks(parts, tensors, same)
+        k = blocks.evaluated(layout, False, blocks.scale)[0]
+    return k.view(*shape, *k.shape[-2:]) if shape else k
+
+
+def block_bytes(device: str) -> int:
+    """Return the bytes of a block on a kind of device."""
+    return bytes_on(_CACHED, device)
+
+
+def _row_blocks(k: torch.Tensor) -> list[_Rows]:
+    """Return the blocks of rows of a matrix, one of all rows for a batch."""
+    n, m = k.shape[-2:]
+    return [(0, n)] if k.dim() > 2 else row_blocks(n, m * k.element_size(), block_bytes(k.device.type))
+
+
+class _Leaf(Points):
+    """One leaf, with the sums ``W [x' 1]`` and ``W^T [x 1]`` of the blocks so far."""
+
+    __slots__ = ("_columns", "_extended", "_rows")
+
+    def start(self) -> None:
+        """Forget all sums."""
+        z = torch.cat((self.z, torch.ones_like(self.row)), -1)
+        y = z if self.y is self.z else torch.cat((self.y, torch.ones_like(self.column.mT)), -1)
+        self._extended = z, y
+        self._rows: list[torch.Tensor] = []
+
+    def accumulate(self, at: _Rows, w: torch.Tensor) -> None:
+        """Accumulate ``dL/du``; the diagonal of equal points cancels and is left out, except for NaN."""
+        start, stop = at
+        (z, y), w = self._extended, w.to(self.z.dtype)
+        if self.same:
+            w.diagonal(start, -2, -1).mul_(0)
+        if not self._rows:
+            self._columns = w.mT @ (z if stop - start == z.shape[-2] else z[:stop])
+        else:
+            self._columns.addmm_(w.mT, z[start:stop])
+        self._rows.append(w @ y)
+
+    def gradients(self, factor: torch.Tensor | float) -> list[torch.Tensor]:
+        """Return the gradients of the points of the rows, and of the columns if those are others."""
+        rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows)
+        pairs = [(self.z, rows + self._columns)] if self.y is self.z else [(self.z, rows), (self.y, self._columns)]
+        scale = 2 * self.family.gamma * factor
+        return [(s[..., -1:] * p).sub_(s[..., :-1]).mul_(scale).to(self.dtype) for p, s in pairs]
+
+
+class _Blocks(Walk[_Rows]):
+    """A tree at two sets of points: plain tensors of one batch shape, none or a single dimension."""
+
+    def __init__(self, parts: Parts, tensors: Sequence[torch.Tensor], same: bool) -> None:
+        tree, others = parts.pair(tensors)
+        columns = others or [None] * len(tree.points)
+        self.leaves = [_Leaf(*leaf, True, other, same) for leaf, other in zip(by_leaf(tree), columns, strict=True)]
+        super().__init__(tree.node, self.leaves, [w if not w.dim() else w[:, None, None] for w in tree.weights])
+        scaled = tree.node.kind == "scale"
+        inner = tree.node.children[0] if scaled else tree.node
+        self.single = self.leaves[0] if inner.kind == "leaf" and not tree.shapes else None
+        self.scale = self._weights[0] if scaled and self.single is not None else None
+
+    def _empty(self) -> torch.Tensor:
+        leaf = self.leaves[0]
+        size, like = (*leaf.z.shape[:-1], leaf.y.shape[-2]), leaf.z.new_empty(0, dtype=leaf.dtype)
+        return pages.empty(size, like) if len(size) == 2 else like.new_empty(size)
+
+    def evaluated(
+        self, layout: str, want_slope: bool, scale: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the matrix and, if wanted, the slope of a leaf alone, both times its scale."""
+        k = self._empty()
+        slope = torch.empty_like(k) if want_slope else None
+        n, m = k.shape[-2:]
+        if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
+            return self._written((0, n), k, slope, scale), slope
+        half = layout == "symmetric" and self.leaves[0].y is self.leaves[0].z
+        for start, stop in _row_blocks(k):
+            end = stop if half else m
+            out = k[start:stop, :end]
+            found = self._written((start, stop), out, None if slope is None else slope[start:stop, :end], scale)
+            if found.data_ptr() != out.data_ptr():
+                out.copy_(found)
+            if half and start:
+                for full in (k, slope):
+                    if full is not None:
+                        full[:start, start:stop].copy_(full[start:stop, :start].mT)
+        return k, slope
+
+    def _written(
+        self, at: _Rows, out: torch.Tensor, slope: torch.Tensor | None, scale: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return a block, in `out` where the family can."""
+        leaf = self.single
+        if leaf is None:
+            self.fill(at, out)
+            return out
+        k = leaf.family.finish(leaf.distances(at, out), slope, torch.empty_like)
+        if scale is not None:
+            k.mul_(scale)
+            if slope is not None:
+                slope.mul_(scale)
+        return k
+
+
+class _Matrix(torch.autograd.Function):
+    """The kernel matrix with closed-form first derivatives; second ones by the plain formula.
+
+    The caller owns the matrix and may write into it: it serves the backward pass while its version is unchanged, and is
+    computed again otherwise.
+    """
+
+    @staticmethod
+    def forward(ctx, parts, same, layout, *tensors):  # type: ignore[no-untyped-def]
+        blocks = _Blocks(parts, tensors, same)
+        leaf = blocks.single
+        k, slope = blocks.evaluated(layout, leaf is not None and not leaf.family.slope_is_value, blocks.scale)
+        ctx.fixed, ctx.blocks, ctx.kept = (parts, same, layout), blocks, None if leaf is None else Lent(k)
+        ctx.save_for_backward(slope, *tensors)
+        return k
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (parts, same, layout), (slope, *tensors) = ctx.fixed, ctx.saved_tensors
+        wanted = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+
+            def dense(*own: torch.Tensor) -> torch.Tensor:
+                return trees.dense(*parts.pair(own))
+
+            return None, None, None, *plain_gradients(dense, tensors, wanted, grad)
+        if ctx.kept is None:
+            found: Sequence[torch.Tensor | None] = _of_tree(_Blocks(parts, tensors, same), grad)
+        else:
+            found = _of_leaf(ctx.blocks, layout, grad, slope, ctx.kept, wanted)
+        return None, None, None, *(one if want else None for one, want in zip(found, wanted, strict=True))
+
+
+def _of_tree(blocks: _Blocks, grad: torch.Tensor) -> list[torch.Tensor]:
+    """Return all gradients, evaluating the tree again."""
+    for leaf in blocks.leaves:
+        leaf.start()
+    for start, stop in _row_blocks(grad):
+        blocks.backward((start, stop), grad[..., start:stop, :].clone(memory_format=torch.contiguous_format))
+    points, shapes, weights = blocks.gradients()
+    sets = 1 if blocks.leaves[0].y is blocks.leaves[0].z else 2
+    return [*(p for number in range(sets) for p in points[number::sets]), *shapes, *weights]
+
+
+def _of_leaf(
+    blocks: _Blocks, layout: str, grad: torch.Tensor, slope: torch.Tensor | None, lent: Lent, wanted: tuple[bool, ...]
+) -> list[torch.Tensor | None]:
+    """Return the gradients of a leaf, alone or scaled, by its points and by its scale."""
+    leaf, scale = copy.copy(blocks.single), blocks.scale
+    assert leaf is not None
+    want_scale, want_points = scale is not None and wanted[-1], any(wanted[: None if scale is None else -1])
+    k = lent.take() if slope is None or want_scale else slope
+    k = blocks.evaluated(layout, False, scale)[0] if k is None else k
+    own, value, by = k if slope is None else slope, k, scale
+    if (
+        scale is not None
+        and want_scale
+        and not scale.min().item() > torch.finfo(k.dtype).tiny / torch.finfo(k.dtype).eps
+    ):
+        value, by = blocks.evaluated(layout, False, None)[0], None  # nothing to divide by
+    leaf.start()
+    totals, steps, buffer = [], _row_blocks(grad), None
+    for at in steps:
+        g, slopes, values = (t[at[0] : at[1]] if len(steps) > 1 else t for t in (grad, own, value))
+        if want_scale and value is not own:
+            totals.append((g * values).sum((-2, -1)))
+        w = torch.mul(g, slopes) if buffer is None else torch.mul(g, slopes, out=buffer[: len(g)])
+        buffer = w if buffer is None else buffer
+        if want_scale and value is own:
+            totals.append(w.sum((-2, -1)))
+        if want_points:
+            leaf.accumulate(at, w)
+    sets = 1 if leaf.y is leaf.z else 2
+    found: list[torch.Tensor | None] = [*leaf.gradients(1.0)] if want_points else [None] * sets
+    if scale is not None:
+        total = torch.stack(totals).sum(0) if want_scale else None
+        found.append(total if total is None or by is None else total / by.view(total.shape))
+    return found
