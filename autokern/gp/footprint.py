@@ -34,6 +34,7 @@ from linear_operator.operators import (
 )
 
 from autokern.gp import memoized
+from autokern.kernels.family import Family, family
 from autokern.kernels.tree import family_name
 
 __all__ = ["Held", "of_dense", "of_factor", "of_kernel", "of_mixture"]
@@ -58,9 +59,13 @@ class Held(NamedTuple):
 
 
 _NOTHING = Held(0, 0)
-_SERVED = {False: Held(1, 1), True: Held(2, 2)}
-"""Matrices of the most frugal candidate of `kernel_matrix`, without and with gradients."""
-_SERVED_RBF = {False: Held(1, 1), True: Held(1, 1, True)}
+
+
+def _served(of: Family, grad: bool) -> Held:
+    """Return the matrices of the most frugal candidate of `kernel_matrix`, which keeps the slope of a plain family."""
+    if not grad or of.shape is not None:
+        return Held(1, 1)
+    return Held(1, 1, True) if of.slope_is_value else Held(2, 2)
 
 
 def of_kernel(kernel: Kernel, d: int, grad: bool, dispatched: bool = True) -> Held:
@@ -79,7 +84,7 @@ def of_kernel(kernel: Kernel, d: int, grad: bool, dispatched: bool = True) -> He
     """
     kind = type(kernel)
     if dispatched and (served := family_name(kernel)) is not None:
-        return (_SERVED_RBF if served == "rbf" else _SERVED)[grad]
+        return _served(family(served), grad)
     if kind is ScaleKernel:
         return _scaled(of_kernel(kernel.base_kernel, d, grad, dispatched), grad)
     if kind in (AdditiveKernel, ProductKernel):

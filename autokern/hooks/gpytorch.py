@@ -13,7 +13,7 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import CosineKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -154,6 +154,6 @@ def _use_keops(x1: Any, x2: Any) -> bool:
 
 if _stock_use_keops is not None:
     hook(_keops, "_use_keops", everywhere="gpytorch.kernels.keops")(_use_keops)
-for _kind in (RBFKernel, MaternKernel):
+for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, CosineKernel):
     hook(_kind, "forward")(_hooked(_kind))
 hook(ScaleKernel, "forward")(_hooked_scale())

@@ -11,7 +11,16 @@ import pickle
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import ConstantKernel, MaternKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel, keops
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    keops,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import covariances
@@ -463,6 +472,9 @@ BASES = {
     "matern12": lambda **o: MaternKernel(0.5, **o),
     "matern32": lambda **o: MaternKernel(1.5, **o),
     "matern52": lambda **o: MaternKernel(2.5, **o),
+    "rq": RQKernel,
+    "periodic": PeriodicKernel,
+    "cosine": lambda ard_num_dims=None, **o: CosineKernel(**o),
 }
 SHAPES = {
     "plain": ({}, (), (9, 3)),
@@ -479,7 +491,8 @@ def gpytorch_kernel(name: str, shape: str, scaled: bool):
     options, batch, _ = SHAPES[shape]
     base = BASES[name](**options)
     generator = torch.Generator().manual_seed(3)
-    base.lengthscale = 0.6 + torch.rand(base.lengthscale.shape, generator=generator)
+    if base.has_lengthscale:
+        base.lengthscale = 0.6 + torch.rand(base.lengthscale.shape, generator=generator)
     kernel = ScaleKernel(base, batch_shape=torch.Size(batch)) if scaled else base
     if scaled:
         kernel.outputscale = 0.5 + torch.rand(kernel.outputscale.shape, generator=generator)
@@ -503,7 +516,17 @@ def evaluate(kernel, x1, x2, enabled: bool):
 @pytest.mark.parametrize("forced", ["stock", "gemm", "symmetric", "broadcast", "cdist", "torchscript"])
 @pytest.mark.parametrize("points", ["same", "cross", "cross with gradients"])
 @pytest.mark.parametrize(
-    ("name", "scaled"), [("rbf", True), ("rbf", False), ("matern12", False), ("matern32", True), ("matern52", True)]
+    ("name", "scaled"),
+    [
+        ("rbf", True),
+        ("rbf", False),
+        ("matern12", False),
+        ("matern32", True),
+        ("matern52", True),
+        ("rq", True),
+        ("periodic", False),
+        ("cosine", True),
+    ],
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_as_gpytorch(name, shape, scaled, points, forced):
