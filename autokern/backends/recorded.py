@@ -7,7 +7,6 @@ whether the factorisation succeeded. If it failed, `fused` computes the step wit
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 

@@ -18,7 +18,6 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from linear_operator.utils.getitem import _is_noop_index
 
 from autokern.gp.frozen import frozen
-from autokern.kernels import family_name
 from autokern.kernels import tree as trees
 
 __all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel", "evaluated"]
@@ -52,7 +51,7 @@ def evaluated(covariance: Any) -> torch.Tensor:
     if isinstance(covariance, torch.Tensor):
         return covariance
     lazy = type(covariance) is LazyEvaluatedKernelTensor and not (covariance.params or covariance.last_dim_is_batch)
-    if not lazy or family_name(covariance.kernel) is None:
+    if not lazy or trees.family_name(covariance.kernel) is None:
         dense: torch.Tensor = covariance.to_dense()
         return dense
     with torch.set_grad_enabled(covariance._is_grad_enabled):

@@ -46,8 +46,10 @@ def of_stock(problem: Problem) -> int:
     """gpytorch has a function of its own for one lengthscale and no gradients by points; else autograd keeps steps."""
     others = [of for name in _names(problem) if name not in _BOTH and (of := known_family(name)) is not None]
     if others:
-        most = sum(max(5, of.kept(problem.d)) for of in others) + 10 * (len(_names(problem)) - len(others))
-        return problem.batch * problem.m * problem.n * problem.itemsize * (most + 2)
+        kept = [of.kept(problem.d) for of in others]
+        most = sum(2 * k for k in kept) + 1 if problem.grad else sum(max(4, 2 * k // 3) for k in kept)
+        most += 10 * (len(_names(problem)) - len(others))
+        return problem.batch * problem.m * problem.n * problem.itemsize * most
     _, points, ard = (*problem.variant.split("/"), "", "")[:3]
     if ard != "ard" and "x" not in problem.grad.split("/"):
         return _IN_ONE_FUNCTION(problem)

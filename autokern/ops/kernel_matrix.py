@@ -66,7 +66,9 @@ def _features_with(passes: float) -> Any:
     return features
 
 
-_memory = memory.by_family(memory.of_each(1, 1, 2, 3), {**memory.of_each(2, 3, 3, 3), "rq": 7})
+_forward = memory.of_each(1, 1, 2, 2)
+_single = memory.by_family(_forward, {**memory.of_each(1, 2, 2, 3), "rq": 1, "periodic": 1, "cosine": 2})
+_batched = memory.by_family(_forward, {**memory.of_each(2, 3, 3, 3), "rq": 7, "periodic": 2})
 
 
 class _KernelMatrix(Op):
@@ -154,7 +156,7 @@ class _KernelMatrix(Op):
         return _features_with(2)(problem)
 
     def memory(self, problem: Problem) -> int:
-        return _memory(problem)
+        return (_batched if problem.batch > 1 else _single)(problem)
 
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         """Above 32 MiB the C library maps fresh memory for every result, and page faults decide."""
