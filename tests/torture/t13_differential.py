@@ -88,8 +88,8 @@ MUTATIONS = [
     Mutation(
         "a posterior covariance explains a tenth of a thousandth too much",
         "ops/predict.py",
-        "    return mean, to_linear_operator(prior.to_dense() - known.explained_covariance(rows))",
-        "    return mean, to_linear_operator(prior.to_dense() - 1.0001 * known.explained_covariance(rows))",
+        "    return mean, to_linear_operator(evaluated(query.prior) - explained)",
+        "    return mean, to_linear_operator(evaluated(query.prior) - 1.0001 * explained)",
         "drawn",
     ),
 ]
