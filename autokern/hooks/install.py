@@ -72,14 +72,21 @@ def patches() -> list[Patch]:
     """Return the patches of all hooks that are declared, in the order of installation."""
     for module in pkgutil.iter_modules(hooks.__path__):
         importlib.import_module(f"{hooks.__name__}.{module.name}")
-    return [patch for declared, package in _hooks.values() for patch in (declared, *_others(declared, package))]
+    of = {package: _modules(package) for package in {package for _, package in _hooks.values()}}
+    return [patch for declared, package in _hooks.values() for patch in (declared, *_others(declared, of[package]))]
 
 
-def _others(declared: Patch, package: str) -> Iterator[Patch]:
-    """Yield the patches of the other modules of a package that hold a function by value under its name."""
-    for name, module in sorted(sys.modules.items()) if package else ():
+def _modules(package: str) -> list[Any]:
+    """Return the modules of a package that are loaded, in the order of their names."""
+    near = sorted(item for item in list(sys.modules.items()) if package and item[0].startswith(package))
+    return [module for name, module in near if f"{name}.".startswith(f"{package}.")]
+
+
+def _others(declared: Patch, modules: list[Any]) -> Iterator[Patch]:
+    """Yield the patches of other modules that hold a function by value under its name."""
+    for module in modules:
         held = None if module in (None, declared.owner) else vars(module).get(declared.name)
-        if f"{name}.".startswith(f"{package}.") and held is declared.replacement.__wrapped__:
+        if held is declared.replacement.__wrapped__:
             yield declared._replace(owner=module)
 
 
