@@ -3,7 +3,8 @@
 The suites are those of the released source distributions of the installed versions. Whatever fails with autokern on
 is run again with stock code; what fails there too is not autokern's doing. Nor is what fails stock code as soon as it
 sums the coordinates of points in another order (`other_order.py`): such tests ask for more digits than stock has, they
-fail on one machine and pass on the next, and each is named when it does.
+fail on one machine and pass on the next, and each is named when it does. A suite runs in several processes; what a
+test draws at random does not depend on which (`each_alone.py`).
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ def unpacked(package: str, workdir: Path) -> Path:
 def run_suite(root: Path, tests: list[str], report: Path, environment: dict[str, str], *options: str) -> None:
     """Run tests in a suite's root folder, with a new report in JUnit's format."""
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "autokern", "run", "--stats", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "autokern.auto", "-p", "each_alone"]
     command += ["-c", os.devnull, "--rootdir", str(root)]  # whatever project the folder lies in
-    command += ["--no-header", "--disable-warnings", "--tb=short", f"--junitxml={report}", *options, *tests]
-    subprocess.run(command, cwd=root, env={**os.environ, **environment}, check=False)
+    command += ["-p", "no:cacheprovider", "--no-header", "--disable-warnings", "--tb=short", f"--junitxml={report}"]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    variables = {**os.environ, "PYTHONPATH": path, **environment}
+    subprocess.run([*command, *options, *tests], cwd=root, env=variables, check=False)
     if not report.exists():
         raise SystemExit(f"the suite in {root.name} ended without a report")
 
@@ -75,19 +78,20 @@ def fails_other_orders(root: Path, tests: set[str], report: Path) -> set[str]:
     for seed in range(ORDERS):
         if not tests - found:
             break
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-        environment = {"AUTOKERN": "0", "OTHER_ORDER": str(seed), "PYTHONPATH": path}
+        environment = {"AUTOKERN": "0", "OTHER_ORDER": str(seed)}
         run_suite(root, sorted(tests - found), report, environment, "-p", "other_order")
         found |= outcomes(report)[1]
     return found
 
 
-def judged(package: str, workdir: Path, seed: int | None, only: str = "") -> tuple[int, int]:
+def judged(package: str, workdir: Path, seed: int | None, only: str = "", jobs: int = 1) -> tuple[int, int]:
     """Run a suite, deciding or drawing at random; print, and return, how many passed and how many fail by autokern."""
     root, report = unpacked(package, workdir), workdir / f"{package}.xml"
     drawn = {} if seed is None else {"AUTOKERN_FORCE": f"random:{seed}"}
     selected = ["-k", only] if only else []
-    run_suite(root, ["test"], report, {"AUTOKERN_CALIBRATE": "never", **drawn}, *selected)
+    several = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    waiting = {"OMP_WAIT_POLICY": "passive"} if jobs > 1 else {}  # not fewer threads: profiles are of their number
+    run_suite(root, ["test"], report, {"AUTOKERN_CALIBRATE": "never", **drawn, **waiting}, *several, *selected)
     passed, failed = outcomes(report)
     stock = workdir / f"{package}-stock.xml"
     also_stock = fails_stock(root, failed, stock)
@@ -109,11 +113,13 @@ def main() -> int:
     parser.add_argument("--random", type=int, nargs="+", metavar="SEED", help="draw candidates at random, by each seed")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, choices=PACKAGES)
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="only the tests that pytest selects by it")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), help="processes to run a suite in")
     arguments = parser.parse_args()
     workdir = arguments.workdir.resolve()
     workdir.mkdir(parents=True, exist_ok=True)
     seeds = arguments.random or [None]
-    found = [judged(package, workdir, seed, arguments.k) for seed in seeds for package in arguments.packages]
+    only, jobs = arguments.k, arguments.jobs
+    found = [judged(package, workdir, seed, only, jobs) for seed in seeds for package in arguments.packages]
     passed, ours = (sum(column) for column in zip(*found, strict=True))
     print(f"{passed} passed, {ours} failed")
     return 1 if ours else 0
