@@ -513,6 +513,20 @@ def evaluate(kernel, x1, x2, enabled: bool):
     return k.detach(), torch.autograd.grad((k * weights).sum(), inputs)
 
 
+@functools.lru_cache(maxsize=4)
+def by_stock(name, shape, scaled, points):
+    """A kernel and its points, and what stock makes of them: the same for whatever is forced."""
+    kernel = gpytorch_kernel(name, shape, scaled)
+    generator = torch.Generator().manual_seed(5)
+    size = SHAPES[shape][2]
+    x1 = torch.randn(size, generator=generator, dtype=torch.float64)
+    x2 = None if points == "same" else torch.randn(size, generator=generator, dtype=torch.float64)
+    if points == "cross with gradients":
+        x1.requires_grad_()
+        x2.requires_grad_()
+    return kernel, x1, x2, *evaluate(kernel, x1, x2, enabled=False)
+
+
 @pytest.mark.parametrize("forced", ["stock", "gemm", "symmetric", "broadcast", "cdist", "torchscript"])
 @pytest.mark.parametrize("points", ["same", "cross", "cross with gradients"])
 @pytest.mark.parametrize(
@@ -530,15 +544,7 @@ def evaluate(kernel, x1, x2, enabled: bool):
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_as_gpytorch(name, shape, scaled, points, forced):
-    kernel = gpytorch_kernel(name, shape, scaled)
-    generator = torch.Generator().manual_seed(5)
-    size = SHAPES[shape][2]
-    x1 = torch.randn(size, generator=generator, dtype=torch.float64)
-    x2 = None if points == "same" else torch.randn(size, generator=generator, dtype=torch.float64)
-    if points == "cross with gradients":
-        x1.requires_grad_()
-        x2.requires_grad_()
-    expected, slopes = evaluate(kernel, x1, x2, enabled=False)
+    kernel, x1, x2, expected, slopes = by_stock(name, shape, scaled, points)
     with dispatch.using(force={"kernel_matrix": forced}):
         found, own = evaluate(kernel, x1, x2, enabled=True)
     assert dispatch.bypassed() is False
