@@ -62,7 +62,7 @@ LARGE = {
     "cholesky": [{"m": 1000, "n": 1000}],
     "pinverse_root": [{"m": 250, "n": 250, "variant": v} for v in ("lower", "upper", "trailing")],
     "qr": [{"m": 600, "n": 40}, {"m": 150, "n": 140}],
-    "predict": [{"m": 300, "n": 20}, {"m": 1100, "n": 9}, {"m": 4200, "n": 7}],
+    "predict": [{"m": 300, "n": 20}, {"m": 1100, "n": 9}, {"m": 2100, "n": 7}],
     "kernel_matrix": [{"m": 150, "n": 150}, {"m": 150, "n": 150, "grad": "theta"}],
 }
 """Sizes at which a candidate works otherwise than on small ones (recursion, strips, huge pages)."""
@@ -104,7 +104,25 @@ def grid(op_name: str, dtype: str) -> list[Problem]:
     small = [shrunk(p, LARGEST.get(op_name, 40)) for p in whole]
     small += [shrunk(p, 12).replace(grad="a") for p in whole if not p.variant.count("/")]
     large = [small[0].replace(**{"batch": 1, **sizes}) for sizes in LARGE.get(op_name, [])]
-    return [p for p in dict.fromkeys(small + large) if op.problem_of(*sample(op, p)) == p]
+    own = [p for p in dict.fromkeys(small) if op.problem_of(*sample(op, p)) == p]
+    return [*few(own), *(p for p in large if op.problem_of(*sample(op, p)) == p)]
+
+
+MOST = 4
+"""Sizes of a kind in a grid; the code that serves them is one."""
+
+
+def few(problems: list[Problem]) -> list[Problem]:
+    """Of each kind the smallest, the largest and some between, in the order given."""
+    kinds: dict[Any, list[Problem]] = {}
+    for p in problems:
+        kind = (p.variant, p.grad, p.batch > 1, p.d > 1, p.rhs > 1, p.m == p.n, p.m > p.n)
+        kinds.setdefault(kind, []).append(p)
+    kept = set()
+    for group in kinds.values():
+        ranked, most = sorted(group, key=lambda p: p.m * p.n * max(p.d, 1)), min(MOST, len(group))
+        kept |= {ranked[k * (len(ranked) - 1) // max(1, most - 1)] for k in range(most)}
+    return [p for p in problems if p in kept]
 
 
 def shrunk(problem: Problem, most: int) -> Problem:
