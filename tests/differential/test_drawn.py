@@ -15,7 +15,8 @@ from drawn import complaints, recipes
 from machine import WAYS, Life
 
 WRONG: list[str] = []
-EXAMPLES, LIVES, STEPS = 40, 8, 16
+EXAMPLES, LIVES, STEPS = 20, 4, 16
+"""The tortures draw more of each."""
 FEW = {
     "deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck),
     "phases": (Phase.explicit, Phase.generate),

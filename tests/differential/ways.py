@@ -102,10 +102,15 @@ def told(scenario: Scenario, truth: bool = False, first: bool = True, formula: b
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    bare = {k: v for k, v in os.environ.items() if not k.startswith("AUTOKERN")}
-    with mock.patch.dict(os.environ, bare, clear=True):
-        os.environ.update(AUTOKERN_CALIBRATE="never", **variables)
+    before = {k: os.environ.pop(k) for k in list(os.environ) if k.startswith("AUTOKERN")}
+    wanted = {"AUTOKERN_CALIBRATE": "never", **variables}
+    os.environ.update(wanted)
+    try:
         yield
+    finally:
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 _home: list[str] = []
@@ -170,8 +175,11 @@ def _left(found: list[Any]) -> dict[str, list[str]]:
     }
 
 
-def forced(scenario: Scenario, most: int) -> Iterator[tuple[str, Told]]:
-    """Run without a profile, then with all ops forced at once until each candidate has run where it can."""
+def forced(scenario: Scenario, most: int, turn: int = 0) -> Iterator[tuple[str, Told]]:
+    """Run without a profile, then with all ops forced at once until each candidate has run where it can.
+
+    Where that takes more than `most` runs, it depends on `turn` which candidates come first.
+    """
     todo: dict[str, list[str]] = {}
     done: set[tuple[str, str]] = set()
     failed: dict[tuple[str, str], int] = {}
@@ -188,7 +196,9 @@ def forced(scenario: Scenario, most: int) -> Iterator[tuple[str, Told]]:
         done |= ran
         for op, names in _left(made).items():
             known = todo.setdefault(op, [])
-            known += [n for n in names if n not in known and (op, n) not in done and (op, n) not in failed]
+            more = [n for n in names if n not in known and (op, n) not in done and (op, n) not in failed]
+            first = turn % len(more) if more else 0
+            known += more[first:] + more[:first]
         for op, left in todo.items():
             if left and op in order and left[0] == order[op] and (op, left[0]) not in done:
                 failed[op, left[0]] = failed.get((op, left[0]), 0) + 1
@@ -202,7 +212,7 @@ def runs(scenario: Scenario, hosts: list[Path], seeds: tuple[int, ...] = (1,), m
         with session(AUTOKERN_PROFILE=str(host)):
             found = told(scenario)
         yield host.stem, found
-    yield from forced(scenario, min(most, scenario.most))
+    yield from forced(scenario, min(most, scenario.most), seeds[0])
     for seed in seeds:
         with session(AUTOKERN_FORCE=f"random:{seed}"):
             found = told(scenario)

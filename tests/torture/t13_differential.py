@@ -29,7 +29,7 @@ class Size(NamedTuple):
     anew: bool
 
 
-SIZES = {"ci": Size(40, 24, 4, 6, 16, False), "full": Size(3000, 140, 14, 300, 40, True)}
+SIZES = {"ci": Size(40, 24, 4, 8, 16, False), "full": Size(3000, 140, 14, 300, 40, True)}
 
 
 def _few(size: Size, examples: int, phases: tuple[Phase, ...]) -> settings:
