@@ -111,7 +111,7 @@ def test_a_wrong_candidate_is_found(op, name, fault, scenario, words, monkeypatc
     at = next(k for k, one in enumerate(candidates) if one.name == name)
     honest = candidates[at].run
     wrong = dataclasses.replace(candidates[at], run=lambda *args: fault(honest, *args))
-    monkeypatch.setattr(get(op), "candidates", [*candidates[:at], wrong, *candidates[at + 1 :]])
+    monkeypatch.setattr(get(op), "listed", [*candidates[:at], wrong, *candidates[at + 1 :]])
     assert complaints() - before, f"nothing was said of {fault.__name__}"
 
 
