@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from autokern.core import registry
+from autokern.core import plugins, registry
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
@@ -27,6 +27,8 @@ from autokern.hooks import install
 from autokern.kernels import partition
 from autokern.runtime import dispatch
 from autokern.system import keops
+
+plugins.load()  # before a test module imports one by itself, which would leave its candidates without a source
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
