@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import msgspec
 
 from autokern.core.problem import Features, Problem
 
@@ -21,8 +22,7 @@ def nothing(_: object) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One way to compute an Op.
 
     Parameters
@@ -90,4 +90,4 @@ class Candidate:
             return answer
 
         unsupported, unavailable = guarded(self.unsupported, "unsupported"), guarded(self.unavailable, "unavailable")
-        return replace(self, source=source, unsupported=unsupported, unavailable=unavailable)
+        return msgspec.structs.replace(self, source=source, unsupported=unsupported, unavailable=unavailable)

@@ -126,8 +126,9 @@ def _told(error: BaseException) -> str:
 
 def _found() -> Iterator[tuple[Plugin, EntryPoint]]:
     for point in importlib.metadata.entry_points(group=GROUP):
-        package = "" if point.dist is None else point.dist.name
-        yield Plugin(point.name if package == "autokern" else f"{package}:{point.name}", point.value), point
+        own = point.value.startswith("autokern.backends.")  # the name of a distribution takes a millisecond to read
+        package = "" if own or point.dist is None else f"{point.dist.name}:"
+        yield Plugin(f"{package}{point.name}", point.value), point
 
 
 def _load(plugin: Plugin, point: EntryPoint) -> None:

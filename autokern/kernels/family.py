@@ -11,9 +11,9 @@ With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from gpytorch.kernels import Kernel
 
@@ -54,8 +54,7 @@ def of_unit_lengthscale(kernel: Kernel, dtype: torch.dtype) -> Kernel:
     return kernel
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """A positive parameter of a formula beside the distance (the alpha of a rational quadratic).
 
     Parameters
@@ -70,8 +69,7 @@ class Shape:
     slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(msgspec.Struct, frozen=True):
     """A covariance ``k(u)`` with ``u = gamma * s``, where ``s`` is the scaled squared distance.
 
     Parameters

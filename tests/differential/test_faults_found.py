@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import warnings
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -110,7 +110,7 @@ def test_a_wrong_candidate_is_found(op, name, fault, scenario, words, monkeypatc
     before = complaints()
     at = next(k for k, one in enumerate(candidates) if one.name == name)
     honest = candidates[at].run
-    wrong = dataclasses.replace(candidates[at], run=lambda *args: fault(honest, *args))
+    wrong = msgspec.structs.replace(candidates[at], run=lambda *args: fault(honest, *args))
     monkeypatch.setattr(get(op), "listed", [*candidates[:at], wrong, *candidates[at + 1 :]])
     assert complaints() - before, f"nothing was said of {fault.__name__}"
 
