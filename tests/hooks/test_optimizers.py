@@ -1,0 +1,74 @@
+"""Optimizers take the same steps without torch's compiler, and with it once it is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch, gpytorch
+kinds = [
+    kind for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+]
+methods = {(kind, name): vars(kind).get(name) for kind in (*kinds, torch.optim.Optimizer)
+           for name in ("step", "zero_grad", "add_param_group", "state_dict", "load_state_dict")}
+mode = sys.argv[1]
+if mode != "off":
+    import autokern.auto
+if mode == "compiler":
+    import torch._dynamo
+
+def lives(kind):
+    torch.manual_seed(0)
+    weights = torch.nn.Parameter(torch.rand(4, 3))
+    options = {"lr": 0.01} if kind is not torch.optim.SparseAdam else {}
+    try:
+        made = kind([weights], **options)
+        for turn in range(4):
+            def closure():
+                made.zero_grad(set_to_none=bool(turn % 2))
+                loss = (weights * torch.arange(3)).sin().sum() ** 2
+                loss.backward()
+                return loss
+            closure()
+            before = torch.is_grad_enabled()
+            made.step(closure) if turn % 2 or kind is torch.optim.LBFGS else made.step()
+            assert torch.is_grad_enabled() is before
+            if turn == 1:
+                made.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 2))]})
+            if turn == 2:
+                made.load_state_dict(made.state_dict())
+        return weights.sum().item()
+    except Exception as error:
+        return type(error).__name__, str(error)[:60]
+
+found = {kind.__name__: lives(kind) for kind in kinds}
+there = "torch._dynamo" in sys.modules
+if mode == "on":
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    assert compiled(torch.ones(2)).sum() == 4
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    autokern.disable()
+    left = [key for key, stock in methods.items() if vars(key[0]).get(key[1]) is not stock and key[1] != "step"]
+    assert left == [], left
+print(repr((found, there)))
+"""
+
+
+def told(mode):
+    run = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return eval(run.stdout.splitlines()[-1])
+
+
+def test_steps_are_the_same_and_nothing_is_imported_for_them():
+    expected, there = told("off")
+    assert there
+    assert len(expected) > 10
+    found, there = told("on")
+    assert not there
+    assert found == expected
+    assert told("compiler") == (expected, True)

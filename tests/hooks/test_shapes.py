@@ -1,0 +1,83 @@
+"""Broadcasts of shapes are torch's own: results, types and errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autokern
+
+stock = torch.broadcast_shapes
+SIZES = st.lists(st.sampled_from([0, 1, 1, 2, 3, 7, -1]), max_size=4)
+SHAPES = st.one_of(
+    SIZES.map(torch.Size).filter(lambda s: all(size >= 0 for size in s)), SIZES.map(tuple), SIZES, st.just(3), st.none()
+)
+
+
+def outcome(function, shapes):
+    try:
+        found = function(*shapes)
+    except Exception as error:
+        return type(error), str(error)
+    return type(found), found
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(SHAPES, max_size=4))
+def test_results_and_errors_are_torchs(shapes):
+    expected = outcome(stock, shapes)
+    with autokern.enabled():
+        assert torch.broadcast_shapes is not stock
+        assert outcome(torch.broadcast_shapes, shapes) == expected
+    assert torch.broadcast_shapes is stock
+
+
+@pytest.mark.parametrize(
+    "shapes", [((True,), (2,)), ((2.0,), (2,)), ("ab", (2,)), (torch.tensor([2]), (2,)), ((None,),)]
+)
+def test_odd_shapes(shapes):
+    expected = outcome(stock, shapes)
+    with autokern.enabled():
+        assert outcome(torch.broadcast_shapes, shapes) == expected
+
+
+def test_compiled_and_traced_functions_have_torchs():
+    def double(x, y):
+        return (x + y).expand(torch.broadcast_shapes(x.shape, y.shape))
+
+    x, y = torch.ones(3, 1), torch.ones(1, 4)
+    with autokern.enabled():
+        compiled = torch.compile(double, backend="eager", dynamic=True, fullgraph=True)
+        assert compiled(x, y).shape == (3, 4)
+        assert compiled(torch.ones(5, 1), y).shape == (5, 4)
+
+
+def test_a_program_needs_no_computer_algebra():
+    program = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch, gpytorch
+import autokern.auto
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+x = torch.rand(20, 2)
+model = Model(x, x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
+mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model).train()
+(-mll(model(x), x.sum(-1))).backward()
+mll.eval()
+with torch.no_grad():
+    model.likelihood(model(torch.rand(5, 2))).variance
+print("sympy" in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.split()[-1] == "False"
