@@ -19,6 +19,7 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.gp import marginal, memoized
+from autokern.hooks import botorch
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled
@@ -119,6 +120,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
 
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
+    botorch.look()
     found = None if kwargs or stay_out_of_models() else _described(function_dist, self.likelihood)
     if found is None:
         return _stock_objective(self, function_dist, target, *params, **kwargs)

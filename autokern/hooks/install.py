@@ -24,7 +24,7 @@ from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch
 from autokern.system import buffers, host, threads
 
-__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches"]
+__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared"]
 
 _Replacement = TypeVar("_Replacement")
 
@@ -186,6 +186,15 @@ def _limit_threads(settings: Settings) -> None:
     if before > ceiling:
         _threads_before = before
         torch.set_num_threads(ceiling)  # also the default of later threads, as intended
+
+
+def put_declared() -> None:
+    """Install the hooks that were declared since `enable`, if autokern is enabled."""
+    with _lock:
+        there = {(patch.owner, patch.name) for patch, _ in _originals}
+        for patch in patches() if _originals else ():
+            if (patch.owner, patch.name) not in there:
+                _put(patch)
 
 
 def _put(patch: Patch) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from gpytorch.priors import LogNormalPrior
 
 from autokern.core.problem import Problem
 from autokern.kernels import family
 from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
 
-__all__ = ["Trained", "kernel_of", "trained"]
+__all__ = ["Trained", "kernel_of", "objective_model", "trained"]
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
@@ -59,3 +63,27 @@ def trained(problem: Problem, generator: torch.Generator) -> Trained:
     strategy = DefaultPredictionStrategy([x], prior, y, likelihood)
     strategy.cold = iterates(problem)
     return Trained(strategy, kernel, x, y)
+
+
+class _Model(ExactGP):  # type: ignore[misc]
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> None:
+        likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0))
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = ConstantMean(), kernel
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        mean = self.mean_module(x)
+        covariance = self.covar_module(x)
+        return MultivariateNormal(mean, covariance)
+
+
+def objective_model(problem: Problem, generator: torch.Generator) -> ExactGP:
+    """Return a model of `n` points in `d` dimensions in training mode, with priors as BoTorch's models have them."""
+    x = random_matrix(problem, generator, problem.n, problem.d)
+    y = x.sum(-1).sin() + 0.1 * random_matrix(problem, generator, problem.n)
+    kernel = kernel_of(problem, generator)
+    for scaled in kernel.kernels if type(kernel) is AdditiveKernel else (kernel,):
+        base = scaled.base_kernel
+        prior = LogNormalPrior(2**0.5 + 0.5 * math.log(problem.d), 3**0.5)
+        base.register_prior("lengthscale_prior", prior, base._lengthscale_param, base._lengthscale_closure)
+    return _Model(x, y, kernel).to(x)

@@ -27,7 +27,7 @@ from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
-from autokern.gp import likelihood
+from autokern.gp import array_density, likelihood, small
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -53,6 +53,8 @@ __all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = original(MultivariateNormal, "log_prob")
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_MOST_BY_ARRAYS = 1000
+"""Points above which one thread is too few."""
 ladder = original(cholesky_module, "_psd_safe_cholesky")
 
 
@@ -268,6 +270,22 @@ def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Ten
 
 
 with_fewer_threads(EXACT_LOG_PROB, "fused")
+
+
+def _arrays_unsupported(problem: Problem) -> str | None:
+    if problem.device != "cpu" or problem.dtype != "float64":
+        return "for float64 on the CPU"
+    if problem.batch > 1 or problem.n > _MOST_BY_ARRAYS:
+        return f"for single models of {_MOST_BY_ARRAYS} points at most"
+    known = set(families(problem)) <= small.FAMILIES.keys() and "grad:x" not in problem.words
+    return None if known else "for RBF and Matérn kernels, without gradients by points"
+
+
+@EXACT_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_in_place(5.0, 5.0))
+def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    """NumPy and LAPACK from the raw parameters to value and gradients, without autograd between them."""
+    found = array_density.log_prob(marginal, value)
+    return fused(marginal, value, exact) if found is None else found
 
 
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:

@@ -220,6 +220,7 @@ def test_contract_on_the_grid(op, candidate, dtype):
             swept += 1
     assert torch.get_rng_state().equal(state), "no candidate draws random numbers"
     known = candidate.accuracy == "approximate" and dtype == "float32"  # the data is as rough already
+    known = known or (dtype == "float32" and any(served(op, candidate, p) for p in grid(op.name, "float64")))
     assert swept or known, f"no problem here is served by {op.name}.{candidate.name}: enlarge LARGE"
 
 
@@ -277,6 +278,9 @@ def test_samples_are_reproducible(op):
 def test_grids_are_of_the_op_and_cover_quick_work_in_little(op):
     for dtype, device in itertools.product(DTYPES, ("cpu", "cuda")):
         quick, full = op.grid("quick", dtype, device), op.grid("full", dtype, device)
+        if op.name == "objective" and (dtype, device) != ("float64", "cpu"):
+            assert not full
+            continue
         assert len(quick) >= 4
         assert len(full) > len(quick)
         assert {p.group for p in quick + full} == {(op.name, dtype, device)}

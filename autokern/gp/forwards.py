@@ -1,0 +1,76 @@
+"""Which `forward` methods of exact models are the plain one: mean and covariance of the points, and nothing else.
+
+A method is plain if its code is that of one of the templates below, whatever its variables and modules are called.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+from gpytorch.distributions import MultivariateNormal
+
+__all__ = ["modules_of"]
+
+
+def _qualified(self: Any, x: Any) -> Any:
+    mean = self.mean_module(x)
+    covariance = self.covar_module(x)
+    return gpytorch.distributions.MultivariateNormal(mean, covariance)
+
+
+def _by_name(self: Any, x: Any) -> Any:
+    mean = self.mean_module(x)
+    covariance = self.covar_module(x)
+    return MultivariateNormal(mean, covariance)
+
+
+def _qualified_at_once(self: Any, x: Any) -> Any:
+    return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _at_once(self: Any, x: Any) -> Any:
+    return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _transformed(self: Any, x: Any) -> Any:
+    if self.training:
+        x = self.transform_inputs(x)
+    mean = self.mean_module(x)
+    covariance = self.covar_module(x)
+    return MultivariateNormal(mean, covariance)
+
+
+_TEMPLATES = (_qualified, _by_name, _qualified_at_once, _at_once, _transformed)
+
+
+def modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
+    """Return the names of a plain method's mean and kernel, and whether inputs are transformed; None for others."""
+    if not isinstance(forward, types.FunctionType) or forward.__closure__ or forward.__defaults__:
+        return None
+    code = forward.__code__
+    for template in _TEMPLATES:
+        model = template.__code__
+        same = (code.co_code, code.co_argcount, code.co_flags, len(code.co_names)) == (
+            model.co_code, model.co_argcount, model.co_flags, len(model.co_names)
+        )  # fmt: skip
+        if same and (names := _matched(template, model.co_names, code.co_names, forward.__globals__)) is not None:
+            return names
+    return None
+
+
+def _matched(
+    template: Callable[..., Any], expected: tuple[str, ...], found: tuple[str, ...], space: dict[str, Any]
+) -> tuple[str, str, bool] | None:
+    """Return the names in a method's code where they mean what the template's do."""
+    names = dict(zip(expected, found, strict=True))
+    root = "gpytorch" if "gpytorch" in names else "MultivariateNormal"
+    if space.get(names[root]) is not (gpytorch if root == "gpytorch" else MultivariateNormal):
+        return None
+    fixed = [name for name in ("distributions", "MultivariateNormal", "training", "transform_inputs") if name in names]
+    fixed = [name for name in fixed if name != root]
+    if any(names[name] != name for name in fixed):
+        return None
+    return names["mean_module"], names["covar_module"], template is _transformed

@@ -1,0 +1,155 @@
+"""The Op `objective`: the negative marginal likelihood of a small exact model per point, and its gradient, at once.
+
+Arguments: ``reading, forward, parameters``: the model as `gp.reading` has taken it apart, the function that computes
+the loss with modules and autograd, and the parameters by name whose gradients are wanted. The result is the loss ``()``
+and the gradients in the order of the parameters, which are also in their ``grad``.
+
+Contract: the loss is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared norm
+of the points; gradients lie within the same change, enlarged by the condition of K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp.reading import Reading
+from autokern.ops._models import objective_model
+from autokern.ops._shared import EPS
+
+__all__ = ["OBJECTIVE"]
+
+_MOST = 1000
+"""Points above which one thread is slower than the ops that stock consists of."""
+
+_SMALL = 150
+"""Points up to which no measurement is needed."""
+
+Found = tuple[torch.Tensor | None, ...]
+Forward = Callable[[], torch.Tensor]
+
+
+class _Objective(Op):
+    name = "objective"
+    summary = "negative marginal likelihood of an exact model, with the gradient by all parameters"
+    contract = "the loss is that of a matrix within 2 (n + s) eps max|K| of K; gradients as their condition allows"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Any:
+        return reading.key
+
+    def problem_of(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Problem | None:
+        n, d, families = reading.key
+        return Problem(op="objective", m=n, n=n, d=d, variant=families, device="cpu", dtype="float64")
+
+    def reference(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+        return stock(reading, forward, parameters)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        model = objective_model(problem, generator)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        reading = Reading(mll)
+
+        def forward() -> torch.Tensor:
+            loss: torch.Tensor = -mll(model(*model.train_inputs), model.train_targets)
+            return loss
+
+        return reading, forward, {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        reading, forward, parameters = args
+        found, gradients = out[0].item(), [None if t is None else t.clone() for t in out[1:]]
+        loss, *slopes = stock(reading, forward, parameters)
+        assert loss is not None
+        exact = loss.item()
+        k, residual, size = reading.covariance()
+        inverse = np.linalg.inv(k)
+        solved = inverse @ residual
+        change = 2 * (problem.n + size) * EPS[problem.dtype] * np.abs(k).max()
+        by_matrix = 0.5 * (solved @ solved + np.trace(inverse)) / problem.n
+        unit = change * by_matrix + 20 * EPS[problem.dtype] * (1 + abs(exact))
+        condition = float(np.linalg.cond(k))
+        errors = [abs(found - exact) / unit]
+        largest = max((float(g.abs().max()) for g in slopes if g is not None), default=1.0)
+        for one, wanted in zip(gradients, slopes, strict=True):
+            if one is not None and wanted is not None:
+                bound = 100 * EPS[problem.dtype] * (problem.n + size) * condition * (largest + by_matrix)
+                errors.append(float((one - wanted).abs().max()) / bound)
+        return max(errors)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        if dtype != "float64" or device != "cpu":
+            return []
+        base = Problem(op="objective", d=6, dtype=dtype, device=device, variant="rbf")
+        sizes = [20, 100, 50, 200] + ([10, 35, 70, 140, 300, 450, 700] if level == "full" else [])
+        problems = [base.replace(m=n, n=n, variant=w) for n in sizes for w in ("rbf", "matern52")]
+        if level == "full":
+            problems += [base.replace(m=n, n=n, d=d) for n in (30, 150) for d in (1, 20)]
+            problems += [base.replace(m=n, n=n, variant="matern52+rbf") for n in (30, 150)]
+        return problems
+
+    def features(self, problem: Problem) -> Features:
+        parts = 1 + problem.variant.count("+")
+        elements = float(problem.n**2)
+        return Features(
+            60.0 + 20 * parts, elements * (problem.n + 4.0 * problem.d * parts), 12.0 * 8 * elements * parts
+        )
+
+    def memory(self, problem: Problem) -> int:
+        parts = 1 + problem.variant.count("+")
+        return (4 + 3 * parts) * problem.n**2 * problem.itemsize
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
+        return "arrays" if problem.n <= _SMALL else "stock"
+
+
+OBJECTIVE = _Objective()
+
+
+def _stock_features(problem: Problem) -> Features:
+    parts = 1 + problem.variant.count("+")
+    elements = float(problem.n**2)
+    flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * parts)
+    return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * 8 * elements)
+
+
+def _stock_memory(problem: Problem) -> int:
+    parts = 1 + problem.variant.count("+")
+    return (7 + 8 * parts) * problem.n**2 * problem.itemsize
+
+
+@OBJECTIVE.candidate("stock", features=_stock_features, memory=_stock_memory)
+def stock(reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+    """The libraries' own: modules forward, autograd backward; what they call is dispatched."""
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    with torch.enable_grad():
+        loss = forward().sum()
+    loss.backward()
+    return loss, *(parameter.grad for parameter in parameters.values())
+
+
+def _unsupported(problem: Problem) -> str | None:
+    if problem.device != "cpu" or problem.dtype != "float64":
+        return "for float64 on the CPU"
+    return None if problem.n <= _MOST else f"more than {_MOST} points on one thread"
+
+
+@OBJECTIVE.candidate("arrays", unsupported=_unsupported)
+def arrays(reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+    """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
+    found = reading.evaluate(parameters)
+    if found is None:  # stock's ladder of jitter, its warnings and its errors
+        return stock(reading, forward, parameters)
+    loss, gradients = found
+    return torch.tensor(loss, dtype=torch.float64, device="cpu"), *gradients

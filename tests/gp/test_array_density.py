@@ -1,0 +1,211 @@
+"""Densities by arrays are those of the fused function: values, first and second derivatives, and what may change."""
+
+from __future__ import annotations
+
+import threading
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean, LinearMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+import autokern
+from autokern.gp import array_density
+
+N, D = 12, 3
+KERNELS = {
+    "rbf": lambda: RBFKernel(ard_num_dims=D),
+    "matern12": lambda: MaternKernel(0.5),
+    "matern32": lambda: ScaleKernel(MaternKernel(1.5, ard_num_dims=D)),
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5, active_dims=[0, 2], ard_num_dims=2)),
+    "sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(active_dims=[1])), MaternKernel(2.5)),
+    "product": lambda: ScaleKernel(ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, ard_num_dims=D))),
+    "interval": lambda: RBFKernel(lengthscale_constraint=Interval(0.05, 4.0)),
+}
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel, mean):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = mean, kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x.sin()), self.covar_module(x))
+
+
+def made(kernel, mean=None, likelihood=None, n=N):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, D, generator=generator, dtype=torch.float64)
+    y = x.sum(-1).cos() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+    likelihood = likelihood or GaussianLikelihood()
+    model = Model(x, y, likelihood, kernel, mean or ConstantMean()).double()
+    return ExactMarginalLogLikelihood(likelihood, model).train()
+
+
+def loss_of(mll):
+    return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+
+
+def by(name):
+    return autokern.using(force={"exact_log_prob": name})
+
+
+@pytest.fixture(autouse=True)
+def _enabled():
+    with autokern.enabled():
+        yield
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """How many densities were computed by arrays."""
+    counts, stock = {"arrays": 0}, array_density.log_prob
+
+    def counted(*args):
+        found = stock(*args)
+        counts["arrays"] += found is not None
+        return found
+
+    monkeypatch.setattr(array_density, "log_prob", counted)
+    return counts
+
+
+def derivatives(mll):
+    """Value, gradients and a second derivative of every parameter."""
+    parameters = list(mll.parameters())
+    loss = loss_of(mll)
+    first = torch.autograd.grad(loss, parameters, create_graph=True)
+    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
+    return loss.detach(), [g.detach() for g in first], second
+
+
+@pytest.mark.parametrize("mean", [ConstantMean, lambda: LinearMean(D)], ids=["constant", "linear"])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+def test_values_and_derivatives(kernel, mean, served):
+    mll = made(kernel(), mean())
+    with by("fused"):
+        expected = derivatives(mll)
+    with by("arrays"):
+        found = derivatives(mll)
+        loss = loss_of(mll)
+        loss.backward()
+    assert served["arrays"] == 2
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-12)
+    for one, other, p in zip(found[1], expected[1], mll.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-11)
+        torch.testing.assert_close(p.grad, one, rtol=1e-10, atol=1e-12)
+    for one, other in zip(found[2], expected[2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+def test_noise_that_is_known(served):
+    mll = made(RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.4, N, dtype=torch.float64)))
+    with by("fused"):
+        expected = derivatives(mll)
+    with by("arrays"):
+        found = derivatives(mll)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_prior_alone(served):
+    mll = made(RBFKernel())
+    mll.model.likelihood(mll.model(*mll.model.train_inputs))
+    prior = mll.model(*mll.model.train_inputs)
+    value = mll.model.train_targets.clone().requires_grad_()
+    noisy = mll.likelihood(prior)
+    with by("arrays"):
+        noisy.log_prob(value).backward()
+    expected = torch.linalg.solve(noisy.covariance_matrix, value - noisy.mean)
+    torch.testing.assert_close(value.grad, -expected.detach(), rtol=1e-8, atol=1e-10)
+    assert served["arrays"] == 1
+
+
+def test_backward_again_and_batches_of_cotangents(served):
+    mll = made(RBFKernel())
+    parameters = list(mll.parameters())
+    with by("arrays"):
+        loss = loss_of(mll)
+    once = torch.autograd.grad(loss, parameters, retain_graph=True)
+    twice = torch.autograd.grad(loss, parameters, retain_graph=True)
+    torch.testing.assert_close(once, twice, rtol=0, atol=0)
+    cotangents = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    batched = torch.autograd.grad(loss, parameters, cotangents, is_grads_batched=True)
+    for one, many in zip(once, batched, strict=True):
+        torch.testing.assert_close(many, torch.stack([one, -2 * one]))
+    assert served["arrays"] == 1
+
+
+def test_what_is_unknown_is_fused(served):
+    for kernel in (ScaleKernel(RQKernel()), RBFKernel(batch_shape=torch.Size([1])), type("Own", (RBFKernel,), {})()):
+        mll = made(kernel)
+        with by("arrays"):
+            first = loss_of(mll)
+        autokern.disable()
+        torch.testing.assert_close(first, loss_of(mll), rtol=1e-10, atol=1e-10)
+        autokern.enable()
+    assert served["arrays"] == 0
+
+
+def test_a_kernel_that_changes_is_read_again(served):
+    mll = made(MaternKernel(2.5))
+    kernel = mll.model.covar_module
+    changes = [
+        lambda: setattr(kernel.raw_lengthscale, "data", kernel.raw_lengthscale.data + 1),
+        lambda: kernel.raw_lengthscale.data.mul_(0.5),
+        lambda: setattr(kernel, "nu", 1.5),
+        lambda: kernel.register_constraint("raw_lengthscale", Interval(0.1, 2.0)),
+        lambda: setattr(kernel, "raw_lengthscale", torch.nn.Parameter(torch.zeros(1, 1, dtype=torch.float64))),
+        lambda: kernel.raw_lengthscale.requires_grad_(False),
+    ]
+    for change in changes:
+        change()
+        with by("arrays"):
+            found = loss_of(mll)
+        with by("fused"):
+            torch.testing.assert_close(found, loss_of(mll), rtol=1e-11, atol=1e-11)
+    assert served["arrays"] == len(changes)
+
+
+def test_a_change_between_forward_and_backward():
+    mll = made(RBFKernel())
+    with by("arrays"):
+        loss = loss_of(mll)
+    mll.model.train_inputs[0].data.add_(1.0)
+    mll.model.train_targets.add_(1.0)
+    loss.backward(retain_graph=True)  # the derivatives are those of the call
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, list(mll.parameters()), create_graph=True)
+    with torch.no_grad():
+        mll.model.covar_module.raw_lengthscale.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_no_factor_means_the_librarys_own_words(served):
+    mll = made(RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.full((N,), 1e-4, dtype=torch.float64)))
+    mll.likelihood.noise_covar.noise = torch.full((N,), -2.0, dtype=torch.float64)
+    with by("arrays"), pytest.raises(Exception, match=r"not positive definite|not p\.d\."), pytest.warns():
+        loss_of(mll)
+    assert served["arrays"] == 0
+
+
+def test_threads_that_share_a_kernel():
+    mll = made(ScaleKernel(RBFKernel(ard_num_dims=D)), n=60)
+    with by("arrays"):
+        expected = loss_of(mll).item()
+    found = []
+
+    def work():
+        with autokern.using(force={"exact_log_prob": "arrays"}):
+            found.extend(loss_of(mll).item() for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 60

@@ -1,0 +1,328 @@
+"""A model read once computes what the libraries compute, and is read again, or left alone, when it changes."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean, LinearMean, ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
+
+from autokern.gp.reading import Reading, read
+
+D = 4
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, mean, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = mean, kernel
+
+    def forward(self, x):
+        mean_x = self.mean_module(x)
+        covar_x = self.covar_module(x)
+        return gpytorch.distributions.MultivariateNormal(mean_x, covar_x)
+
+
+def made(kernel=None, mean=None, likelihood=None, n=13, kind=Model):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, D, generator=generator, dtype=torch.float64)
+    y = x.sum(-1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+    kernel, mean, likelihood = (
+        kernel or RBFKernel(ard_num_dims=D),
+        mean or ConstantMean(),
+        likelihood or GaussianLikelihood(),
+    )
+    model = kind(x, y, likelihood, mean, kernel).double()
+    mll = ExactMarginalLogLikelihood(likelihood, model).train()
+    for p in mll.parameters():
+        with torch.no_grad():
+            p.add_(0.3 * torch.rand(p.shape, generator=generator, dtype=torch.float64))
+    return mll
+
+
+def stock(mll):
+    mll.zero_grad()
+    loss = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in mll.named_parameters() if p.requires_grad}
+
+
+def ours(reading, mll):
+    mll.zero_grad()
+    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    assert reading.covers(parameters)
+    loss, grads = reading.evaluate(parameters)
+    return loss, dict(zip(parameters, grads, strict=True))
+
+
+def agree(mll, reading=None, digits=1.0):
+    """Compare with the library, whose Matérn 1/2 takes no distance for 3e-8: then with fewer digits."""
+    reading = reading or Reading(mll)
+    assert reading.holds()
+    expected, slopes = stock(mll)
+    found, grads = ours(reading, mll)
+    assert math.isclose(found, expected, rel_tol=1e-12 * digits, abs_tol=1e-12 * digits)
+    scale = max(g.abs().max() for g in slopes.values())
+    for name, grad in grads.items():
+        torch.testing.assert_close(
+            grad,
+            slopes[name],
+            rtol=1e-9 * digits,
+            atol=float(1e-11 * scale * digits),
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+    return reading
+
+
+def on(dims, kernel):
+    kernel.active_dims = torch.tensor(dims)
+    return kernel
+
+
+KERNELS = {
+    "rbf": RBFKernel,
+    "ard": lambda: RBFKernel(ard_num_dims=D),
+    "matern12": lambda: MaternKernel(0.5, ard_num_dims=D),
+    "matern32": lambda: MaternKernel(1.5),
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5, ard_num_dims=D)),
+    "scaled twice": lambda: ScaleKernel(ScaleKernel(RBFKernel())),
+    "active": lambda: RBFKernel(active_dims=[2, 0], ard_num_dims=2),
+    "scaled active": lambda: ScaleKernel(RBFKernel(active_dims=[3], ard_num_dims=1)),
+    "sum": lambda: ScaleKernel(RBFKernel(active_dims=[0, 1])) + MaternKernel(1.5, active_dims=[3, 1], ard_num_dims=2),
+    "sum of three": lambda: AdditiveKernel(RBFKernel(), MaternKernel(0.5), ScaleKernel(RBFKernel(active_dims=[1]))),
+    "product": lambda: ScaleKernel(
+        ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(2.5), RBFKernel(ard_num_dims=D))
+    ),
+    "nested": lambda: on(
+        [1, 3, 0], AdditiveKernel(RBFKernel(), ProductKernel(RBFKernel(active_dims=[2]), MaternKernel(1.5)))
+    ),
+    "lognormal": lambda: RBFKernel(ard_num_dims=D, lengthscale_prior=LogNormalPrior(0.3, 1.7)),
+    "gamma": lambda: ScaleKernel(
+        MaternKernel(2.5, lengthscale_prior=GammaPrior(3.0, 6.0)), outputscale_prior=GammaPrior(2.0, 0.15)
+    ),
+    "normal": lambda: RBFKernel(lengthscale_prior=NormalPrior(1.0, 0.5)),
+    "greater": lambda: RBFKernel(ard_num_dims=D, lengthscale_constraint=GreaterThan(2.5e-2)),
+    "no transform": lambda: RBFKernel(lengthscale_constraint=GreaterThan(2.5e-2, transform=None, initial_value=0.7)),
+    "interval": lambda: RBFKernel(lengthscale_constraint=Interval(0.1, 3.0)),
+    "less": lambda: ScaleKernel(RBFKernel(), outputscale_constraint=LessThan(9.0)),
+    "exponential": lambda: RBFKernel(lengthscale_constraint=Positive(transform=torch.exp, inv_transform=torch.log)),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+def test_a_reading_computes_what_the_library_does(kernel):
+    mll = made(kernel())
+    digits = 1e5 if any(getattr(module, "nu", None) == 0.5 for module in mll.modules()) else 1.0
+    reading = agree(mll, digits=digits)
+    with torch.no_grad():  # the next step of an optimiser
+        for p in mll.parameters():
+            p.mul_(0.9)
+    agree(mll, reading, digits)
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+@pytest.mark.parametrize("mean", [ZeroMean, ConstantMean], ids=["zero", "constant"])
+def test_sizes_and_means(n, mean):
+    agree(made(mean=mean(), n=n))
+
+
+def test_means_with_priors_and_constraints():
+    agree(made(mean=ConstantMean(constant_prior=NormalPrior(0.2, 0.7))))
+    agree(made(mean=ConstantMean(constant_constraint=Interval(-2.0, 3.0))))
+
+
+def test_noise():
+    agree(made(likelihood=GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.05))))
+    agree(made(likelihood=GaussianLikelihood(noise_constraint=GreaterThan(1e-4, transform=None, initial_value=0.1))))
+    agree(made(likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.3, 13, dtype=torch.float64))))
+
+
+def test_equal_points_and_far_points():
+    for kernel in (RBFKernel(), MaternKernel(0.5), MaternKernel(2.5)):
+        mll = made(kernel)
+        x = mll.model.train_inputs[0].clone()
+        x[1] = x[0]
+        for moved in (x, x + 1e3):
+            mll.model.set_train_data(moved, strict=False)
+            agree(mll, digits=1e7)
+
+
+def test_parameters_that_are_fixed():
+    mll = made(ScaleKernel(RBFKernel()))
+    mll.model.covar_module.raw_outputscale.requires_grad_(False)
+    agree(mll)
+
+
+class Spelt(Model):
+    def forward(self, points):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(points), self.covar_module(points))
+
+
+class Renamed(Model):
+    def __init__(self, x, y, likelihood, mean, kernel):
+        super(Model, self).__init__(x, y, likelihood)
+        self.average, self.kernel = mean, kernel
+
+    def forward(self, z):
+        m = self.average(z)
+        k = self.kernel(z)
+        return gpytorch.distributions.MultivariateNormal(m, k)
+
+
+@pytest.mark.parametrize("kind", [Spelt, Renamed])
+def test_ways_to_write_the_plain_forward(kind):
+    agree(made(kind=kind))
+
+
+class Doubled(Model):
+    def forward(self, x):
+        mean_x = self.mean_module(x)
+        covar_x = self.covar_module(x)
+        return gpytorch.distributions.MultivariateNormal(mean_x, covar_x + covar_x)
+
+
+class Swapped(Model):
+    def forward(self, x):
+        mean_x = self.covar_module(x)
+        covar_x = self.mean_module(x)
+        return gpytorch.distributions.MultivariateNormal(covar_x, mean_x)
+
+
+class Shifted(Model):
+    def forward(self, x):
+        mean_x = self.mean_module(x)
+        covar_x = self.covar_module(x)
+        return gpytorch.distributions.MultivariateNormal(covar_x, mean_x)
+
+
+class Called(Model):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+class Hidden(Model):
+    @property
+    def covar_module(self):
+        return RBFKernel().double()
+
+    @covar_module.setter
+    def covar_module(self, kernel):
+        self._modules["covar_module"] = kernel
+
+
+class OwnKernel(RBFKernel):
+    pass
+
+
+UNKNOWN = {
+    "another forward": lambda: made(kind=Doubled),
+    "modules in each other's place": lambda: made(kind=Shifted),
+    "a call of its own": lambda: made(kind=Called),
+    "a property": lambda: made(kind=Hidden),
+    "a subclass of a kernel": lambda: made(OwnKernel()),
+    "another kernel": lambda: made(ScaleKernel(RQKernel())),
+    "a linear kernel": lambda: made(RBFKernel() + LinearKernel()),
+    "a batch": lambda: made(RBFKernel(batch_shape=torch.Size([2]))),
+    "another mean": lambda: made(mean=LinearMean(D)),
+    "another prior": lambda: made(RBFKernel(lengthscale_prior=HalfCauchyPrior(1.0))),
+    "single precision": lambda: made().float(),
+}
+
+
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN.keys())
+def test_what_is_not_exactly_known_is_not_read(make):
+    assert read(make()) is None
+
+
+def test_more_that_is_not_read():
+    mll = made(RBFKernel())
+    mll.model.covar_module.register_prior("own", NormalPrior(0.0, 1.0), lambda m: m.lengthscale.log())
+    assert read(mll) is None
+    shared = RBFKernel()
+    assert read(made(AdditiveKernel(shared, ScaleKernel(shared)))) is None
+    mll = made()
+    assert read(LeaveOneOutPseudoLikelihood(mll.likelihood, mll.model)) is None
+    assert read(ExactMarginalLogLikelihood(GaussianLikelihood().double(), mll.model)) is None
+    mll.model.covar_module.forward = mll.model.covar_module.forward
+    assert read(mll) is None
+    mll = made()
+    mll.model.extra = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    assert read(mll) is None
+    mll = made()
+    mll.model.set_train_data(mll.model.train_inputs[0].clone().requires_grad_(), strict=False)
+    assert read(mll) is None
+
+
+CHANGES = {
+    "another kernel": lambda m: setattr(m, "covar_module", RBFKernel().double()),
+    "another mean": lambda m: setattr(m, "mean_module", ZeroMean()),
+    "another parameter": lambda m: setattr(
+        m.covar_module, "raw_lengthscale", torch.nn.Parameter(m.covar_module.raw_lengthscale.detach().clone())
+    ),
+    "other memory": lambda m: setattr(
+        m.covar_module.raw_lengthscale, "data", m.covar_module.raw_lengthscale.data.clone()
+    ),
+    "another constraint": lambda m: m.covar_module.register_constraint("raw_lengthscale", GreaterThan(0.01)),
+    "another prior": lambda m: m.covar_module.register_prior("p", NormalPrior(0.0, 1.0), "lengthscale"),
+    "other data": lambda m: m.set_train_data(m.train_inputs[0] + 1, m.train_targets, strict=False),
+    "other points in place": lambda m: m.train_inputs[0].data.mul_(1.1),
+    "other targets": lambda m: m.set_train_data(targets=m.train_targets + 1),
+    "evaluation mode": lambda m: m.eval(),
+    "active dimensions": lambda m: setattr(m.covar_module, "active_dims", torch.tensor([0, 1])),
+    "smoothness": lambda m: setattr(m.covar_module, "nu", 1.5),
+    "a forward": lambda m: setattr(m.covar_module, "forward", lambda x1, x2, **kw: x1 @ x2.mT),
+    "a module": lambda m: setattr(m, "more", RBFKernel()),
+    "single precision": lambda m: m.float(),
+    "a hook of a gradient": lambda m: m.covar_module.raw_lengthscale.register_hook(lambda g: 2 * g),
+    "a hook after a gradient": lambda m: m.covar_module.raw_lengthscale.register_post_accumulate_grad_hook(print),
+    "a forward of the model": lambda m: setattr(m, "forward", lambda x: None),
+    "a likelihood's call": lambda m: setattr(m.likelihood, "marginal", lambda *args: None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_model_that_changes_is_seen(change):
+    mll = made(MaternKernel(2.5, ard_num_dims=D))
+    reading = Reading(mll)
+    assert reading.holds()
+    change(mll.model)
+    assert not reading.holds()
+
+
+def test_what_changes_in_place_is_computed_with():
+    mll = made(RBFKernel(lengthscale_constraint=GreaterThan(0.1), lengthscale_prior=NormalPrior(1.0, 0.5)))
+    reading = Reading(mll)
+    model = mll.model
+    with torch.no_grad():
+        model.train_targets.add_(1.0)
+        model.covar_module.raw_lengthscale_constraint.lower_bound.fill_(0.2)
+        model.covar_module.lengthscale_prior.loc.fill_(2.0)
+        mll.likelihood.noise = 0.5
+    mll.load_state_dict(copy.deepcopy(mll.state_dict()))
+    agree(mll, reading)
+
+
+def test_a_gradient_keeps_its_tensor():
+    mll = made()
+    reading, parameters = Reading(mll), dict(mll.named_parameters())
+    stock(mll)
+    before = {name: p.grad for name, p in parameters.items()}
+    _, grads = reading.evaluate(parameters)
+    assert [g is before[name] for name, g in zip(parameters, grads, strict=True)] == [True] * 3
+
+
+def test_no_factorisation_means_stock():
+    mll = made(likelihood=FixedNoiseGaussianLikelihood(torch.full((13,), 1e-4, dtype=torch.float64)), n=13)
+    mll.likelihood.noise_covar.noise = torch.full((13,), -2.0, dtype=torch.float64)
+    assert Reading(mll).evaluate(dict(mll.named_parameters())) is None
+    mll = made()
+    mll.model.train_targets.fill_(math.nan)
+    assert Reading(mll).evaluate(dict(mll.named_parameters())) is None

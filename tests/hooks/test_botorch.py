@@ -1,0 +1,175 @@
+"""BoTorch closures in one piece: the same losses, gradients and fits, and stock where anything is unknown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import MultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Normalize
+from botorch.models.utils.gpytorch_modules import (
+    get_gaussian_likelihood_with_gamma_prior,
+    get_matern_kernel_with_gamma_prior,
+)
+from botorch.optim.closures import get_loss_closure_with_grads
+from botorch.optim.closures.core import ForwardBackwardClosure, NdarrayOptimizationClosure
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+import autokern
+
+ARRAYS = {"force": {"objective": "arrays"}}
+
+
+def data(n=15, d=3, outputs=1):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, d, generator=generator, dtype=torch.float64)
+    y = torch.stack([(x * (k + 1)).sum(-1).sin() for k in range(outputs)], -1)
+    return x, y + 0.1 * torch.randn(y.shape, generator=generator, dtype=torch.float64)
+
+
+MODELS = {
+    "usual": lambda: SingleTaskGP(*data()),
+    "known noise": lambda: SingleTaskGP(*data(), torch.full((15, 1), 0.02, dtype=torch.float64)),
+    "gamma priors": lambda: SingleTaskGP(
+        *data(),
+        covar_module=get_matern_kernel_with_gamma_prior(3),
+        likelihood=get_gaussian_likelihood_with_gamma_prior(),
+        outcome_transform=None,
+    ),
+}
+OTHERS = {
+    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
+    "normalised inputs": lambda: SingleTaskGP(*data(), input_transform=Normalize(3)),
+    "tasks": lambda: MultiTaskGP(torch.cat([data()[0], torch.arange(15)[:, None] % 2], -1), data()[1], -1),
+    "single precision": lambda: SingleTaskGP(*data()).float(),
+}
+
+
+def closure(make):
+    model = make()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    return mll, parameters, get_loss_closure_with_grads(mll, parameters)
+
+
+@pytest.fixture
+def enabled():
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        yield
+
+
+def served():
+    return autokern.stats().get("objective", {})
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_losses_and_gradients_are_the_same(make):
+    _, parameters, evaluate = closure(make)
+    loss, grads = evaluate()
+    grads = [g.clone() for g in grads]
+    before = served().get("arrays", 0)
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found, slopes = evaluate()
+        assert served()["arrays"] == before + 1
+    torch.testing.assert_close(found, loss.detach(), rtol=1e-12, atol=1e-12)
+    for name, one, other in zip(parameters, grads, slopes, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-10)
+        assert parameters[name].grad is other
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of the usual multitask model
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_models_that_are_not_known_run_stock(make, enabled):
+    _, _, evaluate = closure(make)
+    before = served()
+    loss, _ = evaluate()
+    assert loss.requires_grad
+    assert served() == before
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_a_fit_ends_where_stock_ends(make):
+    model = make()
+    expected = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    model = make()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        before = served().get("arrays", 0)
+        found = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        assert served()["arrays"] > before
+    losses = []
+    for mll in (expected, found):
+        mll.train()
+        losses.append(-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-7, abs=1e-9)
+
+
+def test_a_state_is_evaluated(enabled):
+    _, parameters, evaluate = closure(MODELS["usual"])
+    whole = NdarrayOptimizationClosure(evaluate, parameters)
+    state = whole.state
+    value, slope = whole(state * 0.9)
+    autokern.disable()
+    try:
+        expected, wanted = NdarrayOptimizationClosure(evaluate, parameters)(state * 0.9)
+    finally:
+        autokern.enable()
+    assert value == pytest.approx(expected, rel=1e-12)
+    assert slope == pytest.approx(wanted, rel=1e-9, abs=1e-11)
+
+
+def test_a_model_that_changes_is_read_again(enabled):
+    mll, _, evaluate = closure(MODELS["usual"])
+    evaluate()
+    before = served()["arrays"]
+    mll.model.set_train_data(mll.model.train_inputs[0] * 0.5, strict=False)
+    loss, _ = evaluate()
+    assert served()["arrays"] == before + 1
+    expected = -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
+    mll.model.covar_module = torch.nn.Identity()
+    with pytest.raises((AttributeError, RuntimeError, TypeError)):
+        evaluate()
+
+
+def test_closures_of_other_kinds_run_stock(enabled):
+    mll, parameters, _ = closure(MODELS["usual"])
+    before = served()
+
+    def loss():
+        return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+
+    ForwardBackwardClosure(loss, parameters)()
+
+    class Own(ForwardBackwardClosure):
+        pass
+
+    Own(get_loss_closure_with_grads(mll, parameters).forward, parameters)()
+    few = dict(list(parameters.items())[:1])
+    get_loss_closure_with_grads(mll, few)()  # stock adds to the gradients of the others, too
+    assert served() == before
+
+
+def test_botorch_may_come_later():
+    program = """
+import warnings
+warnings.simplefilter("ignore")
+import autokern.auto
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from botorch.optim.closures.core import ForwardBackwardClosure
+x = torch.rand(12, 2, dtype=torch.float64)
+stock = ForwardBackwardClosure.__call__
+with autokern.using(force={"objective": "arrays"}):
+    model = SingleTaskGP(x, x.sum(-1, keepdim=True).sin())
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+print(autokern.stats()["objective"]["arrays"] > 3, ForwardBackwardClosure.__call__ is stock)
+autokern.disable()
+print(ForwardBackwardClosure.__call__ is stock)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "False", "True"]
