@@ -7,14 +7,17 @@ from typing import cast
 import gpytorch
 import torch
 
+from autokern import ops as _ops  # noqa: F401  (declares every op)
+from autokern.core import plugins
 from autokern.core.errors import SettingsError
+from autokern.core.registry import get
 from autokern.kernels import tree as trees
 from autokern.runtime.dispatch import route
 
 __all__ = ["matmul", "matrix"]
 
-_matrix = route("kernel_matrix")
-_matmul = route("kernel_matmul")
+_matrix = route(get("kernel_matrix"))
+_matmul = route(get("kernel_matmul"))
 
 
 def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor | None = None) -> torch.Tensor:
@@ -53,6 +56,7 @@ def matrix(kernel: gpytorch.kernels.Kernel, x1: torch.Tensor, x2: torch.Tensor |
     >>> k.shape, k.diagonal().tolist()
     (torch.Size([5, 5]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
+    plugins.load(own=False)  # they may know the kernel
     x1, x2 = _points(x1, x2)
     node = trees.form(kernel)
     if node is None or not trees.leaves(node):

@@ -11,16 +11,18 @@ from typing import cast
 import torch
 from linear_operator.operators import LinearOperator
 
+from autokern import ops as _ops  # noqa: F401  (declares every op)
+from autokern.core.registry import get
 from autokern.runtime.dispatch import route
 
 __all__ = ["cholesky", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr"]
 
-_cholesky = route("cholesky")
-_eigh = route("eigh")
-_inv_quad_logdet = route("inv_quad_logdet")
-_matmul = route("matmul")
-_pinverse = route("pinverse_root")
-_qr = route("qr")
+_cholesky = route(get("cholesky"))
+_eigh = route(get("eigh"))
+_inv_quad_logdet = route(get("inv_quad_logdet"))
+_matmul = route(get("matmul"))
+_pinverse = route(get("pinverse_root"))
+_qr = route(get("qr"))
 
 
 def qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

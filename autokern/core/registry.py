@@ -16,6 +16,8 @@ __all__ = ["add", "declare", "get", "known", "registered", "registering"]
 
 _ops: dict[str, Op] = {}
 _homes: dict[str, str] = {}
+_complete: set[str] = set()
+"""Ops whose modules have been imported to the end."""
 
 
 def declare(name: str, module: str) -> None:
@@ -29,9 +31,9 @@ def add(op: Op) -> None:
     Raises
     ------
     AutokernError
-        If there is one of its name.
+        If there is one of its name, unless an import of it was interrupted.
     """
-    if op.name in _ops:
+    if op.name in _ops and (op.name in _complete or op.name not in _homes):
         raise AutokernError(f"op {op.name!r} is registered twice; choose another name")
     _ops[op.name] = op
 
@@ -49,9 +51,9 @@ def get(name: str) -> Op:
     SettingsError
         If there is none.
     """
-    if name not in _ops and name in _homes:
-        importlib.import_module(_homes[name])
-    if name not in _ops and name not in _completed():
+    if name in _homes:
+        _import(name)
+    elif name not in _ops and name not in _completed():
         raise SettingsError(f"unknown op {name!r}; autokern knows {', '.join(sorted(_ops))}")
     return _ops[name]
 
@@ -70,9 +72,16 @@ def _completed() -> dict[str, Op]:
 
 
 def _imported() -> dict[str, Op]:
-    for module in _homes.values():
-        importlib.import_module(module)
+    for name in _homes:
+        _import(name)
     return _ops
+
+
+def _import(name: str) -> None:
+    """Import the module of an op, once; a thread that comes meanwhile waits for the end of it."""
+    if name not in _complete:
+        importlib.import_module(_homes[name])
+        _complete.add(name)
 
 
 @contextlib.contextmanager

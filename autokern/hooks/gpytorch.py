@@ -39,7 +39,8 @@ def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     the same among training points and between those and others. Here another candidate may serve each of the two. A
     difference of numbers within a factor of two is exact (Sterbenz 1974, theorem 4.3.1), and moves no distance.
     """
-    if x1.dtype is not torch.float32 or x2.dtype is not torch.float32 or not (x1.numel() and x2.numel()):
+    single = x1.dtype is torch.float32 and x2.dtype is torch.float32
+    if not single or min(x1.dim(), x2.dim()) < 2 or not (x1.numel() and x2.numel()):
         return x1, x2
     with torch.no_grad():
         origin = x1[(0,) * (x1.dim() - 1)]
@@ -55,10 +56,10 @@ def _hooked(kind: type) -> Any:
     stock = vars(kind)["forward"]
 
     @functools.wraps(stock)
-    def forward(self: Any, x1: Any, x2: Any, diag: bool = False, **params: Any) -> Any:
-        plain = type(self) is kind and not diag and trivial(params)
+    def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
+        plain = type(self) is kind and not args and trivial(params)
         if not plain or family_name(self) is None or _stay_out():
-            return stock(self, x1, x2, diag=diag, **params)
+            return stock(self, x1, x2, *args, **params)
         return _dispatch(self, *_near(x1, x2))
 
     return forward

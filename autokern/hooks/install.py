@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from autokern import hooks
-from autokern.core.originals import MARK
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch
 from autokern.system import buffers, host, threads
@@ -61,7 +60,6 @@ def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement]
         if isinstance(replacement, FunctionType):
             functools.update_wrapper(replacement, getattr(owner, name))
         replacement.__wrapped__ = before  # type: ignore[attr-defined]
-        setattr(replacement, MARK, True)
         _hooks[owner, name] = Patch(owner, name, replacement), everywhere
         return replacement
 

@@ -82,8 +82,21 @@ def read(kernel: Kernel | Embedded, x: torch.Tensor, centre: torch.Tensor | None
 
 def both(kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list[torch.Tensor] | None]:
     """Return the tree with the points of the rows, and those of the columns; None where they are the same tensor."""
-    centre = None if isinstance(kernel, Embedded) else _common(x1, None if x1 is x2 else x2)
+    centre = None if isinstance(kernel, Embedded) else _own_centre(kernel, x1)
     return read(kernel, x1, centre), None if x1 is x2 else read(kernel, x2, centre).points
+
+
+def _own_centre(kernel: Kernel, x1: torch.Tensor) -> torch.Tensor:
+    """Return the centre of the points of the rows, batch by batch, as stock has it.
+
+    Stock forms differences for some families, so that a point that is far or no number is a matter of its own row and
+    column; there the centre is a median, which such points do not move.
+    """
+    node = trees.form(kernel, keops=True)
+    differences = node is not None and any(family(name).differences for name in trees.leaves(node))
+    if not differences or not x1.shape[-2]:
+        return centre_of(x1)
+    return x1.detach().nanmedian(-2, keepdim=True).values.nan_to_num()
 
 
 def node_of(kernel: Kernel | Embedded) -> Node | None:

@@ -38,6 +38,8 @@ TINY = 1e-30
 Epilogue = Callable[..., torch.Tensor]
 Spare = Callable[[torch.Tensor], torch.Tensor]
 """Gives uninitialised memory for one more matrix like its argument."""
+OWN = frozenset(("forward", "covar_dist"))
+"""Methods that say what a kernel computes, where an instance has its own."""
 _FAMILIES: dict[str, Family] = {}
 _OF_KERNEL: dict[type, list[Family]] = {}
 
@@ -111,6 +113,8 @@ class Family(msgspec.Struct, frozen=True):
     make : callable or None
         ``make(ard_num_dims=..., batch_shape=...)``: the kernel that samples of ops are made with, positive definite in
         any dimension and with a lengthscale; the first of `kernels` by default.
+    differences : bool
+        Whether gpytorch's own formula takes the differences of points, without centring them.
     stock_passes : callable
         Maps the number of dimensions to the passes of gpytorch's own formula over the matrix, about.
     kept : callable
@@ -132,6 +136,7 @@ class Family(msgspec.Struct, frozen=True):
     embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale
     shape: Shape | None = None
     make: Callable[..., Kernel] | None = None
+    differences: bool = False
     stock_passes: Callable[[int], float] = lambda d: 8.0
     kept: Callable[[int], int] = lambda d: 6
 
@@ -206,7 +211,7 @@ def known_family(name: str) -> Family | None:
 
 def family_of(kernel: Kernel) -> Family | None:
     """Return the family that is the formula of a kernel, by exact class and forward, or None."""
-    if "forward" in kernel.__dict__:
+    if not OWN.isdisjoint(kernel.__dict__):
         return None
     return next((f for f in _OF_KERNEL.get(type(kernel), ()) if f.matches(kernel)), None)
 

@@ -90,10 +90,7 @@ def centred(points: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
 def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | None = None) -> torch.Tensor:
     """Return u without negative values from rounding, in place; a diagonal is 0, or NaN where its points are."""
     if diagonal is not None:
-        if seen.number is None:
-            diagonal.mul_(0)
-        elif seen.number:
-            diagonal.zero_()
+        diagonal.zero_() if seen.number else diagonal.mul_(0)
     return torch.threshold_(u, seen.cut, 0.0) if seen.cut > 0 else of.clamp_(u)
 
 

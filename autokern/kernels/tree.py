@@ -16,7 +16,7 @@ import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
 from gpytorch.kernels.keops import KeOpsKernel
 
-from autokern.kernels.family import Family, family, family_of
+from autokern.kernels.family import OWN, Family, family, family_of
 from autokern.kernels.far import centre_of, reach
 
 __all__ = [
@@ -97,7 +97,7 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
     """
     kind = type(kernel)
     found = family_of(kernel)
-    if "forward" in kernel.__dict__:
+    if not OWN.isdisjoint(kernel.__dict__):
         return None
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
@@ -155,7 +155,7 @@ def key(kernel: Kernel) -> Any:
         inner = tuple(key(child) for child in parts["kernels"])
     else:
         inner = own.get("nu")
-    return (kind, parameters, own["_buffers"].get("active_dims") is None, "forward" in own, inner)
+    return (kind, parameters, own["_buffers"].get("active_dims") is None, OWN.isdisjoint(own), inner)
 
 
 def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:

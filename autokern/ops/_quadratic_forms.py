@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
-from linear_operator.utils import cholesky as library
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
-from autokern.core.originals import original
+from autokern.gp import originals
 from autokern.gp.factors import factorised, inv_quad_logdet_gradients, inverted
 from autokern.system import threads
 
-_ladder = original(library, "_psd_safe_cholesky")
+_ladder = originals.psd_safe_cholesky
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

@@ -10,12 +10,11 @@ import functools
 from typing import Any
 
 import torch
-from linear_operator.utils import cholesky as library
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.op import Op, Run
-from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
+from autokern.gp import originals
 from autokern.ops._shared import (
     EPS,
     matrix_key,
@@ -29,7 +28,7 @@ from autokern.system import pages
 
 __all__ = ["CHOLESKY", "with_ladder"]
 
-_stock_cholesky = original(library, "_psd_safe_cholesky")
+_stock_cholesky = originals.psd_safe_cholesky
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

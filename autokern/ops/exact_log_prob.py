@@ -20,14 +20,12 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import ConstantDiagLinearOperator
-from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
-from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
-from autokern.gp import array_density, likelihood, small
+from autokern.gp import array_density, likelihood, originals, small
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -51,11 +49,11 @@ from autokern.ops._triangular import inverse_from_cholesky
 
 __all__ = ["EXACT_LOG_PROB", "ladder"]
 
-_stock = original(MultivariateNormal, "log_prob")
+_stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _MOST_BY_ARRAYS = 1000
 """Points above which one thread is too few."""
-ladder = original(cholesky_module, "_psd_safe_cholesky")
+ladder = originals.psd_safe_cholesky
 
 
 def _stock_features(problem: Problem) -> Features:

@@ -21,9 +21,8 @@ from linear_operator.utils.memoize import get_from_cache
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op
-from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
-from autokern.gp import factor_cache
+from autokern.gp import factor_cache, originals
 from autokern.gp.lazy_covariance import evaluated
 from autokern.gp.query import Update
 from autokern.ops._models import trained
@@ -31,7 +30,7 @@ from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_proble
 
 __all__ = ["FANTASY"]
 
-_stock = original(DefaultPredictionStrategy, "get_fantasy_strategy")
+_stock = originals.get_fantasy_strategy
 
 
 def _graph(full_inputs: Any, targets: Any) -> str:

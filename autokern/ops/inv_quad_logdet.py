@@ -28,8 +28,8 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
 from autokern.core.op import Op
-from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
+from autokern.gp import originals
 from autokern.gp.arguments import DIAGONAL, variances
 from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 from autokern.ops._shared import (
@@ -49,7 +49,7 @@ from autokern.ops._triangular import inverse_from_cholesky
 
 __all__ = ["INV_QUAD_LOGDET", "dense_and_diagonal"]
 
-_stock = original(LinearOperator, "inv_quad_logdet")
+_stock = originals.inv_quad_logdet
 
 _SUMS = (SumLinearOperator, AddedDiagLinearOperator)
 

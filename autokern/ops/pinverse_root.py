@@ -16,19 +16,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from linear_operator.utils import pinverse as library
 
 from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
-from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
+from autokern.gp import originals
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
 from autokern.ops._triangular import inverse_lower, solve_identity
 from autokern.ops.qr import cholesky_qr2
 
 __all__ = ["PINVERSE_ROOT"]
 
-_stock_pinverse = original(library, "stable_pinverse")
+_stock_pinverse = originals.stable_pinverse
 _SINGULAR = 1e-6
 """Stock adds jitter where the diagonal of R is below this; the smallest singular value is a lower bound of it."""
 

@@ -21,9 +21,8 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op
-from autokern.core.originals import original
 from autokern.core.problem import Features, Problem
-from autokern.gp import factor_cache
+from autokern.gp import factor_cache, originals
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated
 from autokern.gp.query import Query
@@ -35,7 +34,7 @@ from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix
 
 __all__ = ["PREDICT"]
 
-_stock = original(DefaultPredictionStrategy, "exact_prediction")
+_stock = originals.exact_prediction
 _JOINT = 16
 """Test points whose joint covariance is read."""
 Prediction = tuple[torch.Tensor, LinearOperator]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from autokern.core import plugins
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning
 from autokern.core.feasibility import Feasibility
@@ -89,16 +90,23 @@ def session() -> Session:
     """Return the session of this process, made from the environment when first asked for."""
     global _session
     if _session is None:
+        settings = _with_plugins(from_environment())
         with _session_lock:
             if _session is None:
-                _session = Session(from_environment())
+                _session = Session(settings)
     return _session
+
+
+def _with_plugins(settings: Settings) -> Settings:
+    """Load the plugins that a session needs; outside of its lock, for they may ask for a session themselves."""
+    plugins.load(own=settings.strict)
+    return settings
 
 
 def reset(settings: Settings | None = None) -> Session:
     """Start a new session, from given settings or from the environment; raises SettingsError for a bad one."""
     global _session
-    fresh = Session(from_environment() if settings is None else settings)
+    fresh = Session(_with_plugins(from_environment() if settings is None else settings))
     with _session_lock:
         _session = fresh
     return fresh
@@ -179,8 +187,8 @@ def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     result = successor.run(*args)
     if (_session or session()).settings.strict and not exhausted:
         raise error
-    entry.demote(successor)
     what = "ran out of memory" if exhausted else f"failed ({type(error).__name__}: {error})"
+    entry.demote(successor, f"{failed} {what}")
     warnings.warn(
         f"autokern: {op.name}.{failed} {what} on {problem}; {successor.name} runs from now on. "
         f"AUTOKERN_EXCLUDE={op.name}={failed} avoids it",

@@ -66,7 +66,6 @@ class Session:
         self._errors: dict[tuple[Problem, str], float] = {}
         _log.setLevel(settings.log.upper())
         graphs.allow(settings.graphs == "on")
-        plugins.load(own=settings.strict)
         plugins.announce(settings.strict)
         for name, candidate in settings.force:
             get(name)[candidate]

@@ -64,5 +64,6 @@ COSINE = Family(
     passes=4,
     kernels=(CosineKernel,),
     embed=_embed,
+    differences=True,
     make=RBFKernel,  # a cosine is positive definite in one dimension only, so that its sample is another kernel
 )

@@ -19,7 +19,8 @@ __all__ = ["PERIODIC"]
 
 def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     angle = x * (2 * math.pi) / kernel.period_length
-    return torch.cat((angle.cos(), angle.sin()), -1) / _both(kernel.lengthscale.sqrt().expand_as(angle[..., :1, :]))
+    circle = torch.cat(((angle / 2).sin().square() * -2, angle.sin()), -1)  # touches the origin: short norms nearby
+    return circle / _both(kernel.lengthscale.sqrt().expand_as(angle[..., :1, :]))
 
 
 def _both(scale: torch.Tensor) -> torch.Tensor:
@@ -36,6 +37,7 @@ PERIODIC = Family(
     slope_is_value=True,
     kernels=(PeriodicKernel, keops.PeriodicKernel),  # the same parameters in both
     embed=_embed,
+    differences=True,
     stock_passes=lambda d: 60.0 * d,  # all differences of points
     kept=lambda d: 5 * d + 2,
 )
