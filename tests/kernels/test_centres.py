@@ -1,4 +1,4 @@
-"""One far or missing point is a matter of its own row and column, as in stock; what an instance redefines is stock's."""
+"""A far or missing point is a matter of its own row and column, as in stock; redefined distances are stock's."""
 
 from __future__ import annotations
 
