@@ -18,6 +18,7 @@ import linear_operator
 import psutil
 import pytest
 import torch
+from support import thinned
 
 from autokern.core import plugins, registry
 from autokern.core.op import Op, inside
@@ -42,6 +43,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     some = any(argument.partition("::")[0].endswith(".py") for argument in config.args)
     alone = some or config.getoption("--torture") or config.option.markexpr == "slow"
     return 0 if alone else min(psutil.cpu_count() or 1, 4)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", thinned.TOLD)
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    thinned.mark_the_rest(items)
 
 
 def pytest_collection_finish() -> None:
