@@ -86,6 +86,7 @@ def errors(values, truth):
     return torch.tensor([((v - t).norm() / t.norm()).item() for v, t in zip(values, truth, strict=True)])
 
 
+@pytest.mark.thin("name way", "span offset way")
 @pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize(("span", "offset"), [(1, 0), (6, 0), (6, 1e3), (30, 0), (300, 0), (300, 1e4)])
 @pytest.mark.parametrize("name", _KERNELS)
@@ -99,6 +100,7 @@ def test_single_precision_is_no_further_from_the_truth_than_stock(name, span, of
     assert (ours - stock).exp().max() <= 6  # few seeds; a factor of 100 where distances are not looked after
 
 
+@pytest.mark.thin("way", "span")
 @pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize("span", [100, 200, 300])
 def test_repeated_points_a_span_of_hundreds_apart_are_trained(way, span):
@@ -129,6 +131,7 @@ def test_a_block_knows_repeated_points(name):
     assert (out - trees.dense(tree)).abs().max() <= (2e-5 if name == "periodic" else 1e-6)
 
 
+@pytest.mark.thin("candidate cross", "name")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("candidate", [c.name for c in get("kernel_matmul").candidates if c.accuracy != "approximate"])
 @pytest.mark.parametrize("name", ["rbf", "matern12", "matern52", "rq"])
@@ -199,8 +202,8 @@ def test_near_points_stay_in_single_precision_and_far_ones_do_not():
 
 
 def test_a_batch_of_far_points():
-    x = torch.rand(3, 40, 2) * 300
-    x[:, -8:] = x[:, :8]
+    """None of them less than a few lengthscales from another but those given twice: that shows rounded coordinates."""
+    x = torch.stack([repeated(40, 2, 300.0, 0.0, seed)[0] for seed in range(3, 6)])
     kernel = _KERNELS["rbf"](2).requires_grad_(False)
     truth = kernel.double()(x.double()).to_dense()
     kernel.float()
