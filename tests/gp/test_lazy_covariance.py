@@ -165,6 +165,7 @@ def everything(posterior, likelihood):
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin("make", "candidate")
 @each_model
 @each_candidate
 def test_everything_read_of_a_prediction_is_stocks(make, candidate):
@@ -177,6 +178,7 @@ def test_everything_read_of_a_prediction_is_stocks(make, candidate):
     assert_stock(read, candidate)
 
 
+@pytest.mark.thin("make", "candidate")
 @pytest.mark.parametrize("make", [batched, regression], ids=["models", "points"])
 @each_candidate
 def test_batches_and_their_parts(make, candidate):
@@ -220,6 +222,7 @@ def test_each_candidate_serves_many_points(candidate, model):
     assert dispatch.stats()["predict"].get(candidate)
 
 
+@pytest.mark.thin
 @each_way
 @either_cache
 @pytest.mark.parametrize("skip", [False, True])
@@ -235,6 +238,7 @@ def test_settings_that_shape_a_prediction(fast, detached, skip, candidate):
     assert_stock(read, candidate)
 
 
+@pytest.mark.thin("policy", "candidate")
 @pytest.mark.parametrize("policy", ["ignore", "mask", "fill"])
 @pytest.mark.parametrize("candidate", [None, *CANDIDATES])
 def test_missing_observations(policy, candidate):
@@ -284,6 +288,7 @@ def several_at(kind, m, seed=5):
 KINDS = ["kronecker", "independent", "hadamard"]
 
 
+@pytest.mark.thin
 @each_way
 @pytest.mark.parametrize("m", [9, 301])
 @pytest.mark.parametrize("kind", KINDS)
@@ -389,6 +394,7 @@ READINGS = {
 each_reading = pytest.mark.parametrize("of", READINGS.values(), ids=READINGS)
 
 
+@pytest.mark.thin
 @each_reading
 @each_candidate
 @pytest.mark.parametrize("model", ["ard", "matern 5/2", "sum", "periodic", "batch"])
@@ -406,6 +412,7 @@ def by_hyperparameters(of):
     return torch.autograd.grad(loss, leaves, materialize_grads=True, allow_unused=True)
 
 
+@pytest.mark.thin
 @each_way
 @each_reading
 @each_candidate
@@ -438,6 +445,7 @@ def test_gradients_survive_readings_without_gradients(candidate):
     assert_stock(read, candidate, rtol=1e-6)
 
 
+@pytest.mark.thin("candidate", "detached")
 @each_candidate
 @either_cache
 def test_two_backward_passes_and_a_prediction_after_them(candidate, detached):
@@ -511,6 +519,7 @@ LATE = MODELS | {
 }
 
 
+@pytest.mark.thin("make", "candidate")
 @pytest.mark.parametrize("make", LATE.values(), ids=LATE)
 @pytest.mark.parametrize("candidate", ["lazy", "lazy-product"])
 def test_what_is_read_late_is_of_the_hyperparameters_at_the_call(make, candidate):
@@ -542,6 +551,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.thin
 @each_candidate
 @each_way
 @pytest.mark.parametrize("imagined", [False, True], ids=["model", "fantasy"])
@@ -603,6 +613,7 @@ def evaluated():
         yield shapes
 
 
+@pytest.mark.thin("make candidate", "fast")
 @pytest.mark.parametrize(
     ("make", "candidate"),
     [
@@ -626,6 +637,7 @@ def test_the_covariance_of_all_test_points_is_not_formed_for_variances(make, can
     assert not [shape for shape in shapes if min(shape) >= m]
 
 
+@pytest.mark.thin
 @each_way
 @either_cache
 @pytest.mark.parametrize("candidate", [None, *SMALL])
@@ -673,6 +685,7 @@ CASES = {
 }
 
 
+@pytest.mark.thin
 @each_way
 @pytest.mark.parametrize(("shape", "targets"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("graph", [False, True], ids=["values", "graph"])
@@ -736,6 +749,7 @@ def test_fantasies_of_large_models_are_exact_and_take_no_qr():
     assert_close(found, [mean, covariance.diagonal(), covariance], rtol=0, atol=1e-6)
 
 
+@pytest.mark.thin
 @each_way
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("model", ["ard", "batch", "float32"])
