@@ -159,6 +159,7 @@ def test_fixed_noise_that_changes(change, candidate):
     close(found, moments(fresh(model)(x)))
 
 
+@pytest.mark.thin("change fast", "candidate fast")
 @each_candidate
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("change", [n for n in CHANGES if n not in {"noise setter", "data of the noise"}])
@@ -181,6 +182,7 @@ def test_a_first_prediction_under_autocast_leaves_nothing_to_the_next(candidate)
         close(moments(model(x))[1], expected)
 
 
+@pytest.mark.thin("candidate", "m")
 @pytest.mark.parametrize("m", [7, 300, 1100])
 @each_candidate
 def test_gradients_reach_the_parameters_that_were_swapped_in(candidate, m):
@@ -199,6 +201,7 @@ def test_gradients_reach_the_parameters_that_were_swapped_in(candidate, m):
         close(gradients(), expected, 1e-6)
 
 
+@pytest.mark.thin("candidate", "change")
 @each_candidate
 @pytest.mark.parametrize("change", [n for n in CHANGES if "targets" not in n])
 def test_what_is_read_late_is_that_of_the_call(candidate, change):
@@ -215,6 +218,7 @@ def test_what_is_read_late_is_that_of_the_call(candidate, change):
         close(found, expected[read == "covariance_matrix"].detach())
 
 
+@pytest.mark.thin("candidate", "change")
 @each_candidate
 @pytest.mark.parametrize("change", ["outputscale setter", "lengthscale setter", "data", "Adam, fused"])
 def test_gradients_of_what_is_read_late_are_those_of_the_call(candidate, change):
@@ -280,6 +284,7 @@ class Weighted(gpytorch.kernels.Kernel):
         return self.base.forward(self.net(x1), self.net(x2), diag=diag, **params)
 
 
+@pytest.mark.thin("candidate", "m")
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 @pytest.mark.parametrize("m", [20, 1100])
 @each_candidate
@@ -363,6 +368,7 @@ def test_a_likelihood_of_the_users_gets_the_calls_that_stock_makes():
     assert [total for _, total in found] == pytest.approx([total for _, total in expected])
 
 
+@pytest.mark.thin("whole", "part")
 @pytest.mark.parametrize("whole", ["stock", "gemm", "tiled", "symmetric"])
 @pytest.mark.parametrize("part", ["stock", "gemm", "broadcast"])
 def test_points_far_from_the_origin_whichever_candidates_serve(whole, part):
@@ -395,6 +401,7 @@ def test_points_far_from_the_origin_whichever_candidates_serve(whole, part):
 # --- fantasies --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("kernel", [None, "linear"])
 @pytest.mark.parametrize("candidate", ["rows", "stock"])
 @pytest.mark.parametrize("read", [True, False], ids=["read detached", "read attached"])
@@ -468,6 +475,7 @@ def test_parameters_of_two_dtypes_give_the_dtype_of_stock(candidate):
         assert dtypes() == expected
 
 
+@pytest.mark.thin("candidate", "fast")
 @each_candidate
 @pytest.mark.parametrize("fast", [False, True])
 def test_no_training_data_at_all(candidate, fast):
