@@ -242,6 +242,7 @@ def as_function(cov, layout):
     return function
 
 
+@pytest.mark.thin
 @each_family
 @each_layout
 @pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,)), ((2,), (), ()), ((), (2,), ()), ((), (), (2,))])
@@ -250,6 +251,7 @@ def test_gradcheck(family, layout, batch):
     assert torch.autograd.gradcheck(as_function(cov, layout), leaves(cov, x1, x2))
 
 
+@pytest.mark.thin
 @each_family
 @each_layout
 @pytest.mark.parametrize(("ard", "scaled"), [(True, False), (False, True), (False, False)])
@@ -278,6 +280,7 @@ def test_gradcheck_and_gradgradcheck_at_equal_points(family, layout):
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
+@pytest.mark.thin("family", "layout")
 @each_family
 @each_layout
 def test_gradients_of_hyperparameters_at_equal_points(family, layout):
@@ -527,6 +530,7 @@ def by_stock(name, shape, scaled, points):
     return kernel, x1, x2, *evaluate(kernel, x1, x2, enabled=False)
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("forced", ["stock", "gemm", "symmetric", "broadcast", "cdist", "torchscript"])
 @pytest.mark.parametrize("points", ["same", "cross", "cross with gradients"])
 @pytest.mark.parametrize(
