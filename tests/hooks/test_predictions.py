@@ -112,6 +112,7 @@ def close(found, expected, rtol=1e-7, atol=1e-8):
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin("name fast", "way fast")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("name", MODELS)
@@ -249,6 +250,7 @@ def test_a_solve_is_differentiated_with_its_own_factor():
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin("way", "detach")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("detach", [False, True])
 def test_gradients_by_points_and_hyperparameters(way, detach):
