@@ -45,6 +45,7 @@ def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE,
 # --- values and gradients ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin
 @each_kernel
 @either_side
 @each_plan
@@ -53,6 +54,7 @@ def test_values_and_gradients_are_those_of_the_formula(make, same, plan, dtype):
     assert_right(*arguments(make, same=same, dtype=dtype), plan)
 
 
+@pytest.mark.thin
 @each_kernel
 @either_side
 @each_dtype
@@ -72,6 +74,7 @@ def test_the_matrix_itself_and_its_gradients(make, same, dtype):
         assert_near(one, other, dtype, 10)
 
 
+@pytest.mark.thin
 @each_plan
 @either_side
 @pytest.mark.parametrize("n", [1, 16, 17, 33, 64])
@@ -81,6 +84,7 @@ def test_sizes_around_those_of_a_tile(plan, same, n, m):
         assert_right(*arguments(KERNELS["sum of products"], n, m, same=same), plan)
 
 
+@pytest.mark.thin
 @each_plan
 @either_side
 @pytest.mark.parametrize("t", [1, 11, 16, 64])
@@ -108,6 +112,7 @@ BATCHES = [
 ]
 
 
+@pytest.mark.thin("batch", "name")
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("name", ["scaled rbf", "sum of products", "two shapes", "constants first"])
 def test_batches_broadcast(batch, name):
@@ -162,6 +167,7 @@ def test_gradients_that_are_expanded_or_zero(plan, same):
     assert not any(g.any() for g in torch.autograd.grad(product(kernel, x1, x2, rhs, plan).sum() * 0, leaves))
 
 
+@pytest.mark.thin
 @each_kernel
 @either_side
 @pytest.mark.parametrize("wanted", ["x1", "x2", "rhs", "theta", "nothing"])
@@ -248,6 +254,7 @@ def test_the_number_of_members_changes_rounding_only(plan, same, monkeypatch):
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin("make", "same")
 @each_kernel
 @either_side
 def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypatch):
