@@ -39,6 +39,7 @@ def test_products_and_their_gradients(make, m):
     assert used() == {"tiled"}
 
 
+@pytest.mark.thin("batch own", "m")
 @each_batch
 @each_size
 def test_products_of_batches(batch, own, m):
@@ -92,6 +93,7 @@ SQUARE = {
 }
 
 
+@pytest.mark.thin("read", "m")
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 @each_size
 def test_reads_are_those_of_the_dense_matrix(read, m):
@@ -126,6 +128,7 @@ OF_BATCHES = {
 }
 
 
+@pytest.mark.thin("read", "own")
 @pytest.mark.parametrize("read", OF_BATCHES.values(), ids=OF_BATCHES)
 @pytest.mark.parametrize("own", [NONE, BATCH], ids=["shared", "own"])
 def test_reads_of_batches(read, own):
@@ -154,6 +157,7 @@ COPIES = {
 }
 
 
+@pytest.mark.thin("how", "batch own m")
 @pytest.mark.parametrize("how", COPIES.values(), ids=COPIES)
 @each_batch
 @each_size
@@ -168,6 +172,7 @@ def test_copies_are_the_same(how, batch, own, m):
     assert not made.requires_grad
 
 
+@pytest.mark.thin("make", "batch own m")
 @each_kernel
 @each_batch
 @each_size
