@@ -53,6 +53,7 @@ def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, d=3):
 # --- XLA: values and gradients ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin
 @needs_jax
 @each_kernel
 @either_side
@@ -61,6 +62,7 @@ def test_values_and_gradients_are_those_of_the_formula(make, same, dtype):
     tiling.assert_right(*arguments(make, same=same, dtype=dtype), Plan(16))
 
 
+@pytest.mark.thin("same", "n")
 @needs_jax
 @either_side
 @pytest.mark.parametrize("n", [1, 8, 31, 33, 64, 70])
