@@ -138,6 +138,7 @@ def calls(op):
 # --- values and gradients ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin
 @each_dtype
 @each_kernel
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
