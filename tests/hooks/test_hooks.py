@@ -360,6 +360,7 @@ def outcome(run):
     return found, [(w.category, str(w.message)) for w in caught]
 
 
+@pytest.mark.thin
 @each_candidate("cholesky")
 @pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize(
@@ -612,7 +613,8 @@ def test_conjugate_gradients_as_stock(name, dtype, accelerator):
     k, rhs = covariance(60, dtype=dtype), torch.randn(60, 11, dtype=torch.float64).to(dtype)
 
     def solve():
-        with library.max_cholesky_size(0), library.cg_tolerance(1e-9), library.min_preconditioning_size(10**6):
+        once = library.max_cholesky_size(0), library.min_preconditioning_size(10**6)
+        with once[0], once[1], library.cg_tolerance(1e-9), library.max_cg_iterations(120):
             return DenseLinearOperator(k).solve(rhs)
 
     with warnings.catch_warnings():
@@ -699,6 +701,7 @@ def test_training_and_prediction_as_stock(orders, accelerator):
     assert_equal_predictions(own, predict(stock))
 
 
+@pytest.mark.thin("orders", "points")
 @pytest.mark.parametrize("orders", [{}, *({"force": f"random:{seed}"} for seed in range(8))], ids=str)
 @pytest.mark.parametrize("points", [1, 2, 5])
 def test_fantasies_as_stock(points, orders, accelerator):
