@@ -262,6 +262,7 @@ def test_a_compiler_that_is_missing_or_broken_is_told_apart(monkeypatch, tmp_pat
     assert words in found.found
 
 
+@pytest.mark.slow
 @needs_keops
 def test_a_build_folder_that_cannot_be_made(program, tmp_path):
     (tmp_path / "file").write_text("in the way")
