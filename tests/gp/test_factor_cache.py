@@ -66,6 +66,7 @@ def narrow(monkeypatch):
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin("n", "batch")
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("n", [1, 255, 256, 257, 600])
 def test_products_are_those_of_the_dense_matrix(n, batch):
@@ -144,6 +145,7 @@ def test_threads_that_append_to_one_parent_do_not_share_rows():
         assert torch.equal(child.dense()[20:], grown(parent.dense(), rows[k])[20:])
 
 
+@pytest.mark.thin("lead", "batch")
 @pytest.mark.parametrize("batch", BATCHES[:2], ids=str)
 @pytest.mark.parametrize("lead", [(), (2,), (3, 1)], ids=str)
 def test_derivatives_of_products_with_several_strips(batch, lead, narrow):
@@ -416,6 +418,7 @@ def regression(n=30, dtype=torch.float64, **options):
     return Regression(x, x.sum(-1).sin(), **options)
 
 
+@pytest.mark.thin("scale", "dtype noise")
 @pytest.mark.parametrize("scale", [0.1, 1.0, 1e4])
 @pytest.mark.parametrize(("dtype", "noise"), TINY, ids=str)
 def test_a_model_with_duplicates_is_as_accurate_as_a_refit(dtype, noise, scale):

@@ -34,6 +34,7 @@ class TestSquare(_Own, LinearOperatorTestCase, unittest.TestCase):
     pass
 
 
+@pytest.mark.slow
 class TestTwoShapes(TestSquare):
     form = "two shapes"
 

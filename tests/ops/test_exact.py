@@ -170,7 +170,9 @@ def test_the_tree_is_the_kernel_of_gpytorch(make, batch):
 
 
 @each_kernel
-def test_first_and_second_derivatives_by_finite_differences(make):
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["along one", "along all"])
+def test_first_and_second_derivatives_by_finite_differences(make, fast):
+    """Along one direction of all inputs at once, or along each of them."""
     kernel, (x, noise, residual) = prepared(make), data(6)
     parameters = dict(kernel.named_parameters())
 
@@ -180,8 +182,8 @@ def test_first_and_second_derivatives_by_finite_differences(make):
             return _with(holder, dict(zip(parameters, values, strict=True)), x, noise, residual)
 
     values = [p.detach().clone().requires_grad_() for p in parameters.values()]
-    assert torch.autograd.gradcheck(density, (x, noise, residual, *values))
-    assert torch.autograd.gradgradcheck(density, (x, noise, residual, *values), atol=1e-4)
+    assert torch.autograd.gradcheck(density, (x, noise, residual, *values), fast_mode=fast)
+    assert torch.autograd.gradgradcheck(density, (x, noise, residual, *values), atol=1e-4, fast_mode=fast)
 
 
 def _with(kernel, values, x, noise, residual):
