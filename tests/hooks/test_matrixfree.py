@@ -38,8 +38,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
-N, ORDER = 1500, "12MiB"
-"""A matrix of 17 MiB, and an order that tiles of 512 keep."""
+N, ORDER = 1100, "6MiB"
+"""A matrix of 9 MiB, and an order that tiles of 512 keep."""
 NONE = torch.Size()
 
 
@@ -313,7 +313,7 @@ def test_an_elementwise_product_in_a_model_has_no_roots():
 
 def test_a_dense_form_that_does_not_fit_is_refused():
     x = points(N)
-    with without_room(), pytest.raises(MemoryBudgetError, match=r"12 MiB may be taken \(AUTOKERN_MEMORY"):
+    with without_room(), pytest.raises(MemoryBudgetError, match=r"6 MiB may be taken \(AUTOKERN_MEMORY"):
         RBFKernel().double()(x).to_dense()
 
 
