@@ -20,10 +20,18 @@ def told(found: dict[str, list[str]]) -> str:
 
 BY_FORCE = 3
 """Runs of a scenario without a profile and with candidates by force, others for each; tortures go on to the last."""
+each_scenario = pytest.mark.parametrize("name", [name for name, one in TABLE.items() if not one.rare])
 
 
-@pytest.mark.parametrize("name", [name for name, one in TABLE.items() if not one.rare])
+@each_scenario
 def test_scenario(name):
+    _, found = judged(TABLE[name], brief=True)
+    assert not found, told(found)
+
+
+@pytest.mark.slow
+@each_scenario
+def test_scenario_in_more_ways(name):
     _, found = judged(TABLE[name], most=BY_FORCE)
     assert not found, told(found)
 

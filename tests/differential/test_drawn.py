@@ -27,7 +27,7 @@ FEW = {
 @settings(max_examples=EXAMPLES, **FEW)
 @given(recipe=recipes(24))
 def each_drawn(recipe):
-    WRONG.extend(complaints(recipe, most=4))
+    WRONG.extend(complaints(recipe, most=2))
 
 
 def test_what_is_drawn_is_stocks():

@@ -219,3 +219,24 @@ def runs(scenario: Scenario, hosts: list[Path], seeds: tuple[int, ...] = (1,), m
         yield f"random:{seed}", found
     for host in HOSTS if scenario.drift else ():
         yield f"drift, {host.stem}", _drifting(scenario, host)
+
+
+def briefly(scenario: Scenario, turn: int) -> Iterator[tuple[str, Told]]:
+    """Run a scenario twice, within `enabled`; it depends on `turn` how, so that a table meets all ways of `runs`.
+
+    First with a recorded profile or without one; then with candidates by force that did not run in the first, or drawn.
+    """
+    host, chance = HOSTS[turn % len(HOSTS)], f"random:{turn % 1000}"
+    recorded, by_chance = turn // 64 % 2, turn // 128 % 3 == 0
+    with session(**({"AUTOKERN_PROFILE": str(host)} if recorded else {})):
+        found = told(scenario)
+        made, ran = dispatch.decisions(), dispatch.stats()
+    yield host.stem if recorded else "without a profile", found
+    left = {op: [n for n in names if n not in ran.get(op, {})] for op, names in _left(made).items()}
+    order = ",".join(f"{op}={names[turn % len(names)]}" for op, names in left.items() if names)
+    text = chance if by_chance or not order else order
+    with session(AUTOKERN_FORCE=text):
+        found = told(scenario)
+    yield f"forced {text}", found
+    for host in HOSTS if scenario.drift else ():
+        yield f"drift, {host.stem}", _drifting(scenario, host)
