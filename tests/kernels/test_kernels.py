@@ -260,6 +260,7 @@ def test_gradcheck_of_shared_lengthscales(family, layout, ard, scaled):
     assert torch.autograd.gradcheck(as_function(cov, layout), leaves(cov, x1, x2))
 
 
+@pytest.mark.thin("family", "batch")
 @each_family
 @pytest.mark.parametrize("batch", [((), (), ()), ((2,), (2,), (2,))])
 def test_gradgradcheck(family, batch):
