@@ -41,8 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A worker takes seconds to start and a gigabyte: some for the whole, none for a file or what measures."""
     some = any(argument.partition("::")[0].endswith(".py") for argument in config.args)
-    alone = some or config.getoption("--torture") or config.option.markexpr == "slow"
-    return 0 if alone else min(psutil.cpu_count() or 1, 4)
+    return 0 if some or config.getoption("--torture") else min(psutil.cpu_count() or 1, 4)
 
 
 def pytest_configure(config: pytest.Config) -> None:

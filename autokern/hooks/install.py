@@ -13,7 +13,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch
 from autokern.system import buffers, host, threads
 
-__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared"]
+__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode"]
 
 _Replacement = TypeVar("_Replacement")
 
@@ -64,6 +64,17 @@ def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement]
         return replacement
 
     return declare
+
+
+_codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
+
+
+def recode(function: FunctionType, template: Any) -> None:
+    """Declare other code for a function that stays the same object while autokern is enabled.
+
+    The code of the template runs among the globals and the closure of the function.
+    """
+    _codes[function] = (function.__code__, template.__code__)
 
 
 def patches() -> list[Patch]:
@@ -171,6 +182,8 @@ def is_enabled() -> bool:
 def _install(settings: Settings) -> None:
     for patch in patches():
         _put(patch)
+    for function, (_, ours) in _codes.items():
+        function.__code__ = ours
     buffers.set_limit(settings.memory)
     threads.allow(settings.threads != "off")
     if threads.allowed():
@@ -205,6 +218,9 @@ def _put(patch: Patch) -> None:
 
 def _remove() -> None:
     global _threads_before
+    for function, (theirs, ours) in _codes.items():
+        if function.__code__ is ours:
+            function.__code__ = theirs
     while _originals:
         patch, original = _originals.pop()
         if vars(patch.owner)[patch.name] is patch.replacement:

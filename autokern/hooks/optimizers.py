@@ -12,15 +12,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from autokern.hooks.install import hook, is_enabled
+from autokern.hooks.install import hook, is_enabled, recode
 
 _DISABLED = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
 """Methods that torch wraps by `torch._disable_dynamo`, around the plain one."""
-
-
-def _absent() -> bool:
-    """Whether the hooks are in force and the compiler is not imported."""
-    return is_enabled() and "torch._dynamo" not in sys.modules
 
 
 def _plainly(name: str, stock: Callable[..., Any]) -> None:
@@ -28,37 +23,28 @@ def _plainly(name: str, stock: Callable[..., Any]) -> None:
 
     @hook(Optimizer, name)
     def called(*args: Any, **kwargs: Any) -> Any:
-        return (plain if _absent() else stock)(*args, **kwargs)
+        return (plain if is_enabled() and "torch._dynamo" not in sys.modules else stock)(*args, **kwargs)
 
 
-def _stepping(kind: Any, stock: Any) -> None:
-    """Take a step in the grad mode of the optimizer, as `torch.optim.optimizer._use_grad_for_differentiable` does.
+def _use_grad_for_differentiable(func: Any) -> Any:
+    """Return what torch's function of this name returns, but for the import of the compiler."""
 
-    torch wraps `step` for its profiler and for hooks of steps when the first optimizer of a class is made. That is done
-    for both forms here, so that it is done once.
-    """
-    plain = stock.__wrapped__
+    def _use_grad(*args, **kwargs):  # type: ignore[no-untyped-def]
+        import sys
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        if not _absent():
-            return stock(*args, **kwargs)
+        compiler = "torch._dynamo" in sys.modules
         before = torch.is_grad_enabled()
         try:
             torch.set_grad_enabled(args[0].defaults["differentiable"])
-            return plain(*args, **kwargs)
+            if compiler:
+                torch._dynamo.graph_break()
+            return func(*args, **kwargs)
         finally:
+            if compiler:
+                torch._dynamo.graph_break()
             torch.set_grad_enabled(before)
 
-    wrapped = _profiled(stock)
-    wrapped.__wrapped__ = stock
-    kind.step = wrapped
-    hook(kind, "step")(_profiled(step))
-
-
-def _profiled(step: Callable[..., Any]) -> Any:
-    wrapped: Any = Optimizer.profile_hook_step(step)
-    wrapped.hooked = True
-    return wrapped
+    return _use_grad
 
 
 def _code(function: Any) -> tuple[str, str]:
@@ -67,14 +53,20 @@ def _code(function: Any) -> tuple[str, str]:
     return ("", "") if code is None else (code.co_filename.replace("\\", "/").partition("/torch/")[2], code.co_name)
 
 
-def _optimizers() -> list[type[Optimizer]]:
-    kinds = (kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer))
-    return [kind for kind in kinds if _code(vars(kind).get("step")) == ("optim/optimizer.py", "_use_grad")]
+def _steps() -> list[Any]:
+    """Return the steps of torch's optimizers that import the compiler, without the wrappers that torch adds later."""
+    found = []
+    for kind in vars(torch.optim).values():
+        step = vars(kind).get("step") if isinstance(kind, type) and issubclass(kind, Optimizer) else None
+        while step is not None and _code(step) != ("optim/optimizer.py", "_use_grad"):
+            step = getattr(step, "__wrapped__", None)
+        found += [] if step is None else [step]
+    return found
 
 
 if "torch._dynamo" not in sys.modules:
     for _name in _DISABLED:
         if _code(vars(Optimizer).get(_name)) == ("_compile.py", "inner"):
             _plainly(_name, vars(Optimizer)[_name])
-    for _kind in _optimizers():
-        _stepping(_kind, vars(_kind)["step"])
+    for _step in _steps():
+        recode(_step, _use_grad_for_differentiable(None))

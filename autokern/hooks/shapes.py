@@ -2,44 +2,50 @@
 
 torch 2.13 computes it with symbolic sizes in mind: ten microseconds a call, and at the first one the import of a
 computer algebra system, which takes half a second. Sizes that are plain integers need neither. Everything else, errors
-included, is torch's own.
+included, is torch's own. The function stays the same object with other code: scripts and pickles know it by identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from autokern.hooks.install import hook, is_enabled
+from autokern.hooks.install import recode
 
-_stock: Callable[..., torch.Size] = torch.broadcast_shapes
-_compiling: Callable[[], bool] = torch.compiler.is_compiling
-_tracing: Callable[[], Any] = torch._C._get_tracing_state
-_SHAPES = (torch.Size, tuple, list)
+stock: Any = torch.broadcast_shapes
 
 
-def _broadcast_shapes(*shapes: Any) -> torch.Size:
-    if not is_enabled() or _compiling() or _tracing() is not None:
-        return _stock(*shapes)
-    rank = 0
-    for shape in shapes:
-        if shape.__class__ not in _SHAPES:
-            return _stock(*shapes)
-        rank = max(rank, len(shape))
-    common = [1] * rank
-    for shape in shapes:
-        place = rank - len(shape)
-        for size in shape:
-            if size.__class__ is not int or size < 0 or size != common[place] != 1 != size:
-                return _stock(*shapes)
-            if size != 1:
-                common[place] = size
-            place += 1
-    return torch.Size(common)
+def broadcast_shapes(*shapes):  # type: ignore[no-untyped-def]
+    """Run in place of `torch.broadcast_shapes`, among the globals of `torch.functional`."""
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+        rank = 0
+        for shape in shapes:
+            if shape.__class__ is not torch.Size and shape.__class__ is not tuple and shape.__class__ is not list:
+                rank = -1
+                break
+            rank = max(rank, len(shape))
+        if rank >= 0:
+            common = [1] * rank
+            for shape in shapes:
+                if rank < 0:
+                    break
+                place = rank - len(shape)
+                for size in shape:
+                    if size.__class__ is not int or size < 0 or size != common[place] != 1 != size:
+                        rank = -1
+                        break
+                    if size != 1:
+                        common[place] = size
+                    place += 1
+            if rank >= 0:
+                return torch.Size(common)
+    import sys
+
+    return sys.modules["autokern.hooks.shapes"].stock(*shapes)
 
 
-if isinstance(_stock, FunctionType):  # a torch that computes this in C++ needs no help
-    hook(torch, "broadcast_shapes", everywhere="botorch")(_broadcast_shapes)
+if isinstance(stock, FunctionType):  # a torch that computes this in C++ needs no help
+    _function, stock = stock, FunctionType(stock.__code__, stock.__globals__, stock.__name__)
+    recode(_function, broadcast_shapes)
