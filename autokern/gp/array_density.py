@@ -16,7 +16,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
-from autokern.gp import likelihood, small
+from autokern.gp import likelihood, originals, small
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.marginal import Marginal
 from autokern.gp.reading import forwarded
@@ -43,7 +43,7 @@ class _KernelReading:
 
     def holds(self, dims: int) -> bool:
         """Whether the kernel still consists of the objects that were read."""
-        return dims == self.dims and self._seen.holds()
+        return dims == self.dims and originals.in_place() and self._seen.holds()
 
 
 _readings: weakref.WeakKeyDictionary[Any, _KernelReading] = weakref.WeakKeyDictionary()
@@ -61,6 +61,8 @@ def _reading_of(kernel: Kernel, dims: int) -> _KernelReading | None:
         made = _KernelReading(kernel, dims)
     except UnreadError:
         _left_alone.add(kernel)
+        return None
+    if not made.holds(dims):
         return None
     made.count += 0 if known is None else known.count
     if made.count > _MOST_READINGS:

@@ -43,6 +43,7 @@ def _transformed(self: Any, x: Any) -> Any:
     return MultivariateNormal(mean, covariance)
 
 
+_FLAGS = 0xFFFF  # beyond are those of `from __future__ import ...`
 _TEMPLATES = (_qualified, _by_name, _qualified_at_once, _at_once, _transformed)
 
 
@@ -53,8 +54,8 @@ def modules_of(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
     code = forward.__code__
     for template in _TEMPLATES:
         model = template.__code__
-        same = (code.co_code, code.co_argcount, code.co_flags, len(code.co_names)) == (
-            model.co_code, model.co_argcount, model.co_flags, len(model.co_names)
+        same = (code.co_code, code.co_argcount, code.co_flags & _FLAGS, len(code.co_names)) == (
+            model.co_code, model.co_argcount, model.co_flags & _FLAGS, len(model.co_names)
         )  # fmt: skip
         if same and (names := _matched(template, model.co_names, code.co_names, forward.__globals__)) is not None:
             return names

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
-from autokern.gp import small
+from autokern.gp import originals, small
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, Parameter, UnreadError
 from autokern.gp.priors import term
@@ -30,6 +31,8 @@ from autokern.kernels.family import family_of
 
 __all__ = ["Reading", "forwarded", "read"]
 
+_INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
+_TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
 _log = logging.getLogger("autokern")
 
 
@@ -37,10 +40,10 @@ def _called(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> s
     """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already."""
     if kernel is None:
         raise UnreadError("no kernel")
-    active = kernel._buffers.get("active_dims")
-    seen.held.append((kernel._buffers, "active_dims", active))
-    if active is not None:
-        chosen = active.numpy().copy()
+    chosen = seen.chosen(kernel)
+    if chosen is not None:
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
+            raise UnreadError("active dimensions that there are not")
         columns, dims = (chosen if columns is None else columns[chosen]), len(chosen)
     return forwarded(seen, kernel, columns, dims)
 
@@ -48,7 +51,6 @@ def _called(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> s
 def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> small.Part:
     """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
     kind = type(kernel)
-    seen.plain(kernel)
     seen.attribute(kernel, "_batch_shape")
     if kernel.batch_shape != torch.Size():
         raise UnreadError("a batched kernel")
@@ -58,7 +60,6 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) ->
     if kind in (AdditiveKernel, ProductKernel):
         several = seen.module(kernel, "kernels")
         names = list(several._modules)
-        seen.sizes.append((several._modules, len(names)))
         children = [_called(seen, seen.module(several, name), columns, dims) for name in names]
         return (small.Sum if kind is AdditiveKernel else small.Product)(children)
     found = family_of(kernel) if kind in (RBFKernel, MaternKernel) else None
@@ -66,10 +67,13 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) ->
         raise UnreadError(f"a kernel {kind.__name__}")
     seen.attribute(kernel, "nu")
     seen.families.append(found.name)
-    lengthscale = seen.parameter(kernel, "raw_lengthscale")
-    if lengthscale.tensor.shape[-1] not in (1, dims):
-        raise UnreadError("lengthscales of another number of dimensions")
-    return small.Leaf(small.FAMILIES[found.name], columns, lengthscale)
+    raw = kernel._parameters.get("raw_lengthscale")
+    several = dims if raw is None or raw.shape != (1, 1) else 1
+    return small.Leaf(small.FAMILIES[found.name], columns, seen.parameter(kernel, "raw_lengthscale", (1, several)))
+
+
+def _named(function: Any) -> tuple[str, str]:
+    return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
 
 
 class Reading:
@@ -86,17 +90,18 @@ class Reading:
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
         seen = self._seen = Inspected()
         model, likelihood = seen.module(mll, "model"), seen.module(mll, "likelihood")
-        if type(mll) is not ExactMarginalLogLikelihood or type(model).__call__ is not ExactGP.__call__:
+        if type(mll) is not ExactMarginalLogLikelihood or not isinstance(model, ExactGP):
             raise UnreadError("another likelihood or model class")
         if seen.module(model, "likelihood") is not likelihood:
             raise UnreadError("a likelihood that is not the model's")
-        seen.plain(mll, model)
+        if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
+            raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._lock = type(model).forward, threading.Lock()
         names = modules_of(self._forward)
         if names is None or any(hasattr(type(model), name) for name in names[:2]):
             raise UnreadError("a forward that is not the plain one")
-        self._model, self._likelihood = model, likelihood
-        self._data(names[2])
+        self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
+        self._data(model, names[2])
         self._mean = self._mean_of(seen.module(model, names[0]))
         self._kernel = _called(seen, seen.module(model, names[1]), None, self._x.shape[1])
         self._noise, self._fixed = self._noise_of(likelihood)
@@ -106,46 +111,45 @@ class Reading:
         self.n = len(self._x)
         self.key = (*self._x.shape, "+".join(sorted(seen.families)))
 
-    def _data(self, transformed: bool) -> None:
-        model, seen = self._model, self._seen
+    def _data(self, model: Any, transformed: bool) -> None:
+        seen = self._seen
         inputs, targets = seen.attribute(model, "train_inputs"), seen.attribute(model, "_train_targets")
-        if transformed and seen.module(model, "input_transform") is not None:
-            raise UnreadError("an input transform")
+        if transformed:
+            of_botorch = getattr(type(model), "transform_inputs", None)
+            if _named(of_botorch) != _TRANSFORM or seen.module(model, "input_transform") is not None:
+                raise UnreadError("an input transform")
         if type(inputs) is not tuple or len(inputs) != 1 or inputs[0].dim() != 2 or targets.dim() != 1:
             raise UnreadError("several inputs, or a batch")
-        self._raw_x, self._targets = seen.view(inputs[0]), seen.view(targets)
-        if inputs[0].requires_grad or targets.requires_grad or len(targets) != len(inputs[0]) or not len(targets):
-            raise UnreadError("training data that want gradients")
+        self._raw_x, self._targets = seen.data(inputs[0]), seen.data(targets)
+        if len(targets) != len(inputs[0]) or not len(targets):
+            raise UnreadError("targets of another number")
         self._seen_x = self._raw_x.copy()
         self._x = self._seen_x - self._seen_x.mean(0)
 
     def _mean_of(self, mean: Any) -> Parameter | None:
         if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != torch.Size():
             raise UnreadError(f"a mean {type(mean).__name__}, or a batched one")
-        self._seen.plain(mean)
         return self._seen.parameter(mean, "raw_constant") if type(mean) is ConstantMean else None
 
     def _noise_of(self, likelihood: Any) -> tuple[Parameter | None, Array | None]:
         seen = self._seen
         covariance = seen.module(likelihood, "noise_covar")
-        seen.plain(likelihood, covariance)
         if type(likelihood) is GaussianLikelihood and type(covariance) is HomoskedasticNoise:
-            raw = covariance._parameters["raw_noise"]
-            if raw.shape != (1,):
-                raise UnreadError("batched noise")
-            return seen.parameter(covariance, "raw_noise"), None
+            return seen.parameter(covariance, "raw_noise", (1,)), None
         if type(likelihood) is FixedNoiseGaussianLikelihood and type(covariance) is FixedGaussianNoise:
             seen.module(likelihood, "second_noise_covar")
             noise = seen.attribute(covariance, "noise")
             if getattr(likelihood, "second_noise_covar", None) is not None or noise.shape != self._targets.shape:
                 raise UnreadError("further noise")
-            return None, seen.view(noise)
+            return None, seen.data(noise)
         raise UnreadError(f"a likelihood {type(likelihood).__name__}")
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read, and is in training mode."""
-        training = self._model.training and self._likelihood.training
-        same = training and type(self._model).forward is self._forward and self._seen.holds()
+        model, likelihood = self._model(), self._likelihood()
+        if model is None or likelihood is None or not (model.training and likelihood.training):
+            return False
+        same = type(model).forward is self._forward and originals.in_place() and self._seen.holds()
         return same and np.array_equal(self._raw_x, self._seen_x)
 
     def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
@@ -214,7 +218,8 @@ class Reading:
 def read(mll: Any) -> Reading | None:
     """Return a reading of a marginal likelihood, or None if any part of its model is not exactly known."""
     try:
-        return Reading(mll)
+        made = Reading(mll)
+        return made if made.holds() else None
     except UnreadError as reason:
         _log.debug("%s is not evaluated in one piece: %s", type(getattr(mll, "model", mll)).__name__, reason)
         return None

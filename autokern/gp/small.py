@@ -52,13 +52,6 @@ def _rbf(s: Array) -> tuple[Array, Array]:
     return k, k * -0.5
 
 
-def _matern12(s: Array) -> tuple[Array, Array]:
-    r = np.sqrt(s, out=s)
-    k = np.exp(-r)
-    apart = r > 0
-    return k, np.divide(-0.5 * k, r, out=np.zeros_like(r), where=apart)
-
-
 def _matern32(s: Array) -> tuple[Array, Array]:
     s *= 3.0
     r = np.sqrt(s, out=s)
@@ -82,9 +75,8 @@ def _matern52(s: Array) -> tuple[Array, Array]:
     return s, slope
 
 
-FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern12": _matern12, "matern32": _matern32, "matern52": _matern52}
-_KINKED = _matern12
-_ROUNDING = 4 * np.finfo(np.float64).eps
+FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern32": _matern32, "matern52": _matern52}
+"""But for the Matérn 1/2: it needs distances with all their digits, which products of points do not have."""
 
 
 class Leaf:
@@ -113,10 +105,7 @@ class Leaf:
         s *= -2.0
         s += norms
         s += norms[:, None]
-        if self._formula is _KINKED:  # the slope is infinite at no distance: what is but rounding is no distance
-            s[s <= _ROUNDING * norms.max()] = 0.0
-        else:
-            np.maximum(s, 0.0, out=s)
+        np.maximum(s, 0.0, out=s)
         s.flat[:: len(x) + 1] = 0.0
         k, self._slope = self._formula(s)
         return k

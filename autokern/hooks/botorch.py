@@ -82,7 +82,7 @@ def _fits(state: Any, parameters: Mapping[str, torch.Tensor]) -> bool:
 @unless_it_fails
 def _reading_of(closure: Any) -> Reading | None:
     """Return the reading of a closure's model as it is now, None where stock must run."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch._C._len_torch_function_stack():
         return None
     forward = closure.forward
     known = _readings.get(forward)
@@ -97,7 +97,8 @@ def _reading_of(closure: Any) -> Reading | None:
 def _mll_of(forward: Any) -> Any:
     """Return the likelihood that BoTorch's loss closure of an exact model refers to, and to nothing else."""
     cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
-    return cells["mll"].cell_contents if cells.keys() == {"mll"} else None
+    mll = cells["mll"].cell_contents if cells.keys() == {"mll"} else None
+    return mll if hasattr(getattr(mll, "model", None), "transform_inputs") else None  # the closure calls it
 
 
 look()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import gpytorch
 import pytest
@@ -19,7 +21,6 @@ from autokern.gp import array_density
 N, D = 12, 3
 KERNELS = {
     "rbf": lambda: RBFKernel(ard_num_dims=D),
-    "matern12": lambda: MaternKernel(0.5),
     "matern32": lambda: ScaleKernel(MaternKernel(1.5, ard_num_dims=D)),
     "matern52": lambda: ScaleKernel(MaternKernel(2.5, active_dims=[0, 2], ard_num_dims=2)),
     "sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(active_dims=[1])), MaternKernel(2.5)),
@@ -140,7 +141,12 @@ def test_backward_again_and_batches_of_cotangents(served):
 
 
 def test_what_is_unknown_is_fused(served):
-    for kernel in (ScaleKernel(RQKernel()), RBFKernel(batch_shape=torch.Size([1])), type("Own", (RBFKernel,), {})()):
+    for kernel in (
+        ScaleKernel(RQKernel()),
+        MaternKernel(0.5),
+        RBFKernel(batch_shape=torch.Size([1])),
+        type("Own", (RBFKernel,), {})(),
+    ):
         mll = made(kernel)
         with by("arrays"):
             first = loss_of(mll)
@@ -209,3 +215,15 @@ def test_threads_that_share_a_kernel():
     for thread in threads:
         thread.join()
     assert found == [expected] * 60
+
+
+def test_kernels_are_freed():
+    refs = []
+    for _ in range(5):
+        mll = made(ScaleKernel(MaternKernel(2.5)))
+        with by("arrays"):
+            loss_of(mll).backward()
+        refs.append(weakref.ref(mll.model.covar_module))
+        del mll
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import gpytorch
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
@@ -149,6 +150,27 @@ def test_closures_of_other_kinds_run_stock(enabled):
     Own(get_loss_closure_with_grads(mll, parameters).forward, parameters)()
     few = dict(list(parameters.items())[:1])
     get_loss_closure_with_grads(mll, few)()  # stock adds to the gradients of the others, too
+    assert served() == before
+
+
+def test_hooks_of_gradients_modes_and_own_transforms_are_obeyed(enabled):
+    mll, parameters, evaluate = closure(MODELS["usual"])
+    handles = [p.register_hook(torch.zeros_like) for p in parameters.values()]
+    assert all(not g.any() for g in evaluate()[1])
+    for handle in handles:
+        handle.remove()
+    before = served()
+    mll.eval()
+    with pytest.warns(gpytorch.utils.warnings.GPInputWarning):
+        evaluate()
+    assert served() == before
+
+    class Doubling(SingleTaskGP):
+        def transform_inputs(self, X, input_transform=None):
+            return 0.5 * X
+
+    _, _, doubled = closure(lambda: Doubling(*data()))
+    doubled()
     assert served() == before
 
 
