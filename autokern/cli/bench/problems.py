@@ -85,7 +85,8 @@ def random_problems(
 def _kinds(op: Op, dtypes: Sequence[str], device: str) -> list[list[Problem]]:
     """Return the problems of the full grid that offer a choice, grouped by everything but size."""
     groups: dict[object, list[Problem]] = {}
-    for problem in op.grid("full", dtypes[0], device):
+    grids = (op.grid("full", dtype, device) for dtype in dtypes)  # an op may serve one of them only
+    for problem in next(filter(None, grids), []):
         if len(contenders(problem)) > 1:
             shape = (problem.variant, problem.grad, problem.m == problem.n, problem.batch > 1)
             groups.setdefault(shape, []).append(problem)
