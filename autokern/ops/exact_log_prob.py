@@ -276,7 +276,7 @@ def _arrays_unsupported(problem: Problem) -> str | None:
     if problem.batch > 1 or problem.n > _MOST_BY_ARRAYS:
         return f"for single models of {_MOST_BY_ARRAYS} points at most"
     known = set(families(problem)) <= small.FAMILIES.keys() and "grad:x" not in problem.words
-    return None if known else "for RBF and Matérn kernels, without gradients by points"
+    return None if known else "for RBF and Matérn 3/2 and 5/2 kernels, without gradients by points"
 
 
 @EXACT_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_in_place(5.0, 5.0))
