@@ -63,6 +63,7 @@ def _reading_of(kernel: Kernel, dims: int) -> _KernelReading | None:
         _left_alone.add(kernel)
         return None
     if not made.holds(dims):
+        _left_alone.add(kernel)
         return None
     made.count += 0 if known is None else known.count
     if made.count > _MOST_READINGS:

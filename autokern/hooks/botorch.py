@@ -26,7 +26,8 @@ __all__ = ["look"]
 
 _CORE, _CLOSURES = "botorch.optim.closures.core", "botorch.optim.closures.model_closures"
 _dispatch = route("objective", looked=True)
-_readings: weakref.WeakKeyDictionary[Any, Reading | None] = weakref.WeakKeyDictionary()
+_readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()
+_left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 _declared = False
 
 
@@ -85,11 +86,16 @@ def _reading_of(closure: Any) -> Reading | None:
     if not torch.is_grad_enabled() or torch._C._len_torch_function_stack():
         return None
     forward = closure.forward
+    if forward in _left_alone:
+        return None
     known = _readings.get(forward)
     if known is None or not known.holds():
         known = None if forward.__module__ != _CLOSURES else read(_mll_of(forward))
+        if known is None:  # reading takes as long as some evaluations
+            _left_alone.add(forward)
+            return None
         _readings[forward] = known
-    if known is None or not known.covers(closure.parameters) or regime(known.n) != EXACT:
+    if not known.covers(closure.parameters) or regime(known.n) != EXACT:
         return None
     return known if gpytorch.settings.observation_nan_policy.value() == "ignore" else None
 

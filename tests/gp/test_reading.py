@@ -338,7 +338,8 @@ def test_a_model_that_changes_is_seen(change):
 def test_a_curve_that_changes_is_seen():
     for change in (lambda curve: setattr(curve, "beta", 2), lambda curve: curve.register_forward_hook(print)):
         curve = torch.nn.Softplus()  # the library's own is shared by all models
-        reading = Reading(made(RBFKernel(lengthscale_constraint=Positive(transform=curve))))
+        mll = made(RBFKernel(lengthscale_constraint=Positive(transform=curve)))
+        reading = Reading(mll)
         assert reading.holds()
         change(curve)
         assert not reading.holds()
@@ -350,7 +351,8 @@ def change_name(change):
 
 def test_classes_that_are_patched_are_seen(monkeypatch):
     for kind, name in ((RBFKernel, "forward"), (ConstantMean, "forward"), (GreaterThan, "transform")):
-        reading, stock = Reading(made()), getattr(kind, name)
+        mll, stock = made(), getattr(kind, name)
+        reading = Reading(mll)
 
         @functools.wraps(stock)
         def patched(*args, stock=stock, **kwargs):
