@@ -83,7 +83,7 @@ class _Objective(Op):
             if one is not None and wanted is not None:
                 bound = 100 * EPS[problem.dtype] * (problem.n + size) * condition * (largest + by_matrix)
                 errors.append(float((one - wanted).abs().max()) / bound)
-        return max(errors)
+        return float(max(errors))
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         if dtype != "float64" or device != "cpu":

@@ -232,7 +232,7 @@ class _Calibration:
                     relative[candidate.name] = relative_error(op, first, exact)
                 elif self._must_check(group, candidate, problem):
                     gradient_error = gradient_error or gradient_errors(op, problem, args, first)
-                    errors[candidate.name] = max(op.check(problem, first.out, args), gradient_error(first))
+                    errors[candidate.name] = float(max(op.check(problem, first.out, args), gradient_error(first)))
                 del first
                 warm[candidate.name] = timer.once(call, synchronize)
             except (MemoryError, torch.OutOfMemoryError):

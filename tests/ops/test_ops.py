@@ -201,6 +201,7 @@ def assert_right(op: Op, candidate: Candidate, given: Case) -> None:
         assert error <= 1, f"{op.name}.{candidate.name} on {problem}: {error:.3g} times what is usual"
     else:
         error = op.check(problem, found.out, args)
+        assert type(error) is float  # profiles hold plain numbers
         assert error <= 1, f"{op.name}.{candidate.name} on {problem}: {error:.3g} times the bound"
         slope = given.slope(found)
         assert slope <= 1, f"gradients of {op.name}.{candidate.name} on {problem}: {slope:.3g} times the bound"
