@@ -37,7 +37,9 @@ class _KernelReading:
         self.part, self.dims = forwarded(seen, kernel, None, dims), dims
         seen.close(kernel)
         self.parameters = list(seen.parameters.values())
-        self.names = {id(tensor): name for name, tensor in kernel.named_parameters()}
+        self.raws = [parameter.tensor for parameter in self.parameters]
+        names = {id(tensor): name for name, tensor in kernel.named_parameters()}
+        self.names = [names[id(raw)] for raw in self.raws]
         self.lock = threading.Lock()
         self.count = 1
 
@@ -94,13 +96,11 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     reading = _reading_of(kernel, x.shape[-1])
     if reading is None:
         return None
-    raws = [parameter.tensor for parameter in reading.parameters]
     with reading.lock, np.errstate(all="ignore"):
         found = _computed(reading, *(t.detach().numpy() for t in (x, noise, mean, value)))
     if found is None:
         return None
-    names = [reading.names[id(raw)] for raw in raws]
-    out: torch.Tensor = _Density.apply(found, (kernel, names, x), noise, mean, value, *raws)
+    out: torch.Tensor = _Density.apply(found, (kernel, reading.names, x), noise, mean, value, *reading.raws)
     return out
 
 

@@ -157,14 +157,18 @@ class Reading:
         wanted = {id(p.tensor) for p in self._parameters if p.tensor.requires_grad}
         return wanted == {id(tensor) for tensor in parameters.values()}
 
-    def covariance(self) -> tuple[Array, Array, float]:
-        """Return the present covariance with noise, the residual, and the largest scaled squared norm of the points."""
+    def covariance(self) -> tuple[Array, Array]:
+        """Return the present covariance with noise, and the residual."""
         for parameter in self._parameters:
             parameter.refresh()
         residual = self._targets if self._mean is None else self._targets - self._mean.value
         k = self._kernel.evaluate(self._x)
         k.flat[:: len(residual) + 1] += self._fixed if self._noise is None else self._noise.value
-        return k, residual, self._kernel.size()
+        return k, residual
+
+    def size(self) -> float:
+        """Return the largest scaled squared norm of the points of the last covariance."""
+        return self._kernel.size()
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[float, tuple[torch.Tensor, ...]] | None:
         """Return the loss and the gradients, which are in the ``grad`` of the parameters then; None means stock.
@@ -177,7 +181,7 @@ class Reading:
 
     def _loss(self) -> float | None:
         with np.errstate(all="ignore"):
-            k, residual, _ = self.covariance()
+            k, residual = self.covariance()
             n = len(residual)
             found = small.density(k, residual, -1.0 / n)
             if found is None:

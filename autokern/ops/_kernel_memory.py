@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from autokern.core.problem import Problem
 from autokern.kernels import matrix
 from autokern.kernels.family import known_family
+from autokern.ops._shared import families
 
 __all__ = ["by_family", "of_compiled", "of_differences", "of_each", "of_stock", "of_strips"]
 
@@ -22,14 +23,10 @@ def by_family(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> 
 
     def memory(problem: Problem) -> int:
         counts = with_gradients if problem.grad else forward
-        each = [counts.get(name, max(counts.values())) for name in _names(problem)]
+        each = [counts.get(name, max(counts.values())) for name in families(problem)]
         return problem.batch * problem.m * problem.n * problem.itemsize * (sum(each) + (len(each) > 1))
 
     return memory
-
-
-def _names(problem: Problem) -> list[str]:
-    return problem.variant.split("/")[0].split("+")
 
 
 def of_each(rbf: int, matern12: int, matern32: int, matern52: int) -> dict[str, int]:
@@ -44,11 +41,11 @@ _EQUAL_BY_AUTOGRAD = by_family(of_each(2, 3, 4, 5), of_each(5, 8, 9, 11))
 
 def of_stock(problem: Problem) -> int:
     """gpytorch has a function of its own for one lengthscale and no gradients by points; else autograd keeps steps."""
-    others = [of for name in _names(problem) if name not in _BOTH and (of := known_family(name)) is not None]
+    others = [of for name in families(problem) if name not in _BOTH and (of := known_family(name)) is not None]
     if others:
         kept = [of.kept(problem.d) for of in others]
         most = sum(2 * k for k in kept) + 1 if problem.grad else sum(max(4, 2 * k // 3) for k in kept)
-        most += 10 * (len(_names(problem)) - len(others))
+        most += 10 * (len(families(problem)) - len(others))
         return problem.batch * problem.m * problem.n * problem.itemsize * most
     _, points, ard = (*problem.variant.split("/"), "", "")[:3]
     if ard != "ard" and "x" not in problem.grad.split("/"):
@@ -59,22 +56,22 @@ def of_stock(problem: Problem) -> int:
 def of_strips(problem: Problem) -> int:
     """A few strips of rows beside the matrix, which themselves do not grow with it."""
     each = min(matrix.block_bytes(problem.device), problem.m * problem.n * problem.itemsize)
-    alone = problem.variant.split("/")[0] in _BOTH
-    return _whole(problem) + (2 if alone else 8 * len(_names(problem))) * each
+    alone = problem.words[0] in _BOTH
+    return _whole(problem) + (2 if alone else 8 * len(families(problem))) * each
 
 
 def _whole(problem: Problem) -> int:
-    kept = problem.grad and problem.variant.split("/")[0] in ("matern12", "matern32", "matern52", "cosine")
+    kept = problem.grad and problem.words[0] in ("matern12", "matern32", "matern52", "cosine")
     return problem.m * problem.n * problem.itemsize * (2 if kept else 1)
 
 
 def of_differences(problem: Problem) -> int:
     """All differences at once, and what becomes of them."""
-    wide = sum(2 if name == "periodic" else 1 for name in _names(problem))
+    wide = sum(2 if name == "periodic" else 1 for name in families(problem))
     each = problem.batch * problem.m * problem.n * problem.itemsize * (2 if problem.grad else 1)
     return each * (2 * problem.d * wide + 1)
 
 
 def of_compiled(problem: Problem) -> int:
     """What distances are multiplied by, to clear the diagonal, is a matrix of its own."""
-    return problem.batch * problem.m * problem.n * problem.itemsize * (2 if "same" in problem.variant.split("/") else 1)
+    return problem.batch * problem.m * problem.n * problem.itemsize * (2 if "same" in problem.words else 1)

@@ -22,7 +22,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp.reading import Reading
 from autokern.ops._models import objective_model
-from autokern.ops._shared import EPS
+from autokern.ops._shared import EPS, families
 
 __all__ = ["OBJECTIVE"]
 
@@ -70,7 +70,7 @@ class _Objective(Op):
         loss, *slopes = stock(reading, forward, parameters)
         assert loss is not None
         exact = loss.item()
-        k, residual, size = reading.covariance()
+        (k, residual), size = reading.covariance(), reading.size()
         inverse = np.linalg.inv(k)
         solved = inverse @ residual
         change = 2 * (problem.n + size) * EPS[problem.dtype] * np.abs(k).max()
@@ -97,14 +97,14 @@ class _Objective(Op):
         return problems
 
     def features(self, problem: Problem) -> Features:
-        parts = 1 + problem.variant.count("+")
+        parts = len(families(problem))
         elements = float(problem.n**2)
         return Features(
             60.0 + 20 * parts, elements * (problem.n + 4.0 * problem.d * parts), 12.0 * 8 * elements * parts
         )
 
     def memory(self, problem: Problem) -> int:
-        parts = 1 + problem.variant.count("+")
+        parts = len(families(problem))
         return (4 + 3 * parts) * problem.n**2 * problem.itemsize
 
     def default_candidate(self, problem: Problem) -> str:
@@ -116,14 +116,14 @@ OBJECTIVE = _Objective()
 
 
 def _stock_features(problem: Problem) -> Features:
-    parts = 1 + problem.variant.count("+")
+    parts = len(families(problem))
     elements = float(problem.n**2)
     flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * parts)
     return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * 8 * elements)
 
 
 def _stock_memory(problem: Problem) -> int:
-    parts = 1 + problem.variant.count("+")
+    parts = len(families(problem))
     return (7 + 8 * parts) * problem.n**2 * problem.itemsize
 
 
