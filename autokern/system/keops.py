@@ -17,6 +17,7 @@ import struct
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from autokern.core.tool import Tool
 
 _ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
 _ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section headers: offset, size of each, number
+_WRITING_S = 10.0
+"""A truncated file that changed in these seconds is one that a linker, of this process or another, is writing."""
 
 _lock = threading.Lock()
 _working, _verbose = 0, (True, True)
@@ -111,20 +114,27 @@ def setting() -> str:
 def damaged(folder: Path) -> list[str]:
     """Return the names of truncated compiled formulae: loading one kills the process (SIGBUS).
 
-    An ELF file ends with its section headers, so its first 64 bytes give its length.
+    An ELF file ends with its section headers, so its first 64 bytes give its length. A file that is still being
+    written is not counted.
     """
+    return sorted(name for name, age in _truncated(folder) if age > _WRITING_S)
+
+
+def _truncated(folder: Path) -> list[tuple[str, float]]:
+    """Return the names of truncated compiled formulae, each with the seconds since it was last written to."""
     global _intact
     try:
         state = (str(folder), folder.stat().st_mtime_ns)
         if state == _intact:
             return []
-        names = [e.name for e in os.scandir(folder) if e.name.endswith(sysconfig.get_config_var("EXT_SUFFIX"))]
-        bad = sorted(name for name in names if _cut_short(folder / name))
-    except OSError:
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        paths = [Path(e.path) for e in os.scandir(folder) if e.name.endswith(suffix)]
+        found = [(path.name, abs(time.time() - path.stat().st_mtime)) for path in paths if _cut_short(path)]
+    except OSError:  # gone meanwhile
         return []
-    if not bad:
+    if not found:
         _intact = state
-    return bad
+    return found
 
 
 def _cut_short(path: Path) -> bool:
@@ -163,6 +173,10 @@ def at_work(device: str = "cpu") -> Iterator[None]:
     """
     global _failure
     problem = keops_problem(device)
+    folder = build_folder()
+    while problem is None and folder is not None and _truncated(folder):  # the linker of another thread or process
+        time.sleep(0.02)
+        problem = keops_problem(device)
     if problem is not None:
         raise KeOpsError(f"a product by KeOps was asked for; found: {problem}. {_ADVICE}")
     try:
