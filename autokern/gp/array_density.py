@@ -19,6 +19,7 @@ from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
 from autokern.gp import likelihood, originals, small
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.marginal import Marginal
+from autokern.gp.parts import arranged
 from autokern.gp.reading import forwarded
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
@@ -34,8 +35,10 @@ class _KernelReading:
 
     def __init__(self, kernel: Kernel, dims: int) -> None:
         seen = self._seen = Inspected()
+        seen.dims = dims
         self.part, self.dims = forwarded(seen, kernel, None, dims), dims
         seen.close(kernel)
+        self.raw = seen.raw
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
         names = {id(tensor): name for name, tensor in kernel.named_parameters()}
@@ -110,7 +113,7 @@ def _computed(
     """Return the log density, and its derivatives by noise, mean, value and the raw parameters."""
     for parameter in reading.parameters:
         parameter.refresh()
-    k = reading.part.evaluate(x - x.mean(0))
+    k = reading.part.evaluate(arranged(x, reading.raw))
     n = len(k)
     k.flat[:: n + 1] += noise
     found = small.density(k, value - mean, 1.0)

@@ -6,6 +6,7 @@ looked at and where, so that a replaced object is seen before the next use.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 
+from autokern.gp import originals
 from autokern.gp.small import Array
+from autokern.gp.tables import Index
 
 __all__ = ["Inspected", "Parameter", "UnreadError"]
 
@@ -55,6 +58,11 @@ def _curve(transform: Any) -> Callable[[Array], tuple[Array, Array]]:
     if transform is torch.exp:
         return _exponential
     raise UnreadError(f"the transform {transform}")
+
+
+def _function(closure: Any) -> Any:
+    """Return what a closure computes, without the module that it is bound to."""
+    return getattr(closure, "__func__", closure)
 
 
 class Parameter:
@@ -99,11 +107,20 @@ class Inspected:
         The parameters that were read, by the identity of their raw tensors.
     families : list of str
         The families of the kernel's leaves.
+    dims : int
+        The dimensions of the points.
+    raw : bool
+        Whether a part takes the points as they are.
+    tables : dict
+        The parts that look up covariances of tasks, by the identity of their kernels.
     """
 
     def __init__(self) -> None:
         self.parameters: dict[int, Parameter] = {}
         self.families: list[str] = []
+        self.dims, self.raw = 0, False
+        self.tables: dict[int, Index] = {}
+        self._functions: list[tuple[Any, str, Any]] = []
         self._held: list[tuple[weakref.ref[Any], str, str, Any]] = []
         self._modules: dict[int, tuple[weakref.ref[Any], type, tuple[tuple[str, int], ...]]] = {}
         self._memory: list[tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]] = []
@@ -128,6 +145,15 @@ class Inspected:
                 raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")
             self._modules[id(module)] = (weakref.ref(module), type(module), (*spaces, ("", len(own))))
 
+    def stands_for(self, kind: Any, *names: str) -> None:
+        """Refuse a class or module where a function that a reading computes in place of is not its own."""
+        module = sys.modules.get(getattr(kind, "__module__", kind.__name__))
+        for name in names:
+            found = originals.undisturbed(vars(kind), name, getattr(module, "__file__", None))
+            if found is None:
+                raise UnreadError(f"a {kind.__name__} whose {name} is another's")
+            self._functions.append((vars(kind), name, found))
+
     def module(self, owner: torch.nn.Module, name: str) -> Any:
         """Return a submodule, or None."""
         if owner.__dict__.get(name) is not None:
@@ -143,10 +169,15 @@ class Inspected:
         active = self._hold(kernel, "_buffers", "active_dims")
         if active is None:
             return None
-        self._remember(active)
-        seen = active.numpy()
-        self._equal.append((seen, seen.copy()))
-        return self._equal[-1][1]
+        return self.copied(active)
+
+    def copied(self, tensor: torch.Tensor) -> Array:
+        """Return a copy of a tensor of any dtype, whose values must stay."""
+        self._remember(tensor)
+        seen = tensor.numpy()
+        bits = seen.view(f"i{seen.itemsize}")  # in which a number that is none equals itself
+        self._equal.append((bits, bits.copy()))
+        return seen.copy()
 
     def data(self, tensor: torch.Tensor) -> Array:
         """Return the memory of a float64 tensor that wants no gradient."""
@@ -227,9 +258,9 @@ class Inspected:
     def _bound(self, constraint: Interval, name: str) -> Array:
         return self.constant(self.buffer(constraint, name))
 
-    def constant(self, tensor: torch.Tensor) -> Array:
-        """Return a view of a number, of any float dtype: NumPy promotes it as torch does."""
-        if tensor.dim() or not tensor.is_cpu or tensor.requires_grad:
+    def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
+        """Return a view of a number or of several, of any float dtype: NumPy promotes it as torch does."""
+        if tensor.shape != shape or not tensor.is_cpu or tensor.requires_grad:
             raise UnreadError("a bound or a prior of several numbers")
         self._fixed.append(tensor)
         self._remember(tensor)
@@ -241,7 +272,9 @@ class Inspected:
         self.look(*root.modules())
         for module in root.modules():
             for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
-                self._priors.append((weakref.ref(module), name, weakref.ref(prior), getattr(closure, "__func__", None)))
+                self._priors.append(
+                    (weakref.ref(module), name, weakref.ref(prior), getattr(closure, "__func__", closure))
+                )
         if {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
             raise UnreadError("a parameter of something else")
 
@@ -264,7 +297,11 @@ class Inspected:
                     return False
         for ref, name, prior, function in self._priors:
             present = ref().__dict__["_priors"].get(name)
-            if present is None or present[0] is not prior() or getattr(present[1], "__func__", None) is not function:
+            if (
+                present is None
+                or present[0] is not prior()
+                or getattr(present[1], "__func__", present[1]) is not function
+            ):
                 return False
         for tensor, pointer, shape, stride in self._memory:
             if tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride:
@@ -276,4 +313,4 @@ class Inspected:
         for tensor in self._fixed:
             if tensor.requires_grad:
                 return False
-        return all(np.array_equal(now, then) for now, then in self._equal)
+        return originals.hold(self._functions) and all(np.array_equal(now, then) for now, then in self._equal)

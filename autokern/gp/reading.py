@@ -15,19 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise
-from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
 from autokern.gp import originals, small
 from autokern.gp.forwards import modules_of
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.leaves import leaf
+from autokern.gp.means import mean_of
+from autokern.gp.noises import noise_of
+from autokern.gp.parts import arranged
 from autokern.gp.priors import term
 from autokern.gp.small import Array
-from autokern.kernels.family import family_of
+from autokern.gp.tasks import mapped
 
 __all__ = ["Reading", "forwarded", "read"]
 
@@ -62,14 +63,7 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) ->
         names = list(several._modules)
         children = [_called(seen, seen.module(several, name), columns, dims) for name in names]
         return (small.Sum if kind is AdditiveKernel else small.Product)(children)
-    found = family_of(kernel) if kind in (RBFKernel, MaternKernel) else None
-    if found is None or found.name not in small.FAMILIES:
-        raise UnreadError(f"a kernel {kind.__name__}")
-    seen.attribute(kernel, "nu")
-    seen.families.append(found.name)
-    raw = kernel._parameters.get("raw_lengthscale")
-    several = dims if raw is None or raw.shape != (1, 1) else 1
-    return small.Leaf(small.FAMILIES[found.name], columns, seen.parameter(kernel, "raw_lengthscale", (1, several)))
+    return leaf(seen, kernel, columns, dims)
 
 
 def _named(function: Any) -> tuple[str, str]:
@@ -97,23 +91,28 @@ class Reading:
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._lock = type(model).forward, threading.Lock()
-        names = modules_of(self._forward)
+        inputs = seen.attribute(model, "train_inputs")
+        found = mapped(seen, model, inputs[0]) if type(inputs) is tuple and len(inputs) == 1 else None
+        names = modules_of(self._forward) if found is None else ("mean_module", "covar_module", True)
         if names is None or any(hasattr(type(model), name) for name in names[:2]):
             raise UnreadError("a forward that is not the plain one")
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
         self._data(model, names[2])
-        self._mean = self._mean_of(seen.module(model, names[0]))
-        self._kernel = _called(seen, seen.module(model, names[1]), None, self._x.shape[1])
-        self._noise, self._fixed = self._noise_of(likelihood)
+        x, tasks = (self._seen_x, None) if found is None else found
+        seen.dims = x.shape[1]
+        self._mean = mean_of(seen, seen.module(model, names[0]), x, tasks)
+        self._kernel = _called(seen, seen.module(model, names[1]), None, seen.dims)
+        self._noise = noise_of(seen, likelihood, self._seen_x)
+        self._x = arranged(x, seen.raw)
         self._terms = [term(seen, m, p, c) for _, m, p, c, _ in model.named_priors()]
         seen.close(mll)
         self._parameters = list(seen.parameters.values())
         self.n = len(self._x)
-        self.key = (*self._x.shape, "+".join(sorted(seen.families)))
+        self.key = (*x.shape, "+".join(sorted(seen.families)))
 
     def _data(self, model: Any, transformed: bool) -> None:
         seen = self._seen
-        inputs, targets = seen.attribute(model, "train_inputs"), seen.attribute(model, "_train_targets")
+        inputs, targets = model.train_inputs, seen.attribute(model, "_train_targets")
         if transformed:
             of_botorch = getattr(type(model), "transform_inputs", None)
             if _named(of_botorch) != _TRANSFORM or seen.module(model, "input_transform") is not None:
@@ -124,25 +123,6 @@ class Reading:
         if len(targets) != len(inputs[0]) or not len(targets):
             raise UnreadError("targets of another number")
         self._seen_x = self._raw_x.copy()
-        self._x = self._seen_x - self._seen_x.mean(0)
-
-    def _mean_of(self, mean: Any) -> Parameter | None:
-        if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != torch.Size():
-            raise UnreadError(f"a mean {type(mean).__name__}, or a batched one")
-        return self._seen.parameter(mean, "raw_constant") if type(mean) is ConstantMean else None
-
-    def _noise_of(self, likelihood: Any) -> tuple[Parameter | None, Array | None]:
-        seen = self._seen
-        covariance = seen.module(likelihood, "noise_covar")
-        if type(likelihood) is GaussianLikelihood and type(covariance) is HomoskedasticNoise:
-            return seen.parameter(covariance, "raw_noise", (1,)), None
-        if type(likelihood) is FixedNoiseGaussianLikelihood and type(covariance) is FixedGaussianNoise:
-            seen.module(likelihood, "second_noise_covar")
-            noise = seen.attribute(covariance, "noise")
-            if getattr(likelihood, "second_noise_covar", None) is not None or noise.shape != self._targets.shape:
-                raise UnreadError("further noise")
-            return None, seen.data(noise)
-        raise UnreadError(f"a likelihood {type(likelihood).__name__}")
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read, and is in training mode."""
@@ -161,9 +141,9 @@ class Reading:
         """Return the present covariance with noise, and the residual."""
         for parameter in self._parameters:
             parameter.refresh()
-        residual = self._targets if self._mean is None else self._targets - self._mean.value
+        residual = self._targets if self._mean is None else self._targets - self._mean.value()
         k = self._kernel.evaluate(self._x)
-        k.flat[:: len(residual) + 1] += self._fixed if self._noise is None else self._noise.value
+        k.flat[:: len(residual) + 1] += self._noise.value()
         return k, residual
 
     def size(self) -> float:
@@ -187,10 +167,9 @@ class Reading:
             if found is None:
                 return None
             total = found.value
-            if self._noise is not None:
-                self._noise.accumulate(found.by_matrix.trace())
+            self._noise.backward(found.by_matrix)
             if self._mean is not None:
-                self._mean.accumulate(-found.by_residual.sum())
+                self._mean.backward(-found.by_residual)
             self._kernel.backward(found.by_matrix)
             for parameter, at in self._terms:
                 value, slope = at(parameter.value)

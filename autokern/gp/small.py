@@ -14,9 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.linalg import lapack
 
-__all__ = ["FAMILIES", "Array", "Density", "Leaf", "Parameter", "Part", "Product", "Scale", "Sum", "density"]
+__all__ = [
+    "FAMILIES", "Array", "Columns", "Density", "Leaf", "Parameter", "Part", "Product", "Scale", "Sum", "density",
+    "into", "squared",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
+Columns = Array | slice
+"""Which columns of the points a part takes."""
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -35,8 +40,11 @@ class Part(Protocol):
     def evaluate(self, x: Array) -> Array:
         """Return the matrix of points ``(n, d)``; it may be overwritten by the caller."""
 
-    def backward(self, g: Array) -> None:
-        """Add ``g = dL/dK``, symmetric, to the gradients of the parameters; `g` may be overwritten."""
+    def backward(self, g: Array, by_x: Array | None = None) -> None:
+        """Add ``g = dL/dK``, symmetric, to the gradients of the parameters; `g` may be overwritten.
+
+        The derivative by the points is added to `by_x` where that is an array of their shape.
+        """
 
     def size(self) -> float:
         """Return the largest scaled squared norm of the points of the last evaluation."""
@@ -75,8 +83,36 @@ def _matern52(s: Array) -> tuple[Array, Array]:
     return s, slope
 
 
-FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern32": _matern32, "matern52": _matern52}
-"""But for the Matérn 1/2: it needs distances with all their digits, which products of points do not have."""
+def _cosine(s: Array) -> tuple[Array, Array]:
+    r = np.sqrt(s, out=s)
+    slope = np.sinc(r)
+    slope *= -0.5 * math.pi**2
+    r *= math.pi
+    return np.cos(r, out=r), slope
+
+
+FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern32": _matern32, "matern52": _matern52, "cosine": _cosine}
+"""Those that are smooth where points meet: squared distances by products of points have lost digits there."""
+
+
+def squared(z: Array) -> Array:
+    """Return the squared distances of points; the diagonal is exact."""
+    norms = np.einsum("ij,ij->i", z, z)
+    s: Array = z @ z.T
+    s *= -2.0
+    s += norms
+    s += norms[:, None]
+    np.maximum(s, 0.0, out=s)
+    s.flat[:: len(z) + 1] = 0.0
+    return s
+
+
+def into(by_x: Array, columns: Columns, grad: Array) -> None:
+    """Add derivatives by some columns of the points to those by all; a column may be named twice."""
+    if isinstance(columns, slice):
+        by_x[:, columns] += grad
+    else:
+        np.add.at(by_x.T, columns, grad.T)
 
 
 class Leaf:
@@ -86,37 +122,33 @@ class Leaf:
     ----------
     formula : callable
         One of `FAMILIES`.
-    columns : array or None
-        Dimensions of the points that it takes; None for all.
+    columns : array or slice
+        Dimensions of the points that it takes.
     lengthscale : Parameter
         Shape ``(1, d)`` or ``(1, 1)``.
     """
 
     __slots__ = ("_columns", "_formula", "_lengthscale", "_slope", "_z")
 
-    def __init__(self, formula: Formula, columns: Array | None, lengthscale: Parameter) -> None:
+    def __init__(self, formula: Formula, columns: Columns, lengthscale: Parameter) -> None:
         self._formula, self._columns, self._lengthscale = formula, columns, lengthscale
 
     def evaluate(self, x: Array) -> Array:
         """Return the matrix; the diagonal is exact."""
-        z = self._z = (x if self._columns is None else x[:, self._columns]) / self._lengthscale.value
-        norms = np.einsum("ij,ij->i", z, z)
-        s = z @ z.T
-        s *= -2.0
-        s += norms
-        s += norms[:, None]
-        np.maximum(s, 0.0, out=s)
-        s.flat[:: len(x) + 1] = 0.0
-        k, self._slope = self._formula(s)
+        z = self._z = x[:, self._columns] / self._lengthscale.value
+        k, self._slope = self._formula(squared(z))
         return k
 
-    def backward(self, g: Array) -> None:
-        """Add the gradient by the lengthscale."""
+    def backward(self, g: Array, by_x: Array | None = None) -> None:
+        """Add the gradient by the lengthscale, and by the points."""
         z, lengthscale = self._z, self._lengthscale
         g *= self._slope
         g.flat[:: len(z) + 1] = 0.0
-        moments = g.sum(1) @ (z * z) - np.einsum("ij,ij->j", z, g @ z)
+        sums, mixed = g.sum(1), g @ z
+        moments = sums @ (z * z) - np.einsum("ij,ij->j", z, mixed)
         by_dimension = moments * -4.0
+        if by_x is not None:
+            into(by_x, self._columns, (sums[:, None] * z - mixed) * (4.0 / lengthscale.value))
         if lengthscale.value.size == 1:
             by_dimension = by_dimension.sum()
         lengthscale.accumulate(by_dimension / lengthscale.value)
@@ -139,11 +171,11 @@ class Scale:
         self._inner = self._part.evaluate(x)
         return self._inner * self._scale.value
 
-    def backward(self, g: Array) -> None:
+    def backward(self, g: Array, by_x: Array | None = None) -> None:
         """Add the gradient by the scale, and hand the rest on."""
         self._scale.accumulate((g * self._inner).sum())
         g *= self._scale.value
-        self._part.backward(g)
+        self._part.backward(g, by_x)
 
     def size(self) -> float:
         """Return the largest scaled squared norm of the points."""
@@ -165,11 +197,11 @@ class Sum:
             total += part.evaluate(x)
         return total
 
-    def backward(self, g: Array) -> None:
+    def backward(self, g: Array, by_x: Array | None = None) -> None:
         """Hand the derivative to all parts."""
         for part in self._parts[1:]:
-            part.backward(g.copy())
-        self._parts[0].backward(g)
+            part.backward(g.copy(), by_x)
+        self._parts[0].backward(g, by_x)
 
     def size(self) -> float:
         """Return the largest scaled squared norm of the points."""
@@ -192,14 +224,14 @@ class Product:
             total *= value
         return total
 
-    def backward(self, g: Array) -> None:
+    def backward(self, g: Array, by_x: Array | None = None) -> None:
         """Hand each part the derivative times the other matrices."""
         for index, part in enumerate(self._parts):
             own = g.copy()
             for other, value in enumerate(self._values):
                 if other != index:
                     own *= value
-            part.backward(own)
+            part.backward(own, by_x)
 
     def size(self) -> float:
         """Return the largest scaled squared norm of the points."""
