@@ -16,15 +16,13 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
-from autokern.gp import likelihood, originals, small
+from autokern.gp import likelihood, originals, plain, small
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.marginal import Marginal
 from autokern.gp.parts import arranged
 from autokern.gp.reading import forwarded
-from autokern.kernels import tree as trees
-from autokern.kernels.far import centre_of
 
-__all__ = ["log_prob"]
+__all__ = ["families", "log_prob"]
 
 _MOST_READINGS = 20
 """Readings of one kernel after which it is left alone: something replaces its parts at every step."""
@@ -38,7 +36,7 @@ class _KernelReading:
         seen.dims = dims
         self.part, self.dims = forwarded(seen, kernel, None, dims), dims
         seen.close(kernel)
-        self.raw = seen.raw
+        self.raw, self.families = seen.raw, sorted(seen.families)
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
         names = {id(tensor): name for name, tensor in kernel.named_parameters()}
@@ -77,13 +75,22 @@ def _reading_of(kernel: Kernel, dims: int) -> _KernelReading | None:
     return made
 
 
+def families(kernel: Kernel, dims: int) -> list[str] | None:
+    """Return the families of a kernel's leaves, sorted, None for a kernel that is not exactly known.
+
+    Its own active dimensions are taken as chosen already.
+    """
+    reading = _reading_of(kernel, dims)
+    return None if reading is None else reading.families
+
+
 def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     """Return the log density of a value under a marginal, None where it cannot be computed by arrays.
 
     Parameters
     ----------
     marginal : Marginal
-        Of n points on the CPU in float64, without a batch, that want no gradients.
+        Of n points on the CPU in float64, without a batch.
     value : Tensor
         Shape ``(n,)``.
 
@@ -93,37 +100,43 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
         Shape ``()``. None for a kernel that is not exactly known, and where there is no factor or no number.
     """
     x, noise, mean = marginal.lazy.x1, marginal.noise, marginal.distribution.loc
-    if x.dim() != 2 or noise.dim() != 1 or mean.dim() != 1 or value.dim() != 1 or x.requires_grad:
+    if x.dim() != 2 or noise.dim() != 1 or mean.dim() != 1 or value.dim() != 1:
         return None
     kernel = marginal.lazy.kernel
     reading = _reading_of(kernel, x.shape[-1])
     if reading is None:
         return None
     with reading.lock, np.errstate(all="ignore"):
-        found = _computed(reading, *(t.detach().numpy() for t in (x, noise, mean, value)))
+        found = _computed(reading, x.requires_grad, *(t.detach().numpy() for t in (x, noise, mean, value)))
     if found is None:
         return None
-    out: torch.Tensor = _Density.apply(found, (kernel, reading.names, x), noise, mean, value, *reading.raws)
+    out: torch.Tensor = _Density.apply(found, (kernel, reading.names), x, noise, mean, value, *reading.raws)
     return out
 
 
 def _computed(
-    reading: _KernelReading, x: small.Array, noise: small.Array, mean: small.Array, value: small.Array
+    reading: _KernelReading, moving: bool, x: small.Array, noise: small.Array, mean: small.Array, value: small.Array
 ) -> tuple[float, list[torch.Tensor]] | None:
-    """Return the log density, and its derivatives by noise, mean, value and the raw parameters."""
+    """Return the log density, and its derivatives by points, noise, mean, value and the raw parameters.
+
+    That by the points is computed if they are `moving`.
+    """
     for parameter in reading.parameters:
         parameter.refresh()
-    k = reading.part.evaluate(arranged(x, reading.raw))
-    n = len(k)
+    points = arranged(x, reading.raw)
+    k = reading.part.evaluate(points)
+    n, d = x.shape
     k.flat[:: n + 1] += noise
     found = small.density(k, value - mean, 1.0)
     if found is None or not np.isfinite(found.value):
         return None
     diagonal = found.by_matrix.diagonal()
     by_noise = diagonal.copy() if len(noise) == n > 1 else diagonal.sum(keepdims=True)
-    reading.part.backward(found.by_matrix)
+    by_points = np.zeros_like(points) if moving else None
+    reading.part.backward(found.by_matrix, by_points)
+    by_x = x if by_points is None else by_points[:, :d] + by_points[:, d:] if reading.raw else by_points
     by_raw = [parameter.grad.copy() for parameter in reading.parameters]
-    arrays = (by_noise, -found.by_residual, found.by_residual, *by_raw)
+    arrays = (by_x, by_noise, -found.by_residual, found.by_residual, *by_raw)
     return found.value, [torch.from_numpy(array) for array in arrays]
 
 
@@ -133,10 +146,9 @@ class _Density(torch.autograd.Function):
     @staticmethod
     def forward(ctx, found, of, *tensors):  # type: ignore[no-untyped-def]
         value, ctx.gradients = found
-        kernel, names, x = of
-        ctx.kernel, ctx.names = kernel, names
-        ctx.unsaved = Unsaved(x, *tensors[:3])
-        ctx.save_for_backward(*tensors[3:])
+        ctx.kernel, ctx.names = of
+        ctx.unsaved = Unsaved(*tensors[:4])
+        ctx.save_for_backward(*tensors[4:])
         return tensors[0].new_tensor(value)
 
     @staticmethod
@@ -144,30 +156,32 @@ class _Density(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted, raws = ctx.needs_input_grad[2:], ctx.saved_tensors
         if torch.is_grad_enabled():
-            x, *others = ctx.unsaved.unchanged()
-            return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names, x), (*others, *raws), wanted, grad)
+            others = ctx.unsaved.unchanged()
+            return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names), (*others, *raws), wanted, grad)
         scaled = torch._foreach_mul(ctx.gradients, grad)
         return None, None, *(one if want else None for one, want in zip(scaled, wanted, strict=True))
 
 
-class _Read(torch.nn.Module):
-    """Reads a kernel's tree, as a module, so that its parameters can be replaced for one call."""
+class _Matrix(torch.nn.Module):
+    """The matrix of a kernel as a module, so that its parameters can be replaced for one call."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, x: torch.Tensor) -> trees.Tree:
-        """Return the tree with the points `x`."""
-        return trees.read(self.kernel, x, centre_of(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the matrix of the points `x`."""
+        return plain.dense(self.kernel, x)
 
 
-def _plainly(kernel: Kernel, names: list[str], x: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return the density as a plain differentiable function of noise, mean, value and raw parameters."""
+def _plainly(kernel: Kernel, names: list[str]) -> Callable[..., torch.Tensor]:
+    """Return the density as a plain differentiable function of points, noise, mean, value and raw parameters."""
 
-    def density(noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, *raws: torch.Tensor) -> torch.Tensor:
+    def density(
+        x: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, *raws: torch.Tensor
+    ) -> torch.Tensor:
         replaced = {f"kernel.{name}": raw for name, raw in zip(names, raws, strict=True)}
-        tree = torch.func.functional_call(_Read(kernel), replaced, (x,))
-        return likelihood.reference(tree, noise, value - mean)
+        k = torch.func.functional_call(_Matrix(kernel), replaced, (x,))
+        return likelihood.of_matrix(k, noise, value - mean)
 
     return density

@@ -22,7 +22,7 @@ from autokern.gp import parts, small, tables
 from autokern.gp.inspected import Inspected, Parameter, UnreadError
 from autokern.gp.small import Columns
 
-__all__ = ["leaf"]
+__all__ = ["FAMILIES", "leaf"]
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
@@ -142,6 +142,10 @@ _OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], small.Part]]] = {
     "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
 }
 """By module and class, because BoTorch may not have been imported."""
+
+
+FAMILIES = {name for name, _ in _READ.values()} | {name for _, name, _ in _OF_BOTORCH.values()} | {*_MATERN.values()}
+"""The families of kernels that can be taken apart."""
 
 
 def _name(kernel: Any) -> str:

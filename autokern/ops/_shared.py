@@ -143,6 +143,7 @@ def on_other_devices(
     elements: Callable[[Problem], int],
     *,
     on_cpu: Callable[[Problem], str | None] = needs_cpu_detour,
+    on_accelerator: Callable[[Problem], str | None] = needs_accelerator,
     features: Callable[[Problem], Features] | None = None,
     **options: Any,
 ) -> None:
@@ -161,7 +162,7 @@ def on_other_devices(
         decorate(detour)
 
     register("cpu", lambda: torch.device("cpu"), on_cpu, nothing)
-    register("accelerator", host.accelerator, needs_accelerator, no_accelerator)
+    register("accelerator", host.accelerator, on_accelerator, no_accelerator)
 
 
 def with_copies(

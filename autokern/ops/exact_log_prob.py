@@ -3,8 +3,8 @@
 Arguments: ``marginal, value, exact``: the description of a Gaussian with the covariance ``kernel(x, x) + diagonal``
 (`gp.marginal`), the values ``(..., n)`` whose density is wanted, and whether stock would factorise instead of running
 conjugate gradients. Served are kernels made of scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
-cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted; everything else runs stock,
-whose parts are ops of their own.
+cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted, and by the candidate ``arrays``
+those with linear, polynomial, categorical and index ones; everything else runs stock, whose parts are ops of their own.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.
@@ -25,7 +25,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
-from autokern.gp import array_density, likelihood, originals, small
+from autokern.gp import array_density, leaves, likelihood, originals, plain
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -39,6 +39,7 @@ from autokern.ops._shared import (
     is_ours,
     iterates,
     matrix_problem,
+    needs_accelerator,
     needs_few,
     on_other_devices,
     random_matrix,
@@ -47,7 +48,7 @@ from autokern.ops._shared import (
 )
 from autokern.ops._triangular import inverse_from_cholesky
 
-__all__ = ["EXACT_LOG_PROB", "ladder"]
+__all__ = ["EXACT_LOG_PROB", "ladder", "of_trees"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -97,6 +98,20 @@ def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
     return memory
 
 
+def _families(kernel: Any, x: torch.Tensor, exact: bool) -> list[str] | None:
+    """Return the families of a kernel, sorted; None for one that no candidate knows on such points."""
+    node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
+    if node is not None:
+        return sorted(trees.leaves(node))
+    by_arrays = exact and x.dim() == 2 and x.is_cpu and x.dtype is torch.float64 and len(x) <= _MOST_BY_ARRAYS
+    return array_density.families(kernel, x.shape[-1]) if by_arrays else None
+
+
+def of_trees(problem: Problem) -> str | None:
+    """Return why a candidate that reads a tree cannot serve a problem."""
+    return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
+
+
 class _ExactLogProb(Op):
     name = "exact_log_prob"
     summary = "log density of a Gaussian process prior with noise, gradients included"
@@ -121,8 +136,8 @@ class _ExactLogProb(Op):
         if not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
             return None
         x, kernel = lazy.x1, lazy.kernel
-        node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
-        if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
+        names = _families(kernel, x, exact) if x.dim() > 1 and x.shape[-2] > 1 else None
+        if not names:
             return None
         tensors = [mean, value, noise, *kernel.parameters()]
         if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
@@ -137,7 +152,6 @@ class _ExactLogProb(Op):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
-        names = "+".join(sorted(trees.leaves(node)))
         return matrix_problem(
             "exact_log_prob",
             x,
@@ -146,11 +160,12 @@ class _ExactLogProb(Op):
             d=x.shape[-1],
             batch=batch.numel(),
             grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{names}/{'cholesky' if exact else 'cg'}",
+            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}",
         )
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        return likelihood.reference(*ingredients(marginal, value))
+        _, _, lazy, noise = marginal
+        return likelihood.of_matrix(plain.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)
@@ -255,13 +270,13 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         inside.formless = before
 
 
-@EXACT_LOG_PROB.candidate("fused", accuracy="better")
+@EXACT_LOG_PROB.candidate("fused", accuracy="better", unsupported=of_trees)
 def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
     return likelihood.log_prob(*ingredients(marginal, value), ladder)
 
 
-@EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
+@EXACT_LOG_PROB.candidate("recursive", accuracy="better", unsupported=of_trees, memory=_in_place(2.8, 2.0))
 def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return likelihood.log_prob(*ingredients(marginal, value), ladder, inverse_from_cholesky)
@@ -275,15 +290,16 @@ def _arrays_unsupported(problem: Problem) -> str | None:
         return "for float64 on the CPU"
     if problem.batch > 1 or problem.n > _MOST_BY_ARRAYS:
         return f"for single models of {_MOST_BY_ARRAYS} points at most"
-    known = set(families(problem)) <= small.FAMILIES.keys() and "grad:x" not in problem.words
-    return None if known else "for RBF and Matérn 3/2 and 5/2 kernels, without gradients by points"
+    return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
 
 
 @EXACT_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_in_place(5.0, 5.0))
 def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """NumPy and LAPACK from the raw parameters to value and gradients, without autograd between them."""
     found = array_density.log_prob(marginal, value)
-    return fused(marginal, value, exact) if found is None else found
+    if found is not None:
+        return found
+    return (stock if trees.form(marginal.lazy.kernel, keops=exact) is None else fused)(marginal, value, exact)
 
 
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -297,5 +313,6 @@ on_other_devices(
     _elsewhere,
     "All of it on the {}: only points and gradients are copied.",
     lambda p: 2 * p.n * (p.d + 2),
+    on_accelerator=lambda p: of_trees(p) or needs_accelerator(p),
     accuracy="better",
 )
