@@ -14,8 +14,8 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from scipy import special
 
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
-from autokern.gp.small import Array
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Array, Parameter
 
 __all__ = ["Term", "term"]
 
@@ -45,7 +45,7 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
         None,
     )  # fmt: skip
     tensor = None if raw is None else module._parameters.get(raw)
-    known = seen.parameters.get(id(tensor))
+    known = seen.present(tensor)
     if known is None:
         raise UnreadError("a prior of something else")
     seen.attribute(prior, "_transform")

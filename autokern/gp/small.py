@@ -14,7 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.linalg import lapack
 
-__all__ = ["FAMILIES", "Array", "Density", "Leaf", "Parameter", "Part", "Product", "Scale", "Sum", "density"]
+__all__ = [
+    "FAMILIES", "Array", "Density", "Leaf", "Marginal", "Parameter", "Part", "Product", "Scale", "Sum", "density",
+    "marginal",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 _LOG_2_PI = math.log(2 * math.pi)
@@ -252,3 +255,45 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
     w -= np.multiply.outer(a, a)
     w *= half
     return Density(value, w, a * -factor)
+
+
+class Marginal(NamedTuple):
+    """A log density of noisy observations, and its derivatives but for those by the parameters of the kernel.
+
+    Parameters
+    ----------
+    value : float
+        The log density.
+    by_noise, by_residual : array
+        Derivatives by the variance and by the residual of each point, times the factor.
+    """
+
+    value: float
+    by_noise: Array
+    by_residual: Array
+
+
+def marginal(part: Part, x: Array, noise: Array, residual: Array, factor: float) -> Marginal | None:
+    """Return the log density of a residual, and add the derivatives to the parameters of a kernel.
+
+    None is returned where the covariance cannot be factorised, or the density is no number.
+
+    Parameters
+    ----------
+    part : Part
+        The kernel.
+    x : array
+        Points, shape ``(n, d)``.
+    noise : array
+        Variances that are added to the diagonal: ``()``, ``(1,)`` or ``(n,)``.
+    residual, factor
+        As `density` takes them.
+    """
+    k = part.evaluate(x)
+    k.flat[:: len(residual) + 1] += noise
+    found = density(k, residual, factor)
+    if found is None or not math.isfinite(found.value):
+        return None
+    by_noise = found.by_matrix.diagonal().copy()  # the kernel overwrites the matrix
+    part.backward(found.by_matrix)
+    return Marginal(found.value, by_noise, found.by_residual)
