@@ -11,21 +11,46 @@ from typing import Any, cast
 
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from gpytorch.module import Module
 
 from autokern.gp.parameters import Curve, Element, Parameter, curve_of
 from autokern.gp.small import Array
 
 __all__ = ["Inspected", "UnreadError"]
 
-_EMPTY = ("_added_loss_terms", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_EMPTY = ("_added_loss_terms", *_HOOKS)
 _OWN = frozenset(("_has_transformed_inputs", "_original_train_inputs", "_validate_args", "is_one_to_many"))
 """What instances have of their own although their class has it, too."""
 _NO_BATCH = torch.Size()
-_SPACES = ("_modules", "_parameters", "_buffers", "_priors", *_EMPTY)
 
 
 class UnreadError(Exception):
     """A part of a model is not exactly known; the message names it."""
+
+
+class _Owner:
+    """What has been read of one object, by which its changes are seen."""
+
+    def __init__(self, owner: Any) -> None:
+        self._ref, self._kind = weakref.ref(owner), type(owner)
+        self.held: dict[tuple[str, str], Any] = {}
+        self.look(0, {}, ())
+
+    def look(self, size: int, sizes: dict[str, int], empty: tuple[str, ...]) -> None:
+        """Note the number of attributes, 0 for any; the sizes of some dictionaries; and those that must stay empty."""
+        self._size, self._sizes, self._empty = size, tuple(sizes.items()), empty
+
+    def checks(self) -> tuple[Any, ...]:
+        """Return all that `Inspected.holds` compares, by the way in which it does; modules are held weakly."""
+        attributes = [(name, kept) for (space, name), kept in self.held.items() if not space]
+        tensors = [(space, name, kept) for (space, name), kept in self.held.items() if space not in ("", "_modules")]
+        modules = [(name, _weakly(kept)) for (space, name), kept in self.held.items() if space == "_modules"]
+        return self._ref, self._kind, self._size, self._sizes, self._empty, attributes, tensors, modules
+
+
+def _weakly(module: Any) -> Any:
+    return type(None) if module is None else weakref.ref(module)
 
 
 class Inspected:
@@ -52,8 +77,7 @@ class Inspected:
         self.dtype, self.batch = dtype, batch
         self.parameters: dict[int, Parameter] = {}
         self.begin(())
-        self._held: dict[tuple[int, str, str], tuple[weakref.ref[Any], str, str, Any]] = {}
-        self._modules: dict[int, tuple[weakref.ref[Any], type, tuple[tuple[str, int], ...]]] = {}
+        self._owners: dict[int, _Owner] = {}
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]] = {}
         self._equal: dict[int, tuple[Array, bytes]] = {}
         self._fixed: dict[int, torch.Tensor] = {}
@@ -69,19 +93,26 @@ class Inspected:
     def _hold(self, owner: Any, space: str, name: str) -> Any:
         """Return what an object has under a name in one of its dictionaries, by default its own."""
         found = (owner.__dict__[space] if space else owner.__dict__).get(name)
-        kept = weakref.ref(found) if isinstance(found, torch.nn.Module) else found
-        self._held[id(owner), space, name] = weakref.ref(owner), space, name, kept
+        self._owner(owner).held[space, name] = found
         return found
+
+    def _owner(self, owner: Any) -> _Owner:
+        known = self._owners.get(id(owner))
+        if known is None:
+            known = self._owners[id(owner)] = _Owner(owner)
+        return known
 
     def look(self, *modules: Any) -> None:
         """Refuse modules that redefine anything of their class, or that have hooks; later changes will be seen."""
         for module in modules:
             own = module.__dict__
             redefined = [name for name in own if name not in _OWN and hasattr(type(module), name)]
-            spaces = tuple((name, len(own[name])) for name in _SPACES if name in own)
             if redefined or any(own.get(name) for name in _EMPTY):
                 raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")
-            self._modules[id(module)] = (weakref.ref(module), type(module), (*spaces, ("", len(own))))
+            ours = isinstance(module, Module)  # gpytorch's modules call no hooks
+            sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
+            empty = ("_added_loss_terms",) if ours else _HOOKS
+            self._owner(module).look(len(own), {name: len(own[name]) for name in sizes}, empty)
 
     def module(self, owner: torch.nn.Module, name: str) -> Any:
         """Return a submodule, or None."""
@@ -218,38 +249,48 @@ class Inspected:
                 self._priors.append((weakref.ref(module), name, weakref.ref(prior), getattr(closure, "__func__", None)))
         if {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
             raise UnreadError("a parameter of something else")
+        self._checks = [owner.checks() for owner in self._owners.values()]
+        self._owners.clear()  # they hold modules
+        self._tensors = [(*known, key in self._fixed) for key, known in self._memory.items()]
 
     def holds(self) -> bool:
         """Whether a model consists of the same objects in the same memory, and no gradient has a hook."""
-        for ref, space, name, found in self._held.values():
+        for ref, kind, size, sizes, empty, attributes, tensors, modules in self._checks:
             owner = ref()
-            if owner is None:
+            if owner.__class__ is not kind:
                 return False
-            present = (owner.__dict__[space] if space else owner.__dict__).get(name)
-            if present is not (found() if found.__class__ is weakref.ref else found):
+            own = owner.__dict__
+            if size and len(own) != size:
                 return False
-        for ref, kind, spaces in self._modules.values():
-            module = ref()
-            if module is None or module.__class__ is not kind:
-                return False
-            own = module.__dict__
-            for space, size in spaces:
-                if len(own[space] if space else own) != size:
+            for name in empty:
+                if own[name]:
+                    return False
+            for name, length in sizes:
+                if len(own[name]) != length:
+                    return False
+            for name, kept in attributes:
+                if own.get(name) is not kept:
+                    return False
+            for space, name, kept in tensors:
+                if own[space].get(name) is not kept:
+                    return False
+            for name, kept in modules:
+                if own["_modules"].get(name) is not kept():
                     return False
         for ref, name, prior, function in self._priors:
             present = ref().__dict__["_priors"].get(name)
             if present is None or present[0] is not prior() or getattr(present[1], "__func__", None) is not function:
                 return False
-        for tensor, pointer, shape, stride in self._memory.values():
+        for tensor, pointer, shape, stride, fixed in self._tensors:
             if tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride:
+                return False
+            if fixed and tensor.requires_grad:
                 return False
         for parameter in self.parameters.values():
             tensor = parameter.tensor
             if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
                 return False
-        for tensor in self._fixed.values():
-            if tensor.requires_grad:
+        for now, then in self._equal.values():
+            if now.tobytes() != then:
                 return False
-        if any(repr(value) != then for value, then in self._spelt):
-            return False
-        return all(now.tobytes() == then for now, then in self._equal.values())
+        return not self._spelt or all(repr(value) == then for value, then in self._spelt)

@@ -61,13 +61,15 @@ class Parameter:
         The derivatives by the value that have been added since then.
     """
 
-    __slots__ = ("_slope", "_transform", "by_value", "raw", "tensor", "value")
+    __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "by_value", "raw", "tensor", "value")
 
     def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
         self.tensor, self.raw, self._transform = tensor, raw, transform
         self.by_value: Array = np.zeros(raw.shape)
         self.value = raw if transform is None and raw.dtype == np.float64 else np.zeros(raw.shape)
         self._slope: Any = 1.0
+        self._grad: torch.Tensor | None = None
+        self._pointer, self._written = 0, raw
 
     def refresh(self) -> None:
         """Compute the value of the raw tensor as it is now, and set the gradient to zero."""
@@ -83,6 +85,27 @@ class Parameter:
     def gradient(self) -> torch.Tensor:
         """Return the gradient by the raw tensor, as a new tensor of its dtype."""
         return torch.from_numpy(np.asarray(self.by_value * self._slope, self.raw.dtype))
+
+    def write(self) -> torch.Tensor:
+        """Put the gradient into the tensor's ``grad``, in place of what is there, and return that."""
+        grad = self.tensor.grad
+        if grad is None:
+            grad = self.tensor.grad = self.gradient()
+        elif grad is self._grad and grad.data_ptr() == self._pointer:
+            np.multiply(self.by_value, self._slope, out=self._written, casting="same_kind")
+            return grad
+        else:
+            grad.copy_(self.gradient())
+        if type(grad) is torch.Tensor and grad.is_cpu and not grad.requires_grad:
+            self._grad, self._pointer, self._written = grad, grad.data_ptr(), grad.numpy()
+        return grad
+
+    def written(self, grad: torch.Tensor) -> Array:
+        """Return the memory of a gradient."""
+        if grad is self._grad and grad.data_ptr() == self._pointer:
+            return self._written
+        found: Array = grad.numpy()
+        return found
 
     def of(self, at: tuple[int, ...]) -> Element:
         """Return the part of one model of a batch."""

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -104,9 +104,9 @@ class _One:
             return None
         total = found.value
         if self.noise is not None:
-            self.noise.accumulate(found.by_noise.sum())
+            self.noise.accumulate(np.add.reduce(found.by_noise))
         if self.mean is not None:
-            self.mean.accumulate(-found.by_residual.sum())
+            self.mean.accumulate(-np.add.reduce(found.by_residual))
         for parameter, at in self.terms:
             value, slope = at(parameter.value)
             total += value
@@ -181,6 +181,7 @@ class Reading:
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
         x = self._points(model, names[2])
         targets = seen.data(seen.attribute(model, "_train_targets"))
+        self._dtype = targets.dtype
         self._ones = []
         for at in np.ndindex(*self.batch):
             seen.begin(at)
@@ -245,7 +246,22 @@ class Reading:
             losses = [one.loss() for one in self._ones]
             if None in losses:
                 return None
-            return torch.tensor(losses, dtype=self.dtype, device="cpu").view(self.batch), self._gradients(parameters)
+            found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch))
+            gradients = tuple([self._seen.parameters[id(tensor)].write() for tensor in parameters.values()])
+            torch.autograd.graph.increment_version(gradients)
+            return found, gradients
+
+    def slopes(
+        self, parameters: Mapping[str, torch.Tensor], gradients: Sequence[torch.Tensor | None], out: Array
+    ) -> None:
+        """Put the gradients of all parameters into a vector that is zero."""
+        start = 0
+        for tensor, gradient in zip(parameters.values(), gradients, strict=True):
+            known = self._seen.parameters[id(tensor)]
+            stop = start + known.raw.size
+            if gradient is not None:
+                out[start:stop] = known.written(gradient).ravel()
+            start = stop
 
     def put(self, parameters: Mapping[str, torch.Tensor], state: Array, rows: Any = None) -> None:
         """Write a vector into parameters, in their order; or an array with a row for each model, or for some."""
@@ -261,17 +277,6 @@ class Reading:
             raw[...] = found.reshape(raw.shape)
             start += size
         torch.autograd.graph.increment_version(list(parameters.values()))
-
-    def _gradients(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        found = []
-        for tensor in parameters.values():
-            ours = self._seen.parameters[id(tensor)].gradient()
-            if tensor.grad is None:
-                tensor.grad = ours
-            else:
-                tensor.grad.copy_(ours)
-            found.append(tensor.grad)
-        return tuple(found)
 
 
 class Readings(Generic[Read]):

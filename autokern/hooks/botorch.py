@@ -64,12 +64,8 @@ def _declare(core: Any) -> None:
         except RuntimeError as error:
             value, slopes = core._handle_numerical_errors(error, x=self.state, dtype=np.float64)
             return value, slopes
-        slopes, start = self._get_gradient_ndarray(), 0
-        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
-            size = parameter.numel()
-            if gradient is not None:
-                slopes[start : start + size] = gradient.numpy().reshape(-1)
-            start += size
+        slopes = self._get_gradient_ndarray()
+        reading.slopes(self.parameters, gradients, slopes)
         return np.array(loss.item() if loss.dim() == 0 else loss.sum().item()), slopes
 
     several = getattr(core, "BatchedNDarrayOptimizationClosure", None)
