@@ -18,8 +18,8 @@ from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
 from autokern.ops._product_costs import features_with, in_tiles, is_same, of_outputs
-from autokern.ops._shared import needs_few
-from autokern.ops.exact_log_prob import EXACT_LOG_PROB, of_trees
+from autokern.ops._shared import needs_few, of_trees
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 

@@ -18,9 +18,9 @@ from gpytorch.kernels import (
     RQKernel,
 )
 
-from autokern.gp import parts, small, tables
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
-from autokern.gp.small import Columns
+from autokern.gp import formulas, parts, small, tables
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Columns, Parameter
 
 __all__ = ["FAMILIES", "leaf"]
 
@@ -46,7 +46,7 @@ class _Place:
         """Return a parameter ``(1, dims)`` or ``(1, 1)``."""
         raw = self.kernel._parameters.get(name)
         several = self.dims if dims is None else dims
-        return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape == (1, 1) else several))
+        return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape[-1:] == (1,) else several))
 
     def number(self, name: str) -> Parameter:
         """Return a parameter ``(1,)``."""
@@ -54,7 +54,7 @@ class _Place:
 
 
 def _smooth(at: _Place, name: str, scale: Parameter) -> small.Part:
-    return small.Leaf(small.FAMILIES[name], at.columns(), scale)
+    return small.Leaf(formulas.FAMILIES[name], at.columns(), scale)
 
 
 def _matern(at: _Place) -> small.Part:
@@ -111,11 +111,11 @@ def _positive_index(at: _Place) -> small.Part:
 def _table(at: _Place, name: str, unit: int | None) -> small.Part:
     at.seen.stands_for(IndexKernel, "forward", "var", "_eval_covar_matrix")
     raw = at.kernel._parameters.get(name)
-    if at.dims != 1 or raw is None or raw.dim() != 2:
+    shape = () if raw is None else tuple(raw.shape[len(at.seen.batch) :])
+    if at.dims != 1 or len(shape) != 2:
         raise UnreadError("tasks of several columns, or a factor of another shape")
     column = at.raw()
-    factor = at.seen.parameter(at.kernel, name, tuple(raw.shape))
-    variance = at.seen.parameter(at.kernel, "raw_var", tuple(raw.shape[:1]))
+    factor, variance = at.seen.parameter(at.kernel, name, shape), at.seen.parameter(at.kernel, "raw_var", shape[:1])
     made = tables.Index(column.start if isinstance(column, slice) else int(column[0]), factor, variance, unit)
     at.seen.tables[id(at.kernel)] = made
     return made

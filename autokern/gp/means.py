@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
-from autokern.gp.small import Array
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Array, Parameter
 
 __all__ = ["Mean", "mean_of"]
 
@@ -91,6 +90,7 @@ def mean_of(seen: Inspected, mean: Any, x: Array, tasks: Array | None) -> Mean |
         seen.stands_for(LinearMean, "forward")
         bias = seen.parameter(mean, "bias", (1,)) if "bias" in mean._parameters else None
         return _Linear(x, seen.parameter(mean, "weights", (x.shape[1], 1)), bias)
-    if kind not in (ConstantMean, ZeroMean) or mean.batch_shape != torch.Size():
-        raise UnreadError(f"a mean {kind.__name__}, or a batched one")
+    seen.attribute(mean, "batch_shape")
+    if kind not in (ConstantMean, ZeroMean) or mean.batch_shape != seen.batch:
+        raise UnreadError(f"a mean {kind.__name__}, or one with another batch")
     return _Constant(seen.parameter(mean, "raw_constant")) if kind is ConstantMean else None

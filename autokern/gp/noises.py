@@ -9,8 +9,8 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLikelihood
 from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise, MultitaskHomoskedasticNoise
 
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
-from autokern.gp.small import Array
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Array, Parameter
 
 __all__ = ["Noise", "noise_of"]
 
@@ -21,8 +21,8 @@ class Noise(Protocol):
     def value(self) -> Array:
         """Return the variance of each point, or of all."""
 
-    def backward(self, by_matrix: Array) -> None:
-        """Add the gradient by the parameters, from that by the covariance."""
+    def backward(self, by_noise: Array) -> None:
+        """Add the gradient by the parameters, from that by the variance of each point."""
 
 
 class _Same:
@@ -32,8 +32,8 @@ class _Same:
     def value(self) -> Array:
         return self._noise.value
 
-    def backward(self, by_matrix: Array) -> None:
-        self._noise.accumulate(by_matrix.trace())
+    def backward(self, by_noise: Array) -> None:
+        self._noise.accumulate(np.add.reduce(by_noise))
 
 
 class _Known:
@@ -43,7 +43,7 @@ class _Known:
     def value(self) -> Array:
         return self._noise
 
-    def backward(self, by_matrix: Array) -> None:
+    def backward(self, by_noise: Array) -> None:
         """Nothing is to be fitted."""
 
 
@@ -58,8 +58,8 @@ class _OfTasks:
         found: Array = self._each @ self._noise.value
         return found
 
-    def backward(self, by_matrix: Array) -> None:
-        self._noise.accumulate(by_matrix.diagonal() @ self._each)
+    def backward(self, by_noise: Array) -> None:
+        self._noise.accumulate(by_noise @ self._each)
 
 
 def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Noise:
@@ -71,9 +71,9 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Noise:
     if kinds == (FixedNoiseGaussianLikelihood, FixedGaussianNoise):
         seen.module(likelihood, "second_noise_covar")
         noise = seen.attribute(covariance, "noise")
-        if getattr(likelihood, "second_noise_covar", None) is not None or noise.shape != x.shape[:1]:
+        if getattr(likelihood, "second_noise_covar", None) is not None or noise.shape != (*seen.batch, len(x)):
             raise UnreadError("further noise")
-        return _Known(seen.data(noise))
+        return _Known(seen.data(noise)[seen.at])
     if kinds == (HadamardGaussianLikelihood, MultitaskHomoskedasticNoise):
         seen.stands_for(HadamardGaussianLikelihood, "marginal", "_shaped_noise_covar")
         seen.stands_for(MultitaskHomoskedasticNoise.__base__, "forward", "noise")

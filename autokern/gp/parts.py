@@ -20,8 +20,8 @@ _NEAR = 1e-3
 
 def arranged(x: Array, raw: bool) -> Array:
     """Return points centred, which moves no difference; beside them the points as they are if any part is `raw`."""
-    centred: Array = x - x.mean(0)
-    return np.hstack((centred, x)) if raw else centred
+    centred: Array = x - x.mean(-2, keepdims=True)
+    return np.concatenate((centred, x), -1) if raw else centred
 
 
 def _by_points(h: Array, z: Array) -> Array:

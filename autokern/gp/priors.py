@@ -105,7 +105,7 @@ def _known(seen: Inspected, owner: Any, name: str) -> _Valued | None:
         owner = seen.module(owner, "noise_covar")
     if not isinstance(owner, _HOLDERS.get(name, ())):
         return None
-    return seen.parameters.get(id(owner._parameters.get(f"raw_{name}")))  # type: ignore[attr-defined]
+    return seen.present(owner._parameters.get(f"raw_{name}"))  # type: ignore[attr-defined]
 
 
 def _density(seen: Inspected, prior: Any) -> At:
@@ -157,8 +157,9 @@ def _normal(loc: Array, scale: Array) -> At:
     constant = _kept(lambda scale: float(scale.log()) + _HALF_LOG_2_PI, scale)
 
     def at(value: Array) -> tuple[float, Array]:
-        gap, variance = value - loc, scale * scale
-        return float((gap * gap).sum()) / (-2.0 * float(variance)) - gap.size * constant(), gap / -variance
+        gap, width = (value - loc).ravel(), scale[()]
+        variance = float(width * width)
+        return float(gap @ gap) / (-2.0 * variance) - gap.size * constant(), (gap / -variance).reshape(value.shape)
 
     return at
 
@@ -169,9 +170,7 @@ def _log_normal(loc: Array, scale: Array) -> At:
     def at(value: Array) -> tuple[float, Array]:
         log = np.log(value)
         found, slope = of_log(log)
-        slope -= 1.0
-        slope /= value
-        return found - float(log.sum()), slope
+        return found - float(np.add.reduce(log, axis=None)), (slope - 1.0) / value
 
     return at
 
@@ -192,7 +191,7 @@ def _gamma(shape: Array, rate: Array) -> At:
 
     def at(value: Array) -> tuple[float, Array]:
         log = (shape - 1.0) * np.log(value) - rate * value
-        return float(log.sum()) + value.size * constant(), (shape - 1.0) / value - rate
+        return float(np.add.reduce(log, axis=None)) + value.size * constant(), (shape - 1.0) / value - rate
 
     return at
 

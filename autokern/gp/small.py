@@ -8,21 +8,23 @@ tensors. A kernel is a tree of parts; each evaluates itself and then adds its pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from scipy.linalg import lapack
 
+from autokern.gp.formulas import Array, Formula
+
 __all__ = [
-    "FAMILIES", "Array", "Columns", "Density", "Leaf", "Parameter", "Part", "Product", "Scale", "Sum", "density",
-    "into", "squared",
+    "Array", "Columns", "Density", "Leaf", "Marginal", "Parameter", "Part", "Product", "Scale", "Sum",
+    "density", "into", "marginal", "squared",
 ]  # fmt: skip
 
-Array = np.ndarray[Any, Any]
 Columns = Array | slice
 """Which columns of the points a part takes."""
 _LOG_2_PI = math.log(2 * math.pi)
+_sum = np.add.reduce
 
 
 class Parameter(Protocol):
@@ -50,61 +52,14 @@ class Part(Protocol):
         """Return the largest scaled squared norm of the points of the last evaluation."""
 
 
-Formula = Callable[[Array], tuple[Array, Array]]
-"""Maps squared distances to the covariance and its derivative by them; may overwrite its argument."""
-
-
-def _rbf(s: Array) -> tuple[Array, Array]:
-    s *= -0.5
-    k = np.exp(s, out=s)
-    return k, k * -0.5
-
-
-def _matern32(s: Array) -> tuple[Array, Array]:
-    s *= 3.0
-    r = np.sqrt(s, out=s)
-    e = np.exp(-r)
-    slope = e * -1.5
-    r += 1.0
-    r *= e
-    return r, slope
-
-
-def _matern52(s: Array) -> tuple[Array, Array]:
-    s *= 5.0
-    r = np.sqrt(s)
-    e = np.exp(-r)
-    r += 1.0
-    slope = r * e
-    slope *= -5 / 6
-    s *= 1 / 3
-    s += r
-    s *= e
-    return s, slope
-
-
-def _cosine(s: Array) -> tuple[Array, Array]:
-    r = np.sqrt(s, out=s)
-    slope = np.sinc(r)
-    slope *= -0.5 * math.pi**2
-    r *= math.pi
-    return np.cos(r, out=r), slope
-
-
-FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern32": _matern32, "matern52": _matern52, "cosine": _cosine}
-"""Those that are smooth where points meet: squared distances by products of points have lost digits there."""
-
-
 def squared(z: Array) -> Array:
     """Return the squared distances of points; the diagonal is exact."""
-    norms = np.einsum("ij,ij->i", z, z)
     s: Array = z @ z.T
+    norms = s.diagonal().copy()
     s *= -2.0
     s += norms
     s += norms[:, None]
-    np.maximum(s, 0.0, out=s)
-    s.flat[:: len(z) + 1] = 0.0
-    return s
+    return np.maximum(s, 0.0, out=s)
 
 
 def into(by_x: Array, columns: Columns, grad: Array) -> None:
@@ -121,7 +76,7 @@ class Leaf:
     Parameters
     ----------
     formula : callable
-        One of `FAMILIES`.
+        One of `formulas.FAMILIES`.
     columns : array or slice
         Dimensions of the points that it takes.
     lengthscale : Parameter
@@ -135,8 +90,8 @@ class Leaf:
 
     def evaluate(self, x: Array) -> Array:
         """Return the matrix; the diagonal is exact."""
-        z = self._z = x[:, self._columns] / self._lengthscale.value
-        k, self._slope = self._formula(squared(z))
+        self._z = x[:, self._columns] / self._lengthscale.value
+        k, self._slope = self._formula(squared(self._z))
         return k
 
     def backward(self, g: Array, by_x: Array | None = None) -> None:
@@ -144,13 +99,12 @@ class Leaf:
         z, lengthscale = self._z, self._lengthscale
         g *= self._slope
         g.flat[:: len(z) + 1] = 0.0
-        sums, mixed = g.sum(1), g @ z
-        moments = sums @ (z * z) - np.einsum("ij,ij->j", z, mixed)
-        by_dimension = moments * -4.0
+        sums, mixed = _sum(g, 1), g @ z
+        by_dimension = (sums @ (z * z) - _sum(z * mixed, 0)) * -4.0
         if by_x is not None:
             into(by_x, self._columns, (sums[:, None] * z - mixed) * (4.0 / lengthscale.value))
         if lengthscale.value.size == 1:
-            by_dimension = by_dimension.sum()
+            by_dimension = _sum(by_dimension)
         lengthscale.accumulate(by_dimension / lengthscale.value)
 
     def size(self) -> float:
@@ -173,7 +127,7 @@ class Scale:
 
     def backward(self, g: Array, by_x: Array | None = None) -> None:
         """Add the gradient by the scale, and hand the rest on."""
-        self._scale.accumulate((g * self._inner).sum())
+        self._scale.accumulate(np.vdot(g, self._inner))
         g *= self._scale.value
         self._part.backward(g, by_x)
 
@@ -273,14 +227,59 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
     if info:
         return None
     a, _ = lapack.dpotrs(upper, residual, lower=0)
-    logdet = 2.0 * float(np.log(upper.diagonal()).sum())
+    logdet = 2.0 * float(_sum(np.log(upper.diagonal())))
     value = -0.5 * (float(residual @ a) + logdet + n * _LOG_2_PI)
     inverse, info = lapack.dpotri(upper, lower=0, overwrite_c=1)
     if info:
         return None
-    half = -0.5 * factor
     w = inverse + inverse.T  # the other triangle of each is zero
-    w.flat[:: n + 1] *= 0.5
-    w -= np.multiply.outer(a, a)
-    w *= half
+    w.flat[:: n + 1] = inverse.diagonal()
+    w -= a[:, None] * a
+    w *= -0.5 * factor
     return Density(value, w, a * -factor)
+
+
+class Marginal(NamedTuple):
+    """A log density of noisy observations, and its derivatives but for those by the parameters of the kernel.
+
+    Parameters
+    ----------
+    value : float
+        The log density.
+    by_noise, by_residual : array
+        Derivatives by the variance and by the residual of each point, times the factor.
+    """
+
+    value: float
+    by_noise: Array
+    by_residual: Array
+
+
+def marginal(
+    part: Part, x: Array, noise: Array, residual: Array, factor: float, by_x: Array | None = None
+) -> Marginal | None:
+    """Return the log density of a residual, and add the derivatives to the parameters of a kernel.
+
+    None is returned where the covariance cannot be factorised, or the density is no number.
+
+    Parameters
+    ----------
+    part : Part
+        The kernel.
+    x : array
+        Points, shape ``(n, d)``.
+    noise : array
+        Variances that are added to the diagonal: ``()``, ``(1,)`` or ``(n,)``.
+    residual, factor
+        As `density` takes them.
+    by_x : array, optional
+        The derivative by the points is added to it.
+    """
+    k = part.evaluate(x)
+    k.flat[:: len(residual) + 1] += noise
+    found = density(k, residual, factor)
+    if found is None or not math.isfinite(found.value):
+        return None
+    by_noise = found.by_matrix.diagonal().copy()  # the kernel overwrites the matrix
+    part.backward(found.by_matrix, by_x)
+    return Marginal(found.value, by_noise, found.by_residual)

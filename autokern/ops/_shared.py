@@ -14,6 +14,7 @@ from linear_operator import settings as library
 from autokern.core.candidate import nothing
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
+from autokern.kernels.family import known_family
 from autokern.system import host, threads
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -224,6 +225,11 @@ def iterates(problem: Problem) -> bool:
 def families(problem: Problem) -> list[str]:
     """Return the families in the kernel of a problem, whose variant names them first."""
     return problem.words[0].split("+")
+
+
+def of_trees(problem: Problem) -> str | None:
+    """Return why a candidate that reads a kernel's tree cannot serve a problem."""
+    return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
 
 
 def is_paged(problem: Problem) -> bool:

@@ -41,6 +41,7 @@ from autokern.ops._shared import (
     matrix_problem,
     needs_accelerator,
     needs_few,
+    of_trees,
     on_other_devices,
     random_matrix,
     regime_features,
@@ -48,12 +49,12 @@ from autokern.ops._shared import (
 )
 from autokern.ops._triangular import inverse_from_cholesky
 
-__all__ = ["EXACT_LOG_PROB", "ladder", "of_trees"]
+__all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_MOST_BY_ARRAYS = 1000
-"""Points above which one thread is too few."""
+_SMALL = 150
+"""Points up to which no measurement is needed."""
 ladder = originals.psd_safe_cholesky
 
 
@@ -98,20 +99,6 @@ def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
     return memory
 
 
-def _families(kernel: Any, x: torch.Tensor, exact: bool) -> list[str] | None:
-    """Return the families of a kernel, sorted; None for one that no candidate knows on such points."""
-    node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
-    if node is not None:
-        return sorted(trees.leaves(node))
-    by_arrays = exact and x.dim() == 2 and x.is_cpu and x.dtype is torch.float64 and len(x) <= _MOST_BY_ARRAYS
-    return array_density.families(kernel, x.shape[-1]) if by_arrays else None
-
-
-def of_trees(problem: Problem) -> str | None:
-    """Return why a candidate that reads a tree cannot serve a problem."""
-    return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
-
-
 class _ExactLogProb(Op):
     name = "exact_log_prob"
     summary = "log density of a Gaussian process prior with noise, gradients included"
@@ -136,11 +123,9 @@ class _ExactLogProb(Op):
         if not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
             return None
         x, kernel = lazy.x1, lazy.kernel
-        names = _families(kernel, x, exact) if x.dim() > 1 and x.shape[-2] > 1 else None
-        if not names:
-            return None
+        names = array_density.families(kernel, x, exact) if x.dim() > 1 and x.shape[-2] > 1 else None
         tensors = [mean, value, noise, *kernel.parameters()]
-        if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
+        if not names or not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
             return None
         n = x.shape[-2]
         try:
@@ -230,6 +215,10 @@ class _ExactLogProb(Op):
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         return regime_features(problem)
 
+    def default_candidate(self, problem: Problem) -> str:
+        """Up to here stock's autograd nodes take longer than all arithmetic."""
+        return "arrays" if problem.n * problem.batch <= _SMALL else "stock"
+
 
 EXACT_LOG_PROB = _ExactLogProb()
 
@@ -286,16 +275,27 @@ with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 
 def _arrays_unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu" or problem.dtype != "float64":
-        return "for float64 on the CPU"
-    if problem.batch > 1 or problem.n > _MOST_BY_ARRAYS:
-        return f"for single models of {_MOST_BY_ARRAYS} points at most"
+    most = array_density.MOST.get(problem.dtype, 0)
+    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
+        return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
     return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
 
 
-@EXACT_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_in_place(5.0, 5.0))
+def _arrays_features(problem: Problem) -> Features:
+    """Model by model, and in double precision whatever the arguments have."""
+    one = EXACT_LOG_PROB.features(problem.replace(batch=1, dtype="float64"))
+    return Features(one.calls * problem.batch, one.flops * problem.batch, one.bytes * problem.batch)
+
+
+def _arrays_memory(problem: Problem) -> int:
+    return _in_place(5.0, 5.0)(problem.replace(batch=1, dtype="float64"))
+
+
+@EXACT_LOG_PROB.candidate(
+    "arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_arrays_memory, features=_arrays_features
+)
 def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """NumPy and LAPACK from the raw parameters to value and gradients, without autograd between them."""
+    """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
     found = array_density.log_prob(marginal, value)
     if found is not None:
         return found

@@ -39,9 +39,9 @@ from gpytorch.priors import (
     UniformPrior,
 )
 from linear_operator.utils.warnings import NumericalWarning
-from test_reading import D, agree, made
+from test_reading import D, agree, made, read
 
-from autokern.gp.reading import Reading, read
+from autokern.gp.reading import Reading
 
 
 def periodic(**options):
@@ -117,7 +117,7 @@ def test_matern12_near_and_far(iso):
         loss = rough(mll)
         expected = torch.autograd.grad(loss, list(parameters.values()))
         found, grads = Reading(mll).evaluate(parameters)
-        assert math.isclose(found, loss.item(), rel_tol=1e-11)
+        assert math.isclose(found.item(), loss.item(), rel_tol=1e-11)
         for one, other in zip(grads, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
 
@@ -252,7 +252,7 @@ def test_noise_of_tasks(values):
     del mll.forward
     slopes = [p.grad.clone() for p in mll.parameters()]
     loss, grads = Reading(mll).evaluate(dict(mll.named_parameters()))
-    assert math.isclose(loss, expected.item(), rel_tol=1e-12)
+    assert math.isclose(loss.item(), expected.item(), rel_tol=1e-12)
     torch.testing.assert_close(list(grads), slopes, rtol=1e-9, atol=1e-11)
 
 

@@ -10,13 +10,17 @@ import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
-from botorch.models.transforms import Normalize
+from botorch.models.transforms import Normalize, Warp
 from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_gamma_prior,
     get_matern_kernel_with_gamma_prior,
 )
-from botorch.optim.closures import get_loss_closure_with_grads
-from botorch.optim.closures.core import ForwardBackwardClosure, NdarrayOptimizationClosure
+from botorch.optim.closures import get_loss_closure, get_loss_closure_with_grads
+from botorch.optim.closures.core import (
+    BatchedNDarrayOptimizationClosure,
+    ForwardBackwardClosure,
+    NdarrayOptimizationClosure,
+)
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -49,6 +53,14 @@ MODELS = {
         likelihood=get_gaussian_likelihood_with_gamma_prior(),
         outcome_transform=None,
     ),
+    "normalised inputs": lambda: SingleTaskGP(*data(), input_transform=Normalize(3)),
+    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
+    "three outputs, known noise, normalised inputs": lambda: SingleTaskGP(
+        *data(outputs=3), torch.full((15, 3), 0.02, dtype=torch.float64), input_transform=Normalize(3)
+    ),
+    "batch of two outputs": lambda: SingleTaskGP(
+        data()[0].expand(3, 15, 3), torch.stack([(k + 1) * data(outputs=2)[1].sin() for k in range(3)])
+    ),
     "linear": lambda: SingleTaskGP(*data(), covar_module=ScaleKernel(RBFKernel()) + ScaleKernel(LinearKernel())),
     "tasks": lambda: MultiTaskGP(*of_tasks(0, 1, 2), task_feature=-1),
     "values of tasks": lambda: MultiTaskGP(*of_tasks(5, -1, 2)[:2], -1, torch.full((15, 1), 0.1, dtype=torch.float64)),
@@ -59,12 +71,11 @@ MODELS = {
     "a constant for all tasks": lambda: MultiTaskGP(*of_tasks(0, 1), -1, mean_module=ConstantMean()),
     "categories": lambda: MixedSingleTaskGP(*of_tasks(0, 1, 2), cat_dims=[-1]),
     "nothing but categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0][:, -1:], data()[1], cat_dims=[0]),
+    "two outputs of categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0], data(outputs=2)[1], cat_dims=[-1]),
 }
-USUAL = [MODELS[name] for name in ("usual", "known noise", "gamma priors")]
+USUAL = [make for name, make in MODELS.items() if name in ("usual", "known noise", "gamma priors", "two outputs")]
 OTHERS = {
-    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
-    "normalised inputs": lambda: SingleTaskGP(*data(), input_transform=Normalize(3)),
-    "single precision": lambda: SingleTaskGP(*data()).float(),
+    "warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3)))),
 }
 
 
@@ -125,8 +136,50 @@ def test_a_fit_ends_where_stock_ends(make):
                 fit_gpytorch_mll(mll)
                 assert served()["arrays"] > before
         mll.train()
-        fitted.append(evaluate()[0].item())
+        fitted.append(evaluate()[0].sum().item())
     assert fitted[1] == pytest.approx(fitted[0], rel=1e-7 if make in USUAL else 1e-4, abs=1e-9)
+
+
+def test_single_precision_is_rounded_at_the_end():
+    mll, parameters, evaluate = closure(lambda: SingleTaskGP(*data(40)).float())
+    loss, grads = evaluate()
+    grads = [g.clone() for g in grads]
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        before = served().get("arrays", 0)
+        found, slopes = evaluate()
+        slopes = [g.clone() for g in slopes]
+        assert served()["arrays"] == before + 1
+    assert found.dtype is torch.float32
+    mll.double()
+    exact, truth = get_loss_closure_with_grads(mll, parameters)()
+    assert abs(found - exact) <= abs(loss - exact) + 1e-7
+    for ours, theirs, wanted in zip(slopes, grads, truth, strict=True):
+        assert ours.dtype is torch.float32
+        assert (ours - wanted).abs().max() <= (theirs - wanted).abs().max() + 1e-6
+
+
+OUTPUTS = [name for name, make in MODELS.items() if "outputs" in name]
+
+
+@pytest.mark.parametrize("make", [MODELS[name] for name in OUTPUTS], ids=OUTPUTS)
+def test_rows_of_states_for_each_output(make):
+    def evaluated():
+        torch.manual_seed(0)
+        model = make()
+        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+        evaluate = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), parameters, model._aug_batch_shape)
+        state = evaluate.state * 0.9 + 0.01
+        found = [evaluate(), evaluate(state), evaluate(state[[1]] * 0.9, batch_indices=[1])]
+        return [torch.from_numpy(part) for pair in found for part in pair] + [p.grad for p in parameters.values()]
+
+    expected = evaluated()
+    before = served().get("arrays", 0)
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found = evaluated()
+        assert served()["arrays"] == before + 3
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 def test_a_state_is_evaluated(enabled):
