@@ -9,7 +9,7 @@ import gpytorch
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import MultiTaskGP, SingleTaskGP
+from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_gamma_prior,
@@ -21,7 +21,7 @@ from botorch.optim.closures.core import (
     ForwardBackwardClosure,
     NdarrayOptimizationClosure,
 )
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import autokern
 
@@ -115,6 +115,23 @@ def test_a_fit_ends_where_stock_ends(make):
         mll.train()
         losses.append(-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).sum().item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-7, abs=1e-9)
+
+
+def test_each_model_of_a_list_is_fitted_by_arrays():
+    def fitted():
+        x, y = data(outputs=2)
+        parts = [SingleTaskGP(x, y[:, :1], input_transform=Normalize(3)), SingleTaskGP(x[:10], y[:10, 1:])]
+        model = ModelListGP(*parts)
+        fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
+        models = [ExactMarginalLogLikelihood(part.likelihood, part).train() for part in parts]
+        return [-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).item() for mll in models]
+
+    expected, before = fitted(), served()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found = fitted()
+        assert served()["arrays"] > before.get("arrays", 0) + 8
+        assert served().get("stock", 0) == before.get("stock", 0)
+    assert found == pytest.approx(expected, rel=1e-7, abs=1e-9)
 
 
 def test_single_precision_is_rounded_at_the_end():
