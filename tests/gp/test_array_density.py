@@ -340,6 +340,25 @@ def test_a_kernel_that_changes_its_precision(served):
     assert served["arrays"] == 3
 
 
+def test_a_list_of_models(served):
+    models = [made(RBFKernel()).model, made(MaternKernel(2.5), n=9).model]
+    listed = gpytorch.models.IndependentModelList(*models)
+    mll = gpytorch.mlls.SumMarginalLogLikelihood(listed.likelihood, listed).train()
+
+    def derived():
+        mll.zero_grad()
+        loss = -mll(listed(*listed.train_inputs), listed.train_targets)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in mll.parameters())]
+
+    with by("fused"):
+        expected = derived()
+    with by("arrays"):
+        found = derived()
+    assert served["arrays"] == 2
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
+
+
 def test_a_prior_alone(served):
     mll = made(RBFKernel())
     mll.model.likelihood(mll.model(*mll.model.train_inputs))

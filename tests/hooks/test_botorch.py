@@ -9,7 +9,7 @@ import gpytorch
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
+from botorch.models import MixedSingleTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_gamma_prior,
@@ -23,7 +23,7 @@ from botorch.optim.closures.core import (
 )
 from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import autokern
 
@@ -140,6 +140,23 @@ def test_a_fit_ends_where_stock_ends(make):
     assert fitted[1] == pytest.approx(fitted[0], rel=1e-7 if make in USUAL else 1e-4, abs=1e-9)
 
 
+def test_each_model_of_a_list_is_fitted_by_arrays():
+    def fitted():
+        x, y = data(outputs=2)
+        parts = [SingleTaskGP(x, y[:, :1], input_transform=Normalize(3)), SingleTaskGP(x[:10], y[:10, 1:])]
+        model = ModelListGP(*parts)
+        fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
+        models = [ExactMarginalLogLikelihood(part.likelihood, part).train() for part in parts]
+        return [-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).item() for mll in models]
+
+    expected, before = fitted(), served()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found = fitted()
+        assert served()["arrays"] > before.get("arrays", 0) + 8
+        assert served().get("stock", 0) == before.get("stock", 0)
+    assert found == pytest.approx(expected, rel=1e-7, abs=1e-9)
+
+
 def test_single_precision_is_rounded_at_the_end():
     mll, parameters, evaluate = closure(lambda: SingleTaskGP(*data(40)).float())
     loss, grads = evaluate()
@@ -180,6 +197,43 @@ def test_rows_of_states_for_each_output(make):
         assert served()["arrays"] == before + 3
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def of_means(monkeypatch, model):
+    from botorch.models import multitask
+
+    monkeypatch.setattr(multitask, "_compute_multitask_mean", lambda module, before, tasks, after: tasks[..., 0])
+
+
+CHANGES = {
+    "a mapping": lambda m, model: model._task_mapper[:2].copy_(torch.tensor([1.0, 0.0])),
+    "another mapping": lambda m, model: setattr(model, "_task_mapper", model._task_mapper.clone()),
+    "no validation": lambda m, model: setattr(model, "_validate_task_values", False),
+    "another task": lambda m, model: model.train_inputs[0][:, -1].copy_(model.train_inputs[0][:, -1].flip(0)),
+    "another noise": lambda m, model: setattr(model.likelihood, "task_feature_index", 0),
+    "another mean": lambda m, model: setattr(model, "mean_module", ConstantMean().double()),
+    "a mean of one task": lambda m, model: setattr(model.mean_module.base_means, "1", ConstantMean().double()),
+    "a function": of_means,
+    "a method": lambda m, model: m.setattr(
+        type(model), "_split_inputs", lambda self, x: (x[:, :-1], x[:, -1:].clamp(max=1.0), x[:, :0])
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_model_of_tasks_that_changes(change, monkeypatch):
+    torch.manual_seed(0)
+    mll, _, evaluate = closure(lambda: MultiTaskGP(*of_tasks(0, 1, 3), -1, rank=1, validate_task_values=False))
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        evaluate()
+    change(monkeypatch, mll.model)
+    evaluate.parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found, grads = evaluate()
+        found, grads = found.item(), [None if g is None else g.clone() for g in grads]
+    expected, slopes = evaluate()
+    assert found == pytest.approx(expected.item(), rel=1e-10)
+    torch.testing.assert_close(grads, list(slopes), rtol=1e-8, atol=1e-9)
 
 
 def test_a_state_is_evaluated(enabled):
