@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -18,7 +19,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.gp import marginal, memoized
+from autokern.gp import array_density, marginal, matrix_density, memoized
 from autokern.hooks import botorch
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
@@ -30,6 +31,9 @@ from autokern.runtime.dispatch import route
 
 _dispatch = route("kernel_matrix", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
+_dispatch_dense = route("dense_log_prob", looked=True)
+_MOST = 1000
+"""Points of a matrix above which no candidate is faster than stock, whose parts are ops."""
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,24 +91,29 @@ def _log_prob(self: Any, value: Any) -> Any:
     if found is None or _asked_before(self._covar):
         return _stock_log_prob(self, value)
     self._covar._autokern_asked = True
-    described, exact = found
-    return _dispatch_log_prob(described, value, exact)
+    return found(value)
 
 
 @unless_it_fails
-def _described(distribution: Any, likelihood: Any = None) -> tuple[marginal.Marginal, bool] | None:
-    """Return what a density is computed from, and whether stock would factorise; None if the density is not ours.
+def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any] | None:
+    """Return the density as a function of the value; None if it is not ours.
 
     With a likelihood, that of the observations by it; else the distribution has its noise already.
     """
     if not torch.is_grad_enabled():
         return None
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
-    found = None if noise is None and likelihood is not None else marginal.read(distribution, noise)
-    if found is None:
+    n = distribution.loc.shape[-1]
+    how = ORDERED if noise is None and likelihood is not None else regime(n)
+    if how == ORDERED:
         return None
-    how = regime(distribution.loc.shape[-1])
-    return None if how == ORDERED else (found, how == EXACT)
+    found = marginal.read(distribution, noise)
+    if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, how == EXACT) is not None:
+        return lambda value: _dispatch_log_prob(found, value, how == EXACT)
+    dense = marginal.read_matrix(distribution, noise) if how == EXACT and n <= _MOST else None
+    if dense is None or matrix_density.matrix(dense) is None:
+        return None
+    return lambda value: _dispatch_dense(dense, value)
 
 
 def _asked_before(covariance: Any) -> bool:
@@ -125,8 +134,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
     found = None if kwargs or stay_out_of_models() else _described(function_dist, self.likelihood)
     if found is None:
         return _stock_objective(self, function_dist, target, *params, **kwargs)
-    described, exact = found
-    density = _dispatch_log_prob(described, target, exact)
+    density = found(target)
     return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
 
 
