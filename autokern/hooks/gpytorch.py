@@ -20,7 +20,7 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.gp import array_density, marginal, matrix_density, memoized
-from autokern.hooks import botorch
+from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled
@@ -32,6 +32,7 @@ from autokern.runtime.dispatch import route
 _dispatch = route("kernel_matrix", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
 _dispatch_dense = route("dense_log_prob", looked=True)
+_dispatch_tasks = route("task_log_prob", looked=True)
 _MOST = 1000
 """Points of a matrix above which no candidate is faster than stock, whose parts are ops."""
 
@@ -131,10 +132,18 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
     botorch.look()
-    found = None if kwargs or stay_out_of_models() else _described(function_dist, self.likelihood)
-    if found is None:
+    ours = not (kwargs or stay_out_of_models())
+    found = _described(function_dist, self.likelihood) if ours else None
+    if found is not None:
+        density = found(target)
+    elif ours and (of_tasks := tasks.described(function_dist, self.likelihood)) is not None:
+
+        def stock(*_: Any) -> Any:
+            return self.likelihood(function_dist, *params).log_prob(target)
+
+        density = _dispatch_tasks(stock, *of_tasks, target)
+    else:
         return _stock_objective(self, function_dist, target, *params, **kwargs)
-    density = found(target)
     return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
 
 
