@@ -112,7 +112,7 @@ class _Objective(Op):
             solved = inverse @ residual
             change = 2 * (problem.n + size) * EPS[problem.dtype] * np.abs(k).max()
             units.append(change * 0.5 * (solved @ solved + np.trace(inverse)) / problem.n)
-        unit = torch.tensor(units).view(exact.shape) + 20 * EPS[problem.dtype] * (1 + exact.abs())
+        unit = max(units) + 20 * EPS[problem.dtype] * (1 + exact.abs())
         return float(((out.detach() - exact).abs() / unit).max())
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
