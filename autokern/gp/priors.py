@@ -14,8 +14,8 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from scipy import special
 
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
-from autokern.gp.small import Array
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Array, Parameter
 
 __all__ = ["Term", "term"]
 
@@ -45,7 +45,7 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
         None,
     )  # fmt: skip
     tensor = None if raw is None else module._parameters.get(raw)
-    known = seen.parameters.get(id(tensor))
+    known = seen.present(tensor)
     if known is None:
         raise UnreadError("a prior of something else")
     seen.attribute(prior, "_transform")
@@ -70,9 +70,9 @@ def _normal(loc: Array, scale: Array) -> Callable[[Array], tuple[float, Array]]:
     """As torch has it: what is computed from the scale alone keeps its dtype."""
 
     def at(value: Array) -> tuple[float, Array]:
-        gap, variance = value - loc, scale * scale
-        constant = float(np.log(scale)) + _HALF_LOG_2_PI
-        return float((gap * gap).sum()) / (-2.0 * float(variance)) - gap.size * constant, gap / -variance
+        gap, width = (value - loc).ravel(), scale[()]
+        variance, constant = float(width * width), float(np.log(width)) + _HALF_LOG_2_PI
+        return float(gap @ gap) / (-2.0 * variance) - gap.size * constant, (gap / -variance).reshape(value.shape)
 
     return at
 
@@ -83,9 +83,7 @@ def _log_normal(loc: Array, scale: Array) -> Callable[[Array], tuple[float, Arra
     def at(value: Array) -> tuple[float, Array]:
         log = np.log(value)
         found, slope = of_log(log)
-        slope -= 1.0
-        slope /= value
-        return found - float(log.sum()), slope
+        return found - float(np.add.reduce(log, axis=None)), (slope - 1.0) / value
 
     return at
 
@@ -94,6 +92,6 @@ def _gamma(shape: Array, rate: Array) -> Callable[[Array], tuple[float, Array]]:
     def at(value: Array) -> tuple[float, Array]:
         constant = float(shape * np.log(rate) - special.gammaln(shape))
         log = (shape - 1.0) * np.log(value) - rate * value
-        return float(log.sum()) + value.size * constant, (shape - 1.0) / value - rate
+        return float(np.add.reduce(log, axis=None)) + value.size * constant, (shape - 1.0) / value - rate
 
     return at

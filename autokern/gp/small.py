@@ -14,10 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.linalg import lapack
 
-__all__ = ["FAMILIES", "Array", "Density", "Leaf", "Parameter", "Part", "Product", "Scale", "Sum", "density"]
+__all__ = [
+    "FAMILIES", "Array", "Density", "Leaf", "Marginal", "Parameter", "Part", "Product", "Scale", "Sum", "density",
+    "marginal",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 _LOG_2_PI = math.log(2 * math.pi)
+_sum = np.add.reduce
 
 
 class Parameter(Protocol):
@@ -100,13 +104,12 @@ class Leaf:
     def evaluate(self, x: Array) -> Array:
         """Return the matrix; the diagonal is exact."""
         z = self._z = (x if self._columns is None else x[:, self._columns]) / self._lengthscale.value
-        norms = np.einsum("ij,ij->i", z, z)
         s = z @ z.T
+        norms = s.diagonal().copy()
         s *= -2.0
         s += norms
         s += norms[:, None]
         np.maximum(s, 0.0, out=s)
-        s.flat[:: len(x) + 1] = 0.0
         k, self._slope = self._formula(s)
         return k
 
@@ -115,10 +118,10 @@ class Leaf:
         z, lengthscale = self._z, self._lengthscale
         g *= self._slope
         g.flat[:: len(z) + 1] = 0.0
-        moments = g.sum(1) @ (z * z) - np.einsum("ij,ij->j", z, g @ z)
+        moments = _sum(g, 1) @ (z * z) - _sum(z * (g @ z), 0)
         by_dimension = moments * -4.0
         if lengthscale.value.size == 1:
-            by_dimension = by_dimension.sum()
+            by_dimension = _sum(by_dimension)
         lengthscale.accumulate(by_dimension / lengthscale.value)
 
     def size(self) -> float:
@@ -141,7 +144,7 @@ class Scale:
 
     def backward(self, g: Array) -> None:
         """Add the gradient by the scale, and hand the rest on."""
-        self._scale.accumulate((g * self._inner).sum())
+        self._scale.accumulate(np.vdot(g, self._inner))
         g *= self._scale.value
         self._part.backward(g)
 
@@ -241,14 +244,55 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
     if info:
         return None
     a, _ = lapack.dpotrs(upper, residual, lower=0)
-    logdet = 2.0 * float(np.log(upper.diagonal()).sum())
+    logdet = 2.0 * float(_sum(np.log(upper.diagonal())))
     value = -0.5 * (float(residual @ a) + logdet + n * _LOG_2_PI)
     inverse, info = lapack.dpotri(upper, lower=0, overwrite_c=1)
     if info:
         return None
-    half = -0.5 * factor
     w = inverse + inverse.T  # the other triangle of each is zero
-    w.flat[:: n + 1] *= 0.5
-    w -= np.multiply.outer(a, a)
-    w *= half
+    w.flat[:: n + 1] = inverse.diagonal()
+    w -= a[:, None] * a
+    w *= -0.5 * factor
     return Density(value, w, a * -factor)
+
+
+class Marginal(NamedTuple):
+    """A log density of noisy observations, and its derivatives but for those by the parameters of the kernel.
+
+    Parameters
+    ----------
+    value : float
+        The log density.
+    by_noise, by_residual : array
+        Derivatives by the variance and by the residual of each point, times the factor.
+    """
+
+    value: float
+    by_noise: Array
+    by_residual: Array
+
+
+def marginal(part: Part, x: Array, noise: Array, residual: Array, factor: float) -> Marginal | None:
+    """Return the log density of a residual, and add the derivatives to the parameters of a kernel.
+
+    None is returned where the covariance cannot be factorised, or the density is no number.
+
+    Parameters
+    ----------
+    part : Part
+        The kernel.
+    x : array
+        Points, shape ``(n, d)``.
+    noise : array
+        Variances that are added to the diagonal: ``()``, ``(1,)`` or ``(n,)``.
+    residual, factor
+        As `density` takes them.
+    """
+    k = part.evaluate(x)
+    k.flat[:: len(residual) + 1] += noise
+    found = density(k, residual, factor)
+    if found is None or not math.isfinite(found.value):
+        return None
+    by_noise = found.by_matrix.diagonal().copy()  # the kernel overwrites the matrix
+    part.backward(found.by_matrix)
+    return Marginal(found.value, by_noise, found.by_residual)

@@ -67,9 +67,10 @@ def trained(problem: Problem, generator: torch.Generator) -> Trained:
 
 class _Model(ExactGP):  # type: ignore[misc]
     def __init__(self, x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> None:
-        likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0))
+        batch = y.shape[:-1]
+        likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0), batch_shape=batch)
         super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = ConstantMean(), kernel
+        self.mean_module, self.covar_module = ConstantMean(batch_shape=batch), kernel
 
     def forward(self, x: torch.Tensor) -> MultivariateNormal:
         mean = self.mean_module(x)
@@ -78,7 +79,7 @@ class _Model(ExactGP):  # type: ignore[misc]
 
 
 def objective_model(problem: Problem, generator: torch.Generator) -> ExactGP:
-    """Return a model of `n` points in `d` dimensions in training mode, with priors as BoTorch's models have them."""
+    """Return a model of `n` points in `d` dimensions in training mode, or a batch, with priors as BoTorch's have."""
     x = random_matrix(problem, generator, problem.n, problem.d)
     y = x.sum(-1).sin() + 0.1 * random_matrix(problem, generator, problem.n)
     kernel = kernel_of(problem, generator)

@@ -51,8 +51,12 @@ __all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_MOST_BY_ARRAYS = 1000
-"""Points above which one thread is too few."""
+_MOST_BY_ARRAYS = {"float64": 1000, "float32": 500}
+"""Points above which one thread is too few, and double precision too slow for single."""
+_SMALL = 150
+"""Points up to which no measurement is needed."""
+_MOST_ROWS = 2000
+"""Points of all models of a batch above which a loop over them is too slow."""
 ladder = originals.psd_safe_cholesky
 
 
@@ -215,6 +219,10 @@ class _ExactLogProb(Op):
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         return regime_features(problem)
 
+    def default_candidate(self, problem: Problem) -> str:
+        """Up to here stock's autograd nodes take longer than all arithmetic."""
+        return "arrays" if problem.n * problem.batch <= _SMALL else "stock"
+
 
 EXACT_LOG_PROB = _ExactLogProb()
 
@@ -271,17 +279,28 @@ with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 
 def _arrays_unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu" or problem.dtype != "float64":
-        return "for float64 on the CPU"
-    if problem.batch > 1 or problem.n > _MOST_BY_ARRAYS:
-        return f"for single models of {_MOST_BY_ARRAYS} points at most"
+    most = _MOST_BY_ARRAYS.get(problem.dtype, 0)
+    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > _MOST_ROWS:
+        return f"for {most} points at most on the CPU, and batches of {_MOST_ROWS} together"
     known = set(families(problem)) <= small.FAMILIES.keys() and "grad:x" not in problem.words
     return None if known else "for RBF and Matérn 3/2 and 5/2 kernels, without gradients by points"
 
 
-@EXACT_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_in_place(5.0, 5.0))
+def _arrays_features(problem: Problem) -> Features:
+    """Model by model, and in double precision whatever the arguments have."""
+    one = EXACT_LOG_PROB.features(problem.replace(batch=1, dtype="float64"))
+    return Features(one.calls * problem.batch, one.flops * problem.batch, one.bytes * problem.batch)
+
+
+def _arrays_memory(problem: Problem) -> int:
+    return _in_place(5.0, 5.0)(problem.replace(batch=1, dtype="float64"))
+
+
+@EXACT_LOG_PROB.candidate(
+    "arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_arrays_memory, features=_arrays_features
+)
 def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """NumPy and LAPACK from the raw parameters to value and gradients, without autograd between them."""
+    """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
     found = array_density.log_prob(marginal, value)
     return fused(marginal, value, exact) if found is None else found
 

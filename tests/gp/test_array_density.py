@@ -38,12 +38,16 @@ class Model(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x.sin()), self.covar_module(x))
 
 
-def made(kernel, mean=None, likelihood=None, n=N):
+def made(kernel, mean=None, likelihood=None, n=N, dtype=torch.float64, batch=()):
     generator = torch.Generator().manual_seed(n)
     x = torch.rand(n, D, generator=generator, dtype=torch.float64)
-    y = x.sum(-1).cos() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
-    likelihood = likelihood or GaussianLikelihood()
-    model = Model(x, y, likelihood, kernel, mean or ConstantMean()).double()
+    y = x.sum(-1).cos() + 0.1 * torch.randn(*batch, n, generator=generator, dtype=torch.float64)
+    likelihood = likelihood or GaussianLikelihood(batch_shape=torch.Size(batch))
+    mean = mean or ConstantMean(batch_shape=torch.Size(batch))
+    model = Model(x.to(dtype), y.to(dtype), likelihood, kernel, mean).to(dtype)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.rand(p.shape, generator=generator))
     return ExactMarginalLogLikelihood(likelihood, model).train()
 
 
@@ -76,9 +80,10 @@ def served(monkeypatch):
 
 
 def derivatives(mll):
-    """Value, gradients and a second derivative of every parameter."""
+    """Value, gradients and a second derivative of every parameter, of a weighted sum for a batch."""
     parameters = list(mll.parameters())
-    loss = loss_of(mll)
+    losses = loss_of(mll)
+    loss = (losses * torch.linspace(1, 2, losses.numel(), dtype=losses.dtype).view(losses.shape)).sum()
     first = torch.autograd.grad(loss, parameters, create_graph=True)
     second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
     return loss.detach(), [g.detach() for g in first], second
@@ -110,6 +115,113 @@ def test_noise_that_is_known(served):
     with by("arrays"):
         found = derivatives(mll)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+B = torch.Size([3])
+BATCHES = {
+    "all": lambda: made(ScaleKernel(RBFKernel(batch_shape=B, ard_num_dims=D), batch_shape=B), batch=B),
+    "a sum": lambda: made(RBFKernel(batch_shape=B) + MaternKernel(2.5, batch_shape=B, active_dims=[1]), batch=B),
+    "common noise": lambda: made(MaternKernel(1.5, batch_shape=B), likelihood=GaussianLikelihood(), batch=B),
+    "common mean": lambda: made(RBFKernel(batch_shape=B), mean=LinearMean(D), batch=B),
+    "common targets": lambda: made(RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(batch_shape=B)),
+    "known noise": lambda: made(
+        RBFKernel(batch_shape=B), likelihood=FixedNoiseGaussianLikelihood(torch.full((*B, N), 0.1).double()), batch=B
+    ),
+    "a batch of one": lambda: made(RBFKernel(batch_shape=torch.Size([1])), batch=(1,)),
+    "two dimensions": lambda: made(RBFKernel(batch_shape=torch.Size([2, 2])), batch=(2, 2)),
+    "one point": lambda: made(RBFKernel(batch_shape=B), batch=B, n=1),
+}
+
+
+@pytest.mark.parametrize("points", ["common", "own"])
+@pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
+def test_batches(make, points, served):
+    mll = make()
+    if points == "own":
+        x, batch = mll.model.train_inputs[0], mll.model.covar_module.batch_shape
+        mll.model.set_train_data(
+            torch.stack([x + k for k in range(batch.numel())]).view(*batch, *x.shape), strict=False
+        )
+    with by("fused"):
+        expected = derivatives(mll)
+    with by("arrays"):
+        found = derivatives(mll)
+    assert served["arrays"] == (mll.model.train_inputs[0].shape[-2] > 1)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_batches_that_share_a_kernel_are_fused(served):
+    mll = made(RBFKernel(), batch=B)
+    with by("arrays"):
+        found = loss_of(mll)
+    with by("stock"):
+        torch.testing.assert_close(found, loss_of(mll))
+    assert served["arrays"] == 0
+
+
+@pytest.mark.parametrize("n", [2, 12, 150])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+def test_single_precision_is_rounded_at_the_end(kernel, n, served):
+    torch.manual_seed(0)
+    mll = made(kernel(), n=n, dtype=torch.float32)
+    found = {}
+    for name in ("stock", "arrays"):
+        mll.zero_grad()
+        with by(name):
+            loss = loss_of(mll)
+            loss.backward()
+        found[name] = [loss.detach(), *(p.grad.clone() for p in mll.parameters())]
+    assert served["arrays"] == 1
+    mll.double().zero_grad()
+    with by("stock"):
+        exact = loss_of(mll)
+        exact.backward()
+    for one, other, truth in zip(
+        found["arrays"], found["stock"], [exact.detach(), *(p.grad for p in mll.parameters())], strict=True
+    ):
+        assert one.dtype is torch.float32
+        assert (one - truth).abs().max() <= (other - truth).abs().max() + 1e-5 * (truth.abs().max() + 0.01)
+
+
+def test_second_derivatives_in_single_precision(served):
+    mll = made(RBFKernel(ard_num_dims=D), dtype=torch.float32)
+    with by("arrays"):
+        found = derivatives(mll)
+    mll.double()
+    with by("fused"):
+        expected = derivatives(mll)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3, check_dtype=False)
+    assert served["arrays"] == 1
+
+
+def test_a_kernel_that_changes_its_precision(served):
+    mll = made(RBFKernel())
+    for change in (mll.float, mll.double, mll.float):
+        change()
+        with by("arrays"):
+            found = loss_of(mll)
+        with by("fused"):
+            torch.testing.assert_close(found, loss_of(mll), rtol=1e-5, atol=1e-5)
+    assert served["arrays"] == 3
+
+
+def test_a_list_of_models(served):
+    models = [made(RBFKernel()).model, made(MaternKernel(2.5), n=9).model]
+    listed = gpytorch.models.IndependentModelList(*models)
+    mll = gpytorch.mlls.SumMarginalLogLikelihood(listed.likelihood, listed).train()
+
+    def derived():
+        mll.zero_grad()
+        loss = -mll(listed(*listed.train_inputs), listed.train_targets)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in mll.parameters())]
+
+    with by("fused"):
+        expected = derived()
+    with by("arrays"):
+        found = derived()
+    assert served["arrays"] == 2
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
 
 
 def test_a_prior_alone(served):
@@ -144,7 +256,6 @@ def test_what_is_unknown_is_fused(served):
     for kernel in (
         ScaleKernel(RQKernel()),
         MaternKernel(0.5),
-        RBFKernel(batch_shape=torch.Size([1])),
         type("Own", (RBFKernel,), {})(),
     ):
         mll = made(kernel)

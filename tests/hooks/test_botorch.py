@@ -9,15 +9,19 @@ import gpytorch
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import MultiTaskGP, SingleTaskGP
-from botorch.models.transforms import Normalize
+from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Normalize, Warp
 from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_gamma_prior,
     get_matern_kernel_with_gamma_prior,
 )
-from botorch.optim.closures import get_loss_closure_with_grads
-from botorch.optim.closures.core import ForwardBackwardClosure, NdarrayOptimizationClosure
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from botorch.optim.closures import get_loss_closure, get_loss_closure_with_grads
+from botorch.optim.closures.core import (
+    BatchedNDarrayOptimizationClosure,
+    ForwardBackwardClosure,
+    NdarrayOptimizationClosure,
+)
+from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import autokern
 
@@ -40,12 +44,18 @@ MODELS = {
         likelihood=get_gaussian_likelihood_with_gamma_prior(),
         outcome_transform=None,
     ),
+    "normalised inputs": lambda: SingleTaskGP(*data(), input_transform=Normalize(3)),
+    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
+    "three outputs, known noise, normalised inputs": lambda: SingleTaskGP(
+        *data(outputs=3), torch.full((15, 3), 0.02, dtype=torch.float64), input_transform=Normalize(3)
+    ),
+    "batch of two outputs": lambda: SingleTaskGP(
+        data()[0].expand(3, 15, 3), torch.stack([(k + 1) * data(outputs=2)[1].sin() for k in range(3)])
+    ),
 }
 OTHERS = {
-    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
-    "normalised inputs": lambda: SingleTaskGP(*data(), input_transform=Normalize(3)),
+    "warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3)))),
     "tasks": lambda: MultiTaskGP(torch.cat([data()[0], torch.arange(15)[:, None] % 2], -1), data()[1], -1),
-    "single precision": lambda: SingleTaskGP(*data()).float(),
 }
 
 
@@ -103,8 +113,67 @@ def test_a_fit_ends_where_stock_ends(make):
     losses = []
     for mll in (expected, found):
         mll.train()
-        losses.append(-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).item())
+        losses.append(-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).sum().item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-7, abs=1e-9)
+
+
+def test_each_model_of_a_list_is_fitted_by_arrays():
+    def fitted():
+        x, y = data(outputs=2)
+        parts = [SingleTaskGP(x, y[:, :1], input_transform=Normalize(3)), SingleTaskGP(x[:10], y[:10, 1:])]
+        model = ModelListGP(*parts)
+        fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
+        models = [ExactMarginalLogLikelihood(part.likelihood, part).train() for part in parts]
+        return [-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).item() for mll in models]
+
+    expected, before = fitted(), served()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found = fitted()
+        assert served()["arrays"] > before.get("arrays", 0) + 8
+        assert served().get("stock", 0) == before.get("stock", 0)
+    assert found == pytest.approx(expected, rel=1e-7, abs=1e-9)
+
+
+def test_single_precision_is_rounded_at_the_end():
+    mll, parameters, evaluate = closure(lambda: SingleTaskGP(*data(40)).float())
+    loss, grads = evaluate()
+    grads = [g.clone() for g in grads]
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        before = served().get("arrays", 0)
+        found, slopes = evaluate()
+        slopes = [g.clone() for g in slopes]
+        assert served()["arrays"] == before + 1
+    assert found.dtype is torch.float32
+    mll.double()
+    exact, truth = get_loss_closure_with_grads(mll, parameters)()
+    assert abs(found - exact) <= abs(loss - exact) + 1e-7
+    for ours, theirs, wanted in zip(slopes, grads, truth, strict=True):
+        assert ours.dtype is torch.float32
+        assert (ours - wanted).abs().max() <= (theirs - wanted).abs().max() + 1e-6
+
+
+OUTPUTS = [name for name, make in MODELS.items() if "outputs" in name]
+
+
+@pytest.mark.parametrize("make", [MODELS[name] for name in OUTPUTS], ids=OUTPUTS)
+def test_rows_of_states_for_each_output(make):
+    def evaluated():
+        torch.manual_seed(0)
+        model = make()
+        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+        evaluate = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), parameters, model._aug_batch_shape)
+        state = evaluate.state * 0.9 + 0.01
+        found = [evaluate(), evaluate(state), evaluate(state[[1]] * 0.9, batch_indices=[1])]
+        return [torch.from_numpy(part) for pair in found for part in pair] + [p.grad for p in parameters.values()]
+
+    expected = evaluated()
+    before = served().get("arrays", 0)
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found = evaluated()
+        assert served()["arrays"] == before + 3
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 def test_a_state_is_evaluated(enabled):
