@@ -24,6 +24,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp.reading import Reading
 from autokern.ops._models import objective_model
 from autokern.ops._shared import EPS, families
+from autokern.system.blas import one_thread
 
 __all__ = ["OBJECTIVE"]
 
@@ -151,7 +152,8 @@ def _unsupported(problem: Problem) -> str | None:
 @OBJECTIVE.candidate("arrays", unsupported=_unsupported)
 def arrays(reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
-    found = reading.evaluate(parameters)
+    with one_thread:
+        found = reading.evaluate(parameters)
     if found is None:  # stock's ladder of jitter, its warnings and its errors
         return stock(reading, forward, parameters)
     losses, gradients = found
