@@ -14,16 +14,20 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
-from autokern.gp import likelihood, originals, small
+from autokern.gp import likelihood, originals, plain, small
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
+from autokern.gp.parts import arranged
 from autokern.gp.reading import Readings, forwarded
 from autokern.gp.small import Array
 from autokern.kernels import tree as trees
-from autokern.kernels.far import centre_of
 
-__all__ = ["log_prob"]
+__all__ = ["MOST", "MOST_ROWS", "families", "log_prob"]
 
+MOST = {"float64": 1000, "float32": 500}
+"""Points above which one thread is too few, and double precision too slow for single, by dtype."""
+MOST_ROWS = 2000
+"""Points of all models of a batch above which a loop over them is too slow."""
 _NO_BATCH = torch.Size()
 
 
@@ -33,10 +37,12 @@ class _KernelReading:
     def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size) -> None:
         seen = self._seen = Inspected(dtype, batch)
         self._how = dims, dtype, batch
+        seen.dims = dims
         self.parts = []
         for at in np.ndindex(*batch):
             seen.begin(at)
             self.parts.append(forwarded(seen, kernel, None, dims))
+        self.raw, self.families = seen.raw, sorted(seen.families)
         seen.close(kernel)
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
@@ -52,14 +58,26 @@ class _KernelReading:
 _readings = Readings(_KernelReading)
 
 
+def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
+    """Return the families of a kernel's leaves, sorted, None for a kernel that is no tree and not known here.
+
+    Where the matrix is factorised, gpytorch forms it for its KeOps classes as well.
+    """
+    node = trees.form(kernel, keops=exact)
+    if node is not None:
+        return sorted(trees.leaves(node))
+    few = exact and x.is_cpu and x.shape[-2] <= MOST.get(str(x.dtype).removeprefix("torch."), 0)
+    reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape) if few else None
+    return None if reading is None else reading.families
+
+
 def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     """Return the log density of a value under a marginal, None where it cannot be computed by arrays.
 
     Parameters
     ----------
     marginal : Marginal
-        On the CPU, in single or double precision; of one model or of a batch of models, each with its own kernel; of
-        points that want no gradients.
+        On the CPU, in single or double precision; of one model or of a batch of models, each with its own kernel.
     value : Tensor
         Shape ``(..., n)``.
 
@@ -71,28 +89,31 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     x, noise, mean = marginal.lazy.x1, marginal.noise, marginal.distribution.loc
     kernel = marginal.lazy.kernel
     batch = kernel.batch_shape
-    if x.requires_grad or any(t.shape[:-1] not in (batch, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
+    if any(t.shape[:-1] not in (batch, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
         return None
     reading = _readings.of(kernel, x.shape[-1], x.dtype, batch)
     if reading is None:
         return None
     with reading.lock, np.errstate(all="ignore"):
-        found = _computed(reading, batch, *(t.detach().numpy() for t in (x, noise, mean, value)))
+        found = _computed(reading, batch, x.requires_grad, *(t.detach().numpy() for t in (x, noise, mean, value)))
     if found is None:
         return None
-    out: torch.Tensor = _Density.apply(found, (kernel, reading.names, x), noise, mean, value, *reading.raws)
+    out: torch.Tensor = _Density.apply(found, (kernel, reading.names), x, noise, mean, value, *reading.raws)
     return out
 
 
 def _computed(
-    reading: _KernelReading, batch: torch.Size, x: Array, noise: Array, mean: Array, value: Array
+    reading: _KernelReading, batch: torch.Size, moving: bool, x: Array, noise: Array, mean: Array, value: Array
 ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
-    """Return the log densities, and their derivatives by noise, mean, value and the raw parameters, for each model."""
+    """Return the log densities, and for each model their derivatives by points, noise, mean, value and raw parameters.
+
+    Those by the points are computed if they are `moving`.
+    """
     for parameter in reading.parameters:
         parameter.refresh()
     dtype, n = x.dtype, x.shape[-2]
-    points, residual = x.astype(np.float64), value.astype(np.float64) - mean
-    points -= points.mean(-2, keepdims=True)
+    points, residual = arranged(x.astype(np.float64), reading.raw), value.astype(np.float64) - mean
+    by_points = np.zeros((*batch, *points.shape[-2:])) if moving else None
     values, slopes, by_noise = np.empty(batch, dtype), np.empty((*batch, n), dtype), np.empty((*batch, n))
     for part, at in zip(reading.parts, np.ndindex(*batch), strict=True):
         found = small.marginal(
@@ -101,13 +122,18 @@ def _computed(
             noise if noise.ndim == 1 else noise[at],
             residual if residual.ndim == 1 else residual[at],
             1.0,
+            None if by_points is None else by_points[at],
         )
         if found is None:
             return None
         values[at], by_noise[at], slopes[at] = found
     if n == 1 or noise.shape[-1] != n:
         by_noise = by_noise.sum(-1, keepdims=True)
-    arrays = by_noise.astype(dtype, copy=False), -slopes, slopes
+    by_x = x  # of no use
+    if by_points is not None:
+        d = x.shape[-1]
+        by_x = (by_points[..., :d] + by_points[..., d:] if reading.raw else by_points).astype(dtype, copy=False)
+    arrays = by_x, by_noise.astype(dtype, copy=False), -slopes, slopes
     raws = [parameter.gradient() for parameter in reading.parameters]
     return torch.from_numpy(values), [*map(torch.from_numpy, arrays), *raws]
 
@@ -119,10 +145,9 @@ class _Density(torch.autograd.Function):
     def forward(ctx, found, of, *tensors):  # type: ignore[no-untyped-def]
         values, ctx.gradients = found
         ctx.shapes = [t.shape for t in tensors]
-        kernel, names, x = of
-        ctx.kernel, ctx.names = kernel, names
-        ctx.unsaved = Unsaved(x, *tensors[:3])
-        ctx.save_for_backward(*tensors[3:])
+        ctx.kernel, ctx.names = of
+        ctx.unsaved = Unsaved(*tensors[:4])
+        ctx.save_for_backward(*tensors[4:])
         return values
 
     @staticmethod
@@ -130,8 +155,8 @@ class _Density(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted, raws = ctx.needs_input_grad[2:], ctx.saved_tensors
         if torch.is_grad_enabled():
-            x, *others = ctx.unsaved.unchanged()
-            return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names, x), (*others, *raws), wanted, grad)
+            others = ctx.unsaved.unchanged()
+            return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names), (*others, *raws), wanted, grad)
         if grad.dim():  # each model of a batch has a cotangent; what all share, takes from all
             wide = [grad.view(*grad.shape, *(1,) * (t.dim() - grad.dim())) for t in ctx.gradients]
             scaled = [(t * g).sum_to_size(s) for t, g, s in zip(ctx.gradients, wide, ctx.shapes, strict=True)]
@@ -140,24 +165,26 @@ class _Density(torch.autograd.Function):
         return None, None, *(one if want else None for one, want in zip(scaled, wanted, strict=True))
 
 
-class _Read(torch.nn.Module):
-    """Reads a kernel's tree, as a module, so that its parameters can be replaced for one call."""
+class _Matrix(torch.nn.Module):
+    """The matrix of a kernel as a module, so that its parameters can be replaced for one call."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, x: torch.Tensor) -> trees.Tree:
-        """Return the tree with the points `x`."""
-        return trees.read(self.kernel, x, centre_of(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the matrix of the points `x`."""
+        return plain.dense(self.kernel, x)
 
 
-def _plainly(kernel: Kernel, names: list[str], x: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return the density as a plain differentiable function of noise, mean, value and raw parameters."""
+def _plainly(kernel: Kernel, names: list[str]) -> Callable[..., torch.Tensor]:
+    """Return the density as a plain differentiable function of points, noise, mean, value and raw parameters."""
 
-    def density(noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, *raws: torch.Tensor) -> torch.Tensor:
+    def density(
+        x: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, *raws: torch.Tensor
+    ) -> torch.Tensor:
         replaced = {f"kernel.{name}": raw for name, raw in zip(names, raws, strict=True)}
-        tree = torch.func.functional_call(_Read(kernel), replaced, (x,))
-        return likelihood.reference(tree, noise, value - mean)
+        k = torch.func.functional_call(_Matrix(kernel), replaced, (x,))
+        return likelihood.of_matrix(k, noise, value - mean)
 
     return density

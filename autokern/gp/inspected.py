@@ -6,6 +6,7 @@ looked at and where, so that a replaced object is seen before the next use.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any, cast
 
@@ -13,8 +14,10 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.module import Module
 
-from autokern.gp.parameters import Curve, Element, Parameter, curve_of
+from autokern.gp import originals
+from autokern.gp.parameters import Curve, Element, Parameter, bounded, curve_of
 from autokern.gp.small import Array
+from autokern.gp.tables import Index
 
 __all__ = ["Inspected", "UnreadError"]
 
@@ -27,6 +30,11 @@ _NO_BATCH = torch.Size()
 
 class UnreadError(Exception):
     """A part of a model is not exactly known; the message names it."""
+
+
+def _function(closure: Any) -> Any:
+    """Return what a closure computes, without the module that it is bound to."""
+    return getattr(closure, "__func__", closure)
 
 
 class _Owner:
@@ -71,12 +79,20 @@ class Inspected:
         The parameters that were read, by the identity of their raw tensors.
     families : list of str
         The families of the leaves of the present model's kernel.
+    dims : int
+        The dimensions of the points.
+    raw : bool
+        Whether a part of the present model's kernel takes the points as they are.
+    tables : dict
+        The parts of that kernel that look up covariances of tasks, by the identity of their kernels.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float64, batch: torch.Size = _NO_BATCH) -> None:
         self.dtype, self.batch = dtype, batch
         self.parameters: dict[int, Parameter] = {}
+        self.dims = 0
         self.begin(())
+        self._functions: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self._owners: dict[int, _Owner] = {}
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]] = {}
         self._equal: dict[int, tuple[Array, bytes]] = {}
@@ -88,6 +104,8 @@ class Inspected:
         """Read the model of this place in the batch from now on."""
         self.at = at
         self.families: list[str] = []
+        self.raw = False
+        self.tables: dict[int, Index] = {}
         self._present: dict[int, Parameter | Element] = {}
 
     def _hold(self, owner: Any, space: str, name: str) -> Any:
@@ -113,6 +131,15 @@ class Inspected:
             sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
             empty = ("_added_loss_terms",) if ours else _HOOKS
             self._owner(module).look(len(own), {name: len(own[name]) for name in sizes}, empty)
+
+    def stands_for(self, kind: Any, *names: str) -> None:
+        """Refuse a class or module where a function that a reading computes in place of is not its own."""
+        module = sys.modules.get(getattr(kind, "__module__", kind.__name__))
+        for name in names:
+            found = originals.undisturbed(vars(kind), name, getattr(module, "__file__", None))
+            if found is None:
+                raise UnreadError(f"a {kind.__name__} whose {name} is another's")
+            self._functions[id(kind), name] = vars(kind), name, found
 
     def module(self, owner: torch.nn.Module, name: str) -> Any:
         """Return a submodule, or None."""
@@ -208,33 +235,14 @@ class Inspected:
         if kind is Positive:
             return curve
         lower, upper = self._bound(constraint, "lower_bound"), self._bound(constraint, "upper_bound")
-        if kind is GreaterThan:
-
-            def greater(raw: Array) -> tuple[Array, Array]:
-                value, slope = curve(raw)
-                return value + lower, slope
-
-            return greater
-        if kind is LessThan:
-
-            def less(raw: Array) -> tuple[Array, Array]:
-                value, slope = curve(-raw)
-                return upper - value, slope
-
-            return less
-
-        def between(raw: Array) -> tuple[Array, Array]:
-            value, slope = curve(raw)
-            return value * (upper - lower) + lower, slope * (upper - lower)
-
-        return between
+        return bounded(kind, curve, lower, upper)
 
     def _bound(self, constraint: Interval, name: str) -> Array:
         return self.constant(self.buffer(constraint, name))
 
-    def constant(self, tensor: torch.Tensor) -> Array:
-        """Return a view of a number, of any float dtype: NumPy promotes it as torch does."""
-        if tensor.dim() or not tensor.is_cpu or tensor.requires_grad:
+    def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
+        """Return a view of a number or of several, of any float dtype: NumPy promotes it as torch does."""
+        if tensor.shape != shape or not tensor.is_cpu or tensor.requires_grad:
             raise UnreadError("a bound or a prior of several numbers")
         self._fixed[id(tensor)] = tensor
         self._remember(tensor)
@@ -246,11 +254,12 @@ class Inspected:
         self.look(*root.modules())
         for module in root.modules():
             for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
-                self._priors.append((weakref.ref(module), name, weakref.ref(prior), getattr(closure, "__func__", None)))
+                self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
         if {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
             raise UnreadError("a parameter of something else")
         self._checks = [owner.checks() for owner in self._owners.values()]
         self._owners.clear()  # they hold modules
+        self._known = list(self._functions.values())
         self._tensors = [(*known, key in self._fixed) for key, known in self._memory.items()]
 
     def holds(self) -> bool:
@@ -279,7 +288,7 @@ class Inspected:
                     return False
         for ref, name, prior, function in self._priors:
             present = ref().__dict__["_priors"].get(name)
-            if present is None or present[0] is not prior() or getattr(present[1], "__func__", None) is not function:
+            if present is None or present[0] is not prior() or _function(present[1]) is not function:
                 return False
         for tensor, pointer, shape, stride, fixed in self._tensors:
             if tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride:
@@ -293,4 +302,5 @@ class Inspected:
         for now, then in self._equal.values():
             if now.tobytes() != then:
                 return False
-        return not self._spelt or all(repr(value) == then for value, then in self._spelt)
+        same = not self._spelt or all(repr(value) == then for value, then in self._spelt)
+        return same and (not self._known or originals.hold(self._known))

@@ -22,11 +22,13 @@ from linear_operator.utils import cholesky, pinverse
 __all__ = [
     "exact_prediction",
     "get_fantasy_strategy",
+    "hold",
     "in_place",
     "inv_quad_logdet",
     "log_prob",
     "psd_safe_cholesky",
     "stable_pinverse",
+    "undisturbed",
 ]
 
 Function = Callable[..., Any]
@@ -56,11 +58,23 @@ _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("gp")
 
 def in_place() -> bool:
     """Whether all that readings compute in place of is as it was, or a hook of autokern; class by class."""
-    for space, name, function in _known:
+    return hold(_known)
+
+
+def hold(known: list[tuple[Any, str, Any]]) -> bool:
+    """Whether functions are where they were, by space and name, or hooks of autokern in their place."""
+    for space, name, function in known:
         present = space.get(name)
         if present is not function and not getattr(present, "__code__", _NONE).co_filename.startswith(_HERE):
             return False
     return True
+
+
+def undisturbed(space: Any, name: str, file: str | None) -> Any:
+    """Return a function or property of a class or module if it is the code of a file or a hook of autokern."""
+    found = space.get(name)
+    path = getattr(getattr(found, "fget", found), "__code__", _NONE).co_filename
+    return found if path and (path == file or path.startswith(_HERE)) else None
 
 
 _NONE = in_place.__code__.replace(co_filename="")

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan
 
 from autokern.gp.small import Array
 
-__all__ = ["Curve", "Element", "Parameter", "curve_of"]
+__all__ = ["Curve", "Element", "Parameter", "bounded", "curve_of"]
 
 Curve = Callable[[Array], tuple[Array, Any]]
 """Maps raw values to values and slopes."""
@@ -46,6 +47,30 @@ def curve_of(transform: Any) -> Curve | None:
     if transform is torch.exp:
         return _exponential
     return None
+
+
+def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> Curve:
+    """Return a curve as constraints of an exact class lay it between bounds."""
+    if kind is GreaterThan:
+
+        def greater(raw: Array) -> tuple[Array, Array]:
+            value, slope = curve(raw)
+            return value + lower, slope
+
+        return greater
+    if kind is LessThan:
+
+        def less(raw: Array) -> tuple[Array, Array]:
+            value, slope = curve(-raw)
+            return upper - value, slope
+
+        return less
+
+    def between(raw: Array) -> tuple[Array, Array]:
+        value, slope = curve(raw)
+        return value * (upper - lower) + lower, slope * (upper - lower)
+
+    return between
 
 
 class Parameter:

@@ -15,19 +15,20 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
-from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise
-from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
 from autokern.gp import input_transforms, originals, small
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.leaves import leaf
+from autokern.gp.means import mean_of
+from autokern.gp.noises import noise_of
+from autokern.gp.parts import arranged
 from autokern.gp.priors import term
 from autokern.gp.small import Array
-from autokern.kernels.family import family_of
+from autokern.gp.tasks import is_mapping, mapped
 
 __all__ = ["Reading", "Readings", "forwarded"]
 
@@ -63,14 +64,7 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) ->
         names = list(several._modules)
         children = [_called(seen, seen.module(several, name), columns, dims) for name in names]
         return (small.Sum if kind is AdditiveKernel else small.Product)(children)
-    found = family_of(kernel) if kind in (RBFKernel, MaternKernel) else None
-    if found is None or found.name not in small.FAMILIES:
-        raise UnreadError(f"a kernel {kind.__name__}")
-    seen.attribute(kernel, "nu")
-    seen.families.append(found.name)
-    raw = kernel._parameters.get("raw_lengthscale")
-    several = dims if raw is None or raw.shape[-1:] != (1,) else 1
-    return small.Leaf(small.FAMILIES[found.name], columns, seen.parameter(kernel, "raw_lengthscale", (1, several)))
+    return leaf(seen, kernel, columns, dims)
 
 
 def _named(function: Any) -> tuple[str, str]:
@@ -80,20 +74,23 @@ def _named(function: Any) -> tuple[str, str]:
 class _One:
     """One model of a batch: its mean, kernel, noise, priors and data."""
 
-    __slots__ = ("fixed", "kernel", "mean", "noise", "targets", "terms", "x")
+    __slots__ = ("kernel", "mean", "noise", "targets", "terms", "x")
 
-    def __init__(self, seen: Inspected, model: Any, names: tuple[str, str], x: Array, targets: Array) -> None:
-        self.x, self.targets = x, targets
-        self.mean = _mean_of(seen, seen.module(model, names[0]))
-        self.kernel = _called(seen, seen.module(model, names[1]), None, x.shape[1])
-        self.noise, self.fixed = _noise_of(seen, seen.module(model, "likelihood"), model._train_targets.shape)
+    def __init__(
+        self, seen: Inspected, model: Any, names: tuple[str, str], x: Array, tasks: tuple[Array, Array] | None, y: Array
+    ) -> None:
+        mapped_x, numbers = (x, None) if tasks is None else tasks
+        self.targets = y
+        self.mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
+        self.kernel = _called(seen, seen.module(model, names[1]), None, seen.dims)
+        self.noise = noise_of(seen, seen.module(model, "likelihood"), x)
         self.terms = [term(seen, m, p, c) for _, m, p, c, _ in model.named_priors()]
+        self.x = arranged(mapped_x, seen.raw)
 
     def given(self) -> tuple[Array, Array]:
         """Return variances and residual."""
         targets = self.targets.astype(np.float64, copy=False)
-        residual = targets if self.mean is None else targets - self.mean.value
-        return self.noise.value if self.noise is not None else cast("Array", self.fixed), residual
+        return self.noise.value(), targets if self.mean is None else targets - self.mean.value()
 
     def loss(self) -> float | None:
         """Return the loss, and add its derivatives to the parameters; None where there is no factor or no number."""
@@ -103,35 +100,14 @@ class _One:
         if found is None:
             return None
         total = found.value
-        if self.noise is not None:
-            self.noise.accumulate(np.add.reduce(found.by_noise))
+        self.noise.backward(found.by_noise)
         if self.mean is not None:
-            self.mean.accumulate(-np.add.reduce(found.by_residual))
+            self.mean.backward(-found.by_residual)
         for parameter, at in self.terms:
             value, slope = at(parameter.value)
             total += value
             parameter.accumulate(slope * scale)
         return total * scale if math.isfinite(total) else None
-
-
-def _mean_of(seen: Inspected, mean: Any) -> small.Parameter | None:
-    seen.attribute(mean, "batch_shape")
-    if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != seen.batch:
-        raise UnreadError(f"a mean {type(mean).__name__}, or one with another batch")
-    return seen.parameter(mean, "raw_constant") if type(mean) is ConstantMean else None
-
-
-def _noise_of(seen: Inspected, likelihood: Any, shape: torch.Size) -> tuple[small.Parameter | None, Array | None]:
-    covariance = seen.module(likelihood, "noise_covar")
-    if type(likelihood) is GaussianLikelihood and type(covariance) is HomoskedasticNoise:
-        return seen.parameter(covariance, "raw_noise", (1,)), None
-    if type(likelihood) is FixedNoiseGaussianLikelihood and type(covariance) is FixedGaussianNoise:
-        seen.module(likelihood, "second_noise_covar")
-        noise = seen.attribute(covariance, "noise")
-        if getattr(likelihood, "second_noise_covar", None) is not None or noise.shape != shape:
-            raise UnreadError("further noise")
-        return None, seen.data(noise)[seen.at]
-    raise UnreadError(f"a likelihood {type(likelihood).__name__}")
 
 
 class _Held(Protocol):
@@ -175,25 +151,29 @@ class Reading:
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._lock = type(model).forward, threading.Lock()
-        names = modules_of(self._forward)
+        of_tasks = is_mapping(type(model))
+        names = ("mean_module", "covar_module", True) if of_tasks else modules_of(self._forward)
         if names is None or any(hasattr(type(model), name) for name in names[:2]):
             raise UnreadError("a forward that is not the plain one")
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
-        x = self._points(model, names[2])
+        tensor = self._points(model, names[2])
+        tasks = mapped(seen, model, tensor) if of_tasks else None
+        x: Array = tensor.numpy().astype(np.float64)
+        seen.dims = x.shape[-1]
         targets = seen.data(seen.attribute(model, "_train_targets"))
         self._dtype = targets.dtype
         self._ones = []
         for at in np.ndindex(*self.batch):
             seen.begin(at)
-            self._ones.append(_One(seen, model, names[:2], x if x.ndim == 2 else x[at], targets[at]))
+            self._ones.append(_One(seen, model, names[:2], x if x.ndim == 2 else x[at], tasks, targets[at]))
         seen.close(mll)
         self._parameters = list(seen.parameters.values())
-        self.n = len(self._ones[0].x)
+        self.n = x.shape[-2]
         families = "+".join(sorted(seen.families))
-        self.key = (*self._ones[0].x.shape, len(self._ones), str(self.dtype).removeprefix("torch."), families)
+        self.key = (*x.shape[-2:], len(self._ones), str(self.dtype).removeprefix("torch."), families)
 
-    def _points(self, model: Any, transformed: bool) -> Array:
-        """Return the points that the kernel sees, relative to their mean."""
+    def _points(self, model: Any, transformed: bool) -> torch.Tensor:
+        """Return the points that the model's forward makes of its inputs."""
         seen = self._seen
         (x,) = seen.attribute(model, "train_inputs")
         seen.data(x)
@@ -209,9 +189,7 @@ class Reading:
             raise UnreadError("points of another batch")
         if x.shape[-2] != model._train_targets.shape[-1]:
             raise UnreadError("targets of another number")
-        points: Array = x.numpy().astype(np.float64)
-        points -= points.mean(-2, keepdims=True)
-        return points
+        return cast("torch.Tensor", x)
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read, and is in training mode."""

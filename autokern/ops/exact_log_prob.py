@@ -3,8 +3,8 @@
 Arguments: ``marginal, value, exact``: the description of a Gaussian with the covariance ``kernel(x, x) + diagonal``
 (`gp.marginal`), the values ``(..., n)`` whose density is wanted, and whether stock would factorise instead of running
 conjugate gradients. Served are kernels made of scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
-cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted; everything else runs stock,
-whose parts are ops of their own.
+cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted, and by the candidate ``arrays``
+those with linear, polynomial, categorical and index ones; everything else runs stock, whose parts are ops of their own.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.
@@ -25,7 +25,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
-from autokern.gp import array_density, likelihood, originals, small
+from autokern.gp import array_density, leaves, likelihood, originals, plain
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -39,7 +39,9 @@ from autokern.ops._shared import (
     is_ours,
     iterates,
     matrix_problem,
+    needs_accelerator,
     needs_few,
+    of_trees,
     on_other_devices,
     random_matrix,
     regime_features,
@@ -52,12 +54,8 @@ __all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_MOST_BY_ARRAYS = {"float64": 1000, "float32": 500}
-"""Points above which one thread is too few, and double precision too slow for single."""
 _SMALL = 150
 """Points up to which no measurement is needed."""
-_MOST_ROWS = 2000
-"""Points of all models of a batch above which a loop over them is too slow."""
 ladder = originals.psd_safe_cholesky
 
 
@@ -126,11 +124,9 @@ class _ExactLogProb(Op):
         if not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
             return None
         x, kernel = lazy.x1, lazy.kernel
-        node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
-        if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
-            return None
+        names = array_density.families(kernel, x, exact) if x.dim() > 1 and x.shape[-2] > 1 else None
         tensors = [mean, value, noise, *kernel.parameters()]
-        if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
+        if not names or not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
             return None
         n = x.shape[-2]
         try:
@@ -142,7 +138,6 @@ class _ExactLogProb(Op):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
-        names = "+".join(sorted(trees.leaves(node)))
         return matrix_problem(
             "exact_log_prob",
             x,
@@ -151,11 +146,12 @@ class _ExactLogProb(Op):
             d=x.shape[-1],
             batch=batch.numel(),
             grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{names}/{'cholesky' if exact else 'cg'}",
+            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}",
         )
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        return likelihood.reference(*ingredients(marginal, value))
+        _, _, lazy, noise = marginal
+        return likelihood.of_matrix(plain.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)
@@ -264,13 +260,13 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         inside.formless = before
 
 
-@EXACT_LOG_PROB.candidate("fused", accuracy="better")
+@EXACT_LOG_PROB.candidate("fused", accuracy="better", unsupported=of_trees)
 def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
     return likelihood.log_prob(*ingredients(marginal, value), ladder)
 
 
-@EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
+@EXACT_LOG_PROB.candidate("recursive", accuracy="better", unsupported=of_trees, memory=_in_place(2.8, 2.0))
 def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return likelihood.log_prob(*ingredients(marginal, value), ladder, inverse_from_cholesky)
@@ -280,11 +276,10 @@ with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 
 def _arrays_unsupported(problem: Problem) -> str | None:
-    most = _MOST_BY_ARRAYS.get(problem.dtype, 0)
-    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > _MOST_ROWS:
-        return f"for {most} points at most on the CPU, and batches of {_MOST_ROWS} together"
-    known = set(families(problem)) <= small.FAMILIES.keys() and "grad:x" not in problem.words
-    return None if known else "for RBF and Matérn 3/2 and 5/2 kernels, without gradients by points"
+    most = array_density.MOST.get(problem.dtype, 0)
+    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
+        return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
+    return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
 
 
 def _arrays_features(problem: Problem) -> Features:
@@ -304,7 +299,9 @@ def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor
     """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
     with one_thread:
         found = array_density.log_prob(marginal, value)
-    return fused(marginal, value, exact) if found is None else found
+    if found is not None:
+        return found
+    return (stock if trees.form(marginal.lazy.kernel, keops=exact) is None else fused)(marginal, value, exact)
 
 
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -318,5 +315,6 @@ on_other_devices(
     _elsewhere,
     "All of it on the {}: only points and gradients are copied.",
     lambda p: 2 * p.n * (p.d + 2),
+    on_accelerator=lambda p: of_trees(p) or needs_accelerator(p),
     accuracy="better",
 )

@@ -12,9 +12,16 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
-from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    MaternKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.means import ConstantMean, LinearMean, ZeroMean
+from gpytorch.means import ConstantMean, ConstantMeanGrad, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
 
@@ -258,8 +265,7 @@ UNKNOWN = {
     "a call of its own": lambda: made(kind=Called),
     "a property": lambda: made(kind=Hidden),
     "a subclass of a kernel": lambda: made(OwnKernel()),
-    "another kernel": lambda: made(ScaleKernel(RQKernel())),
-    "a kernel with a kink": lambda: made(MaternKernel(0.5)),
+    "another kernel": lambda: made(SpectralMixtureKernel(num_mixtures=2, ard_num_dims=D)),
     "other targets": lambda: made(kind=OwnTargets),
     "added losses": lambda: made(kind=Added),
     "dimensions from the end": lambda: made(RBFKernel(active_dims=[-1])),
@@ -267,9 +273,8 @@ UNKNOWN = {
     "noise that wants a gradient": lambda: made(
         likelihood=FixedNoiseGaussianLikelihood(torch.full((13,), 0.1, dtype=torch.float64).requires_grad_())
     ),
-    "a linear kernel": lambda: made(RBFKernel() + LinearKernel()),
     "a batch of kernels": lambda: made(RBFKernel(batch_shape=torch.Size([2]))),
-    "another mean": lambda: made(mean=LinearMean(D)),
+    "another mean": lambda: made(mean=ConstantMeanGrad()),
     "another prior": lambda: made(RBFKernel(lengthscale_prior=HalfCauchyPrior(1.0))),
 }
 

@@ -9,7 +9,7 @@ import gpytorch
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models import MixedSingleTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_gamma_prior,
@@ -21,10 +21,13 @@ from botorch.optim.closures.core import (
     ForwardBackwardClosure,
     NdarrayOptimizationClosure,
 )
+from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 
 import autokern
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of models of several tasks
 ARRAYS = {"force": {"objective": "arrays"}}
 
 
@@ -33,6 +36,12 @@ def data(n=15, d=3, outputs=1):
     x = torch.rand(n, d, generator=generator, dtype=torch.float64)
     y = torch.stack([(x * (k + 1)).sum(-1).sin() for k in range(outputs)], -1)
     return x, y + 0.1 * torch.randn(y.shape, generator=generator, dtype=torch.float64)
+
+
+def of_tasks(*values):
+    """Data whose last dimension says which of some values a point belongs to."""
+    x, y = data()
+    return torch.cat([x, torch.tensor(values, dtype=x.dtype)[torch.arange(15) % len(values), None]], -1), y
 
 
 MODELS = {
@@ -52,10 +61,21 @@ MODELS = {
     "batch of two outputs": lambda: SingleTaskGP(
         data()[0].expand(3, 15, 3), torch.stack([(k + 1) * data(outputs=2)[1].sin() for k in range(3)])
     ),
+    "linear": lambda: SingleTaskGP(*data(), covar_module=ScaleKernel(RBFKernel()) + ScaleKernel(LinearKernel())),
+    "tasks": lambda: MultiTaskGP(*of_tasks(0, 1, 2), task_feature=-1),
+    "values of tasks": lambda: MultiTaskGP(*of_tasks(5, -1, 2)[:2], -1, torch.full((15, 1), 0.1, dtype=torch.float64)),
+    "tasks in front": lambda: MultiTaskGP(of_tasks(0, 1)[0].flip(1), data()[1], 0, rank=1, task_covar_prior=None),
+    "known noise of tasks": lambda: MultiTaskGP(
+        *of_tasks(0, 1), -1, torch.linspace(0.02, 0.05, 15, dtype=torch.float64)[:, None]
+    ),
+    "a constant for all tasks": lambda: MultiTaskGP(*of_tasks(0, 1), -1, mean_module=ConstantMean()),
+    "categories": lambda: MixedSingleTaskGP(*of_tasks(0, 1, 2), cat_dims=[-1]),
+    "nothing but categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0][:, -1:], data()[1], cat_dims=[0]),
+    "two outputs of categories": lambda: MixedSingleTaskGP(of_tasks(0, 1, 2)[0], data(outputs=2)[1], cat_dims=[-1]),
 }
+USUAL = [make for name, make in MODELS.items() if name in ("usual", "known noise", "gamma priors", "two outputs")]
 OTHERS = {
     "warped inputs": lambda: SingleTaskGP(*data(), input_transform=Warp(3, list(range(3)))),
-    "tasks": lambda: MultiTaskGP(torch.cat([data()[0], torch.arange(15)[:, None] % 2], -1), data()[1], -1),
 }
 
 
@@ -91,7 +111,6 @@ def test_losses_and_gradients_are_the_same(make):
         assert parameters[name].grad is other
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of the usual multitask model
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
 def test_models_that_are_not_known_run_stock(make, enabled):
     _, _, evaluate = closure(make)
@@ -101,20 +120,24 @@ def test_models_that_are_not_known_run_stock(make, enabled):
     assert served() == before
 
 
+@pytest.mark.filterwarnings("ignore:A not p.d.")  # the library factorises the summands of a linear kernel
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_a_fit_ends_where_stock_ends(make):
-    model = make()
-    expected = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    model = make()
-    with autokern.enabled(), autokern.using(**ARRAYS):
-        before = served().get("arrays", 0)
-        found = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        assert served()["arrays"] > before
-    losses = []
-    for mll in (expected, found):
+    """Where the objective is flat, the last digits of a gradient decide where a search stops."""
+    fitted = []
+    for options in (None, ARRAYS):
+        torch.manual_seed(0)
+        mll, _, evaluate = closure(make)
+        if options is None:
+            fit_gpytorch_mll(mll)
+        else:
+            with autokern.enabled(), autokern.using(**options):
+                before = served().get("arrays", 0)
+                fit_gpytorch_mll(mll)
+                assert served()["arrays"] > before
         mll.train()
-        losses.append(-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets).sum().item())
-    assert losses[1] == pytest.approx(losses[0], rel=1e-7, abs=1e-9)
+        fitted.append(evaluate()[0].sum().item())
+    assert fitted[1] == pytest.approx(fitted[0], rel=1e-7 if make in USUAL else 1e-4, abs=1e-9)
 
 
 def test_each_model_of_a_list_is_fitted_by_arrays():
@@ -251,6 +274,8 @@ import autokern.auto
 import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
+from gpytorch.kernels import LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from botorch.optim.closures.core import ForwardBackwardClosure
 x = torch.rand(12, 2, dtype=torch.float64)
