@@ -249,13 +249,13 @@ class Inspected:
         seen: Array = tensor.numpy()
         return seen
 
-    def close(self, root: torch.nn.Module) -> None:
-        """Look at all modules, and refuse a model with a parameter that wants a gradient and was not read."""
+    def close(self, root: torch.nn.Module, whole: bool = True) -> None:
+        """Look at all modules; refuse a model that shall be read as a whole with a parameter that was not read."""
         self.look(*root.modules())
         for module in root.modules():
             for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
                 self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
-        if {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
+        if whole and {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
             raise UnreadError("a parameter of something else")
         self._checks = [owner.checks() for owner in self._owners.values()]
         self._owners.clear()  # they hold modules

@@ -7,7 +7,6 @@ It knows parts by exact type and refuses the rest.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,14 +25,15 @@ from autokern.gp.leaves import leaf
 from autokern.gp.means import mean_of
 from autokern.gp.noises import noise_of
 from autokern.gp.parts import arranged
-from autokern.gp.priors import term
+from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
 from autokern.gp.tasks import is_mapping, mapped
 
-__all__ = ["Reading", "Readings", "forwarded"]
+__all__ = ["DTYPES", "Reading", "Readings", "forwarded"]
 
 _INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
-_DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64)
+"""Precisions of models that are read."""
 _TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
 _log = logging.getLogger("autokern")
 
@@ -71,45 +71,6 @@ def _named(function: Any) -> tuple[str, str]:
     return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
 
 
-class _One:
-    """One model of a batch: its mean, kernel, noise, priors and data."""
-
-    __slots__ = ("kernel", "mean", "noise", "targets", "terms", "x")
-
-    def __init__(
-        self, seen: Inspected, model: Any, names: tuple[str, str], x: Array, tasks: tuple[Array, Array] | None, y: Array
-    ) -> None:
-        mapped_x, numbers = (x, None) if tasks is None else tasks
-        self.targets = y
-        self.mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
-        self.kernel = _called(seen, seen.module(model, names[1]), None, seen.dims)
-        self.noise = noise_of(seen, seen.module(model, "likelihood"), x)
-        self.terms = [term(seen, m, p, c) for _, m, p, c, _ in model.named_priors()]
-        self.x = arranged(mapped_x, seen.raw)
-
-    def given(self) -> tuple[Array, Array]:
-        """Return variances and residual."""
-        targets = self.targets.astype(np.float64, copy=False)
-        return self.noise.value(), targets if self.mean is None else targets - self.mean.value()
-
-    def loss(self) -> float | None:
-        """Return the loss, and add its derivatives to the parameters; None where there is no factor or no number."""
-        noise, residual = self.given()
-        scale = -1.0 / len(residual)
-        found = small.marginal(self.kernel, self.x, noise, residual, scale)
-        if found is None:
-            return None
-        total = found.value
-        self.noise.backward(found.by_noise)
-        if self.mean is not None:
-            self.mean.backward(-found.by_residual)
-        for parameter, at in self.terms:
-            value, slope = at(parameter.value)
-            total += value
-            parameter.accumulate(slope * scale)
-        return total * scale if math.isfinite(total) else None
-
-
 class _Held(Protocol):
     def holds(self, *how: Any) -> bool:
         """Whether what was read is still there."""
@@ -142,7 +103,7 @@ class Reading:
         if type(inputs) is not tuple or len(inputs) != 1 or type(targets) is not torch.Tensor or not targets.dim():
             raise UnreadError("several inputs, or none")
         self.dtype, self.batch = inputs[0].dtype, targets.shape[:-1]
-        if self.dtype not in _DTYPES or not targets.numel():
+        if self.dtype not in DTYPES or not targets.numel():
             raise UnreadError(f"inputs of {self.dtype}, or no targets")
         seen = self._seen = Inspected(self.dtype, self.batch)
         likelihood = seen.module(mll, "likelihood")
@@ -165,7 +126,12 @@ class Reading:
         self._ones = []
         for at in np.ndindex(*self.batch):
             seen.begin(at)
-            self._ones.append(_One(seen, model, names[:2], x if x.ndim == 2 else x[at], tasks, targets[at]))
+            own = x if x.ndim == 2 else x[at]
+            mapped_x, numbers = (own, None) if tasks is None else tasks
+            mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
+            kernel = _called(seen, seen.module(model, names[1]), None, seen.dims)
+            one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
+            self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
         seen.close(mll)
         self._parameters = list(seen.parameters.values())
         self.n = x.shape[-2]
@@ -208,10 +174,7 @@ class Reading:
         for parameter in self._parameters:
             parameter.refresh()
         for one in self._ones:
-            noise, residual = one.given()
-            k = one.kernel.evaluate(one.x)
-            k.flat[:: len(residual) + 1] += noise
-            yield k, residual, one.kernel.size()
+            yield one.covariance()
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """Return the losses and the gradients of their sum, which are in the ``grad`` of the parameters then.
@@ -221,7 +184,7 @@ class Reading:
         with self._lock, np.errstate(all="ignore"):
             for parameter in self._parameters:
                 parameter.refresh()
-            losses = [one.loss() for one in self._ones]
+            losses = [one.evaluate(-1.0) for one in self._ones]
             if None in losses:
                 return None
             found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch))
@@ -286,7 +249,7 @@ class Readings(Generic[Read]):
                 self._known[owner] = made
                 return made
             reason: object = "it is not in training mode, or is hooked"
-        except UnreadError as error:
+        except Exception as error:  # whatever it is, the library decides about it
             reason = error
         _log.debug("a %s is not evaluated in one piece: %s", type(owner).__name__, reason)
         self._left_alone.add(owner)

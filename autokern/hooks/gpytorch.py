@@ -19,7 +19,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.gp import array_density, marginal, matrix_density, memoized
+from autokern.gp import array_density, marginal, matrix_density, memoized, steps
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
@@ -27,9 +27,10 @@ from autokern.hooks.install import hook, is_enabled
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.kernels.tree import family_name
-from autokern.runtime.dispatch import route
+from autokern.runtime.dispatch import forced, route
 
 _dispatch = route("kernel_matrix", looked=True)
+_dispatch_step = route("objective", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
 _dispatch_dense = route("dense_log_prob", looked=True)
 _dispatch_tasks = route("task_log_prob", looked=True)
@@ -127,24 +128,50 @@ _stock_objective = ExactMarginalLogLikelihood.forward
 
 @hook(ExactMarginalLogLikelihood, "forward")
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
+    botorch.look()
+    if kwargs or stay_out_of_models():
+        return _stock_objective(self, function_dist, target, *params, **kwargs)
+    step = _step(self, function_dist, target, params)
+    return _by_modules(self, function_dist, target, params) if step is None else _dispatch_step(step, None, None)
+
+
+@unless_it_fails
+def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> steps.Step | None:
+    """Return the evaluation of a likelihood at a plain prior, if noise, kernel and priors are known as a whole."""
+    if type(prior) is not MultivariateNormal or not torch.is_grad_enabled():
+        return None
+    if not marginal.is_plain(prior.__dict__.get("_covar")) or regime(prior.loc.shape[-1]) != EXACT:
+        return None
+    if gpytorch.settings.observation_nan_policy.value() != "ignore":
+        return None
+    if forced("exact_log_prob") is not None and forced("objective") is None:  # the density is wanted by itself
+        return None
+    forward = functools.partial(_by_modules, mll, params=params)
+    return steps.step_of(mll, forward, prior, target)
+
+
+def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, ...]) -> Any:
     """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first.
 
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
-    botorch.look()
-    ours = not (kwargs or stay_out_of_models())
-    found = _described(function_dist, self.likelihood) if ours else None
-    if found is not None:
-        density = found(target)
-    elif ours and (of_tasks := tasks.described(function_dist, self.likelihood)) is not None:
-
-        def stock(*_: Any) -> Any:
-            return self.likelihood(function_dist, *params).log_prob(target)
-
-        density = _dispatch_tasks(stock, *of_tasks, target)
-    else:
-        return _stock_objective(self, function_dist, target, *params, **kwargs)
+    found = _described(function_dist, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
+    if found is None:
+        return _stock_objective(self, function_dist, target, *params)
+    density = found(target)
     return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
+
+
+def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Callable[[Any], Any] | None:
+    """Return the density of several tasks as a function of the value, None for anything else."""
+    found = tasks.described(distribution, likelihood)
+    if found is None:
+        return None
+
+    def density(value: Any) -> Any:
+        return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
+
+    return density
 
 
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:

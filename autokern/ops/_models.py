@@ -78,12 +78,13 @@ class _Model(ExactGP):  # type: ignore[misc]
         return MultivariateNormal(mean, covariance)
 
 
-def objective_model(problem: Problem, generator: torch.Generator) -> ExactGP:
+def objective_model(problem: Problem, generator: torch.Generator, priors: bool = True) -> ExactGP:
     """Return a model of `n` points in `d` dimensions in training mode, or a batch, with priors as BoTorch's have."""
     x = random_matrix(problem, generator, problem.n, problem.d)
     y = x.sum(-1).sin() + 0.1 * random_matrix(problem, generator, problem.n)
     kernel = kernel_of(problem, generator)
-    for scaled in kernel.kernels if type(kernel) is AdditiveKernel else (kernel,):
+    scales = kernel.kernels if type(kernel) is AdditiveKernel else (kernel,)
+    for scaled in scales if priors else ():
         base = scaled.base_kernel
         prior = LogNormalPrior(2**0.5 + 0.5 * math.log(problem.d), 3**0.5)
         base.register_prior("lengthscale_prior", prior, base._lengthscale_param, base._lengthscale_closure)

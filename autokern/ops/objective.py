@@ -3,7 +3,8 @@
 Arguments: ``reading, forward, parameters``: the model as `gp.reading` has taken it apart, the function that computes
 the losses with modules and autograd, and the parameters by name whose gradients are wanted. The result is the loss of
 each model, ``()`` or ``(...)`` for a batch of independent models, and the gradients of their sum in the order of the
-parameters, which are also in their ``grad``.
+parameters, which are also in their ``grad``. Or ``step, None, None``: one call of a likelihood as `gp.steps` describes
+it, whose result is its value ``()`` or ``(...)`` alone, differentiable (grad ``theta``).
 
 Contract: the loss is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared norm
 of the points; gradients lie within the same change, enlarged by the condition of K.
@@ -12,18 +13,22 @@ of the points; gradients lie within the same change, enlarged by the condition o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
+from autokern.gp import steps
 from autokern.gp.reading import Reading
+from autokern.gp.steps import Step, step_of
 from autokern.ops._models import objective_model
 from autokern.ops._shared import EPS, families
+from autokern.system.blas import one_thread
 
 __all__ = ["OBJECTIVE"]
 
@@ -35,6 +40,8 @@ _SMALL = 150
 
 Found = tuple[torch.Tensor | None, ...]
 Forward = Callable[[], torch.Tensor]
+Known = Reading | Step
+Parameters = Mapping[str, torch.Tensor]
 
 
 class _Objective(Op):
@@ -44,19 +51,28 @@ class _Objective(Op):
     raises = (NanError, NotPSDError)
     composite = True
 
-    def key(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Any:
-        return reading.key
+    def key(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Any:
+        return reading.key, parameters is None
 
-    def problem_of(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Problem | None:
-        n, d, batch, dtype, families = reading.key
-        return Problem(op="objective", m=n, n=n, d=d, batch=batch, variant=families, device="cpu", dtype=dtype)
+    def problem_of(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Problem | None:
+        (n, d, batch, dtype, families), grad = reading.key, "theta" if parameters is None else ""
+        like: dict[str, Any] = {"device": "cpu", "dtype": dtype, "grad": grad, "variant": families}
+        return Problem(op="objective", m=n, n=n, d=d, batch=batch, **like)
 
-    def reference(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+    def reference(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
         return stock(reading, forward, parameters)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        model = objective_model(problem, generator)
+        model = objective_model(problem, generator, priors=not problem.grad)
         mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        if problem.grad:
+            model.mean_module.requires_grad_(False)
+            with torch.enable_grad():
+                prior = model(*model.train_inputs)
+                prior = MultivariateNormal(prior.loc.detach().requires_grad_(), prior.lazy_covariance_matrix)
+            step = step_of(mll, mll.forward, prior, model.train_targets)
+            assert step is not None
+            return step, None, None
         reading = Reading(mll)
 
         def forward() -> torch.Tensor:
@@ -67,6 +83,8 @@ class _Objective(Op):
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         reading, forward, parameters = args
+        if parameters is None:
+            return self._checked(problem, out, reading)
         found, gradients = out[0].flatten().tolist(), [None if t is None else t.clone() for t in out[1:]]
         losses, *slopes = stock(reading, forward, parameters)
         assert losses is not None
@@ -86,6 +104,18 @@ class _Objective(Op):
                 errors.append(float((ours - wanted).abs().max()) / bound)
         return float(max(errors))
 
+    def _checked(self, problem: Problem, out: torch.Tensor, step: Step) -> float:
+        exact = step.forward(step.distribution, step.value).detach()
+        reading = Reading(step.reading.mll())
+        units = []
+        for k, residual, size in reading.covariances():
+            inverse = np.linalg.inv(k)
+            solved = inverse @ residual
+            change = 2 * (problem.n + size) * EPS[problem.dtype] * np.abs(k).max()
+            units.append(change * 0.5 * (solved @ solved + np.trace(inverse)) / problem.n)
+        unit = max(units) + 20 * EPS[problem.dtype] * (1 + exact.abs())
+        return float(((out.detach() - exact).abs() / unit).max())
+
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         if device != "cpu":
             return []
@@ -97,6 +127,7 @@ class _Objective(Op):
             problems += [base.replace(m=n, n=n, variant="matern52+rbf") for n in (30, 150)]
         several = [(2, 50), (4, 100)] + ([(2, 20), (8, 20)] if level == "full" else [])
         problems += [base.replace(m=n, n=n, batch=b) for b, n in several]
+        problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
         return problems
 
     def features(self, problem: Problem) -> Features:
@@ -131,8 +162,11 @@ def _stock_memory(problem: Problem) -> int:
 
 
 @OBJECTIVE.candidate("stock", features=_stock_features, memory=_stock_memory)
-def stock(reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+def stock(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; what they call is dispatched."""
+    if forward is None or parameters is None:
+        assert isinstance(reading, Step)
+        return reading.forward(reading.distribution, reading.value)
     for parameter in parameters.values():
         if parameter.grad is not None:
             parameter.grad.zero_()
@@ -149,9 +183,14 @@ def _unsupported(problem: Problem) -> str | None:
 
 
 @OBJECTIVE.candidate("arrays", unsupported=_unsupported)
-def arrays(reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+def arrays(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
-    found = reading.evaluate(parameters)
+    if isinstance(reading, Step) or parameters is None:
+        with one_thread:
+            value = steps.loss(cast("Step", reading))
+        return stock(reading, forward, parameters) if value is None else value
+    with one_thread:
+        found = reading.evaluate(parameters)
     if found is None:  # stock's ladder of jitter, its warnings and its errors
         return stock(reading, forward, parameters)
     losses, gradients = found

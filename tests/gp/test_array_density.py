@@ -87,7 +87,7 @@ def loss_of(mll):
 
 
 def by(name):
-    return autokern.using(force={"exact_log_prob": name})
+    return autokern.using(force={"exact_log_prob": name, "objective": "stock"})
 
 
 @pytest.fixture(autouse=True)
@@ -451,7 +451,7 @@ def test_threads_that_share_a_kernel():
     found = []
 
     def work():
-        with autokern.using(force={"exact_log_prob": "arrays"}):
+        with by("arrays"):
             found.extend(loss_of(mll).item() for _ in range(20))
 
     threads = [threading.Thread(target=work) for _ in range(3)]
