@@ -20,7 +20,10 @@ __all__ = ["log_prob", "matrix"]
 
 
 def matrix(marginal: Marginal) -> torch.Tensor | None:
-    """Return the covariance without noise if it is a matrix to the library; what is lazy is evaluated for good."""
+    """Return the covariance without noise if it is a matrix to the library.
+
+    What is lazy is evaluated for good, as the library would: by the user's own kernel, say, which may raise.
+    """
     operator: Any = marginal.lazy.evaluate_kernel()
     return operator.tensor if operator.__class__ is DenseLinearOperator else None
 

@@ -123,6 +123,8 @@ def _density(seen: Inspected, prior: Any) -> At:
     if kind is NormalPrior:
         return _normal(*buffers("loc", "scale"))
     if kind is GammaPrior:
+        if prior.rate.dtype is not seen.dtype:  # torch rounds the value to the rate's dtype
+            raise UnreadError("a gamma prior in another precision")
         return _gamma(*buffers("concentration", "rate"))
     if kind is HalfNormalPrior:
         return _half_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))

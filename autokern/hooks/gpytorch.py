@@ -93,12 +93,13 @@ def _log_prob(self: Any, value: Any) -> Any:
     if found is None or _asked_before(self._covar):
         return _stock_log_prob(self, value)
     self._covar._autokern_asked = True
-    return found(value)
+    density = found(value)
+    return _stock_log_prob(self, value) if density is None else density
 
 
 @unless_it_fails
 def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any] | None:
-    """Return the density as a function of the value; None if it is not ours.
+    """Return the density as a function of the value; None if it is not ours, which the function may return as well.
 
     With a likelihood, that of the observations by it; else the distribution has its noise already.
     """
@@ -113,9 +114,9 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, how == EXACT) is not None:
         return lambda value: _dispatch_log_prob(found, value, how == EXACT)
     dense = marginal.read_matrix(distribution, noise) if how == EXACT and n <= _MOST else None
-    if dense is None or matrix_density.matrix(dense) is None:
+    if dense is None:
         return None
-    return lambda value: _dispatch_dense(dense, value)
+    return lambda value: None if matrix_density.matrix(dense) is None else _dispatch_dense(dense, value)
 
 
 def _asked_before(covariance: Any) -> bool:
@@ -156,19 +157,21 @@ def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, .
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
     found = _described(function_dist, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
-    if found is None:
+    density = None if found is None else found(target)
+    if density is None:
         return _stock_objective(self, function_dist, target, *params)
-    density = found(target)
     return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
 
 
 def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Callable[[Any], Any] | None:
     """Return the density of several tasks as a function of the value, None for anything else."""
-    found = tasks.described(distribution, likelihood)
-    if found is None:
+    if not tasks.known(distribution, likelihood):
         return None
 
     def density(value: Any) -> Any:
+        found = tasks.described(distribution, likelihood)
+        if found is None:
+            return None
         return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
 
     return density

@@ -14,22 +14,28 @@ from linear_operator.operators import KroneckerProductLinearOperator
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 
-__all__ = ["described"]
+__all__ = ["described", "known"]
 
 
 @unless_it_fails
-def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return covariances of points and tasks, covariance of the noise, and mean; None for anything else."""
+def known(distribution: Any, likelihood: Any) -> bool:
+    """Whether a density of several tasks may be computed from the covariances of points and tasks."""
     if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
-        return None
-    covariance = distribution.lazy_covariance_matrix
-    if covariance.__class__ is not LazyEvaluatedKernelTensor or not distribution._interleaved:
-        return None
-    if not torch.is_grad_enabled() or regime(distribution.loc.shape[-1]) != EXACT or distribution.loc.dim() != 1:
-        return None
-    if gpytorch.settings.observation_nan_policy.value() != "ignore":
-        return None
-    product = covariance.evaluate_kernel()
+        return False
+    if distribution.__dict__.get("_covar").__class__ is not LazyEvaluatedKernelTensor or not distribution._interleaved:
+        return False
+    if not torch.is_grad_enabled() or distribution.loc.dim() != 1:
+        return False
+    ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
+    return ignored and regime(distribution.loc.shape[-1]) == EXACT
+
+
+def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
+    """Return covariances of points and tasks, covariance of the noise, and mean; None if they are made otherwise.
+
+    The kernel is evaluated, by the user's own, say, which may raise.
+    """
+    product = distribution._covar.evaluate_kernel()
     if product.__class__ is not KroneckerProductLinearOperator or len(product.linear_ops) != 2:
         return None
     points, tasks = product.linear_ops

@@ -223,3 +223,26 @@ def test_covariances_of_tasks_are_looked_up():
                 torch.testing.assert_close(ours, slopes, rtol=1e-13, atol=1e-13)
     assert looked_up(InterpolatedLinearOperator(table, i + 1, None, i, None)) is None  # there is no task 3
     assert looked_up(DenseLinearOperator(table)) is None
+
+
+class Broken(RBFKernel):
+    """Raises at its second call."""
+
+    calls = 0
+
+    def forward(self, x1, x2, **params):
+        type(self).calls += 1
+        if type(self).calls == 2:
+            raise KeyError("a user's own error")
+        return super().forward(x1, x2, **params)
+
+
+def test_errors_of_user_code_are_raised_once():
+    Broken.calls = 0
+    mll = made(kernel=ScaleKernel(Broken()))
+    with autokern.enabled(), by("arrays"):
+        first = loss_of(mll)
+        with pytest.raises(KeyError, match="own error"):
+            loss_of(mll)
+        torch.testing.assert_close(loss_of(mll), first, rtol=0, atol=0)
+    assert Broken.calls == 3

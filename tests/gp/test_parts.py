@@ -173,6 +173,13 @@ def test_priors_of_something_else(closure):
     assert read(made(kernel)) is None
 
 
+def test_a_gamma_prior_in_single_precision_rounds_its_value():
+    mll = made(RBFKernel())
+    mll.model.covar_module.register_prior("own", GammaPrior(2.0, 3.0), "lengthscale")
+    assert read(mll) is None
+    agree(made(RBFKernel(lengthscale_prior=GammaPrior(2.0, 3.0))))
+
+
 def test_numbers_of_priors_are_the_present_ones():
     mll = made(RBFKernel(lengthscale_prior=SmoothedBoxPrior(0.1, 0.5, sigma=0.1)))
     reading = agree(mll)
