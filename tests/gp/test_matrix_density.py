@@ -15,8 +15,10 @@ from gpytorch.kernels import (
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator
 
 import autokern
+from autokern.gp.lookup import looked_up
 
 N = 14
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of index kernels
@@ -194,3 +196,30 @@ def test_a_change_between_forward_and_backward():
     loss.backward(retain_graph=True)  # the derivatives are those of the call
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(loss, k, create_graph=True)
+
+
+def test_covariances_of_tasks_are_looked_up():
+    i, j = torch.tensor([[0], [2], [1], [2]]), torch.tensor([[1], [0]])
+    table = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
+    several = torch.tensor([[0, 1], [2, 1], [1, 1], [0, 0]])
+    weights = torch.full((4, 1), 0.5, dtype=torch.float64)
+    operators = [
+        (InterpolatedLinearOperator(table, i, None, i, None), True),
+        (InterpolatedLinearOperator(table, i, None, j, None), True),
+        (InterpolatedLinearOperator(table, several, None, several, None), False),
+        (InterpolatedLinearOperator(table, i, weights, i, None), False),
+        (InterpolatedLinearOperator(table.expand(2, 3, 3), i.expand(2, 4, 1), None, i.expand(2, 4, 1), None), False),
+    ]
+    for operator, known in operators:
+        dense = torch.rand(operator.shape[-2:], dtype=torch.float64, requires_grad=True)
+        assert (looked_up(operator) is not None) == known
+        expected = (DenseLinearOperator(dense) * operator).to_dense()
+        slopes = torch.autograd.grad(expected.square().sum(), (table, dense))
+        with autokern.enabled():
+            for found in (DenseLinearOperator(dense) * operator, operator * DenseLinearOperator(dense)):
+                assert type(found) is DenseLinearOperator
+                torch.testing.assert_close(found.to_dense(), expected, rtol=0, atol=0)
+                ours = torch.autograd.grad(found.to_dense().square().sum(), (table, dense))
+                torch.testing.assert_close(ours, slopes, rtol=1e-13, atol=1e-13)
+    assert looked_up(InterpolatedLinearOperator(table, i + 1, None, i, None)) is None  # there is no task 3
+    assert looked_up(DenseLinearOperator(table)) is None
