@@ -20,6 +20,8 @@ __all__ = ["Inspected", "Parameter", "UnreadError"]
 
 _EMPTY = ("_added_loss_terms", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SPACES = ("_modules", "_parameters", "_buffers", "_priors", *_EMPTY)
+_OWN = frozenset(("_validate_args", "_has_transformed_inputs", "_original_train_inputs"))
+"""What instances of the libraries' classes set over an attribute of the class."""
 
 
 class UnreadError(Exception):
@@ -122,7 +124,7 @@ class Inspected:
         """Refuse modules that redefine anything of their class, or that have hooks; later changes will be seen."""
         for module in modules:
             own = module.__dict__
-            redefined = [name for name in own if name != "_validate_args" and hasattr(type(module), name)]
+            redefined = [name for name in own if name not in _OWN and hasattr(type(module), name)]
             spaces = tuple((name, len(own[name])) for name in _SPACES if name in own)
             if redefined or any(own.get(name) for name in _EMPTY):
                 raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")

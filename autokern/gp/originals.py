@@ -20,6 +20,7 @@ from linear_operator.operators import LinearOperator
 from linear_operator.utils import cholesky, pinverse
 
 __all__ = [
+    "exact_call",
     "exact_prediction",
     "get_fantasy_strategy",
     "in_place",
@@ -33,6 +34,7 @@ Function = Callable[..., Any]
 
 log_prob: Function = MultivariateNormal.log_prob
 inv_quad_logdet: Function = LinearOperator.inv_quad_logdet
+exact_call: Function = ExactGP.__call__
 exact_prediction: Function = DefaultPredictionStrategy.exact_prediction
 get_fantasy_strategy: Function = DefaultPredictionStrategy.get_fantasy_strategy
 psd_safe_cholesky: Function = sys.modules[cholesky.__name__]._psd_safe_cholesky
@@ -48,6 +50,8 @@ _BYPASSED: tuple[tuple[Any, str], ...] = (
     (mlls.ExactMarginalLogLikelihood, "_add_other_terms"), (MultivariateNormal, "log_prob"),
     (likelihoods.GaussianLikelihood, "marginal"), (likelihoods.GaussianLikelihood, "noise"), (ExactGP, "__call__"),
     (noise_models.HomoskedasticNoise, "forward"), (noise_models.FixedGaussianNoise, "forward"), (Module, "__call__"),
+    (ExactGP, "_get_test_prior_mean_and_covariances"), (DefaultPredictionStrategy, "exact_prediction"),
+    (DefaultPredictionStrategy, "exact_predictive_mean"), (DefaultPredictionStrategy, "exact_predictive_covar"),
 )  # fmt: skip
 """What a reading computes in place of, where the class itself defines it."""
 _known = [(vars(kind), name, vars(kind).get(name)) for kind, name in _BYPASSED]
