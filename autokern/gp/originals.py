@@ -58,12 +58,18 @@ _known = [(vars(kind), name, vars(kind).get(name)) for kind, name in _BYPASSED]
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("gp")
 
 
+_accepted = [function for _, _, function in _known]
+"""What was found in its place last: looking twice at the same function is not needed."""
+
+
 def in_place() -> bool:
     """Whether all that readings compute in place of is as it was, or a hook of autokern; class by class."""
-    for space, name, function in _known:
+    for index, (space, name, function) in enumerate(_known):
         present = space.get(name)
-        if present is not function and not getattr(present, "__code__", _NONE).co_filename.startswith(_HERE):
-            return False
+        if present is not _accepted[index]:
+            if present is not function and not getattr(present, "__code__", _NONE).co_filename.startswith(_HERE):
+                return False
+            _accepted[index] = present
     return True
 
 

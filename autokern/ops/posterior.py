@@ -30,10 +30,8 @@ __all__ = ["POSTERIOR"]
 
 _MOST = 2**22
 """Covariances between test and training points above which one thread is slower than torch."""
-_SMALL = 2**15
+_SMALL = 2**18
 """The same up to which no measurement is needed: stock's modules and autograd nodes take longer than all arithmetic."""
-_FEW = 300
-"""Training points up to which no measurement is needed."""
 Forward = Callable[[torch.Tensor], Any]
 
 
@@ -118,8 +116,7 @@ class _Posterior(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        few = problem.batch * problem.m * problem.n <= _SMALL and problem.n <= _FEW
-        return "arrays" if few else "stock"
+        return "arrays" if problem.batch * problem.m * problem.n <= _SMALL else "stock"
 
 
 POSTERIOR = _Posterior()
