@@ -116,7 +116,8 @@ class _Posterior(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        return "arrays" if problem.batch * problem.m * problem.n <= _SMALL else "stock"
+        small = problem.batch * problem.m * problem.n <= _SMALL
+        return "arrays" if small and _unsupported(problem) is None else "stock"
 
 
 POSTERIOR = _Posterior()
