@@ -6,7 +6,6 @@ dtype and device of the points. Both walk through all modules and set what is se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpytorch
@@ -17,6 +16,7 @@ from gpytorch.models import ExactGP
 
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
+from autokern.hooks.reading import unless_it_fails
 
 _stock_train = gpytorch.Module.train
 
@@ -59,31 +59,37 @@ _CONVERSIONS = [c for c in torch.nn.Module.to.__code__.co_consts if getattr(c, "
 _APPLIES = (torch.nn.Module._apply, Interval._apply, FixedGaussianNoise._apply, _stock_apply, _apply)
 
 
-def _is_converted(model: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Whether a conversion returns each tensor of a model itself."""
+@unless_it_fails
+def _is_converted(model: Any, convert: Any) -> bool:
+    """Whether a conversion would return each tensor of a model itself."""
     future = torch.__future__
     if future.get_overwrite_module_params_on_conversion() or future.get_swap_module_params_on_conversion():
         return False
-    if type(model.train_inputs) is not tuple or type(model)._apply not in _APPLIES:
+    asked = dict(zip(convert.__code__.co_freevars, convert.__closure__, strict=True))
+    device, dtype = asked["device"].cell_contents, asked["dtype"].cell_contents
+    if asked["convert_to_format"].cell_contents is not None or (device is not None and device.type != "cpu"):
         return False
-    return all(tensor is not None and convert(tensor) is tensor for tensor in _tensors(model))
+    tensors = [] if type(model.train_inputs) is not tuple else _tensors(model)
+    return bool(tensors) and all(
+        t.is_cpu and (t.dtype is dtype or dtype is None or not (t.is_floating_point() or t.is_complex()))
+        for t in tensors
+        if t is not None
+    )
 
 
-def _tensors(model: Any) -> Iterator[torch.Tensor | None]:
-    """Yield what a conversion converts; None for what is not known."""
-    yield from model.train_inputs
-    yield model.train_targets
-    stack = [model]
+def _tensors(model: Any) -> list[torch.Tensor | None]:
+    """Return what a conversion converts, nothing where that is not known."""
+    found, stack = [*model.train_inputs, model.train_targets], [model]
     while stack:
         module = stack.pop()
-        own = module.__dict__
-        if type(module)._apply not in _APPLIES or "_apply" in own:
-            yield None
-        if type(module) is FixedGaussianNoise:
-            yield module.noise
-        for tensor in (*own["_parameters"].values(), *own["_buffers"].values()):
-            if tensor is not None:
-                yield tensor
-                if tensor.is_leaf and tensor.grad is not None:
-                    yield tensor.grad
+        own, kind = module.__dict__, type(module)
+        if kind._apply not in _APPLIES or "_apply" in own:
+            return []
+        if kind is FixedGaussianNoise:
+            found.append(module.noise)
+        parameters = own["_parameters"].values()
+        found += parameters
+        found += own["_buffers"].values()
+        found += [p.grad for p in parameters if p is not None and p.is_leaf]
         stack += [part for part in own["_modules"].values() if part is not None]
+    return found

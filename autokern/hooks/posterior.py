@@ -65,7 +65,8 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
 def _is_plain(x: Any) -> bool:
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return False
-    return x.dtype is torch.float64 and x.is_cpu and x.layout is torch.strided and x.dim() > 1 and x.shape[-2] <= _MOST
+    plain = x.dtype is torch.float64 and x.is_cpu and x.layout is torch.strided and not x.is_neg()
+    return plain and x.dim() > 1 and x.shape[-2] <= _MOST
 
 
 def _asked(model: Any, x: torch.Tensor) -> bool:

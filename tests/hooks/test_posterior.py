@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import warnings
+import weakref
 from unittest import mock
 
 import gpytorch
@@ -562,6 +564,27 @@ def test_points_of_other_shapes_run_stock(x):
             return [model.eval()(x).mean]
 
     close(*both(run, calls=0))
+
+
+def test_views_that_negate_run_stock():
+    def run():
+        model, x = Regression().eval(), torch.complex(points(4), -points(4)).conj().imag
+        assert x.is_neg()
+        with torch.no_grad():
+            return [model(x).mean]
+
+    close(*both(run, calls=0))
+
+
+def test_models_are_freed():
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        model = MODELS["usual"]()
+        value = weighted(model.posterior(points(2)).mean)
+        alive = weakref.ref(model), weakref.ref(model.prediction_strategy)
+        del model
+        gc.collect()
+        assert [ref() for ref in alive] == [None, None]
+        value.backward()
 
 
 def test_errors_and_warnings_are_stock_s():
