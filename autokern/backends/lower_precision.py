@@ -18,7 +18,7 @@ from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
 from autokern.ops._product_costs import features_with, in_tiles, is_same, of_outputs
-from autokern.ops._shared import needs_few
+from autokern.ops._shared import needs_few, of_trees
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
@@ -117,7 +117,11 @@ def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> 
 
 
 @EXACT_LOG_PROB.candidate(
-    "mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(2.6, 1.6), features=_mixed_features
+    "mixed",
+    accuracy="approximate",
+    unsupported=lambda p: of_trees(p) or _only_float64(p),
+    memory=_in_matrices(2.6, 1.6),
+    features=_mixed_features,
 )
 def log_prob_mixed(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""

@@ -7,71 +7,68 @@ value is, and the backward pass scales them. Second derivatives go through the p
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
-from autokern.gp import likelihood, originals, small
-from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp import likelihood, originals, plain, small
+from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
-from autokern.gp.reading import forwarded
+from autokern.gp.parts import arranged
+from autokern.gp.reading import Readings, forwarded
+from autokern.gp.small import Array
 from autokern.kernels import tree as trees
-from autokern.kernels.far import centre_of
 
-__all__ = ["log_prob"]
+__all__ = ["MOST", "MOST_ROWS", "families", "log_prob"]
 
-_MOST_READINGS = 20
-"""Readings of one kernel after which it is left alone: something replaces its parts at every step."""
+MOST = {"float64": 1000, "float32": 500}
+"""Points above which one thread is too few, and double precision too slow for single, by dtype."""
+MOST_ROWS = 2000
+"""Points of all models of a batch above which a loop over them is too slow."""
+_NO_BATCH = torch.Size()
 
 
 class _KernelReading:
     """A kernel as arrays, on points whose active dimensions are chosen already."""
 
-    def __init__(self, kernel: Kernel, dims: int) -> None:
-        seen = self._seen = Inspected()
-        self.part, self.dims = forwarded(seen, kernel, None, dims), dims
+    def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size) -> None:
+        seen = self._seen = Inspected(dtype, batch)
+        self._how = dims, dtype, batch
+        seen.dims = dims
+        self.parts = []
+        for at in np.ndindex(*batch):
+            seen.begin(at)
+            self.parts.append(forwarded(seen, kernel, None, dims))
+        self.raw, self.families = seen.raw, sorted(seen.families)
         seen.close(kernel)
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
         names = {id(tensor): name for name, tensor in kernel.named_parameters()}
         self.names = [names[id(raw)] for raw in self.raws]
         self.lock = threading.Lock()
-        self.count = 1
 
-    def holds(self, dims: int) -> bool:
+    def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size) -> bool:
         """Whether the kernel still consists of the objects that were read."""
-        return dims == self.dims and originals.in_place() and self._seen.holds()
+        return self._how == (dims, dtype, batch) and originals.in_place() and self._seen.holds()
 
 
-_readings: weakref.WeakKeyDictionary[Any, _KernelReading] = weakref.WeakKeyDictionary()
-_left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+_readings = Readings(_KernelReading)
 
 
-def _reading_of(kernel: Kernel, dims: int) -> _KernelReading | None:
-    """Return the reading of a kernel as it is now, None where it was found to be unknown once."""
-    known = _readings.get(kernel)
-    if known is not None and known.holds(dims):
-        return known
-    if kernel in _left_alone:
-        return None
-    try:
-        made = _KernelReading(kernel, dims)
-    except UnreadError:
-        _left_alone.add(kernel)
-        return None
-    if not made.holds(dims):
-        _left_alone.add(kernel)
-        return None
-    made.count += 0 if known is None else known.count
-    if made.count > _MOST_READINGS:
-        _left_alone.add(kernel)
-    _readings[kernel] = made
-    return made
+def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
+    """Return the families of a kernel's leaves, sorted, None for a kernel that is no tree and not known here.
+
+    Where the matrix is factorised, gpytorch forms it for its KeOps classes as well.
+    """
+    node = trees.form(kernel, keops=exact)
+    if node is not None:
+        return sorted(trees.leaves(node))
+    few = exact and x.is_cpu and x.shape[-2] <= MOST.get(str(x.dtype).removeprefix("torch."), 0)
+    reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape) if few else None
+    return None if reading is None else reading.families
 
 
 def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
@@ -80,48 +77,65 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     Parameters
     ----------
     marginal : Marginal
-        Of n points on the CPU in float64, without a batch, that want no gradients.
+        On the CPU, in single or double precision; of one model or of a batch of models, each with its own kernel.
     value : Tensor
-        Shape ``(n,)``.
+        Shape ``(..., n)``.
 
     Returns
     -------
     Tensor or None
-        Shape ``()``. None for a kernel that is not exactly known, and where there is no factor or no number.
+        Shape ``(...)``. None for a kernel that is not exactly known, and where there is no factor or no number.
     """
     x, noise, mean = marginal.lazy.x1, marginal.noise, marginal.distribution.loc
-    if x.dim() != 2 or noise.dim() != 1 or mean.dim() != 1 or value.dim() != 1 or x.requires_grad:
-        return None
     kernel = marginal.lazy.kernel
-    reading = _reading_of(kernel, x.shape[-1])
+    batch = kernel.batch_shape
+    if any(t.shape[:-1] not in (batch, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
+        return None
+    reading = _readings.of(kernel, x.shape[-1], x.dtype, batch)
     if reading is None:
         return None
     with reading.lock, np.errstate(all="ignore"):
-        found = _computed(reading, *(t.detach().numpy() for t in (x, noise, mean, value)))
+        found = _computed(reading, batch, x.requires_grad, *(t.detach().numpy() for t in (x, noise, mean, value)))
     if found is None:
         return None
-    out: torch.Tensor = _Density.apply(found, (kernel, reading.names, x), noise, mean, value, *reading.raws)
+    out: torch.Tensor = _Density.apply(found, (kernel, reading.names), x, noise, mean, value, *reading.raws)
     return out
 
 
 def _computed(
-    reading: _KernelReading, x: small.Array, noise: small.Array, mean: small.Array, value: small.Array
-) -> tuple[float, list[torch.Tensor]] | None:
-    """Return the log density, and its derivatives by noise, mean, value and the raw parameters."""
+    reading: _KernelReading, batch: torch.Size, moving: bool, x: Array, noise: Array, mean: Array, value: Array
+) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
+    """Return the log densities, and for each model their derivatives by points, noise, mean, value and raw parameters.
+
+    Those by the points are computed if they are `moving`.
+    """
     for parameter in reading.parameters:
         parameter.refresh()
-    k = reading.part.evaluate(x - x.mean(0))
-    n = len(k)
-    k.flat[:: n + 1] += noise
-    found = small.density(k, value - mean, 1.0)
-    if found is None or not np.isfinite(found.value):
-        return None
-    diagonal = found.by_matrix.diagonal()
-    by_noise = diagonal.copy() if len(noise) == n > 1 else diagonal.sum(keepdims=True)
-    reading.part.backward(found.by_matrix)
-    by_raw = [parameter.grad.copy() for parameter in reading.parameters]
-    arrays = (by_noise, -found.by_residual, found.by_residual, *by_raw)
-    return found.value, [torch.from_numpy(array) for array in arrays]
+    dtype, n = x.dtype, x.shape[-2]
+    points, residual = arranged(x.astype(np.float64), reading.raw), value.astype(np.float64) - mean
+    by_points = np.zeros((*batch, *points.shape[-2:])) if moving else None
+    values, slopes, by_noise = np.empty(batch, dtype), np.empty((*batch, n), dtype), np.empty((*batch, n))
+    for part, at in zip(reading.parts, np.ndindex(*batch), strict=True):
+        found = small.marginal(
+            part,
+            points if points.ndim == 2 else points[at],
+            noise if noise.ndim == 1 else noise[at],
+            residual if residual.ndim == 1 else residual[at],
+            1.0,
+            None if by_points is None else by_points[at],
+        )
+        if found is None:
+            return None
+        values[at], by_noise[at], slopes[at] = found
+    if n == 1 or noise.shape[-1] != n:
+        by_noise = by_noise.sum(-1, keepdims=True)
+    by_x = x  # of no use
+    if by_points is not None:
+        d = x.shape[-1]
+        by_x = (by_points[..., :d] + by_points[..., d:] if reading.raw else by_points).astype(dtype, copy=False)
+    arrays = by_x, by_noise.astype(dtype, copy=False), -slopes, slopes
+    raws = [parameter.gradient() for parameter in reading.parameters]
+    return torch.from_numpy(values), [*map(torch.from_numpy, arrays), *raws]
 
 
 class _Density(torch.autograd.Function):
@@ -129,42 +143,48 @@ class _Density(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, found, of, *tensors):  # type: ignore[no-untyped-def]
-        value, ctx.gradients = found
-        kernel, names, x = of
-        ctx.kernel, ctx.names = kernel, names
-        ctx.unsaved = Unsaved(x, *tensors[:3])
-        ctx.save_for_backward(*tensors[3:])
-        return tensors[0].new_tensor(value)
+        values, ctx.gradients = found
+        ctx.shapes = [t.shape for t in tensors]
+        ctx.kernel, ctx.names = of
+        ctx.unsaved = Unsaved(*tensors[:4])
+        ctx.save_for_backward(*tensors[4:])
+        return values
 
     @staticmethod
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted, raws = ctx.needs_input_grad[2:], ctx.saved_tensors
         if torch.is_grad_enabled():
-            x, *others = ctx.unsaved.unchanged()
-            return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names, x), (*others, *raws), wanted, grad)
-        scaled = torch._foreach_mul(ctx.gradients, grad)
+            others = ctx.unsaved.unchanged()
+            return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names), (*others, *raws), wanted, grad)
+        if grad.dim():  # each model of a batch has a cotangent; what all share, takes from all
+            wide = [grad.view(*grad.shape, *(1,) * (t.dim() - grad.dim())) for t in ctx.gradients]
+            scaled = [(t * g).sum_to_size(s) for t, g, s in zip(ctx.gradients, wide, ctx.shapes, strict=True)]
+        else:
+            scaled = list(torch._foreach_mul(ctx.gradients, grad))
         return None, None, *(one if want else None for one, want in zip(scaled, wanted, strict=True))
 
 
-class _Read(torch.nn.Module):
-    """Reads a kernel's tree, as a module, so that its parameters can be replaced for one call."""
+class _Matrix(torch.nn.Module):
+    """The matrix of a kernel as a module, so that its parameters can be replaced for one call."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, x: torch.Tensor) -> trees.Tree:
-        """Return the tree with the points `x`."""
-        return trees.read(self.kernel, x, centre_of(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the matrix of the points `x`."""
+        return plain.dense(self.kernel, x)
 
 
-def _plainly(kernel: Kernel, names: list[str], x: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return the density as a plain differentiable function of noise, mean, value and raw parameters."""
+def _plainly(kernel: Kernel, names: list[str]) -> Callable[..., torch.Tensor]:
+    """Return the density as a plain differentiable function of points, noise, mean, value and raw parameters."""
 
-    def density(noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, *raws: torch.Tensor) -> torch.Tensor:
+    def density(
+        x: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, *raws: torch.Tensor
+    ) -> torch.Tensor:
         replaced = {f"kernel.{name}": raw for name, raw in zip(names, raws, strict=True)}
-        tree = torch.func.functional_call(_Read(kernel), replaced, (x,))
-        return likelihood.reference(tree, noise, value - mean)
+        k = torch.func.functional_call(_Matrix(kernel), replaced, (x,))
+        return likelihood.of_matrix(k, noise, value - mean)
 
     return density

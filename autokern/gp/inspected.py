@@ -1,4 +1,4 @@
-"""The parts of a model as arrays: views of the memory of its tensors, and constrained parameters.
+"""The parts of a model as arrays: views of the memory of its tensors.
 
 NumPy computes with the memory of the tensors, so values are always the present ones. `Inspected` remembers what was
 looked at and where, so that a replaced object is seen before the next use.
@@ -6,88 +6,59 @@ looked at and where, so that a replaced object is seen before the next use.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
+from gpytorch.module import Module
 
+from autokern.gp import originals
+from autokern.gp.parameters import Curve, Element, Parameter, bounded, curve_of
 from autokern.gp.small import Array
+from autokern.gp.tables import Index
 
-__all__ = ["Inspected", "Parameter", "UnreadError"]
+__all__ = ["Inspected", "UnreadError"]
 
-_EMPTY = ("_added_loss_terms", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_SPACES = ("_modules", "_parameters", "_buffers", "_priors", *_EMPTY)
-_OWN = frozenset(("_validate_args", "_has_transformed_inputs", "_original_train_inputs"))
-"""What instances of the libraries' classes set over an attribute of the class."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_EMPTY = ("_added_loss_terms", *_HOOKS)
+_OWN = frozenset(("_has_transformed_inputs", "_original_train_inputs", "_validate_args", "is_one_to_many"))
+"""What instances have of their own although their class has it, too."""
+_NO_BATCH = torch.Size()
 
 
 class UnreadError(Exception):
     """A part of a model is not exactly known; the message names it."""
 
 
-def _sigmoid(raw: Array) -> Array:
-    return 1.0 / (1.0 + np.exp(-raw))
+def _function(closure: Any) -> Any:
+    """Return what a closure computes, without the module that it is bound to."""
+    return getattr(closure, "__func__", closure)
 
 
-def _softplus(raw: Array) -> tuple[Array, Array]:
-    """As torch has it, linear above 20."""
-    linear = raw > 20.0
-    value = np.where(linear, raw, np.log1p(np.exp(np.minimum(raw, 20.0))))
-    return value, np.where(linear, 1.0, _sigmoid(raw))
+class _Owner:
+    """What has been read of one object, by which its changes are seen."""
+
+    def __init__(self, owner: Any) -> None:
+        self._ref, self._kind = weakref.ref(owner), type(owner)
+        self.held: dict[tuple[str, str], Any] = {}
+        self.look(0, {}, ())
+
+    def look(self, size: int, sizes: dict[str, int], empty: tuple[str, ...]) -> None:
+        """Note the number of attributes, 0 for any; the sizes of some dictionaries; and those that must stay empty."""
+        self._size, self._sizes, self._empty = size, tuple(sizes.items()), empty
+
+    def checks(self) -> tuple[Any, ...]:
+        """Return all that `Inspected.holds` compares, by the way in which it does; modules are held weakly."""
+        attributes = [(name, kept) for (space, name), kept in self.held.items() if not space]
+        tensors = [(space, name, kept) for (space, name), kept in self.held.items() if space not in ("", "_modules")]
+        modules = [(name, _weakly(kept)) for (space, name), kept in self.held.items() if space == "_modules"]
+        return self._ref, self._kind, self._size, self._sizes, self._empty, attributes, tensors, modules
 
 
-def _logistic(raw: Array) -> tuple[Array, Array]:
-    value = _sigmoid(raw)
-    return value, value * (1.0 - value)
-
-
-def _exponential(raw: Array) -> tuple[Array, Array]:
-    value = np.exp(raw)
-    return value, value
-
-
-def _curve(transform: Any) -> Callable[[Array], tuple[Array, Array]]:
-    if type(transform) is torch.nn.Softplus and (transform.beta, transform.threshold) == (1, 20):
-        return _softplus
-    if transform is torch.sigmoid:
-        return _logistic
-    if transform is torch.exp:
-        return _exponential
-    raise UnreadError(f"the transform {transform}")
-
-
-class Parameter:
-    """A constrained parameter: its present value, and the gradient by its raw tensor.
-
-    Attributes
-    ----------
-    tensor, raw : Tensor, array
-        The raw parameter, and its memory.
-    value : array
-        The value that the model computes with, of the last `refresh`.
-    """
-
-    __slots__ = ("_slope", "_transform", "grad", "raw", "tensor", "value")
-
-    def __init__(
-        self, tensor: torch.Tensor, raw: Array, transform: Callable[[Array], tuple[Array, Any]] | None
-    ) -> None:
-        self.tensor, self.raw, self._transform = tensor, raw, transform
-        self.grad: Array = np.zeros_like(raw)
-        self.value, self._slope = raw, 1.0
-
-    def refresh(self) -> None:
-        """Compute the value of the raw tensor as it is now, and set the gradient to zero."""
-        if self._transform is not None:
-            self.value, self._slope = self._transform(self.raw)
-        self.grad.fill(0.0)
-
-    def accumulate(self, grad: Any) -> None:
-        """Add a derivative of the loss by the value."""
-        self.grad += grad * self._slope
+def _weakly(module: Any) -> Any:
+    return type(None) if module is None else weakref.ref(module)
 
 
 class Inspected:
@@ -95,40 +66,80 @@ class Inspected:
 
     Modules are held weakly: a reading is kept beside a model and must not keep it alive.
 
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Of all parameters and data, single or double precision.
+    batch : torch.Size
+        The batch shape of all parameters: so many models, each with its own.
+
     Attributes
     ----------
     parameters : dict
         The parameters that were read, by the identity of their raw tensors.
     families : list of str
-        The families of the kernel's leaves.
+        The families of the leaves of the present model's kernel.
+    dims : int
+        The dimensions of the points.
+    raw : bool
+        Whether a part of the present model's kernel takes the points as they are.
+    tables : dict
+        The parts of that kernel that look up covariances of tasks, by the identity of their kernels.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, batch: torch.Size = _NO_BATCH) -> None:
+        self.dtype, self.batch = dtype, batch
         self.parameters: dict[int, Parameter] = {}
-        self.families: list[str] = []
-        self._held: list[tuple[weakref.ref[Any], str, str, Any]] = []
-        self._modules: dict[int, tuple[weakref.ref[Any], type, tuple[tuple[str, int], ...]]] = {}
-        self._memory: list[tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]] = []
-        self._equal: list[tuple[Array, Array]] = []
-        self._fixed: list[torch.Tensor] = []
+        self.dims = 0
+        self.begin(())
+        self._functions: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._owners: dict[int, _Owner] = {}
+        self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]] = {}
+        self._equal: dict[int, tuple[Array, bytes]] = {}
+        self._fixed: dict[int, torch.Tensor] = {}
+        self._spelt: list[tuple[Any, str]] = []
         self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
+
+    def begin(self, at: tuple[int, ...]) -> None:
+        """Read the model of this place in the batch from now on."""
+        self.at = at
+        self.families: list[str] = []
+        self.raw = False
+        self.tables: dict[int, Index] = {}
+        self._present: dict[int, Parameter | Element] = {}
 
     def _hold(self, owner: Any, space: str, name: str) -> Any:
         """Return what an object has under a name in one of its dictionaries, by default its own."""
         found = (owner.__dict__[space] if space else owner.__dict__).get(name)
-        kept = weakref.ref(found) if isinstance(found, torch.nn.Module) else found
-        self._held.append((weakref.ref(owner), space, name, kept))
+        self._owner(owner).held[space, name] = found
         return found
+
+    def _owner(self, owner: Any) -> _Owner:
+        known = self._owners.get(id(owner))
+        if known is None:
+            known = self._owners[id(owner)] = _Owner(owner)
+        return known
 
     def look(self, *modules: Any) -> None:
         """Refuse modules that redefine anything of their class, or that have hooks; later changes will be seen."""
         for module in modules:
             own = module.__dict__
             redefined = [name for name in own if name not in _OWN and hasattr(type(module), name)]
-            spaces = tuple((name, len(own[name])) for name in _SPACES if name in own)
             if redefined or any(own.get(name) for name in _EMPTY):
                 raise UnreadError(f"a {type(module).__name__} with {redefined or 'hooks or added losses'} of its own")
-            self._modules[id(module)] = (weakref.ref(module), type(module), (*spaces, ("", len(own))))
+            ours = isinstance(module, Module)  # gpytorch's modules call no hooks
+            sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
+            empty = ("_added_loss_terms",) if ours else _HOOKS
+            self._owner(module).look(len(own), {name: len(own[name]) for name in sizes}, empty)
+
+    def stands_for(self, kind: Any, *names: str) -> None:
+        """Refuse a class or module where a function that a reading computes in place of is not its own."""
+        module = sys.modules.get(getattr(kind, "__module__", kind.__name__))
+        for name in names:
+            found = originals.undisturbed(vars(kind), name, getattr(module, "__file__", None))
+            if found is None:
+                raise UnreadError(f"a {kind.__name__} whose {name} is another's")
+            self._functions[id(kind), name] = vars(kind), name, found
 
     def module(self, owner: torch.nn.Module, name: str) -> Any:
         """Return a submodule, or None."""
@@ -145,24 +156,35 @@ class Inspected:
         active = self._hold(kernel, "_buffers", "active_dims")
         if active is None:
             return None
-        self._remember(active)
-        seen = active.numpy()
-        self._equal.append((seen, seen.copy()))
-        return self._equal[-1][1]
+        return self.unchanging(active)
+
+    def spelt(self, value: Any) -> None:
+        """Note a value that may change in place, and does not without changing its `repr`."""
+        self._spelt.append((value, repr(value)))
+
+    def unchanging(self, tensor: torch.Tensor) -> Array:
+        """Return a copy of a tensor on the CPU whose values must not change."""
+        if not tensor.is_cpu or tensor.requires_grad:
+            raise UnreadError("a buffer elsewhere, or one that wants a gradient")
+        self._remember(tensor)
+        self._fixed[id(tensor)] = tensor
+        seen: Array = tensor.numpy()
+        self._equal[id(tensor)] = seen, seen.tobytes()
+        return seen.copy()
 
     def data(self, tensor: torch.Tensor) -> Array:
-        """Return the memory of a float64 tensor that wants no gradient."""
+        """Return the memory of a tensor that wants no gradient."""
         if tensor.requires_grad:
             raise UnreadError("data that want gradients")
-        self._fixed.append(tensor)
+        self._fixed[id(tensor)] = tensor
         return self.view(tensor)
 
     def _remember(self, tensor: torch.Tensor) -> None:
-        self._memory.append((tensor, tensor.data_ptr(), tensor.shape, tensor.stride()))
+        self._memory[id(tensor)] = tensor, tensor.data_ptr(), tensor.shape, tensor.stride()
 
     def view(self, tensor: torch.Tensor) -> Array:
-        """Return the memory of a float64 tensor on the CPU, which no graph leads to."""
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not torch.float64:
+        """Return the memory of a tensor on the CPU, which no graph leads to."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not self.dtype:
             raise UnreadError(f"a tensor of {getattr(tensor, 'dtype', type(tensor))}")
         if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.grad_fn is not None:
             raise UnreadError("a tensor that is no leaf on the CPU")
@@ -177,20 +199,26 @@ class Inspected:
             raise UnreadError(f"no buffer {name}")
         return cast("torch.Tensor", tensor)
 
-    def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Parameter:
-        """Return a constrained parameter of a module, by the name of its raw tensor."""
+    def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Parameter | Element:
+        """Return a constrained parameter of a module, by the name of its raw tensor and its shape in one model."""
         tensor = self._hold(owner, "_parameters", name)
-        if tensor is None or tensor.shape != shape:
+        if tensor is None or tensor.shape != (*self.batch, *shape):
             raise UnreadError(f"a parameter {name} of another shape, or none")
-        if id(tensor) in self.parameters:
+        if id(tensor) in self._present:
             raise UnreadError(f"a parameter {name} that serves twice")
-        constraint = self.module(owner, f"{name}_constraint")
-        raw = self.view(tensor)
-        made = Parameter(tensor, raw, None if constraint is None else self._transform(constraint))
-        self.parameters[id(tensor)] = made
-        return made
+        known = self.parameters.get(id(tensor))
+        if known is None:
+            constraint = self.module(owner, f"{name}_constraint")
+            known = Parameter(tensor, self.view(tensor), None if constraint is None else self._transform(constraint))
+            self.parameters[id(tensor)] = known
+        found = self._present[id(tensor)] = known.of(self.at) if self.batch else known
+        return found
 
-    def _transform(self, constraint: Interval) -> Callable[[Array], tuple[Array, Any]] | None:
+    def present(self, tensor: Any) -> Parameter | Element | None:
+        """Return what was read of a raw tensor for the present model."""
+        return self._present.get(id(tensor))
+
+    def _transform(self, constraint: Interval) -> Curve | None:
         kind = type(constraint)
         if kind not in (Positive, GreaterThan, LessThan, Interval):
             raise UnreadError(f"a constraint {kind.__name__}")
@@ -201,81 +229,78 @@ class Inspected:
             self.attribute(transform, "threshold")
         if transform is None:
             return None
-        curve = _curve(transform)
+        curve = curve_of(transform)
+        if curve is None:
+            raise UnreadError(f"the transform {transform}")
         if kind is Positive:
             return curve
         lower, upper = self._bound(constraint, "lower_bound"), self._bound(constraint, "upper_bound")
-        if kind is GreaterThan:
-
-            def greater(raw: Array) -> tuple[Array, Array]:
-                value, slope = curve(raw)
-                return value + lower, slope
-
-            return greater
-        if kind is LessThan:
-
-            def less(raw: Array) -> tuple[Array, Array]:
-                value, slope = curve(-raw)
-                return upper - value, slope
-
-            return less
-
-        def between(raw: Array) -> tuple[Array, Array]:
-            value, slope = curve(raw)
-            return value * (upper - lower) + lower, slope * (upper - lower)
-
-        return between
+        return bounded(kind, curve, lower, upper)
 
     def _bound(self, constraint: Interval, name: str) -> Array:
         return self.constant(self.buffer(constraint, name))
 
-    def constant(self, tensor: torch.Tensor) -> Array:
-        """Return a view of a number, of any float dtype: NumPy promotes it as torch does."""
-        if tensor.dim() or not tensor.is_cpu or tensor.requires_grad:
+    def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
+        """Return a view of a number or of several, of any float dtype: NumPy promotes it as torch does."""
+        if tensor.shape != shape or not tensor.is_cpu or tensor.requires_grad:
             raise UnreadError("a bound or a prior of several numbers")
-        self._fixed.append(tensor)
+        self._fixed[id(tensor)] = tensor
         self._remember(tensor)
         seen: Array = tensor.numpy()
         return seen
 
-    def close(self, root: torch.nn.Module) -> None:
-        """Look at all modules, and refuse a model with a parameter that wants a gradient and was not read."""
+    def close(self, root: torch.nn.Module, whole: bool = True) -> None:
+        """Look at all modules; refuse a model that shall be read as a whole with a parameter that was not read."""
         self.look(*root.modules())
         for module in root.modules():
             for name, (prior, closure, _) in module.__dict__.get("_priors", {}).items():
-                self._priors.append((weakref.ref(module), name, weakref.ref(prior), getattr(closure, "__func__", None)))
-        if {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
+                self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
+        if whole and {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
             raise UnreadError("a parameter of something else")
+        self._checks = [owner.checks() for owner in self._owners.values()]
+        self._owners.clear()  # they hold modules
+        self._known = list(self._functions.values())
+        self._tensors = [(*known, key in self._fixed) for key, known in self._memory.items()]
 
     def holds(self) -> bool:
         """Whether a model consists of the same objects in the same memory, and no gradient has a hook."""
-        for ref, space, name, found in self._held:
+        for ref, kind, size, sizes, empty, attributes, tensors, modules in self._checks:
             owner = ref()
-            if owner is None:
+            if owner.__class__ is not kind:
                 return False
-            present = (owner.__dict__[space] if space else owner.__dict__).get(name)
-            if present is not (found() if found.__class__ is weakref.ref else found):
+            own = owner.__dict__
+            if size and len(own) != size:
                 return False
-        for ref, kind, spaces in self._modules.values():
-            module = ref()
-            if module is None or module.__class__ is not kind:
-                return False
-            own = module.__dict__
-            for space, size in spaces:
-                if len(own[space] if space else own) != size:
+            for name in empty:
+                if own[name]:
+                    return False
+            for name, length in sizes:
+                if len(own[name]) != length:
+                    return False
+            for name, kept in attributes:
+                if own.get(name) is not kept:
+                    return False
+            for space, name, kept in tensors:
+                if own[space].get(name) is not kept:
+                    return False
+            for name, kept in modules:
+                if own["_modules"].get(name) is not kept():
                     return False
         for ref, name, prior, function in self._priors:
             present = ref().__dict__["_priors"].get(name)
-            if present is None or present[0] is not prior() or getattr(present[1], "__func__", None) is not function:
+            if present is None or present[0] is not prior() or _function(present[1]) is not function:
                 return False
-        for tensor, pointer, shape, stride in self._memory:
+        for tensor, pointer, shape, stride, fixed in self._tensors:
             if tensor.data_ptr() != pointer or tensor.shape != shape or tensor.stride() != stride:
+                return False
+            if fixed and tensor.requires_grad:
                 return False
         for parameter in self.parameters.values():
             tensor = parameter.tensor
             if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
                 return False
-        for tensor in self._fixed:
-            if tensor.requires_grad:
+        for now, then in self._equal.values():
+            if now.tobytes() != then:
                 return False
-        return all(np.array_equal(now, then) for now, then in self._equal)
+        same = not self._spelt or all(repr(value) == then for value, then in self._spelt)
+        return same and (not self._known or originals.hold(self._known))

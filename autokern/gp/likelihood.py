@@ -21,7 +21,7 @@ from autokern.kernels.parts import Parts, apart, flattened
 from autokern.kernels.tree import Tree
 from autokern.system import buffers, threads
 
-__all__ = ["Ladder", "arranged", "at_once", "block_bytes", "log_prob", "plain", "reference"]
+__all__ = ["Ladder", "arranged", "at_once", "block_bytes", "log_prob", "of_matrix", "plain", "reference"]
 
 Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
@@ -69,7 +69,11 @@ def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[P
 
 def reference(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Return the same by explicit differences and autograd through Cholesky: differentiable twice, the truth."""
-    k = trees.dense(tree)
+    return of_matrix(trees.dense(tree), noise, residual)
+
+
+def of_matrix(k: torch.Tensor, noise: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Return the density of a residual under a matrix and noise, by autograd through Cholesky."""
     n = residual.shape[-1]
     diagonal = torch.diag_embed(noise.expand(*noise.shape[:-1], n))
     lower = torch.linalg.cholesky(k + diagonal)

@@ -13,7 +13,7 @@ from autokern.gp.arguments import terms, variances
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 
-__all__ = ["Marginal", "ingredients", "read"]
+__all__ = ["Marginal", "ingredients", "is_plain", "read"]
 
 
 class Marginal(NamedTuple):
@@ -40,15 +40,15 @@ class Marginal(NamedTuple):
 def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | None:
     """Return the description of a Gaussian, or None if its covariance is made of anything else."""
     found = _described(distribution, extra)
-    lazy: Any = None if found is None else found.lazy
+    return found if found is not None and is_plain(found.lazy) else None
+
+
+def is_plain(lazy: Any) -> bool:
+    """Whether a covariance is one lazy kernel matrix of points and themselves."""
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
-        return None
-    if lazy.last_dim_is_batch:
-        return None
-    for value in lazy.params.values():  # which may be anything, tensors without a truth
-        if value is not None and value is not False:
-            return None
-    return found
+        return False
+    trivial = (None, False)  # by identity: what is there may be anything, tensors without a truth
+    return not lazy.last_dim_is_batch and all(any(value is one for one in trivial) for value in lazy.params.values())
 
 
 def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:

@@ -23,11 +23,13 @@ __all__ = [
     "exact_call",
     "exact_prediction",
     "get_fantasy_strategy",
+    "hold",
     "in_place",
     "inv_quad_logdet",
     "log_prob",
     "psd_safe_cholesky",
     "stable_pinverse",
+    "undisturbed",
 ]
 
 Function = Callable[..., Any]
@@ -58,19 +60,31 @@ _known = [(vars(kind), name, vars(kind).get(name)) for kind, name in _BYPASSED]
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("gp")
 
 
-_accepted = [function for _, _, function in _known]
-"""What was found in its place last: looking twice at the same function is not needed."""
+_ours: set[Any] = set()
+"""Hooks of autokern that were found in place of something."""
 
 
 def in_place() -> bool:
     """Whether all that readings compute in place of is as it was, or a hook of autokern; class by class."""
-    for index, (space, name, function) in enumerate(_known):
+    return hold(_known)
+
+
+def hold(known: list[tuple[Any, str, Any]]) -> bool:
+    """Whether functions are where they were, by space and name, or hooks of autokern in their place."""
+    for space, name, function in known:
         present = space.get(name)
-        if present is not _accepted[index]:
-            if present is not function and not getattr(present, "__code__", _NONE).co_filename.startswith(_HERE):
+        if present is not function and present not in _ours:
+            if not getattr(present, "__code__", _NONE).co_filename.startswith(_HERE):
                 return False
-            _accepted[index] = present
+            _ours.add(present)
     return True
+
+
+def undisturbed(space: Any, name: str, file: str | None) -> Any:
+    """Return a function or property of a class or module if it is the code of a file or a hook of autokern."""
+    found = space.get(name)
+    path = getattr(getattr(found, "fget", found), "__code__", _NONE).co_filename
+    return found if path and (path == file or path.startswith(_HERE)) else None
 
 
 _NONE = in_place.__code__.replace(co_filename="")

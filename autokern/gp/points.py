@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
 
+from autokern.gp.formulas import FAMILIES, Formula
 from autokern.gp.inspected import Inspected, UnreadError
-from autokern.gp.small import FAMILIES, Array, Formula, Parameter
+from autokern.gp.small import Array, Parameter
 from autokern.kernels.family import family_of
 
-__all__ = ["Evaluated", "Part", "Wanted", "part_of"]
+__all__ = ["Evaluated", "Part", "Wanted", "part_of", "value_of"]
 
 
 class Evaluated(NamedTuple):
@@ -218,17 +218,15 @@ def _but(factors: list[Array], index: int = -1, first: Any = 1.0) -> Array:
     return total
 
 
-def part_of(seen: Inspected, kernel: Any, batch: torch.Size, train: Array, columns: Array | None = None) -> Part:
+def part_of(seen: Inspected, kernel: Any, train: Array, columns: Array | None = None) -> Part:
     """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already.
 
     Parameters
     ----------
     seen : Inspected
-        Remembers what was looked at.
+        Remembers what was looked at; its batch shape is ``()`` or ``(k,)``.
     kernel : Kernel
         Its exact class must be known.
-    batch : torch.Size
-        That of the model, ``()`` or ``(k,)``; all parts must have it.
     train : array
         Training points ``(k, n, d)``.
     columns : array, optional
@@ -249,21 +247,21 @@ def part_of(seen: Inspected, kernel: Any, batch: torch.Size, train: Array, colum
         if len(set(chosen.tolist())) < len(chosen):
             raise UnreadError("an active dimension that is chosen twice")
         columns = chosen if columns is None else columns[chosen]
-    return _forwarded(seen, kernel, batch, train, columns)
+    return _forwarded(seen, kernel, train, columns)
 
 
-def _forwarded(seen: Inspected, kernel: Any, batch: torch.Size, train: Array, columns: Array | None) -> Part:
+def _forwarded(seen: Inspected, kernel: Any, train: Array, columns: Array | None) -> Part:
     """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
     kind = type(kernel)
     seen.attribute(kernel, "_batch_shape")
-    if kernel.batch_shape != batch:
+    if kernel.batch_shape != seen.batch:
         raise UnreadError("a kernel of another batch")
     if kind is ScaleKernel:
-        inner = _forwarded(seen, seen.module(kernel, "base_kernel"), batch, train, columns)
-        return Scale(inner, _parameter(seen, kernel, "raw_outputscale", batch))
+        inner = _forwarded(seen, seen.module(kernel, "base_kernel"), train, columns)
+        return Scale(inner, value_of(seen, kernel, "raw_outputscale"))
     if kind in (AdditiveKernel, ProductKernel):
         several = seen.module(kernel, "kernels")
-        parts = [part_of(seen, seen.module(several, name), batch, train, columns) for name in several._modules]
+        parts = [part_of(seen, seen.module(several, name), train, columns) for name in several._modules]
         if not parts:
             raise UnreadError("a sum or product of nothing")
         return (Sum if kind is AdditiveKernel else Product)(parts)
@@ -274,15 +272,12 @@ def _forwarded(seen: Inspected, kernel: Any, batch: torch.Size, train: Array, co
     seen.families.append(found.name)
     raw = kernel._parameters.get("raw_lengthscale")
     dims = train.shape[-1] if columns is None else len(columns)
-    several = dims if raw is None or raw.shape[-1] != 1 else 1
-    lengthscale = _parameter(seen, kernel, "raw_lengthscale", (*batch, 1, several))
+    lengthscale = value_of(seen, kernel, "raw_lengthscale", 1, dims if raw is None or raw.shape[-1] != 1 else 1)
     return Leaf(FAMILIES[found.name], columns, lengthscale, train)
 
 
-def _parameter(seen: Inspected, owner: Any, name: str, shape: tuple[int, ...]) -> Parameter:
-    """Return a parameter with its present value, which no later change of the raw one reaches."""
+def value_of(seen: Inspected, owner: Any, name: str, *shape: int) -> Parameter:
+    """Return a parameter of all models of a batch, with its present value."""
     made = seen.parameter(owner, name, shape)
-    made.refresh()
-    if made.value is made.raw:
-        made.value = made.raw.copy()
+    seen.parameters[id(owner._parameters[name])].refresh()
     return made

@@ -24,9 +24,10 @@ from gpytorch.models import ExactGP
 from autokern.core.autograd import Unsaved, each_cotangent
 from autokern.gp import originals
 from autokern.gp.forwards import modules_of
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
+from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.points import Part, Wanted, part_of
+from autokern.gp.parameters import Parameter
+from autokern.gp.points import Part, Wanted, part_of, value_of
 from autokern.gp.small import Array
 
 __all__ = ["Posterior"]
@@ -59,7 +60,7 @@ class Posterior:
     """
 
     def __init__(self, model: ExactGP, known: Conditioned) -> None:
-        kind, seen = type(model), Inspected()
+        kind = type(model)
         if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward = kind.forward
@@ -69,15 +70,17 @@ class Posterior:
         inputs = model.train_inputs
         if type(inputs) not in (tuple, list) or len(inputs) != 1 or inputs[0].dim() not in (2, 3):
             raise UnreadError("several inputs, or a batch of batches")
-        train = seen.data(inputs[0])
         self.batch = inputs[0].shape[:-2]
+        seen = Inspected(torch.float64, self.batch)
+        train = seen.data(inputs[0])
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         self._factor(known, train.shape[-2])
         points = train.reshape(-1, *train.shape[-2:])
         self._centre = points.mean((0, 1))
-        self._kernel: Part = part_of(seen, self._kernel_module, self.batch, points - self._centre)
+        self._kernel: Part = part_of(seen, self._kernel_module, points - self._centre)
         self._mean = self._mean_of(seen)
-        seen.look(model, *self._mean_module.modules(), *self._kernel_module.modules())
+        seen.look(model, *self._mean_module.modules())
+        seen.close(self._kernel_module, whole=False)
         self._type, self._seen, self._lock = kind, seen, threading.Lock()
         self._joined: tuple[list[Parameter], torch.Tensor | None] = [], None
         self._train, self.parameters = inputs[0], list(seen.parameters.values())
@@ -100,10 +103,8 @@ class Posterior:
             raise UnreadError(f"a mean {type(mean).__name__}, or one of another batch")
         if type(mean) is ZeroMean:
             return None
-        found = seen.parameter(mean, "raw_constant", self.batch)
-        found.refresh()
-        self._constant = np.array(found.value).reshape(-1, 1)
-        return found
+        self._constant = np.array(value_of(seen, mean, "raw_constant").value).reshape(-1, 1)
+        return seen.parameters[id(mean._parameters["raw_constant"])]
 
     def holds(self) -> bool:
         """Whether the model consists of what was read; its values are the matter of its prediction strategy."""
@@ -213,19 +214,19 @@ class _Call:
             g += slopes * of._weights.swapaxes(-1, -2)
             if constant and of._mean is not None:
                 with of._lock:
-                    of._mean.grad.fill(0.0)
+                    of._mean.by_value.fill(0.0)
                     of._mean.accumulate(slopes.sum((1, 2)).reshape(of._mean.value.shape))
-                    by_constant = torch.from_numpy(of._mean.grad.copy())
+                    by_constant = of._mean.gradient()
         found = np.zeros((k, total, self._shape[-1])) if points else None
         if not graded:
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
             return [self._as_points(found), by_constant, None]
         with of._lock:
             for parameter in of.parameters:
-                parameter.grad.fill(0.0)
+                parameter.by_value.fill(0.0)
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=True))
-            joined = np.concatenate([p.grad.reshape(-1) for p in self._graded])
-        return [self._as_points(found), by_constant, torch.from_numpy(joined)]
+            joined = torch.cat([p.gradient().reshape(-1) for p in self._graded])
+        return [self._as_points(found), by_constant, joined]
 
     def _as_points(self, values: Array | None) -> torch.Tensor | None:
         """Return a derivative by stacked points as one by the points of the caller."""

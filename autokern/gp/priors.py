@@ -3,97 +3,228 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel, ScaleKernel
-from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    Kernel,
+    LinearKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise, MultitaskHomoskedasticNoise
 from gpytorch.means import ConstantMean
-from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
-from scipy import special
+from gpytorch.module import Module
+from gpytorch.priors import (
+    GammaPrior,
+    HalfNormalPrior,
+    LogNormalPrior,
+    NormalPrior,
+    SmoothedBoxPrior,
+    UniformPrior,
+)
 
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
+from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Array
+from autokern.gp.tables import Correlations
 
 __all__ = ["Term", "term"]
 
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
-_PRIORED = {
-    ("Kernel._lengthscale_param", Kernel): "raw_lengthscale",
-    ("ScaleKernel._outputscale_param", ScaleKernel): "raw_outputscale",
-    ("_HomoskedasticNoiseBase._noise_param", HomoskedasticNoise): "raw_noise",
-    ("ConstantMean._constant_param", ConstantMean): "raw_constant",
-}
-"""The raw parameter that the libraries' own closures of priors read, by closure and class."""
+_HOLDERS: dict[str, tuple[type, ...]] = {
+    "lengthscale": (Kernel,), "outputscale": (ScaleKernel,), "alpha": (RQKernel,), "variance": (LinearKernel,),
+    "period_length": (PeriodicKernel, CosineKernel), "offset": (PolynomialKernel,),
+    "constant": (ConstantKernel, ConstantMean), "noise": (HomoskedasticNoise, MultitaskHomoskedasticNoise),
+}  # fmt: skip
+"""The classes whose property of a name is the value of the raw parameter of that name."""
+_METHODS: dict[Any, str] = {
+    Kernel._lengthscale_param: "lengthscale", ScaleKernel._outputscale_param: "outputscale",
+    HomoskedasticNoise._noise_param: "noise", ConstantMean._constant_param: "constant",
+}  # fmt: skip
+"""The properties that the library's own closures of priors read."""
+
+At = Callable[[Array], tuple[float, Array]]
+
+
+class _Valued(Protocol):
+    @property
+    def value(self) -> Array: ...
+
+    def accumulate(self, grad: Any) -> None: ...
 
 
 class Term(NamedTuple):
-    """The log density of a prior at the values of a parameter."""
+    """The log density of a prior at the values of a parameter, or of what is computed from parameters."""
 
-    parameter: Parameter
-    at: Callable[[Array], tuple[float, Array]]
+    parameter: _Valued
+    at: At
 
 
 def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> Term:
-    """Return the term of a prior that is registered on a module with a closure of the library's own."""
-    function = getattr(closure, "__func__", None)
-    raw = next(
-        (name for (path, kind), name in _PRIORED.items()
-         if isinstance(module, kind) and function is not None and function is _closure(path, kind)),
-        None,
-    )  # fmt: skip
-    tensor = None if raw is None else module._parameters.get(raw)
-    known = seen.parameters.get(id(tensor))
+    """Return the term of a prior that is registered on a module by a property, or by a closure of the library's own."""
+    known = _known(seen, module, _property(module, closure))
     if known is None:
         raise UnreadError("a prior of something else")
     seen.attribute(prior, "_transform")
     if prior._transform is not None or "_transform" in prior._modules:
         raise UnreadError("a prior with a transform")
+    return Term(known, _density(seen, prior))
+
+
+def _property(module: Any, closure: Any) -> str:
+    """Return the name of the property that a closure reads, and nothing else."""
+    function = getattr(closure, "__func__", None)
+    if function is not None:
+        return _METHODS.get(function, "")
+    if type(closure) is not types.FunctionType or closure.__defaults__:
+        return ""
+    code, space = closure.__code__, closure.__closure__ or ()
+    if code in Module.register_prior.__code__.co_consts and len(space) == 1:
+        found = space[0].cell_contents
+        return found if isinstance(found, str) else ""
+    plain = (code.co_code, code.co_argcount) == (_PLAIN.co_code, 1) and len(code.co_names) == 1 and not space
+    return code.co_names[0] if plain else ""
+
+
+_PLAIN = (lambda module: module.value).__code__
+
+
+def _known(seen: Inspected, owner: Any, name: str) -> _Valued | None:
+    if name == "_lower_triangle_corr" and id(owner) in seen.tables:
+        return Correlations(seen.tables[id(owner)], len(owner.raw_var))
+    if name == "noise" and type(owner) is GaussianLikelihood:
+        owner = seen.module(owner, "noise_covar")
+    if not isinstance(owner, _HOLDERS.get(name, ())):
+        return None
+    return seen.present(owner._parameters.get(f"raw_{name}"))  # type: ignore[attr-defined]
+
+
+def _density(seen: Inspected, prior: Any) -> At:
+    """Return the log density of a prior as a function of values."""
     kind = type(prior)
+
+    def buffers(*names: str, shape: tuple[int, ...] = ()) -> list[Array]:
+        return [seen.constant(seen.buffer(prior, name), shape) for name in names]
+
+    def attributes(owner: Any, *names: str, shape: tuple[int, ...] = ()) -> list[Array]:
+        return [seen.constant(seen.attribute(owner, name), shape) for name in names]
+
     if kind is LogNormalPrior:
-        base = seen.attribute(prior, "base_dist")
-        return Term(known, _log_normal(*(seen.constant(seen.attribute(base, name)) for name in ("loc", "scale"))))
+        return _log_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))
     if kind is NormalPrior:
-        return Term(known, _normal(*(seen.constant(seen.buffer(prior, name)) for name in ("loc", "scale"))))
+        return _normal(*buffers("loc", "scale"))
     if kind is GammaPrior:
-        return Term(known, _gamma(*(seen.constant(seen.buffer(prior, name)) for name in ("concentration", "rate"))))
+        return _gamma(*buffers("concentration", "rate"))
+    if kind is HalfNormalPrior:
+        return _half_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))
+    if kind is UniformPrior:
+        return _uniform(*attributes(prior, "low", "high"))
+    if kind is SmoothedBoxPrior:
+        seen.stands_for(kind, "log_prob", "_log_prob", "_c", "_r", "_M")
+        tails = seen.module(prior, "tails")
+        inner = [seen.constant(seen.buffer(tails, name), (1,)) for name in ("loc", "scale")]
+        return _smoothed_box(*buffers("a", "b", "sigma", shape=(1,)), *inner)
+    if kind is getattr(sys.modules.get("botorch.models.utils.priors"), "BetaPrior", None):
+        return _beta(*attributes(seen.attribute(prior, "_dirichlet"), "concentration", shape=(2,)))
     raise UnreadError(f"a prior {kind.__name__}")
 
 
-def _closure(path: str, kind: type) -> Any:
-    return getattr(kind, path.partition(".")[2])
+def _kept(compute: Callable[..., float], *numbers: Array) -> Callable[[], float]:
+    """Return a function of nothing that computes by torch, in the dtype of the numbers, if one of them has changed."""
+    seen: list[bytes] = []
+    found = 0.0
+
+    def now() -> float:
+        nonlocal seen, found
+        present = [number.tobytes() for number in numbers]
+        if present != seen:
+            seen, found = present, compute(*(torch.from_numpy(number) for number in numbers))
+        return found
+
+    return now
 
 
-def _normal(loc: Array, scale: Array) -> Callable[[Array], tuple[float, Array]]:
-    """As torch has it: what is computed from the scale alone keeps its dtype."""
+def _normal(loc: Array, scale: Array) -> At:
+    constant = _kept(lambda scale: float(scale.log()) + _HALF_LOG_2_PI, scale)
 
     def at(value: Array) -> tuple[float, Array]:
-        gap, variance = value - loc, scale * scale
-        constant = float(np.log(scale)) + _HALF_LOG_2_PI
-        return float((gap * gap).sum()) / (-2.0 * float(variance)) - gap.size * constant, gap / -variance
+        gap, width = (value - loc).ravel(), scale[()]
+        variance = float(width * width)
+        return float(gap @ gap) / (-2.0 * variance) - gap.size * constant(), (gap / -variance).reshape(value.shape)
 
     return at
 
 
-def _log_normal(loc: Array, scale: Array) -> Callable[[Array], tuple[float, Array]]:
+def _log_normal(loc: Array, scale: Array) -> At:
     of_log = _normal(loc, scale)
 
     def at(value: Array) -> tuple[float, Array]:
         log = np.log(value)
         found, slope = of_log(log)
-        slope -= 1.0
-        slope /= value
-        return found - float(log.sum()), slope
+        return found - float(np.add.reduce(log, axis=None)), (slope - 1.0) / value
 
     return at
 
 
-def _gamma(shape: Array, rate: Array) -> Callable[[Array], tuple[float, Array]]:
+def _half_normal(loc: Array, scale: Array) -> At:
+    whole = _normal(loc, scale)
+
     def at(value: Array) -> tuple[float, Array]:
-        constant = float(shape * np.log(rate) - special.gammaln(shape))
+        found, slope = whole(value)
+        inside = (value >= 0.0).all()
+        return found + value.size * math.log(2.0) if inside else -math.inf, slope
+
+    return at
+
+
+def _gamma(shape: Array, rate: Array) -> At:
+    constant = _kept(lambda shape, rate: float(torch.xlogy(shape, rate)) - float(shape.lgamma()), shape, rate)
+
+    def at(value: Array) -> tuple[float, Array]:
         log = (shape - 1.0) * np.log(value) - rate * value
-        return float(log.sum()) + value.size * constant, (shape - 1.0) / value - rate
+        return float(np.add.reduce(log, axis=None)) + value.size * constant(), (shape - 1.0) / value - rate
+
+    return at
+
+
+def _uniform(low: Array, high: Array) -> At:
+    constant = _kept(lambda low, high: float((high - low).log()), low, high)
+
+    def at(value: Array) -> tuple[float, Array]:
+        inside = ((low <= value) & (value < high)).all()
+        return -value.size * constant() if inside else -math.inf, np.zeros_like(value)
+
+    return at
+
+
+def _smoothed_box(low: Array, high: Array, sigma: Array, loc: Array, scale: Array) -> At:
+    tail = _normal(loc.reshape(()), scale.reshape(()))
+    mass = _kept(lambda a, b, s: float((1 + (b - a) / (math.sqrt(2 * math.pi) * s)).log()), low, high, sigma)
+
+    def at(value: Array) -> tuple[float, Array]:
+        gap = value - (low + high) / 2
+        over = np.abs(gap) - (high - low) / 2
+        found, slope = tail(np.maximum(over, 0.0))
+        return found - over.size * mass(), np.where(over >= 0.0, slope * np.sign(gap), 0.0).reshape(value.shape)
+
+    return at
+
+
+def _beta(concentration: Array) -> At:
+    constant = _kept(lambda c: float(c.sum().lgamma()) - float(c.lgamma().sum()), concentration)
+
+    def at(value: Array) -> tuple[float, Array]:
+        more = concentration - 1.0
+        log = more[0] * np.log(value) + more[1] * np.log1p(-value)
+        return float(log.sum()) + value.size * constant(), more[0] / value - more[1] / (1.0 - value)
 
     return at

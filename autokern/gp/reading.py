@@ -1,37 +1,39 @@
 """A model read once: from raw parameters to the negative marginal likelihood per point and the gradient, by arrays.
 
-`read` takes apart what `ExactMarginalLogLikelihood` would call: mean, kernel, noise, constraints, priors and data. It
-knows parts by exact type and refuses the rest.
+A `Reading` takes apart what `ExactMarginalLogLikelihood` would call: mean, kernel, noise, constraints, priors and data.
+It knows parts by exact type and refuses the rest.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
-from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticNoise
-from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
-from autokern.gp import originals, small
+from autokern.gp import input_transforms, originals, small
 from autokern.gp.forwards import modules_of
-from autokern.gp.inspected import Inspected, Parameter, UnreadError
-from autokern.gp.priors import term
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.leaves import leaf
+from autokern.gp.means import mean_of
+from autokern.gp.noises import noise_of
+from autokern.gp.parts import arranged
+from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
-from autokern.kernels.family import family_of
+from autokern.gp.tasks import is_mapping, mapped
 
-__all__ = ["Reading", "forwarded", "read"]
+__all__ = ["DTYPES", "Reading", "Readings", "forwarded"]
 
 _INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
+DTYPES = (torch.float32, torch.float64)
+"""Precisions of models that are read."""
 _TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
 _log = logging.getLogger("autokern")
 
@@ -52,8 +54,8 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) ->
     """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
     kind = type(kernel)
     seen.attribute(kernel, "_batch_shape")
-    if kernel.batch_shape != torch.Size():
-        raise UnreadError("a batched kernel")
+    if kernel.batch_shape != seen.batch:
+        raise UnreadError("a kernel with another batch")
     if kind is ScaleKernel:
         inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims)
         return small.Scale(inner, seen.parameter(kernel, "raw_outputscale"))
@@ -62,168 +64,194 @@ def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) ->
         names = list(several._modules)
         children = [_called(seen, seen.module(several, name), columns, dims) for name in names]
         return (small.Sum if kind is AdditiveKernel else small.Product)(children)
-    found = family_of(kernel) if kind in (RBFKernel, MaternKernel) else None
-    if found is None or found.name not in small.FAMILIES:
-        raise UnreadError(f"a kernel {kind.__name__}")
-    seen.attribute(kernel, "nu")
-    seen.families.append(found.name)
-    raw = kernel._parameters.get("raw_lengthscale")
-    several = dims if raw is None or raw.shape != (1, 1) else 1
-    return small.Leaf(small.FAMILIES[found.name], columns, seen.parameter(kernel, "raw_lengthscale", (1, several)))
+    return leaf(seen, kernel, columns, dims)
 
 
 def _named(function: Any) -> tuple[str, str]:
     return getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
 
 
+class _Held(Protocol):
+    def holds(self, *how: Any) -> bool:
+        """Whether what was read is still there."""
+
+
+Read = TypeVar("Read", bound=_Held)
+
+
 class Reading:
-    """A model as arrays.
+    """A model as arrays, or a batch of independent models.
 
     Attributes
     ----------
     key : tuple
-        Points, dimensions, and the names of the kernel's families, sorted, joined by ``+``.
+        Points, dimensions, number of models, name of the dtype, and the names of the kernel's families, sorted, joined
+        by ``+``.
     n : int
         Points.
+    batch : torch.Size
+        Batch shape of the loss.
+    dtype : torch.dtype
+        Of parameters and data.
     """
 
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
-        seen = self._seen = Inspected()
-        model, likelihood = seen.module(mll, "model"), seen.module(mll, "likelihood")
+        model = getattr(mll, "model", None)
         if type(mll) is not ExactMarginalLogLikelihood or not isinstance(model, ExactGP):
             raise UnreadError("another likelihood or model class")
-        if seen.module(model, "likelihood") is not likelihood:
+        inputs, targets = model.__dict__.get("train_inputs"), model.__dict__.get("_train_targets")
+        if type(inputs) is not tuple or len(inputs) != 1 or type(targets) is not torch.Tensor or not targets.dim():
+            raise UnreadError("several inputs, or none")
+        self.dtype, self.batch = inputs[0].dtype, targets.shape[:-1]
+        if self.dtype not in DTYPES or not targets.numel():
+            raise UnreadError(f"inputs of {self.dtype}, or no targets")
+        seen = self._seen = Inspected(self.dtype, self.batch)
+        likelihood = seen.module(mll, "likelihood")
+        if seen.module(mll, "model") is not model or seen.module(model, "likelihood") is not likelihood:
             raise UnreadError("a likelihood that is not the model's")
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._lock = type(model).forward, threading.Lock()
-        names = modules_of(self._forward)
+        of_tasks = is_mapping(type(model))
+        names = ("mean_module", "covar_module", True) if of_tasks else modules_of(self._forward)
         if names is None or any(hasattr(type(model), name) for name in names[:2]):
             raise UnreadError("a forward that is not the plain one")
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
-        self._data(model, names[2])
-        self._mean = self._mean_of(seen.module(model, names[0]))
-        self._kernel = _called(seen, seen.module(model, names[1]), None, self._x.shape[1])
-        self._noise, self._fixed = self._noise_of(likelihood)
-        self._terms = [term(seen, m, p, c) for _, m, p, c, _ in model.named_priors()]
+        tensor = self._points(model, names[2])
+        tasks = mapped(seen, model, tensor) if of_tasks else None
+        x: Array = tensor.numpy().astype(np.float64)
+        seen.dims = x.shape[-1]
+        targets = seen.data(seen.attribute(model, "_train_targets"))
+        self._dtype = targets.dtype
+        self._ones = []
+        for at in np.ndindex(*self.batch):
+            seen.begin(at)
+            own = x if x.ndim == 2 else x[at]
+            mapped_x, numbers = (own, None) if tasks is None else tasks
+            mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
+            kernel = _called(seen, seen.module(model, names[1]), None, seen.dims)
+            one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
+            self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
         seen.close(mll)
         self._parameters = list(seen.parameters.values())
-        self.n = len(self._x)
-        self.key = (*self._x.shape, "+".join(sorted(seen.families)))
+        self.n = x.shape[-2]
+        families = "+".join(sorted(seen.families))
+        self.key = (*x.shape[-2:], len(self._ones), str(self.dtype).removeprefix("torch."), families)
 
-    def _data(self, model: Any, transformed: bool) -> None:
+    def _points(self, model: Any, transformed: bool) -> torch.Tensor:
+        """Return the points that the model's forward makes of its inputs."""
         seen = self._seen
-        inputs, targets = seen.attribute(model, "train_inputs"), seen.attribute(model, "_train_targets")
+        (x,) = seen.attribute(model, "train_inputs")
+        seen.data(x)
+        seen.unchanging(x)
         if transformed:
             of_botorch = getattr(type(model), "transform_inputs", None)
-            if _named(of_botorch) != _TRANSFORM or seen.module(model, "input_transform") is not None:
-                raise UnreadError("an input transform")
-        if type(inputs) is not tuple or len(inputs) != 1 or inputs[0].dim() != 2 or targets.dim() != 1:
-            raise UnreadError("several inputs, or a batch")
-        self._raw_x, self._targets = seen.data(inputs[0]), seen.data(targets)
-        if len(targets) != len(inputs[0]) or not len(targets):
+            transform = seen.module(model, "input_transform")
+            if _named(of_botorch) != _TRANSFORM or not model.training:
+                raise UnreadError("another input transform")
+            x = x if transform is None else input_transforms.transformed(seen, transform, x)
+        batches = (torch.Size(), self.batch)
+        if x.dtype is not self.dtype or x.requires_grad or x.dim() < 2 or x.shape[:-2] not in batches:
+            raise UnreadError("points of another batch")
+        if x.shape[-2] != model._train_targets.shape[-1]:
             raise UnreadError("targets of another number")
-        self._seen_x = self._raw_x.copy()
-        self._x = self._seen_x - self._seen_x.mean(0)
-
-    def _mean_of(self, mean: Any) -> Parameter | None:
-        if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != torch.Size():
-            raise UnreadError(f"a mean {type(mean).__name__}, or a batched one")
-        return self._seen.parameter(mean, "raw_constant") if type(mean) is ConstantMean else None
-
-    def _noise_of(self, likelihood: Any) -> tuple[Parameter | None, Array | None]:
-        seen = self._seen
-        covariance = seen.module(likelihood, "noise_covar")
-        if type(likelihood) is GaussianLikelihood and type(covariance) is HomoskedasticNoise:
-            return seen.parameter(covariance, "raw_noise", (1,)), None
-        if type(likelihood) is FixedNoiseGaussianLikelihood and type(covariance) is FixedGaussianNoise:
-            seen.module(likelihood, "second_noise_covar")
-            noise = seen.attribute(covariance, "noise")
-            if getattr(likelihood, "second_noise_covar", None) is not None or noise.shape != self._targets.shape:
-                raise UnreadError("further noise")
-            return None, seen.data(noise)
-        raise UnreadError(f"a likelihood {type(likelihood).__name__}")
+        return cast("torch.Tensor", x)
 
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read, and is in training mode."""
         model, likelihood = self._model(), self._likelihood()
         if model is None or likelihood is None or not (model.training and likelihood.training):
             return False
-        same = type(model).forward is self._forward and originals.in_place() and self._seen.holds()
-        return same and np.array_equal(self._raw_x, self._seen_x)
+        return type(model).forward is self._forward and originals.in_place() and self._seen.holds()
 
     def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Whether these are all the parameters whose gradients stock computes, each one of the model's."""
         wanted = {id(p.tensor) for p in self._parameters if p.tensor.requires_grad}
         return wanted == {id(tensor) for tensor in parameters.values()}
 
-    def covariance(self) -> tuple[Array, Array]:
-        """Return the present covariance with noise, and the residual."""
+    def covariances(self) -> Iterator[tuple[Array, Array, float]]:
+        """Yield each model's covariance with noise, residual, and largest scaled squared norm of a point."""
         for parameter in self._parameters:
             parameter.refresh()
-        residual = self._targets if self._mean is None else self._targets - self._mean.value
-        k = self._kernel.evaluate(self._x)
-        k.flat[:: len(residual) + 1] += self._fixed if self._noise is None else self._noise.value
-        return k, residual
+        for one in self._ones:
+            yield one.covariance()
 
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points of the last covariance."""
-        return self._kernel.size()
-
-    def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[float, tuple[torch.Tensor, ...]] | None:
-        """Return the loss and the gradients, which are in the ``grad`` of the parameters then; None means stock.
+    def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+        """Return the losses and the gradients of their sum, which are in the ``grad`` of the parameters then.
 
         None is returned where there is no factor or no number: what to do about that is the library's matter.
         """
-        with self._lock:
-            loss = self._loss()
-            return None if loss is None else (loss, self._gradients(parameters))
-
-    def _loss(self) -> float | None:
-        with np.errstate(all="ignore"):
-            k, residual = self.covariance()
-            n = len(residual)
-            found = small.density(k, residual, -1.0 / n)
-            if found is None:
+        with self._lock, np.errstate(all="ignore"):
+            for parameter in self._parameters:
+                parameter.refresh()
+            losses = [one.evaluate(-1.0) for one in self._ones]
+            if None in losses:
                 return None
-            total = found.value
-            if self._noise is not None:
-                self._noise.accumulate(found.by_matrix.trace())
-            if self._mean is not None:
-                self._mean.accumulate(-found.by_residual.sum())
-            self._kernel.backward(found.by_matrix)
-            for parameter, at in self._terms:
-                value, slope = at(parameter.value)
-                total += value
-                parameter.accumulate(slope * (-1.0 / n))
-        return -total / n if math.isfinite(total) else None
+            found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch))
+            gradients = tuple([self._seen.parameters[id(tensor)].write() for tensor in parameters.values()])
+            torch.autograd.graph.increment_version(gradients)
+            return found, gradients
 
-    def put(self, parameters: Mapping[str, torch.Tensor], state: Array) -> None:
-        """Write a flat vector into parameters, in their order."""
+    def slopes(
+        self, parameters: Mapping[str, torch.Tensor], gradients: Sequence[torch.Tensor | None], out: Array
+    ) -> None:
+        """Put the gradients of all parameters into a vector that is zero."""
         start = 0
+        for tensor, gradient in zip(parameters.values(), gradients, strict=True):
+            known = self._seen.parameters[id(tensor)]
+            stop = start + known.raw.size
+            if gradient is not None:
+                out[start:stop] = known.written(gradient).ravel()
+            start = stop
+
+    def put(self, parameters: Mapping[str, torch.Tensor], state: Array, rows: Any = None) -> None:
+        """Write a vector into parameters, in their order; or an array with a row for each model, or for some."""
+        start, models = 0, len(self._ones) if state.ndim == 2 else 1
         for tensor in parameters.values():
             raw = self._seen.parameters[id(tensor)].raw
-            raw[...] = state[start : start + raw.size].reshape(raw.shape)
-            start += raw.size
+            size = raw.size // models
+            found = state[..., start : start + size]
+            if rows is not None:
+                changed = raw.reshape(models, size)
+                changed[rows] = found
+                found = changed
+            raw[...] = found.reshape(raw.shape)
+            start += size
         torch.autograd.graph.increment_version(list(parameters.values()))
 
-    def _gradients(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        found = []
-        for tensor in parameters.values():
-            ours = self._seen.parameters[id(tensor)].grad
-            if tensor.grad is None:
-                tensor.grad = torch.from_numpy(ours.copy())
-            else:
-                tensor.grad.copy_(torch.from_numpy(ours))
-            found.append(tensor.grad)
-        return tuple(found)
 
+class Readings(Generic[Read]):
+    """Readings by the objects that they were made for, which they do not keep alive.
 
-def read(mll: Any) -> Reading | None:
-    """Return a reading of a marginal likelihood, or None if any part of its model is not exactly known."""
-    try:
-        made = Reading(mll)
-        return made if made.holds() else None
-    except UnreadError as reason:
-        _log.debug("%s is not evaluated in one piece: %s", type(getattr(mll, "model", mll)).__name__, reason)
+    An object that could not be read once is left alone: reading takes as long as some evaluations.
+
+    Parameters
+    ----------
+    make : callable
+        Reads an object, and raises `UnreadError` where anything of it is not exactly known.
+    """
+
+    def __init__(self, make: Callable[..., Read]) -> None:
+        self._make = make
+        self._known: weakref.WeakKeyDictionary[Any, Read] = weakref.WeakKeyDictionary()
+        self._left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def of(self, owner: Any, *how: Any) -> Read | None:
+        """Return the reading of an object as it is now, None where it is left alone."""
+        known = self._known.get(owner)
+        if known is not None and known.holds(*how):
+            return known
+        if owner in self._left_alone:
+            return None
+        try:
+            made = self._make(owner, *how)
+            if made.holds(*how):
+                self._known[owner] = made
+                return made
+            reason: object = "it is not in training mode, or is hooked"
+        except Exception as error:  # whatever it is, the library decides about it
+            reason = error
+        _log.debug("a %s is not evaluated in one piece: %s", type(owner).__name__, reason)
+        self._left_alone.add(owner)
+        self._known.pop(owner, None)
         return None

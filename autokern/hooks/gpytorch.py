@@ -18,7 +18,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.gp import marginal, memoized
+from autokern.gp import marginal, memoized, steps
 from autokern.hooks import botorch
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
@@ -26,9 +26,10 @@ from autokern.hooks.install import hook, is_enabled
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.kernels.tree import family_name
-from autokern.runtime.dispatch import route
+from autokern.runtime.dispatch import forced, route
 
 _dispatch = route("kernel_matrix", looked=True)
+_dispatch_step = route("objective", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
 
 
@@ -117,14 +118,36 @@ _stock_objective = ExactMarginalLogLikelihood.forward
 
 @hook(ExactMarginalLogLikelihood, "forward")
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
+    botorch.look()
+    if kwargs or stay_out_of_models():
+        return _stock_objective(self, function_dist, target, *params, **kwargs)
+    step = _step(self, function_dist, target, params)
+    return _by_modules(self, function_dist, target, params) if step is None else _dispatch_step(step, None, None)
+
+
+@unless_it_fails
+def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> steps.Step | None:
+    """Return the evaluation of a likelihood at a plain prior, if noise, kernel and priors are known as a whole."""
+    if type(prior) is not MultivariateNormal or not torch.is_grad_enabled():
+        return None
+    if not marginal.is_plain(prior.__dict__.get("_covar")) or regime(prior.loc.shape[-1]) != EXACT:
+        return None
+    if gpytorch.settings.observation_nan_policy.value() != "ignore":
+        return None
+    if forced("exact_log_prob") is not None and forced("objective") is None:  # the density is wanted by itself
+        return None
+    forward = functools.partial(_by_modules, mll, params=params)
+    return steps.step_of(mll, forward, prior, target)
+
+
+def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, ...]) -> Any:
     """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first.
 
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
-    botorch.look()
-    found = None if kwargs or stay_out_of_models() else _described(function_dist, self.likelihood)
+    found = _described(function_dist, self.likelihood)
     if found is None:
-        return _stock_objective(self, function_dist, target, *params, **kwargs)
+        return _stock_objective(self, function_dist, target, *params)
     described, exact = found
     density = _dispatch_log_prob(described, target, exact)
     return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])

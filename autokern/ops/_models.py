@@ -67,9 +67,10 @@ def trained(problem: Problem, generator: torch.Generator) -> Trained:
 
 class _Model(ExactGP):  # type: ignore[misc]
     def __init__(self, x: torch.Tensor, y: torch.Tensor, kernel: Kernel) -> None:
-        likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0))
+        batch = y.shape[:-1]
+        likelihood = GaussianLikelihood(noise_prior=LogNormalPrior(-4.0, 1.0), batch_shape=batch)
         super().__init__(x, y, likelihood)
-        self.mean_module, self.covar_module = ConstantMean(), kernel
+        self.mean_module, self.covar_module = ConstantMean(batch_shape=batch), kernel
 
     def forward(self, x: torch.Tensor) -> MultivariateNormal:
         mean = self.mean_module(x)
@@ -77,12 +78,13 @@ class _Model(ExactGP):  # type: ignore[misc]
         return MultivariateNormal(mean, covariance)
 
 
-def objective_model(problem: Problem, generator: torch.Generator) -> ExactGP:
-    """Return a model of `n` points in `d` dimensions in training mode, with priors as BoTorch's models have them."""
+def objective_model(problem: Problem, generator: torch.Generator, priors: bool = True) -> ExactGP:
+    """Return a model of `n` points in `d` dimensions in training mode, or a batch, with priors as BoTorch's have."""
     x = random_matrix(problem, generator, problem.n, problem.d)
     y = x.sum(-1).sin() + 0.1 * random_matrix(problem, generator, problem.n)
     kernel = kernel_of(problem, generator)
-    for scaled in kernel.kernels if type(kernel) is AdditiveKernel else (kernel,):
+    scales = kernel.kernels if type(kernel) is AdditiveKernel else (kernel,)
+    for scaled in scales if priors else ():
         base = scaled.base_kernel
         prior = LogNormalPrior(2**0.5 + 0.5 * math.log(problem.d), 3**0.5)
         base.register_prior("lengthscale_prior", prior, base._lengthscale_param, base._lengthscale_closure)

@@ -14,6 +14,7 @@ from linear_operator import settings as library
 from autokern.core.candidate import nothing
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
+from autokern.kernels.family import known_family
 from autokern.system import host, threads
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -143,6 +144,7 @@ def on_other_devices(
     elements: Callable[[Problem], int],
     *,
     on_cpu: Callable[[Problem], str | None] = needs_cpu_detour,
+    on_accelerator: Callable[[Problem], str | None] = needs_accelerator,
     features: Callable[[Problem], Features] | None = None,
     **options: Any,
 ) -> None:
@@ -161,7 +163,7 @@ def on_other_devices(
         decorate(detour)
 
     register("cpu", lambda: torch.device("cpu"), on_cpu, nothing)
-    register("accelerator", host.accelerator, needs_accelerator, no_accelerator)
+    register("accelerator", host.accelerator, on_accelerator, no_accelerator)
 
 
 def with_copies(
@@ -223,6 +225,11 @@ def iterates(problem: Problem) -> bool:
 def families(problem: Problem) -> list[str]:
     """Return the families in the kernel of a problem, whose variant names them first."""
     return problem.words[0].split("+")
+
+
+def of_trees(problem: Problem) -> str | None:
+    """Return why a candidate that reads a kernel's tree cannot serve a problem."""
+    return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
 
 
 def is_paged(problem: Problem) -> bool:

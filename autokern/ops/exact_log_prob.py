@@ -3,8 +3,8 @@
 Arguments: ``marginal, value, exact``: the description of a Gaussian with the covariance ``kernel(x, x) + diagonal``
 (`gp.marginal`), the values ``(..., n)`` whose density is wanted, and whether stock would factorise instead of running
 conjugate gradients. Served are kernels made of scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
-cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted; everything else runs stock,
-whose parts are ops of their own.
+cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted, and by the candidate ``arrays``
+those with linear, polynomial, categorical and index ones; everything else runs stock, whose parts are ops of their own.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.
@@ -25,7 +25,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
-from autokern.gp import array_density, likelihood, originals, small
+from autokern.gp import array_density, leaves, likelihood, originals, plain
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -39,7 +39,9 @@ from autokern.ops._shared import (
     is_ours,
     iterates,
     matrix_problem,
+    needs_accelerator,
     needs_few,
+    of_trees,
     on_other_devices,
     random_matrix,
     regime_features,
@@ -51,8 +53,8 @@ __all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_MOST_BY_ARRAYS = 1000
-"""Points above which one thread is too few."""
+_SMALL = 150
+"""Points up to which no measurement is needed."""
 ladder = originals.psd_safe_cholesky
 
 
@@ -121,11 +123,9 @@ class _ExactLogProb(Op):
         if not torch.is_grad_enabled() or {type(mean), type(value)} - _PLAIN:
             return None
         x, kernel = lazy.x1, lazy.kernel
-        node = trees.form(kernel, keops=exact)  # where the matrix is factorised, gpytorch forms it for those as well
-        if node is None or not trees.leaves(node) or x.dim() < 2 or x.shape[-2] < 2:
-            return None
+        names = array_density.families(kernel, x, exact) if x.dim() > 1 and x.shape[-2] > 1 else None
         tensors = [mean, value, noise, *kernel.parameters()]
-        if not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
+        if not names or not is_ours(x) or any(t.dtype is not x.dtype or t.device != x.device for t in tensors):
             return None
         n = x.shape[-2]
         try:
@@ -137,7 +137,6 @@ class _ExactLogProb(Op):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
-        names = "+".join(sorted(trees.leaves(node)))
         return matrix_problem(
             "exact_log_prob",
             x,
@@ -146,11 +145,12 @@ class _ExactLogProb(Op):
             d=x.shape[-1],
             batch=batch.numel(),
             grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{names}/{'cholesky' if exact else 'cg'}",
+            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}",
         )
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        return likelihood.reference(*ingredients(marginal, value))
+        _, _, lazy, noise = marginal
+        return likelihood.of_matrix(plain.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)
@@ -215,6 +215,10 @@ class _ExactLogProb(Op):
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         return regime_features(problem)
 
+    def default_candidate(self, problem: Problem) -> str:
+        """Up to here stock's autograd nodes take longer than all arithmetic."""
+        return "arrays" if problem.n * problem.batch <= _SMALL else "stock"
+
 
 EXACT_LOG_PROB = _ExactLogProb()
 
@@ -255,13 +259,13 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         inside.formless = before
 
 
-@EXACT_LOG_PROB.candidate("fused", accuracy="better")
+@EXACT_LOG_PROB.candidate("fused", accuracy="better", unsupported=of_trees)
 def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
     return likelihood.log_prob(*ingredients(marginal, value), ladder)
 
 
-@EXACT_LOG_PROB.candidate("recursive", accuracy="better", memory=_in_place(2.8, 2.0))
+@EXACT_LOG_PROB.candidate("recursive", accuracy="better", unsupported=of_trees, memory=_in_place(2.8, 2.0))
 def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The same with the inverse by recursion on halves, nearly all of it products."""
     return likelihood.log_prob(*ingredients(marginal, value), ladder, inverse_from_cholesky)
@@ -271,19 +275,31 @@ with_fewer_threads(EXACT_LOG_PROB, "fused")
 
 
 def _arrays_unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu" or problem.dtype != "float64":
-        return "for float64 on the CPU"
-    if problem.batch > 1 or problem.n > _MOST_BY_ARRAYS:
-        return f"for single models of {_MOST_BY_ARRAYS} points at most"
-    known = set(families(problem)) <= small.FAMILIES.keys() and "grad:x" not in problem.words
-    return None if known else "for RBF and Matérn 3/2 and 5/2 kernels, without gradients by points"
+    most = array_density.MOST.get(problem.dtype, 0)
+    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
+        return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
+    return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
 
 
-@EXACT_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_in_place(5.0, 5.0))
+def _arrays_features(problem: Problem) -> Features:
+    """Model by model, and in double precision whatever the arguments have."""
+    one = EXACT_LOG_PROB.features(problem.replace(batch=1, dtype="float64"))
+    return Features(one.calls * problem.batch, one.flops * problem.batch, one.bytes * problem.batch)
+
+
+def _arrays_memory(problem: Problem) -> int:
+    return _in_place(5.0, 5.0)(problem.replace(batch=1, dtype="float64"))
+
+
+@EXACT_LOG_PROB.candidate(
+    "arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_arrays_memory, features=_arrays_features
+)
 def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """NumPy and LAPACK from the raw parameters to value and gradients, without autograd between them."""
+    """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
     found = array_density.log_prob(marginal, value)
-    return fused(marginal, value, exact) if found is None else found
+    if found is not None:
+        return found
+    return (stock if trees.form(marginal.lazy.kernel, keops=exact) is None else fused)(marginal, value, exact)
 
 
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -297,5 +313,6 @@ on_other_devices(
     _elsewhere,
     "All of it on the {}: only points and gradients are copied.",
     lambda p: 2 * p.n * (p.d + 2),
+    on_accelerator=lambda p: of_trees(p) or needs_accelerator(p),
     accuracy="better",
 )

@@ -1,8 +1,10 @@
 """The Op `objective`: the negative marginal likelihood of a small exact model per point, and its gradient, at once.
 
 Arguments: ``reading, forward, parameters``: the model as `gp.reading` has taken it apart, the function that computes
-the loss with modules and autograd, and the parameters by name whose gradients are wanted. The result is the loss ``()``
-and the gradients in the order of the parameters, which are also in their ``grad``.
+the losses with modules and autograd, and the parameters by name whose gradients are wanted. The result is the loss of
+each model, ``()`` or ``(...)`` for a batch of independent models, and the gradients of their sum in the order of the
+parameters, which are also in their ``grad``. Or ``step, None, None``: one call of a likelihood as `gp.steps` describes
+it, whose result is its value ``()`` or ``(...)`` alone, differentiable (grad ``theta``).
 
 Contract: the loss is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared norm
 of the points; gradients lie within the same change, enlarged by the condition of K.
@@ -11,16 +13,19 @@ of the points; gradients lie within the same change, enlarged by the condition o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
+from autokern.gp import steps
 from autokern.gp.reading import Reading
+from autokern.gp.steps import Step, step_of
 from autokern.ops._models import objective_model
 from autokern.ops._shared import EPS, families
 
@@ -34,6 +39,8 @@ _SMALL = 150
 
 Found = tuple[torch.Tensor | None, ...]
 Forward = Callable[[], torch.Tensor]
+Known = Reading | Step
+Parameters = Mapping[str, torch.Tensor]
 
 
 class _Objective(Op):
@@ -43,19 +50,28 @@ class _Objective(Op):
     raises = (NanError, NotPSDError)
     composite = True
 
-    def key(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Any:
-        return reading.key
+    def key(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Any:
+        return reading.key, parameters is None
 
-    def problem_of(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Problem | None:
-        n, d, families = reading.key
-        return Problem(op="objective", m=n, n=n, d=d, variant=families, device="cpu", dtype="float64")
+    def problem_of(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Problem | None:
+        (n, d, batch, dtype, families), grad = reading.key, "theta" if parameters is None else ""
+        like: dict[str, Any] = {"device": "cpu", "dtype": dtype, "grad": grad, "variant": families}
+        return Problem(op="objective", m=n, n=n, d=d, batch=batch, **like)
 
-    def reference(self, reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+    def reference(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
         return stock(reading, forward, parameters)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-        model = objective_model(problem, generator)
+        model = objective_model(problem, generator, priors=not problem.grad)
         mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        if problem.grad:
+            model.mean_module.requires_grad_(False)
+            with torch.enable_grad():
+                prior = model(*model.train_inputs)
+                prior = MultivariateNormal(prior.loc.detach().requires_grad_(), prior.lazy_covariance_matrix)
+            step = step_of(mll, mll.forward, prior, model.train_targets)
+            assert step is not None
+            return step, None, None
         reading = Reading(mll)
 
         def forward() -> torch.Tensor:
@@ -66,27 +82,41 @@ class _Objective(Op):
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         reading, forward, parameters = args
-        found, gradients = out[0].item(), [None if t is None else t.clone() for t in out[1:]]
-        loss, *slopes = stock(reading, forward, parameters)
-        assert loss is not None
-        exact = loss.item()
-        (k, residual), size = reading.covariance(), reading.size()
-        inverse = np.linalg.inv(k)
-        solved = inverse @ residual
-        change = 2 * (problem.n + size) * EPS[problem.dtype] * np.abs(k).max()
-        by_matrix = 0.5 * (solved @ solved + np.trace(inverse)) / problem.n
-        unit = change * by_matrix + 20 * EPS[problem.dtype] * (1 + abs(exact))
-        condition = float(np.linalg.cond(k))
-        errors = [abs(found - exact) / unit]
+        if parameters is None:
+            return self._checked(problem, out, reading)
+        found, gradients = out[0].flatten().tolist(), [None if t is None else t.clone() for t in out[1:]]
+        losses, *slopes = stock(reading, forward, parameters)
+        assert losses is not None
         largest = max((float(g.abs().max()) for g in slopes if g is not None), default=1.0)
-        for one, wanted in zip(gradients, slopes, strict=True):
-            if one is not None and wanted is not None:
-                bound = 100 * EPS[problem.dtype] * (problem.n + size) * condition * (largest + by_matrix)
-                errors.append(float((one - wanted).abs().max()) / bound)
+        errors, bound, eps = [], 0.0, EPS[problem.dtype]
+        exactly = losses.flatten().tolist()
+        for one, exact, (k, residual, size) in zip(found, exactly, reading.covariances(), strict=True):
+            inverse = np.linalg.inv(k)
+            solved = inverse @ residual
+            change = 2 * (problem.n + size) * eps * np.abs(k).max()
+            by_matrix = 0.5 * (solved @ solved + np.trace(inverse)) / problem.n
+            errors.append(abs(one - exact) / (change * by_matrix + 20 * eps * (1 + abs(exact))))
+            condition = float(np.linalg.cond(k))
+            bound = max(bound, 100 * eps * (problem.n + size) * condition * (largest + by_matrix))
+        for ours, wanted in zip(gradients, slopes, strict=True):
+            if ours is not None and wanted is not None:
+                errors.append(float((ours - wanted).abs().max()) / bound)
         return float(max(errors))
 
+    def _checked(self, problem: Problem, out: torch.Tensor, step: Step) -> float:
+        exact = step.forward(step.distribution, step.value).detach()
+        reading = Reading(step.reading.mll())
+        units = []
+        for k, residual, size in reading.covariances():
+            inverse = np.linalg.inv(k)
+            solved = inverse @ residual
+            change = 2 * (problem.n + size) * EPS[problem.dtype] * np.abs(k).max()
+            units.append(change * 0.5 * (solved @ solved + np.trace(inverse)) / problem.n)
+        unit = torch.tensor(units).view(exact.shape) + 20 * EPS[problem.dtype] * (1 + exact.abs())
+        return float(((out.detach() - exact).abs() / unit).max())
+
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        if dtype != "float64" or device != "cpu":
+        if device != "cpu":
             return []
         base = Problem(op="objective", d=6, dtype=dtype, device=device, variant="rbf")
         sizes = [20, 100, 50, 200] + ([10, 35, 70, 140, 300, 450, 700] if level == "full" else [])
@@ -94,22 +124,25 @@ class _Objective(Op):
         if level == "full":
             problems += [base.replace(m=n, n=n, d=d) for n in (30, 150) for d in (1, 20)]
             problems += [base.replace(m=n, n=n, variant="matern52+rbf") for n in (30, 150)]
+        several = [(2, 50), (4, 100)] + ([(2, 20), (8, 20)] if level == "full" else [])
+        problems += [base.replace(m=n, n=n, batch=b) for b, n in several]
+        problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
         return problems
 
     def features(self, problem: Problem) -> Features:
+        """Model by model in double precision, whatever the arguments have."""
         parts = len(families(problem))
         elements = float(problem.n**2)
-        return Features(
-            60.0 + 20 * parts, elements * (problem.n + 4.0 * problem.d * parts), 12.0 * 8 * elements * parts
-        )
+        one = 60.0 + 20 * parts, elements * (problem.n + 4.0 * problem.d * parts), 12.0 * 8 * elements * parts
+        return Features(*(problem.batch * count for count in one))
 
     def memory(self, problem: Problem) -> int:
         parts = len(families(problem))
-        return (4 + 3 * parts) * problem.n**2 * problem.itemsize
+        return (4 + 3 * parts) * problem.n**2 * 8
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        return "arrays" if problem.n <= _SMALL else "stock"
+        return "arrays" if problem.n * problem.batch <= _SMALL else "stock"
 
 
 OBJECTIVE = _Objective()
@@ -117,39 +150,45 @@ OBJECTIVE = _Objective()
 
 def _stock_features(problem: Problem) -> Features:
     parts = len(families(problem))
-    elements = float(problem.n**2)
+    elements = float(problem.batch * problem.n**2)
     flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * parts)
-    return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * 8 * elements)
+    return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
 
 
 def _stock_memory(problem: Problem) -> int:
     parts = len(families(problem))
-    return (7 + 8 * parts) * problem.n**2 * problem.itemsize
+    return (7 + 8 * parts) * problem.batch * problem.n**2 * problem.itemsize
 
 
 @OBJECTIVE.candidate("stock", features=_stock_features, memory=_stock_memory)
-def stock(reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+def stock(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; what they call is dispatched."""
+    if forward is None or parameters is None:
+        assert isinstance(reading, Step)
+        return reading.forward(reading.distribution, reading.value)
     for parameter in parameters.values():
         if parameter.grad is not None:
             parameter.grad.zero_()
     with torch.enable_grad():
-        loss = forward().sum()
-    loss.backward()
+        loss = forward()
+        loss.sum().backward()
     return loss, *(parameter.grad for parameter in parameters.values())
 
 
 def _unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu" or problem.dtype != "float64":
-        return "for float64 on the CPU"
-    return None if problem.n <= _MOST else f"more than {_MOST} points on one thread"
+    if problem.device != "cpu":
+        return "on the CPU"
+    return None if problem.n * problem.batch <= _MOST else f"more than {_MOST} points on one thread"
 
 
 @OBJECTIVE.candidate("arrays", unsupported=_unsupported)
-def arrays(reading: Reading, forward: Forward, parameters: Mapping[str, torch.Tensor]) -> Found:
+def arrays(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
+    if isinstance(reading, Step) or parameters is None:
+        value = steps.loss(cast("Step", reading))
+        return stock(reading, forward, parameters) if value is None else value
     found = reading.evaluate(parameters)
     if found is None:  # stock's ladder of jitter, its warnings and its errors
         return stock(reading, forward, parameters)
-    loss, gradients = found
-    return torch.tensor(loss, dtype=torch.float64, device="cpu"), *gradients
+    losses, gradients = found
+    return losses, *gradients

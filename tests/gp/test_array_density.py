@@ -9,14 +9,30 @@ import weakref
 import gpytorch
 import pytest
 import torch
+from botorch.models.kernels.categorical import CategoricalKernel
+from botorch.models.kernels.positive_index import PositiveIndexKernel
 from gpytorch.constraints import Interval
-from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    IndexKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 import autokern
 from autokern.gp import array_density
+from autokern.gp.plain import dense
 
 N, D = 12, 3
 KERNELS = {
@@ -25,7 +41,22 @@ KERNELS = {
     "matern52": lambda: ScaleKernel(MaternKernel(2.5, active_dims=[0, 2], ard_num_dims=2)),
     "sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(active_dims=[1])), MaternKernel(2.5)),
     "product": lambda: ScaleKernel(ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, ard_num_dims=D))),
+    "rq": lambda: ScaleKernel(RQKernel(ard_num_dims=D)),
+    "matern12": lambda: ScaleKernel(MaternKernel(0.5, ard_num_dims=D)),
+    "periodic": lambda: ScaleKernel(PeriodicKernel(active_dims=[1])) + RBFKernel(),
     "interval": lambda: RBFKernel(lengthscale_constraint=Interval(0.05, 4.0)),
+}
+
+
+OTHERS = {
+    "linear": lambda: LinearKernel(ard_num_dims=D),
+    "linear in a sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(ard_num_dims=D)), LinearKernel(active_dims=[1])),
+    "linear in a product": lambda: ScaleKernel(RBFKernel() * LinearKernel(active_dims=[2])) + ConstantKernel(),
+    "polynomial": lambda: ScaleKernel(PolynomialKernel(2)),
+    "smooth and rough": lambda: MaternKernel(0.5, active_dims=[0, 0]) + PolynomialKernel(3, active_dims=[1, 1]),
+    "categories": lambda: ScaleKernel(CategoricalKernel(active_dims=[0], ard_num_dims=1)) + RBFKernel(),
+    "tasks": lambda: RBFKernel(active_dims=[1, 2]) * IndexKernel(3, rank=2, active_dims=[0]),
+    "tasks that are alike": lambda: RBFKernel() * PositiveIndexKernel(3, rank=2, active_dims=[0]),
 }
 
 
@@ -38,12 +69,16 @@ class Model(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x.sin()), self.covar_module(x))
 
 
-def made(kernel, mean=None, likelihood=None, n=N):
+def made(kernel, mean=None, likelihood=None, n=N, dtype=torch.float64, batch=()):
     generator = torch.Generator().manual_seed(n)
     x = torch.rand(n, D, generator=generator, dtype=torch.float64)
-    y = x.sum(-1).cos() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
-    likelihood = likelihood or GaussianLikelihood()
-    model = Model(x, y, likelihood, kernel, mean or ConstantMean()).double()
+    y = x.sum(-1).cos() + 0.1 * torch.randn(*batch, n, generator=generator, dtype=torch.float64)
+    likelihood = likelihood or GaussianLikelihood(batch_shape=torch.Size(batch))
+    mean = mean or ConstantMean(batch_shape=torch.Size(batch))
+    model = Model(x.to(dtype), y.to(dtype), likelihood, kernel, mean).to(dtype)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.rand(p.shape, generator=generator))
     return ExactMarginalLogLikelihood(likelihood, model).train()
 
 
@@ -52,7 +87,7 @@ def loss_of(mll):
 
 
 def by(name):
-    return autokern.using(force={"exact_log_prob": name})
+    return autokern.using(force={"exact_log_prob": name, "objective": "stock"})
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +111,10 @@ def served(monkeypatch):
 
 
 def derivatives(mll):
-    """Value, gradients and a second derivative of every parameter."""
+    """Value, gradients and a second derivative of every parameter, of a weighted sum for a batch."""
     parameters = list(mll.parameters())
-    loss = loss_of(mll)
+    losses = loss_of(mll)
+    loss = (losses * torch.linspace(1, 2, losses.numel(), dtype=losses.dtype).view(losses.shape)).sum()
     first = torch.autograd.grad(loss, parameters, create_graph=True)
     second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
     return loss.detach(), [g.detach() for g in first], second
@@ -103,6 +139,110 @@ def test_values_and_derivatives(kernel, mean, served):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
 
 
+def truth(mll):
+    """Value and derivatives by explicit matrices alone, all summands and factors apart."""
+    x, y = mll.model.train_inputs[0], mll.model.train_targets
+    k = dense(mll.model.covar_module, x) + mll.likelihood.noise * torch.eye(len(x), dtype=x.dtype)
+    mean = mll.model.mean_module(x.sin())
+    loss = -torch.distributions.MultivariateNormal(mean, k).log_prob(y) / len(x)
+    parameters = list(mll.parameters())
+    first = torch.autograd.grad(loss, parameters, create_graph=True)
+    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
+    return loss.detach(), [g.detach() for g in first], second
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of index kernels
+@pytest.mark.parametrize("kernel", OTHERS.values(), ids=OTHERS.keys())
+def test_kernels_that_are_no_trees(kernel, served):
+    mll = made(kernel())
+    x = mll.model.train_inputs[0]
+    x[:, 0] = torch.arange(len(x)) % 3
+    expected = truth(mll)
+    with by("arrays"):
+        found = derivatives(mll)
+    assert served["arrays"] == 1
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found[2], expected[2], rtol=1e-7, atol=1e-8)
+    autokern.disable()
+    torch.testing.assert_close(loss_of(mll).detach(), expected[0], rtol=1e-7, atol=1e-7)
+    autokern.enable()
+
+
+class Deep(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.network = torch.nn.Sequential(torch.nn.Linear(D, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+        self.mean_module, self.covar_module = ConstantMean(), kernel
+
+    def forward(self, x):
+        features = self.network(x)
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(features), self.covar_module(features))
+
+
+DEEP = {
+    "rbf": lambda: ScaleKernel(RBFKernel(ard_num_dims=2)),
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5)),
+    "matern12": lambda: MaternKernel(0.5, ard_num_dims=2),
+    "rq": lambda: RQKernel(active_dims=[1]) + ConstantKernel(),
+    "periodic": lambda: ScaleKernel(PeriodicKernel(ard_num_dims=2)),
+    "product": lambda: ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, active_dims=[1, 1])),
+    "linear": lambda: ScaleKernel(RBFKernel()) + LinearKernel(),
+    "polynomial": lambda: PolynomialKernel(2) + RBFKernel(active_dims=[1]),
+}
+
+
+@pytest.mark.parametrize("n", [2, 12, 40])
+@pytest.mark.parametrize("kernel", DEEP.values(), ids=DEEP.keys())
+def test_points_that_a_network_makes(kernel, n, served):
+    torch.manual_seed(n)
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, D, generator=generator, dtype=torch.float64)
+    likelihood = GaussianLikelihood()
+    model = Deep(x, x.sum(-1).cos(), likelihood, kernel()).double()
+    mll = ExactMarginalLogLikelihood(likelihood, model).train()
+    with by("arrays"):
+        found = derivatives(mll)
+        loss_of(mll).backward()
+    assert served["arrays"] == 2
+    k = dense(model.covar_module, model.network(x)) + likelihood.noise * torch.eye(n, dtype=x.dtype)
+    loss = -torch.distributions.MultivariateNormal(model.mean_module(x), k).log_prob(model.train_targets) / n
+    parameters = list(mll.parameters())
+    first = torch.autograd.grad(loss, parameters, create_graph=True)
+    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
+    torch.testing.assert_close(found[0], loss.detach(), rtol=1e-11, atol=1e-11)
+    for one, other, p in zip(found[1], first, parameters, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(p.grad, one, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found[2], second, rtol=1e-6, atol=1e-8)
+
+
+def test_points_that_meet_have_gradients():
+    x = torch.rand(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[1] = x[0]
+    x[3] = x[2] + 1e-8
+    likelihood = GaussianLikelihood().double()
+    for base in (MaternKernel(0.5), MaternKernel(1.5), RBFKernel(), RQKernel()):
+        kernel = ScaleKernel(base).double()
+        points, others = x.clone().requires_grad_(), x.clone().requires_grad_()
+        with by("arrays"):
+            likelihood(gpytorch.distributions.MultivariateNormal(x.sum(-1), kernel(points))).log_prob(
+                x[:, 0]
+            ).backward()
+        k = dense(kernel, others) + likelihood.noise * torch.eye(6, dtype=x.dtype)
+        torch.distributions.MultivariateNormal(x.sum(-1), k).log_prob(x[:, 0]).backward()
+        torch.testing.assert_close(points.grad, others.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_a_kernel_that_is_no_tree_and_no_factor(served):
+    """What the library says of it is not of trees."""
+    mll = made(LinearKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.full((N,), 1e-4, dtype=torch.float64)))
+    mll.likelihood.noise_covar.noise = torch.full((N,), -2.0, dtype=torch.float64)
+    with by("arrays"), pytest.raises(Exception, match=r"not positive definite|not p\.d\."), pytest.warns():
+        loss_of(mll)
+    assert served["arrays"] == 0
+
+
 def test_noise_that_is_known(served):
     mll = made(RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.4, N, dtype=torch.float64)))
     with by("fused"):
@@ -110,6 +250,113 @@ def test_noise_that_is_known(served):
     with by("arrays"):
         found = derivatives(mll)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+B = torch.Size([3])
+BATCHES = {
+    "all": lambda: made(ScaleKernel(RBFKernel(batch_shape=B, ard_num_dims=D), batch_shape=B), batch=B),
+    "a sum": lambda: made(RBFKernel(batch_shape=B) + MaternKernel(2.5, batch_shape=B, active_dims=[1]), batch=B),
+    "common noise": lambda: made(MaternKernel(1.5, batch_shape=B), likelihood=GaussianLikelihood(), batch=B),
+    "common mean": lambda: made(RBFKernel(batch_shape=B), mean=LinearMean(D), batch=B),
+    "common targets": lambda: made(RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(batch_shape=B)),
+    "known noise": lambda: made(
+        RBFKernel(batch_shape=B), likelihood=FixedNoiseGaussianLikelihood(torch.full((*B, N), 0.1).double()), batch=B
+    ),
+    "a batch of one": lambda: made(RBFKernel(batch_shape=torch.Size([1])), batch=(1,)),
+    "two dimensions": lambda: made(RBFKernel(batch_shape=torch.Size([2, 2])), batch=(2, 2)),
+    "one point": lambda: made(RBFKernel(batch_shape=B), batch=B, n=1),
+}
+
+
+@pytest.mark.parametrize("points", ["common", "own"])
+@pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
+def test_batches(make, points, served):
+    mll = make()
+    if points == "own":
+        x, batch = mll.model.train_inputs[0], mll.model.covar_module.batch_shape
+        mll.model.set_train_data(
+            torch.stack([x + k for k in range(batch.numel())]).view(*batch, *x.shape), strict=False
+        )
+    with by("fused"):
+        expected = derivatives(mll)
+    with by("arrays"):
+        found = derivatives(mll)
+    assert served["arrays"] == (mll.model.train_inputs[0].shape[-2] > 1)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_batches_that_share_a_kernel_are_fused(served):
+    mll = made(RBFKernel(), batch=B)
+    with by("arrays"):
+        found = loss_of(mll)
+    with by("stock"):
+        torch.testing.assert_close(found, loss_of(mll))
+    assert served["arrays"] == 0
+
+
+@pytest.mark.parametrize("n", [2, 12, 150])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS.keys())
+def test_single_precision_is_rounded_at_the_end(kernel, n, served):
+    torch.manual_seed(0)
+    mll = made(kernel(), n=n, dtype=torch.float32)
+    found = {}
+    for name in ("stock", "arrays"):
+        mll.zero_grad()
+        with by(name):
+            loss = loss_of(mll)
+            loss.backward()
+        found[name] = [loss.detach(), *(p.grad.clone() for p in mll.parameters())]
+    assert served["arrays"] == 1
+    mll.double().zero_grad()
+    with by("stock"):
+        exact = loss_of(mll)
+        exact.backward()
+    for one, other, truth in zip(
+        found["arrays"], found["stock"], [exact.detach(), *(p.grad for p in mll.parameters())], strict=True
+    ):
+        assert one.dtype is torch.float32
+        assert (one - truth).abs().max() <= (other - truth).abs().max() + 1e-5 * (truth.abs().max() + 0.01)
+
+
+def test_second_derivatives_in_single_precision(served):
+    mll = made(RBFKernel(ard_num_dims=D), dtype=torch.float32)
+    with by("arrays"):
+        found = derivatives(mll)
+    mll.double()
+    with by("fused"):
+        expected = derivatives(mll)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3, check_dtype=False)
+    assert served["arrays"] == 1
+
+
+def test_a_kernel_that_changes_its_precision(served):
+    mll = made(RBFKernel())
+    for change in (mll.float, mll.double, mll.float):
+        change()
+        with by("arrays"):
+            found = loss_of(mll)
+        with by("fused"):
+            torch.testing.assert_close(found, loss_of(mll), rtol=1e-5, atol=1e-5)
+    assert served["arrays"] == 3
+
+
+def test_a_list_of_models(served):
+    models = [made(RBFKernel()).model, made(MaternKernel(2.5), n=9).model]
+    listed = gpytorch.models.IndependentModelList(*models)
+    mll = gpytorch.mlls.SumMarginalLogLikelihood(listed.likelihood, listed).train()
+
+    def derived():
+        mll.zero_grad()
+        loss = -mll(listed(*listed.train_inputs), listed.train_targets)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in mll.parameters())]
+
+    with by("fused"):
+        expected = derived()
+    with by("arrays"):
+        found = derived()
+    assert served["arrays"] == 2
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-11)
 
 
 def test_a_prior_alone(served):
@@ -142,9 +389,7 @@ def test_backward_again_and_batches_of_cotangents(served):
 
 def test_what_is_unknown_is_fused(served):
     for kernel in (
-        ScaleKernel(RQKernel()),
-        MaternKernel(0.5),
-        RBFKernel(batch_shape=torch.Size([1])),
+        SpectralMixtureKernel(num_mixtures=2, ard_num_dims=D),
         type("Own", (RBFKernel,), {})(),
     ):
         mll = made(kernel)
@@ -206,7 +451,7 @@ def test_threads_that_share_a_kernel():
     found = []
 
     def work():
-        with autokern.using(force={"exact_log_prob": "arrays"}):
+        with by("arrays"):
             found.extend(loss_of(mll).item() for _ in range(20))
 
     threads = [threading.Thread(target=work) for _ in range(3)]

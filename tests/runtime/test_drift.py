@@ -10,6 +10,7 @@ import torch
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
+from autokern.ops import objective as objective_op
 from autokern.runtime import dispatch, drift
 from autokern.runtime import session as session_module
 from autokern.system import host
@@ -196,7 +197,8 @@ def test_a_check_that_fails_is_none(made, monkeypatch):
     assert served() == {"fast": 1100}
 
 
-def test_whole_training_steps_are_looked_at(monkeypatch):
+@pytest.mark.parametrize("candidate", ["exact_log_prob.fused", "objective.arrays"])
+def test_whole_training_steps_are_looked_at(monkeypatch, candidate):
     import gpytorch
 
     x = torch.linspace(0, 1, 12, dtype=torch.float64).unsqueeze(-1)
@@ -204,7 +206,7 @@ def test_whole_training_steps_are_looked_at(monkeypatch):
     class Model(gpytorch.models.ExactGP):
         def __init__(self):
             super().__init__(x, x[:, 0].sin(), gpytorch.likelihoods.GaussianLikelihood())
-            self.mean_module = gpytorch.means.ZeroMean()
+            self.mean_module = gpytorch.means.ConstantMean()
             self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
 
         def forward(self, x):
@@ -216,8 +218,12 @@ def test_whole_training_steps_are_looked_at(monkeypatch):
     ratio = drift._ratio
     monkeypatch.setattr(drift, "_ratio", lambda *args: found.append(ratio(*args)) or 0.5)
     monkeypatch.setattr(drift, "_FIRST", 3)
-    timings = {"stock": Timing(1e-3), "fused": Timing(5e-4, 0.5, 0.01, 5)}
-    problem = Problem(op="exact_log_prob", m=12, n=12, d=1, grad="theta", variant="rbf/cholesky")
+    op, name = candidate.split(".")
+    timings = {"stock": Timing(1e-3), name: Timing(5e-4, 0.5, 0.01, 5)}
+    variant = "rbf/cholesky" if op == "exact_log_prob" else "rbf"
+    problem = Problem(op=op, m=12, n=12, d=1, grad="theta", variant=variant)
+    if op == "exact_log_prob":
+        monkeypatch.setattr(objective_op.OBJECTIVE, "default_candidate", lambda problem: "stock")
     fields = host.current()
     known = Profile(host=fields.fields, fingerprint=fields.fingerprint, trials=[Trial(problem, timings)])
     monkeypatch.setattr(dispatch.session().__class__, "model", CostModel(known))

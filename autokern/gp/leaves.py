@@ -1,0 +1,175 @@
+"""Kernels without kernels in them, taken apart by exact type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    IndexKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RQKernel,
+)
+
+from autokern.gp import formulas, parts, small, tables
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Columns, Parameter
+
+__all__ = ["FAMILIES", "leaf"]
+
+_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+
+
+class _Place:
+    """A kernel, and which columns of the points it takes: centred ones, or the points as they are."""
+
+    def __init__(self, seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> None:
+        self.seen, self.kernel, self.dims, self._chosen = seen, kernel, dims, columns
+
+    def columns(self) -> Columns:
+        return slice(0, self.dims) if self._chosen is None else self._chosen
+
+    def raw(self) -> Columns:
+        """Return the columns of the points as they are, which lie behind the centred ones."""
+        self.seen.raw = True
+        total = self.seen.dims
+        return slice(total, total + self.dims) if self._chosen is None else self._chosen + total
+
+    def parameter(self, name: str, dims: int | None = None) -> Parameter:
+        """Return a parameter ``(1, dims)`` or ``(1, 1)``."""
+        raw = self.kernel._parameters.get(name)
+        several = self.dims if dims is None else dims
+        return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape[-1:] == (1,) else several))
+
+    def number(self, name: str) -> Parameter:
+        """Return a parameter ``(1,)``."""
+        return self.seen.parameter(self.kernel, name, (1,))
+
+
+def _smooth(at: _Place, name: str, scale: Parameter) -> small.Part:
+    return small.Leaf(formulas.FAMILIES[name], at.columns(), scale)
+
+
+def _matern(at: _Place) -> small.Part:
+    scale = at.parameter("raw_lengthscale")
+    name = _name(at.kernel)
+    return parts.Rough(at.columns(), scale) if name == "matern12" else _smooth(at, name, scale)
+
+
+def _rational(at: _Place) -> small.Part:
+    at.seen.stands_for(RQKernel, "forward", "alpha")
+    return parts.RationalQuadratic(at.columns(), at.parameter("raw_lengthscale"), at.number("raw_alpha"))
+
+
+def _periodic(at: _Place) -> small.Part:
+    at.seen.stands_for(PeriodicKernel, "forward", "period_length")
+    return parts.Periodic(at.columns(), at.parameter("raw_lengthscale"), at.parameter("raw_period_length"))
+
+
+def _cosine(at: _Place) -> small.Part:
+    at.seen.stands_for(CosineKernel, "forward", "period_length")
+    return _smooth(at, "cosine", at.parameter("raw_period_length", 1))
+
+
+def _linear(at: _Place) -> small.Part:
+    at.seen.stands_for(LinearKernel, "forward", "variance")
+    return parts.Linear(at.raw(), at.parameter("raw_variance"))
+
+
+def _polynomial(at: _Place) -> small.Part:
+    at.seen.stands_for(PolynomialKernel, "forward", "offset")
+    power = at.seen.attribute(at.kernel, "power")
+    if type(power) not in (int, float):
+        raise UnreadError("a power that is no number")
+    return parts.Polynomial(at.raw(), at.number("raw_offset"), power)
+
+
+def _constant(at: _Place) -> small.Part:
+    at.seen.stands_for(ConstantKernel, "forward", "constant")
+    return tables.Constant(at.number("raw_constant"))
+
+
+def _index(at: _Place) -> small.Part:
+    return _table(at, "covar_factor", None)
+
+
+def _positive_index(at: _Place) -> small.Part:
+    at.seen.stands_for(type(at.kernel), "covar_factor", "_eval_covar_matrix", "covar_matrix", "_lower_triangle_corr")
+    unit, task = (at.seen.attribute(at.kernel, name) for name in ("unit_scale_for_target", "target_task_index"))
+    if type(unit) is not bool or type(task) is not int:
+        raise UnreadError("a unit or a task that is none")
+    return _table(at, "raw_covar_factor", task if unit else None)
+
+
+def _table(at: _Place, name: str, unit: int | None) -> small.Part:
+    at.seen.stands_for(IndexKernel, "forward", "var", "_eval_covar_matrix")
+    raw = at.kernel._parameters.get(name)
+    shape = () if raw is None else tuple(raw.shape[len(at.seen.batch) :])
+    if at.dims != 1 or len(shape) != 2:
+        raise UnreadError("tasks of several columns, or a factor of another shape")
+    column = at.raw()
+    factor, variance = at.seen.parameter(at.kernel, name, shape), at.seen.parameter(at.kernel, "raw_var", shape[:1])
+    made = tables.Index(column.start if isinstance(column, slice) else int(column[0]), factor, variance, unit)
+    at.seen.tables[id(at.kernel)] = made
+    return made
+
+
+def _categorical(at: _Place) -> small.Part:
+    at.seen.stands_for(type(at.kernel), "forward")
+    return tables.Categorical(at.raw(), at.parameter("raw_lengthscale"))
+
+
+_READ: dict[type, tuple[str, Callable[[_Place], small.Part]]] = {
+    RBFKernel: ("rbf", lambda at: _smooth(at, "rbf", at.parameter("raw_lengthscale"))),
+    MaternKernel: ("", _matern),
+    RQKernel: ("rq", _rational),
+    PeriodicKernel: ("periodic", _periodic),
+    CosineKernel: ("cosine", _cosine),
+    LinearKernel: ("linear", _linear),
+    PolynomialKernel: ("polynomial", _polynomial),
+    ConstantKernel: ("constant", _constant),
+    IndexKernel: ("index", _index),
+}
+_OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], small.Part]]] = {
+    "CategoricalKernel": ("botorch.models.kernels.categorical", "categorical", _categorical),
+    "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
+}
+"""By module and class, because BoTorch may not have been imported."""
+
+
+FAMILIES = {name for name, _ in _READ.values()} | {name for _, name, _ in _OF_BOTORCH.values()} | {*_MATERN.values()}
+"""The families of kernels that can be taken apart."""
+
+
+def _name(kernel: Any) -> str:
+    name = _MATERN.get(kernel.nu)
+    if name is None:
+        raise UnreadError("a Matérn kernel of another smoothness")
+    return name
+
+
+def leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
+    """Return the evaluation of a kernel without kernels in it, on the columns that were chosen."""
+    kind = type(kernel)
+    name, read = _READ.get(kind) or _of_botorch(kind)
+    if kind is MaternKernel:
+        seen.attribute(kernel, "nu")
+        name = _name(kernel)
+    if not dims and kind not in (RBFKernel, MaternKernel, ConstantKernel):
+        raise UnreadError("a kernel of no dimensions")
+    seen.families.append(name)
+    return read(_Place(seen, kernel, columns, dims))
+
+
+def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], small.Part]]:
+    module, *found = _OF_BOTORCH.get(kind.__name__, ("", "", _constant))
+    if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
+        raise UnreadError(f"a kernel {kind.__name__}")
+    return found[0], found[1]  # type: ignore[return-value]

@@ -1,0 +1,151 @@
+"""Constrained parameters of models as arrays, and the transforms of constraints with their slopes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.constraints import GreaterThan, Interval, LessThan
+
+from autokern.gp.small import Array
+
+__all__ = ["Curve", "Element", "Parameter", "bounded", "curve_of"]
+
+Curve = Callable[[Array], tuple[Array, Any]]
+"""Maps raw values to values and slopes."""
+
+
+def _sigmoid(raw: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-raw))
+
+
+def _softplus(raw: Array) -> tuple[Array, Array]:
+    """As torch has it, linear above 20."""
+    linear = raw > 20.0
+    value = np.where(linear, raw, np.log1p(np.exp(np.minimum(raw, 20.0))))
+    return value, np.where(linear, 1.0, _sigmoid(raw))
+
+
+def _logistic(raw: Array) -> tuple[Array, Array]:
+    value = _sigmoid(raw)
+    return value, value * (1.0 - value)
+
+
+def _exponential(raw: Array) -> tuple[Array, Array]:
+    value = np.exp(raw)
+    return value, value
+
+
+def curve_of(transform: Any) -> Curve | None:
+    """Return the value and the slope of a constraint's transform, None for one that is not known."""
+    if type(transform) is torch.nn.Softplus and (transform.beta, transform.threshold) == (1, 20):
+        return _softplus
+    if transform is torch.sigmoid:
+        return _logistic
+    if transform is torch.exp:
+        return _exponential
+    return None
+
+
+def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> Curve:
+    """Return a curve as constraints of an exact class lay it between bounds."""
+    if kind is GreaterThan:
+
+        def greater(raw: Array) -> tuple[Array, Array]:
+            value, slope = curve(raw)
+            return value + lower, slope
+
+        return greater
+    if kind is LessThan:
+
+        def less(raw: Array) -> tuple[Array, Array]:
+            value, slope = curve(-raw)
+            return upper - value, slope
+
+        return less
+
+    def between(raw: Array) -> tuple[Array, Array]:
+        value, slope = curve(raw)
+        return value * (upper - lower) + lower, slope * (upper - lower)
+
+    return between
+
+
+class Parameter:
+    """A constrained parameter: its present value in float64, and the gradient by its raw tensor.
+
+    Attributes
+    ----------
+    tensor, raw : Tensor, array
+        The raw parameter, and its memory.
+    value : array
+        The value that the model computes with, of the last `refresh`; always the same array.
+    by_value : array
+        The derivatives by the value that have been added since then.
+    """
+
+    __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "by_value", "raw", "tensor", "value")
+
+    def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
+        self.tensor, self.raw, self._transform = tensor, raw, transform
+        self.by_value: Array = np.zeros(raw.shape)
+        self.value = raw if transform is None and raw.dtype == np.float64 else np.zeros(raw.shape)
+        self._slope: Any = 1.0
+        self._grad: torch.Tensor | None = None
+        self._pointer, self._written = 0, raw
+
+    def refresh(self) -> None:
+        """Compute the value of the raw tensor as it is now, and set the gradient to zero."""
+        if self.value is not self.raw:
+            raw = self.raw if self.raw.dtype == np.float64 else self.raw.astype(np.float64)
+            self.value[...], self._slope = (raw, 1.0) if self._transform is None else self._transform(raw)
+        self.by_value.fill(0.0)
+
+    def accumulate(self, grad: Any) -> None:
+        """Add a derivative of the loss by the value."""
+        self.by_value += grad
+
+    def gradient(self) -> torch.Tensor:
+        """Return the gradient by the raw tensor, as a new tensor of its dtype."""
+        return torch.from_numpy(np.asarray(self.by_value * self._slope, self.raw.dtype))
+
+    def write(self) -> torch.Tensor:
+        """Put the gradient into the tensor's ``grad``, in place of what is there, and return that."""
+        grad = self.tensor.grad
+        if grad is None:
+            grad = self.tensor.grad = self.gradient()
+        elif grad is self._grad and grad.data_ptr() == self._pointer:
+            np.multiply(self.by_value, self._slope, out=self._written, casting="same_kind")
+            return grad
+        else:
+            grad.copy_(self.gradient())
+        if type(grad) is torch.Tensor and grad.is_cpu and not grad.requires_grad:
+            self._grad, self._pointer, self._written = grad, grad.data_ptr(), grad.numpy()
+        return grad
+
+    def written(self, grad: torch.Tensor) -> Array:
+        """Return the memory of a gradient."""
+        if grad is self._grad and grad.data_ptr() == self._pointer:
+            return self._written
+        found: Array = grad.numpy()
+        return found
+
+    def of(self, at: tuple[int, ...]) -> Element:
+        """Return the part of one model of a batch."""
+        place: Any = (*at, ...)  # a view even of a single number
+        return Element(self.value[place], self.by_value[place])
+
+
+class Element:
+    """The part of a batched parameter that belongs to one model."""
+
+    __slots__ = ("by_value", "value")
+
+    def __init__(self, value: Array, by_value: Array) -> None:
+        self.value, self.by_value = value, by_value
+
+    def accumulate(self, grad: Any) -> None:
+        """Add a derivative of the loss by the value."""
+        self.by_value += grad

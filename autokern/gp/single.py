@@ -1,0 +1,90 @@
+"""One exact model by arrays: log density of its data and log priors, with the derivatives by all parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gpytorch.means import ConstantMean
+
+from autokern.gp import small
+from autokern.gp.inspected import Inspected
+from autokern.gp.means import Mean
+from autokern.gp.noises import Noise
+from autokern.gp.priors import Term, term
+from autokern.gp.small import Array
+
+__all__ = ["Single", "terms_of"]
+
+
+class Single:
+    """One model of a batch.
+
+    Parameters
+    ----------
+    kernel : Part
+        Its kernel.
+    noise : Noise
+        Its noise.
+    terms : sequence of Term
+        Its priors.
+    mean : Mean, optional
+        Its mean; None for zero, or where targets are residuals already.
+
+    Attributes
+    ----------
+    by_residual : array
+        The derivative by the residual, of the last evaluation.
+    """
+
+    __slots__ = ("_kernel", "_mean", "_noise", "_targets", "_terms", "_x", "by_residual")
+
+    def __init__(self, kernel: small.Part, noise: Noise, terms: Sequence[Term], mean: Mean | None = None) -> None:
+        self._kernel, self._noise, self._terms, self._mean = kernel, noise, terms, mean
+
+    def on(self, x: Array, targets: Array) -> Single:
+        """Give it points as its kernel takes them, and targets; return itself."""
+        self._x, self._targets = x, targets
+        return self
+
+    def _residual(self) -> Array:
+        targets = self._targets.astype(np.float64, copy=False)
+        return targets if self._mean is None else targets - self._mean.value()
+
+    def covariance(self) -> tuple[Array, Array, float]:
+        """Return the covariance with noise, the residual, and the largest scaled squared norm of a point."""
+        residual, k = self._residual(), self._kernel.evaluate(self._x)
+        k.flat[:: len(residual) + 1] += self._noise.value()
+        return k, residual, self._kernel.size()
+
+    def evaluate(self, sign: float, by_x: Array | None = None) -> float | None:
+        """Return the marginal log likelihood per point times `sign`, and add its derivatives to the parameters.
+
+        The derivative by the points is added to `by_x`. None is returned where there is no factor or no number.
+        """
+        residual = self._residual()
+        scale = sign / len(residual)
+        found = small.marginal(self._kernel, self._x, self._noise.value(), residual, scale, by_x)
+        if found is None:
+            return None
+        total, self.by_residual = found.value, found.by_residual
+        self._noise.backward(found.by_noise)
+        if self._mean is not None:
+            self._mean.backward(-found.by_residual)
+        for parameter, at in self._terms:
+            value, slope = at(parameter.value)
+            total += value
+            parameter.accumulate(slope * scale)
+        return total * scale if math.isfinite(total) else None
+
+
+def terms_of(seen: Inspected, model: Any) -> list[Term]:
+    """Return the priors of a model, whose mean may be unread."""
+    found = []
+    for _, module, prior, closure, _ in model.named_priors():
+        if type(module) is ConstantMean and seen.present(module._parameters.get("raw_constant")) is None:
+            seen.parameter(module, "raw_constant")
+        found.append(term(seen, module, prior, closure))
+    return found
