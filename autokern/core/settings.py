@@ -82,18 +82,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Row(
             "AUTOKERN_CALIBRATE",
-            "`first-use`, `never`",
-            "measure an op at its first call (default), or only by `autokern calibrate`",
-            parsers.one_of("first-use", "never"),
+            "`worthwhile`, `first-use`, `never`",
+            "measure an op once its calls have taken so long that measuring pays back in the same run (default), at "
+            "its first call, or only by `autokern calibrate`",
+            parsers.one_of("worthwhile", "first-use", "never"),
         ),
-    ] = "first-use"
+    ] = "worthwhile"
     budget: Annotated[
         float,
         Row(
             "AUTOKERN_BUDGET",
             "seconds",
-            "time limit of first-use calibration in one process (default 10); an op that cannot be measured in that "
-            "time runs stock for a day, or until `autokern calibrate`",
+            "time limit of measurements in the course of one process (default 10); an op that cannot be measured in "
+            "that time runs stock for a day, or until `autokern calibrate`",
             parsers.seconds,
         ),
     ] = 10.0

@@ -23,9 +23,12 @@ def _sigmoid(raw: Array) -> Array:
 
 def _softplus(raw: Array) -> tuple[Array, Array]:
     """As torch has it, linear above 20."""
-    linear = raw > 20.0
-    value = np.where(linear, raw, np.log1p(np.exp(np.minimum(raw, 20.0))))
-    return value, np.where(linear, 1.0, _sigmoid(raw))
+    value = np.logaddexp(raw, 0.0)
+    slope = -np.expm1(-value)
+    if raw.size and not value.max() <= 20.0:
+        linear = raw > 20.0
+        value, slope = np.where(linear, raw, value), np.where(linear, 1.0, slope)
+    return value, slope
 
 
 def _logistic(raw: Array) -> tuple[Array, Array]:

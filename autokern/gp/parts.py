@@ -20,7 +20,7 @@ _NEAR = 1e-3
 
 def arranged(x: Array, raw: bool) -> Array:
     """Return points centred, which moves no difference; beside them the points as they are if any part is `raw`."""
-    centred: Array = x - x.mean(-2, keepdims=True)
+    centred: Array = x - np.add.reduce(x, -2, keepdims=True) / x.shape[-2]
     return np.concatenate((centred, x), -1) if raw else centred
 
 

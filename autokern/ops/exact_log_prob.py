@@ -48,6 +48,7 @@ from autokern.ops._shared import (
     with_fewer_threads,
 )
 from autokern.ops._triangular import inverse_from_cholesky
+from autokern.system.blas import one_thread
 
 __all__ = ["EXACT_LOG_PROB", "ladder"]
 
@@ -296,7 +297,8 @@ def _arrays_memory(problem: Problem) -> int:
 )
 def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
-    found = array_density.log_prob(marginal, value)
+    with one_thread:
+        found = array_density.log_prob(marginal, value)
     if found is not None:
         return found
     return (stock if trees.form(marginal.lazy.kernel, keops=exact) is None else fused)(marginal, value, exact)

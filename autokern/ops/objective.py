@@ -28,6 +28,7 @@ from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
 from autokern.ops._models import objective_model
 from autokern.ops._shared import EPS, families
+from autokern.system.blas import one_thread
 
 __all__ = ["OBJECTIVE"]
 
@@ -112,7 +113,7 @@ class _Objective(Op):
             solved = inverse @ residual
             change = 2 * (problem.n + size) * EPS[problem.dtype] * np.abs(k).max()
             units.append(change * 0.5 * (solved @ solved + np.trace(inverse)) / problem.n)
-        unit = torch.tensor(units).view(exact.shape) + 20 * EPS[problem.dtype] * (1 + exact.abs())
+        unit = max(units) + 20 * EPS[problem.dtype] * (1 + exact.abs())
         return float(((out.detach() - exact).abs() / unit).max())
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
@@ -185,9 +186,11 @@ def _unsupported(problem: Problem) -> str | None:
 def arrays(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
     if isinstance(reading, Step) or parameters is None:
-        value = steps.loss(cast("Step", reading))
+        with one_thread:
+            value = steps.loss(cast("Step", reading))
         return stock(reading, forward, parameters) if value is None else value
-    found = reading.evaluate(parameters)
+    with one_thread:
+        found = reading.evaluate(parameters)
     if found is None:  # stock's ladder of jitter, its warnings and its errors
         return stock(reading, forward, parameters)
     losses, gradients = found

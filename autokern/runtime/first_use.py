@@ -1,4 +1,8 @@
-"""First use: an op without measurements on this machine is measured at its first call."""
+"""First use: an op without measurements on this machine is measured once its calls have taken long enough.
+
+A program may be over soon. So measuring takes at most a part of the program's time until then, and of the op's own:
+an op that has taken long is likely to take as long again. `AUTOKERN_CALIBRATE=first-use` measures at the first call.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,10 @@ _PATIENCE = 24 * 3600.0
 """Seconds until an op is tried again whose calibration at first use measured nothing in its time."""
 _SHARE = 0.35
 """Share of the budget that one op may take at its first use."""
+_OF_PROGRAM, _OF_OP = 0.05, 0.2
+"""Shares of the time since the first call of any op, and of the time in the op itself, that measuring may take."""
+_LEAST = 0.3
+"""Seconds below which measuring tells too little."""
 
 
 def load(settings: Settings) -> Profile:
@@ -33,6 +41,31 @@ def load(settings: Settings) -> Profile:
         return store.read_file(settings.profile)
     here = host.current()
     return store.load(settings, here.fingerprint) or Profile(host=here.fields, fingerprint=here.fingerprint)
+
+
+class Ledger:
+    """The time of an op that is not measured yet.
+
+    Attributes
+    ----------
+    seconds : float
+        What its calls have taken.
+    enough : float
+        Seconds from which on measuring it is considered again.
+    """
+
+    __slots__ = ("enough", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds, self.enough = 0.0, _LEAST / _OF_OP
+
+    def credit(self, elapsed: float, spent: float) -> float:
+        """Return the seconds that measuring may take after so many of the program, some of them spent on measuring."""
+        allowed = min(_OF_PROGRAM * elapsed - spent, _OF_OP * self.seconds)
+        if allowed < _LEAST:
+            self.enough = max(_LEAST / _OF_OP, 1.2 * self.seconds)
+            return 0.0
+        return allowed
 
 
 class FirstUse:
@@ -51,15 +84,21 @@ class FirstUse:
     def __init__(self, settings: Settings, model: Callable[[], CostModel], adopt: Callable[[Profile], None]) -> None:
         self._settings, self._model, self._adopt = settings, model, adopt
         self._measuring = threading.Lock()
-        self._spent = 0.0
+        self._spent, self._began = 0.0, time.perf_counter()
         self._tried: set[tuple[str, ...]] = set()
+        self._waiting: dict[tuple[str, ...], Ledger] = {}
+
+    def ledger(self, problem: Problem, accuracy: str) -> Ledger | None:
+        """Return the ledger of an op that is measured later, None for one that is measured or never will be."""
+        return self._waiting.get((*problem.group, accuracy))
 
     def measure(self, table: Feasibility, accuracy: str) -> bool:
-        """Calibrate an op without measurements here, if that is allowed, and return whether it was.
+        """Calibrate an op without measurements here, if that is allowed and pays back, and return whether it was.
 
         Other threads run stock meanwhile. Where lower precision is allowed, measurements must include errors.
         """
         settings, model, op, problem = self._settings, self._model(), table.op, table.problem
+        at_once = settings.calibrate == "first-use"
         pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
         asked = (*problem.group, accuracy)
         if pinned or inside.measuring or asked in self._tried or _knows(model, table, accuracy):
@@ -69,14 +108,20 @@ class FirstUse:
         left = min(settings.budget - self._spent, _SHARE * settings.budget)
         if left <= 0 or len(table.feasible()) < 2 or host.forked() or host.multi_rank():
             return False
+        if not at_once:
+            ledger = self._waiting.setdefault(asked, Ledger())
+            left = min(left, ledger.credit(time.perf_counter() - self._began, self._spent))
+            if left <= 0:
+                return False
         if not self._measuring.acquire(blocking=False):
             return False
         started = time.perf_counter()
         self._tried.add(asked)
+        self._waiting.pop(asked, None)
         try:
             with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
                 if ours and not self._learnt(table, accuracy):
-                    self._calibrate(op, problem, left, accuracy)
+                    self._calibrate(op, problem, left, accuracy, near=None if at_once else problem)
         except (AutokernError, RuntimeError, OSError) as error:
             if settings.strict:
                 raise
@@ -94,7 +139,7 @@ class FirstUse:
         self._adopt(self._model().profile.merge(kept))
         return True
 
-    def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str) -> None:
+    def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str, near: Problem | None) -> None:
         def publish(profile: Profile) -> None:
             store.save(self._settings, profile)
             self._adopt(profile)
@@ -108,6 +153,7 @@ class FirstUse:
                 self._model().profile,
                 dtypes=(problem.dtype,),
                 accuracy=accuracy,
+                near=near,
                 progress=shown,
                 publish=publish,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,16 +46,19 @@ class Entry:
         count past it.
     strikes : int
         Successive checks in which stock was faster.
+    ledger : Ledger or None
+        Where its calls are timed, while its op is not measured yet.
     trial : bool
         Whether a calibration made it: its calls are not the user's, and do not count.
     """
 
-    __slots__ = ("before", "candidate", "count", "decision", "due", "op", "parts", "run", "strikes", "trial")
+    __slots__ = ("before", "candidate", "count", "decision", "due", "ledger", "op", "parts", "run", "strikes", "trial")
 
     def __init__(self, decision: Decision, table: Feasibility) -> None:
         self.decision, self.op = decision, table.op
         self.count = self.before = self.strikes = 0
         self.trial = inside.measuring
+        self.ledger: Any = None
         self.serve(table.op[decision.candidate])
 
     def resume(self, count: int, before: int) -> None:
@@ -67,6 +71,21 @@ class Entry:
         self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)
         self.run = candidate.run
         self.parts = candidate.parts
+
+    def time_into(self, ledger: Any) -> None:
+        """Time the calls, and have the entry checked when they have taken long enough for its op to be measured."""
+        self.ledger, run = ledger, self.run
+
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return run(*args)
+            finally:
+                ledger.seconds += time.perf_counter() - began
+                if ledger.seconds >= ledger.enough:
+                    self.check_at(self.count + 1)
+
+        self.run = timed
 
     def check_at(self, call: int) -> None:
         """Set the call from which on the entry is checked."""

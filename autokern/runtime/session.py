@@ -168,6 +168,9 @@ class Session:
             entry.check_at(spotcheck.due(before + count) - before)
         else:
             entry.check_at(drift.due(entry, settings))
+            ledger = None if self._first_use is None else self._first_use.ledger(table.problem, settings.accuracy)
+            if ledger is not None:
+                entry.time_into(ledger)
         return entry
 
     def checked(self, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
@@ -181,6 +184,11 @@ class Session:
         due = entry.take_check()
         if due == NEVER:  # another thread is at it
             return entry
+        if entry.ledger is not None:
+            table = Feasibility(entry.op, entry.decision.problem)
+            measured = self._measured(table, settings.accuracy)
+            count = entry.count if measured is table else 0  # else the memo was emptied, and its calls counted
+            return self._made(measured, self._shared(measured, settings), settings, count)
         if entry.candidate.accuracy == "approximate":
             key = _watched(entry.decision)
             self._errors[key] = max(self._errors.get(key, 0.0), spotcheck.check(entry, args, settings))

@@ -37,6 +37,8 @@ _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _SHARE = {"quick": 0.04, "full": 0.08}
 """Part of the budget that one problem may take."""
+_NEAR_SHARE = 0.3
+"""The same where the problems of one call are wanted."""
 _PARTS_SHARE = 0.6
 """Part of the budget for ops that are no composites, where there are both."""
 _TIMING_SHARE = 0.005
@@ -72,6 +74,7 @@ def calibrate(
     *,
     dtypes: Iterable[str] = DTYPES,
     accuracy: str = "same",
+    near: Problem | None = None,
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
@@ -89,6 +92,8 @@ def calibrate(
         Measurements of the same host; problems that they lack are measured first.
     accuracy : {"same", "approximate"}
         Whether candidates of lower precision are measured too, and their errors.
+    near : Problem, optional
+        Measured first, then what is nearest to it; one problem may then take a large part of the budget.
     progress : callable, optional
         Called with the fraction done and a line of text.
     publish : callable, optional
@@ -105,11 +110,13 @@ def calibrate(
     if accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
     run = _Calibration(level, accuracy, budget, known, progress or silent)
+    if near is not None:
+        run.share = _NEAR_SHARE
     parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
 
     def plans(chosen: list[Op]) -> list[Group]:
         groups = itertools.product(devices, chosen, dtypes)
-        return [plan(op, level, dtype, device, known, accuracy) for device, op, dtype in groups]
+        return [plan(op, level, dtype, device, known, accuracy, near) for device, op, dtype in groups]
 
     inside.active = inside.measuring = True
     try:
@@ -134,6 +141,7 @@ class _Calibration:
 
     def __init__(self, level: str, accuracy: str, budget: float, known: Profile, progress: Progress) -> None:
         self._level, self._accuracy, self._budget, self._progress = level, accuracy, budget, progress
+        self.share = _SHARE[level]
         self._deadline = self._ends = time.perf_counter() + budget
         self._known = known
         self._found = Profile(host=host.current().fields, fingerprint=host.current().fingerprint)
@@ -188,7 +196,7 @@ class _Calibration:
     def _try(self, group: Group, problem: Problem, fraction: float) -> bool:
         candidates = contenders(group.op, problem, self._level, self._accuracy)
         expected = expected_seconds(group, problem) * len(candidates) * 3
-        if expected > min(self._left, _SHARE[self._level] * self._budget):
+        if expected > min(self._left, self.share * self._budget):
             group.skipped += 1
             return False
         self._progress(max(fraction, 1 - self._left / self._budget), str(problem))

@@ -38,12 +38,20 @@ class Group:
         return len(ratios) >= enough and min(ratios) > 1.2
 
 
-def plan(op: Op, level: str, dtype: str, device: str, known: Profile, accuracy: str = "same") -> Group:
-    """Return the group of an op, with problems without a measurement first in its queue."""
-    grid = {p: contenders(op, p, level, accuracy) for p in dict.fromkeys(op.grid(level, dtype, device))}
+def plan(
+    op: Op, level: str, dtype: str, device: str, known: Profile, accuracy: str = "same", near: Problem | None = None
+) -> Group:
+    """Return the group of an op: problems without a measurement first, of those `near` and what is nearest to it."""
+    problems = op.grid(level, dtype, device) if near is None else [near, *op.grid(level, dtype, device)]
+    grid = {p: contenders(op, p, level, accuracy) for p in dict.fromkeys(problems)}
     wanted = {p: {c.name for c in found if c.accuracy == "approximate"} for p, found in grid.items() if len(found) > 1}
     done = {t.problem for t in known.trials if wanted.get(t.problem, set()) <= t.timings.keys()}
-    queue = sorted(wanted, key=done.__contains__)  # new problems first, then known ones again
+    place = None if near is None else op.coordinates(near)
+
+    def distance(problem: Problem) -> float:
+        return 0.0 if place is None else math.dist(place, op.coordinates(problem))
+
+    queue = sorted(wanted, key=lambda problem: (problem in done, distance(problem)))
     group = Group(op, dtype, device, queue)
     group.trials = [t for t in known.trials if t.problem.group == (op.name, dtype, device) and "stock" in t.timings]
     return group

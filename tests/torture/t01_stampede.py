@@ -19,7 +19,7 @@ from harness import Findings, Mutation, ended, forked, main
 
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.core.settings import from_environment
+from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch
 from autokern.runtime.first_use import FirstUse
 from autokern.system import host
@@ -86,9 +86,9 @@ def _run(number: int) -> dict[str, Any]:
     calibrated: list[str] = []
     measure = FirstUse._calibrate
 
-    def counted(self: FirstUse, op: Any, *rest: Any) -> None:
+    def counted(self: FirstUse, op: Any, *rest: Any, **more: Any) -> None:
         calibrated.append(op.name)
-        measure(self, op, *rest)
+        measure(self, op, *rest, **more)
 
     FirstUse._calibrate = counted  # type: ignore[method-assign]
     session = dispatch.reset()
@@ -96,6 +96,8 @@ def _run(number: int) -> dict[str, Any]:
     a = (torch.eye(30, dtype=torch.float64) + 0.01).expand(2, 30, 30).contiguous()
     value, longest = 0.0, 0.0
     for name in OPS:
+        if number % 4 == 3:  # comes late, with the profile of before
+            _await(name, session.settings)
         start = time.monotonic()
         args = {"cholesky": (a,), "matmul": (a, a), "qr": (a[..., :5].contiguous(),)}[name]
         out = dispatch.route(get(name))(*args)
@@ -107,6 +109,16 @@ def _run(number: int) -> dict[str, Any]:
     store.save(session.settings, Profile(host=here.fields, fingerprint=here.fingerprint, trials=[mark]))
     mine = {(t.problem.op, t.problem.m) for t in session.profile.trials} if calibrated else set()
     return {"calibrated": calibrated, "measured": sorted(mine), "value": value, "seconds": longest}
+
+
+def _await(name: str, settings: Settings) -> None:
+    """Wait until somebody has measured an op."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        kept = store.load(settings, host.current().fingerprint)
+        if kept is not None and any(trial.problem.op == name and trial.problem.m < MARK for trial in kept.trials):
+            return
+        time.sleep(0.05)
 
 
 MUTATIONS = [

@@ -1,0 +1,71 @@
+"""One thread for NumPy's and SciPy's OpenBLAS, while small matrices are computed.
+
+At some hundred rows its threads cost more than they save, and where other processes use the cores, many times more.
+OpenBLAS keeps one number for the process, so it is lowered once for all threads that are inside, and restored by the
+last to leave.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable
+
+from threadpoolctl import ThreadpoolController
+
+from autokern.system import threads
+
+__all__ = ["one_thread"]
+
+_WHAT = ("get", "set")
+Get = Callable[[], int]
+Put = Callable[[int], object]
+
+
+class _OneThread:
+    """Lowers the number of threads on the way in, and restores it on the way out."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._lowered: list[tuple[Put, int]] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside and threads.allowed():
+                for get, put in _libraries():
+                    before = get()
+                    if before > 1:
+                        self._lowered.append((put, before))
+                        put(1)
+            self._inside += 1  # last: after an interrupt before, the next to leave restores what was lowered
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            while not self._inside and self._lowered:
+                put, before = self._lowered.pop()
+                put(before)
+
+
+one_thread = _OneThread()
+"""A context manager that any number of threads may be inside of at a time; it costs some microseconds."""
+
+
+@functools.cache
+def _libraries() -> list[tuple[Get, Put]]:
+    """Return getter and setter of each OpenBLAS of this process whose number is the process's; NumPy's, and SciPy's.
+
+    threadpoolctl's own setter obeys one thread only.
+    """
+    import numpy as np  # noqa: F401
+    import scipy.linalg.lapack  # noqa: F401
+
+    found = []
+    for library in ThreadpoolController().select(internal_api="openblas").lib_controllers:
+        for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
+            get, put = (getattr(library.dynlib, f"{prefix}openblas_{what}_num_threads{suffix}", None) for what in _WHAT)
+            if library.threading_layer == "pthreads" and get is not None and put is not None:
+                found.append((get, put))
+                break
+    return found

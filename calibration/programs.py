@@ -1,0 +1,192 @@
+"""Whole programs in fresh processes, autokern off and on in turn; writes `programs.json` and the README's first table.
+
+The programs are the scripts in `whole/`, as a user writes them; each prints its final values. Every round runs each
+script three times, in changing order: as it is; after ``import autokern.auto`` with the profile of this machine; and
+the same in an empty home, where everything is measured at first use. All of a process counts, from the start of the
+interpreter to its end. How much stock's own final values depend on rounding is seen by one run on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import documents
+import numpy as np
+from end_to_end import describe
+from figures import console, machine, plain
+from measuring import geomean, turns
+from rows import factor, small
+
+from autokern.cli.tables import duration
+
+FOLDER = Path(__file__).parent
+JSON_NAME, BLOCK = "programs.json", "programs"
+SIDES = ("off", "on", "new")
+START = "import runpy, sys\nrunpy.run_path(sys.argv[1], run_name='__main__')"
+COLUMNS = (("on", "ratio"), ("on", "cpu_ratio"), ("new", "ratio"))
+LIBRARIES = {"bo": "BoTorch", "gp": "GPyTorch"}
+
+Run = dict[str, Any]
+
+
+def programs() -> dict[str, Path]:
+    """Return the scripts by name."""
+    return {path.stem: path for path in sorted((FOLDER / "whole").glob("*.py"))}
+
+
+def run(script: Path, side: str, home: Path, environment: Mapping[str, str] | None = None) -> Run:
+    """Run a script to its end; return seconds, CPU seconds, peak of resident memory, and the values it printed last.
+
+    Raises
+    ------
+    RuntimeError
+        If it fails, or prints no final values.
+    """
+    code = START if side == "off" else f"import autokern.auto\n{START}"
+    surroundings = {**os.environ, "PYTHONWARNINGS": "ignore", "AUTOKERN_HOME": str(home), **(environment or {})}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        began = time.perf_counter()
+        child = subprocess.Popen([sys.executable, "-c", code, str(script)], stdout=out, stderr=err, env=surroundings)
+        _, status, usage = os.wait4(child.pid, 0)
+        seconds = time.perf_counter() - began
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        words = (out.read().strip().splitlines() or [""])[-1].split()
+        if child.returncode or words[:1] != ["final"]:
+            raise RuntimeError(f"{script.stem} ({side}) ended with {child.returncode}: {err.read()[-2000:]}")
+    values = [float(word) for word in words[1:]]
+    cpu = usage.ru_utime + usage.ru_stime
+    return {"seconds": seconds, "cpu": cpu, "peak": 1024 * usage.ru_maxrss, "final": values}
+
+
+def gap(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the largest difference of final values, relative to their size."""
+    return max(abs(a - b) / max(abs(b), 1e-12) for a, b in zip(one, other, strict=True))
+
+
+def measured(script: Path, pairs: int, profile: Path) -> dict[str, Any]:
+    """Run a script `pairs` times on each side; return the comparison."""
+    runs: dict[str, list[Run]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "kept"  # what this program learns stays in its own copy
+        shutil.copytree(profile, kept)
+        run(script, "on", kept)  # compiled files, caches of the system
+        single = run(script, "off", kept, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+        for round_, order in enumerate(turns(SIDES, pairs)):
+            for side in order:
+                runs[side].append(run(script, side, kept if side != "new" else Path(folder) / f"empty{round_}"))
+    of = {side: {what: [one[what] for one in runs[side]] for what in runs[side][0]} for side in SIDES}
+    doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    figures: dict[str, Any] = {"what": doc.partition(": ")[2].rstrip("."), "pairs": pairs}
+    for side in ("on", "new"):
+        ratios = np.divide(of["off"]["seconds"], of[side]["seconds"])
+        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+        figures[side] = {"ratio": middle, "quartiles": [low, high]}
+        figures[side]["cpu_ratio"] = float(np.median(np.divide(of["off"]["cpu"], of[side]["cpu"])))
+        figures[side]["difference"] = max(gap(final, of["off"]["final"][0]) for final in of[side]["final"])
+    middle_of = statistics.median
+    figures["seconds"] = {side: middle_of(of[side]["seconds"]) for side in SIDES}
+    figures["peak"] = {side: middle_of(of[side]["peak"]) for side in SIDES}
+    finals = [single["final"], *of["off"]["final"]]
+    figures["stock_difference"] = max(gap(final, of["off"]["final"][0]) for final in finals)
+    return figures
+
+
+def line(name: str, figures: Mapping[str, Any]) -> str:
+    """Return a program's row of the table."""
+    seconds, on, new = figures["seconds"], figures["on"], figures["new"]
+    memory = f"{(figures['peak']['on'] - figures['peak']['off']) / 2**20:+.0f} MiB"
+    agreement = f"{small(on['difference'])} ({small(figures['stock_difference'])})"
+    cells = (
+        f"{LIBRARIES[name[:2]]}: {figures['what']}", duration(seconds["off"]), duration(seconds["on"]), factor(on),
+        f"{on['cpu_ratio']:.2f}×", f"{new['ratio']:.2f}×", memory, agreement,
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def summary(results: Mapping[str, Any]) -> list[str]:
+    """Return one row per library: geometric means, and the least."""
+    rows = []
+    for start, library in LIBRARIES.items():
+        found = [figures for name, figures in results["programs"].items() if name.startswith(start)]
+        if found:
+            on, cpu, new = (
+                [f[s][w] for f in found] for s, w in (("on", "ratio"), ("on", "cpu_ratio"), ("new", "ratio"))
+            )
+            ratios = [f"{geomean(r):.2f}× (least {min(r):.2f})" for r in (on, cpu, new)]
+            rows.append(f"| **{library}, {len(found)} programs, geometric mean** | | | {' | '.join(ratios)} | | |")
+    return rows
+
+
+def block(results: Mapping[str, Any]) -> str:
+    """Return the table as Markdown."""
+    heads = ("program", "stock", "autokern", "faster", "CPU time", "no profile yet", "memory", "final values (stock)")
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}", *summary(results)]
+    lines += [line(name, figures) for name, figures in results["programs"].items()]
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "python")
+    note = (
+        f"{machine(results['host'])}; {versions}; {results['date']}. Whole processes, in turn, "
+        f"{results['pairs']} of each: times are medians, factors medians of paired ratios (quartiles). Final values: "
+        "largest relative difference from stock's, and of stock's own runs, one of them on one thread. "
+        "Loops that choose where to look next amplify rounding."
+    )
+    return "\n".join([*lines, "", note, ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; 0 is fine, 1 a document that does not hold the figures of the JSON, 2 bad usage."""
+    known = programs()
+    parser = argparse.ArgumentParser(description="Compare whole programs with autokern off and on.")
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"any of {', '.join(known)}; default all")
+    parser.add_argument("--pairs", type=int, default=5, help="runs of each side (default 5)")
+    parser.add_argument("--home", type=Path, help="folder with the profile; default: measure one, `calibrate --full`")
+    parser.add_argument("--output", type=Path, default=FOLDER / JSON_NAME, help="the JSON to write or to read")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the table in FILE")
+    task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if that table is out of date")
+    options = parser.parse_args(arguments)
+    if document := options.readme or options.check:
+        try:
+            results = json.loads(options.output.read_text(encoding="utf-8"))
+            same = documents.refresh(document, BLOCK, block(results), check=options.check is not None)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        if options.check is not None and not same:
+            console.print(f"{document.name} does not hold the figures of {options.output.name}: run --readme")
+        return int(options.check is not None and not same)
+    if unknown := sorted(set(options.programs) - set(known)):
+        parser.error(f"unknown program {', '.join(unknown)}; known are {', '.join(known)}")
+    if options.pairs < 1:
+        parser.error(f"--pairs must be at least 1, found {options.pairs}")
+    with tempfile.TemporaryDirectory() as folder:
+        home = options.home or Path(folder)
+        surroundings = {**os.environ, "AUTOKERN_HOME": str(home)}
+        if options.home is None:
+            subprocess.run([sys.executable, "-m", "autokern", "calibrate", "--full"], env=surroundings, check=True)
+        asked = [sys.executable, "-c", "import autokern, json; print(json.dumps(dict(autokern.profile().host)))"]
+        host = json.loads(subprocess.run(asked, env=surroundings, check=True, capture_output=True, text=True).stdout)
+        results = {**describe(host, quick=False), "pairs": options.pairs, "programs": {}}
+        for name in options.programs or known:
+            figures = results["programs"][name] = measured(known[name], options.pairs, home)
+            console.print(line(name, figures))
+            options.output.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for row in summary(results):
+        console.print(row)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,38 @@
+"""GPyTorch: a Matérn times a periodic kernel plus a linear one, 150 points, 60 steps of Adam, float32."""
+
+import gpytorch
+import torch
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = (
+            gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5) * gpytorch.kernels.PeriodicKernel())
+            + gpytorch.kernels.LinearKernel()
+        )
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+torch.manual_seed(0)
+x = torch.linspace(0, 4, 150).unsqueeze(-1)
+y = torch.sin(6.283 * x.squeeze(-1)) * torch.exp(-0.3 * x.squeeze(-1)) + 0.1 * torch.randn(150)
+new = torch.linspace(0, 5, 60).unsqueeze(-1)
+likelihood = gpytorch.likelihoods.GaussianLikelihood()
+model = Model(x, y, likelihood)
+mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+for _ in range(60):
+    optimizer.zero_grad()
+    loss = -mll(model(x), y)
+    loss.backward()
+    optimizer.step()
+model.eval()
+likelihood.eval()
+with torch.no_grad(), gpytorch.settings.fast_pred_var():
+    prediction = likelihood(model(new))
+    lower, upper = prediction.confidence_region()
+print("final", loss.item(), prediction.mean.sum().item(), (upper - lower).mean().item())

@@ -1,0 +1,147 @@
+"""first_use.py: an op is measured once its calls have taken so long that measuring pays back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+import torch
+
+import autokern
+from autokern.core.problem import Features
+from autokern.runtime import dispatch, first_use
+from autokern.tuning import plans
+from autokern.tuning.profile import Profile
+
+
+class Clock:
+    """A clock that only the op's calls advance."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that first use and the memo see; the programs of a test start now."""
+    made = Clock()
+    monkeypatch.setattr("autokern.runtime.first_use.time", made_of(made))
+    monkeypatch.setattr("autokern.runtime.memo.time", made_of(made))
+    monkeypatch.delenv("AUTOKERN_CALIBRATE")
+    dispatch.reset()
+    return made
+
+
+def made_of(clock):
+    return type("time", (), {"perf_counter": staticmethod(clock), "time": staticmethod(time.time)})
+
+
+@pytest.fixture
+def budgets(monkeypatch):
+    """The budgets of the calibrations that began, which measure as ever."""
+    seen, honest = [], first_use.calibrate
+
+    def noted(ops, level, budget, *args, **more):
+        seen.append((budget, more["near"]))
+        return honest(ops, level, 20.0, *args, **more)
+
+    monkeypatch.setattr(first_use, "calibrate", noted)
+    return seen
+
+
+@pytest.fixture
+def call(make_op, clock):
+    """An op whose call takes as many seconds as it is told, with another candidate that could serve."""
+    op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)))
+    seconds = [0.1]
+
+    def stock(a):
+        clock.now += seconds[0]
+        return 2 * a
+
+    op.candidate("stock")(stock)
+    op.candidate("fast")(lambda a: 2 * a)
+    routed = dispatch.route(op)
+
+    def calls(n, took, elsewhere=0.0, size=4):
+        seconds[0] = took
+        for _ in range(n):
+            clock.now += elsewhere
+            assert routed(torch.ones(size, size, dtype=torch.float64)).sum() == 2 * size * size
+
+    return calls
+
+
+def test_a_short_program_is_not_measured(call, budgets):
+    call(50, took=0.1)
+    assert budgets == []
+    assert autokern.stats()["double"] == {"stock": 50}
+
+
+def test_measuring_takes_a_twentieth_of_the_program_at_most_and_the_call_at_hand_is_first(call, budgets):
+    call(100, took=0.1)
+    ((budget, near),) = budgets
+    assert 0.3 <= budget <= 0.05 * 10
+    assert near.n == 4
+    assert dispatch.session().profile.trials
+    assert autokern.stats()["double"]["stock"] + autokern.stats()["double"].get("fast", 0) == 100
+
+
+def test_an_op_that_takes_little_of_a_long_program_is_not_measured(call, budgets):
+    call(100, took=0.01, elsewhere=1.0)
+    assert budgets == []
+    call(150, took=0.01, elsewhere=1.0)
+    assert len(budgets) == 1
+    assert budgets[0][0] <= 0.2 * 2.5
+
+
+def test_sizes_share_what_an_op_has_taken(call, budgets):
+    for size in range(2, 12):
+        call(10, took=0.1, size=size)
+    assert len(budgets) == 1
+
+
+def test_other_orders_stand(call, budgets, monkeypatch):
+    monkeypatch.setenv("AUTOKERN_CALIBRATE", "never")
+    dispatch.reset()
+    call(300, took=0.1)
+    assert budgets == []
+    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
+    dispatch.reset()
+    call(1, took=0.1)
+    assert [near for _, near in budgets] == [None]
+
+
+def test_the_time_of_a_call_that_raises_counts(make_op, clock, budgets):
+    op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)))
+
+    def failing(a):
+        clock.now += 1.0
+        if len(a) == 3:
+            raise ValueError("no")
+        return a
+
+    op.candidate("stock")(failing)
+    op.candidate("other")(lambda a: a)
+    routed = dispatch.route(op)
+    for _ in range(7):
+        with contextlib.suppress(ValueError):
+            routed(torch.ones(3, 3, dtype=torch.float64))
+    assert len(budgets) == 1
+
+
+def test_a_plan_near_a_problem_begins_with_it_and_goes_outwards(make_op):
+    op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)))
+    op.candidate("stock")(lambda a: a)
+    op.candidate("other")(lambda a: a)
+    grid = op.grid("quick", "float64", "cpu")
+    near = grid[-1].replace(m=7, n=7)
+    queue = plans.plan(op, "quick", "float64", "cpu", Profile(), near=near).queue
+    assert queue[0] == near
+    gaps = [abs(op.coordinates(near)[0] - op.coordinates(p)[0]) for p in queue]
+    assert gaps == sorted(gaps)
+    assert set(grid) <= set(queue)
