@@ -12,6 +12,7 @@ it computes with the model's own modules.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from typing import Any
@@ -29,12 +30,16 @@ from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.parameters import Parameter
 from autokern.gp.points import Part, Wanted, part_of, value_of
 from autokern.gp.small import Array
+from autokern.system.blas import one_thread
 
 __all__ = ["Posterior"]
 
 _INHERITED = (
     "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
 )  # fmt: skip
+_LARGE = 2**18
+"""Multiplications of the largest product from which on OpenBLAS would use its threads."""
+_AS_THEY_ARE = contextlib.nullcontext()
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -162,11 +167,13 @@ class _Call:
         self._shared = of.shares(x)
         self._unsaved = Unsaved(x, *(p.tensor for p in of.parameters))
         self._graded = graded
+        large = x.numel() // x.shape[-1] * of.key[1] ** 2 > _LARGE
+        self.threads: Any = one_thread if large else _AS_THEY_ARE
 
     def evaluate(self, x: torch.Tensor) -> Pair | None:
         """Return mean and covariance, which the call does not keep; None if there is a number that is none."""
         of = self.of
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), self.threads:
             points = x.detach().numpy()
             points = points if self._shared else np.moveaxis(points, -3, 0)
             stacked = points.reshape(1 if self._shared else self._shape[-3], -1, self._shape[-1]) - of._centre
@@ -193,7 +200,7 @@ class _Call:
 
     def _stacked(self, values: torch.Tensor, own: int) -> Array:
         """Return values whose last `own` axes are those of a set as ``(k, b, ...)``."""
-        array: Array = values.detach().numpy()
+        array: Array = values.detach().resolve_neg().numpy()
         if self.of.batch:
             array = np.moveaxis(array, -1 - own, 0)
         return array.reshape(self._shape_of_cross[0], -1, *array.shape[array.ndim - own :])
@@ -269,7 +276,8 @@ class _Predicted(torch.autograd.Function):
         points, constant = ctx.needs_input_grad[:2]
         graded = ctx.node is not None and _runs(ctx.node)
         compute = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
-        return *compute(by_mean, by_covariance, points, constant, graded), None, None
+        with np.errstate(all="ignore"), ctx.call.threads:
+            return *compute(by_mean, by_covariance, points, constant, graded), None, None
 
 
 def _runs(node: Any) -> bool:
