@@ -19,7 +19,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.gp import array_density, marginal, matrix_density, memoized, steps
+from autokern.gp import marginal, memoized
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
@@ -110,6 +110,8 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     how = ORDERED if noise is None and likelihood is not None else regime(n)
     if how == ORDERED:
         return None
+    from autokern.gp import array_density, matrix_density  # programs without a likelihood need none of this
+
     found = marginal.read(distribution, noise)
     if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, how == EXACT) is not None:
         return lambda value: _dispatch_log_prob(found, value, how == EXACT)
@@ -137,7 +139,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
 
 
 @unless_it_fails
-def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> steps.Step | None:
+def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
     """Return the evaluation of a likelihood at a plain prior, if noise, kernel and priors are known as a whole."""
     if type(prior) is not MultivariateNormal or not torch.is_grad_enabled():
         return None
@@ -147,6 +149,8 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> steps.S
         return None
     if forced("exact_log_prob") is not None and forced("objective") is None:  # the density is wanted by itself
         return None
+    from autokern.gp import steps
+
     forward = functools.partial(_by_modules, mll, params=params)
     return steps.step_of(mll, forward, prior, target)
 

@@ -54,7 +54,7 @@ __all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_SMALL = 150
+_SMALL = {"float64": 400, "float32": 150}
 """Points up to which no measurement is needed."""
 ladder = originals.psd_safe_cholesky
 
@@ -217,8 +217,8 @@ class _ExactLogProb(Op):
         return regime_features(problem)
 
     def default_candidate(self, problem: Problem) -> str:
-        """Up to here stock's autograd nodes take longer than all arithmetic."""
-        return "arrays" if problem.n * problem.batch <= _SMALL else "stock"
+        small = problem.n * problem.batch <= _SMALL.get(problem.dtype, 0)
+        return "arrays" if small and _arrays_unsupported(problem) is None else "stock"
 
 
 EXACT_LOG_PROB = _ExactLogProb()

@@ -35,7 +35,7 @@ __all__ = ["OBJECTIVE"]
 _MOST = 1000
 """Points above which one thread is slower than the ops that stock consists of."""
 
-_SMALL = 150
+_SMALL = {"float64": 400, "float32": 150}
 """Points up to which no measurement is needed."""
 
 Found = tuple[torch.Tensor | None, ...]
@@ -143,7 +143,8 @@ class _Objective(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        return "arrays" if problem.n * problem.batch <= _SMALL else "stock"
+        small = problem.n * problem.batch <= _SMALL.get(problem.dtype, 0)
+        return "arrays" if small and _unsupported(problem) is None else "stock"
 
 
 OBJECTIVE = _Objective()
