@@ -7,17 +7,18 @@ from typing import Any, NamedTuple
 
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.arguments import itself, rebuilt, tensors_in
 from autokern.gp.arguments import terms, variances
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 
-__all__ = ["Marginal", "ingredients", "is_plain", "read"]
+__all__ = ["Marginal", "ingredients", "is_plain", "read", "read_matrix"]
 
 
 class Marginal(NamedTuple):
-    """A Gaussian with the covariance ``kernel(x, x) + noise``.
+    """A Gaussian with the covariance ``kernel(x, x) + noise``, or that of a matrix instead of a kernel.
 
     Parameters
     ----------
@@ -25,8 +26,8 @@ class Marginal(NamedTuple):
         As the caller has it.
     extra : Tensor or None
         Variances ``(..., 1)`` that are not part of its covariance yet.
-    lazy : LazyEvaluatedKernelTensor
-        The kernel matrix.
+    lazy : LazyEvaluatedKernelTensor or DenseLinearOperator
+        The covariance without noise.
     noise : Tensor
         All variances that are added to it, ``(..., 1)`` or ``(..., n)``.
     """
@@ -49,6 +50,13 @@ def is_plain(lazy: Any) -> bool:
         return False
     trivial = (None, False)  # by identity: what is there may be anything, tensors without a truth
     return not lazy.last_dim_is_batch and all(any(value is one for one in trivial) for value in lazy.params.values())
+
+
+def read_matrix(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | None:
+    """Return the description of a Gaussian whose covariance is a matrix, or lazy, or None for others."""
+    found = _described(distribution, extra)
+    known = found is not None and found.lazy.__class__ in (DenseLinearOperator, LazyEvaluatedKernelTensor)
+    return found if known else None
 
 
 def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from scipy.linalg import lapack
 
 from autokern.gp.formulas import Array, Formula
+from autokern.gp.lapack import solved
 
 __all__ = [
     "Array", "Columns", "Density", "Leaf", "Marginal", "Parameter", "Part", "Product", "Scale", "Sum",
@@ -222,18 +222,11 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
     factor : float
         Factor of the derivatives.
     """
-    n = len(residual)
-    upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
-    if info:
+    found = solved(k, residual)
+    if found is None:
         return None
-    a, _ = lapack.dpotrs(upper, residual, lower=0)
-    logdet = 2.0 * float(_sum(np.log(upper.diagonal())))
-    value = -0.5 * (float(residual @ a) + logdet + n * _LOG_2_PI)
-    inverse, info = lapack.dpotri(upper, lower=0, overwrite_c=1)
-    if info:
-        return None
-    w = inverse + inverse.T  # the other triangle of each is zero
-    w.flat[:: n + 1] = inverse.diagonal()
+    logdet, a, w = found
+    value = -0.5 * (float(residual @ a) + logdet + len(residual) * _LOG_2_PI)
     w -= a[:, None] * a
     w *= -0.5 * factor
     return Density(value, w, a * -factor)

@@ -1,139 +1,27 @@
-"""Hooks into BoTorch: the closure that a fit evaluates.
+"""Hooks into BoTorch, which may be imported after `enable`, or never.
 
-BoTorch may be imported after `enable`, or never. Its hooks are therefore declared when it is there, at the latest by
-the first likelihood that one of its closures asks for.
+They are declared when it is there, at the latest by the first likelihood that one of its closures asks for.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-import gpytorch
-import numpy as np
-import torch
-
-from autokern.gp.inspected import UnreadError
-from autokern.gp.reading import Reading, Readings
-from autokern.hooks.bypass import stay_out_of_models
-from autokern.hooks.install import hook, put_declared
-from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, regime
-from autokern.runtime.dispatch import route
+from autokern.hooks.install import put_declared
 
 __all__ = ["look"]
 
-_CORE, _CLOSURES = "botorch.optim.closures.core", "botorch.optim.closures.model_closures"
-_dispatch = route("objective", looked=True)
 _declared = False
 
 
 def look() -> None:
     """Declare the hooks if BoTorch has been imported by now, and install them."""
     global _declared
-    if not _declared and _CORE in sys.modules:
+    if not _declared and "botorch.optim.closures.core" in sys.modules:
         _declared = True
-        _declare(sys.modules[_CORE])
+        importlib.import_module("autokern.hooks.later.closures")
         put_declared()
 
 
-def _declare(core: Any) -> None:
-    kind, flat = core.ForwardBackwardClosure, core.NdarrayOptimizationClosure
-    stock, stock_flat = kind.__call__, flat.__call__
-
-    @hook(kind, "__call__")
-    def call(self: Any, **kwargs: Any) -> Any:
-        reading = None if kwargs or type(self) is not kind or stay_out_of_models() else _reading_of(self)
-        if reading is None:
-            return stock(self, **kwargs)
-        loss, *gradients = _dispatch(reading, self.forward, self.parameters)
-        return loss.sum() if loss.dim() else loss, tuple(gradients)
-
-    @hook(flat, "__call__")
-    def call_flat(self: Any, state: Any = None, **kwargs: Any) -> Any:
-        """Take the vector of an optimiser to loss and gradient without a tensor between."""
-        ours = type(self) is flat and type(self.closure) is kind and self.closure.parameters is self.parameters
-        reading = _reading_of(self.closure) if ours and not kwargs and not stay_out_of_models() else None
-        if reading is None or not (state is None or _fits(state, self.parameters)):
-            return stock_flat(self, state, **kwargs)
-        if state is not None:
-            reading.put(self.parameters, state)
-        try:
-            loss, *gradients = _dispatch(reading, self.closure.forward, self.parameters)
-        except RuntimeError as error:
-            value, slopes = core._handle_numerical_errors(error, x=self.state, dtype=np.float64)
-            return value, slopes
-        slopes = self._get_gradient_ndarray()
-        reading.slopes(self.parameters, gradients, slopes)
-        return np.array(loss.item() if loss.dim() == 0 else loss.sum().item()), slopes
-
-    several = getattr(core, "BatchedNDarrayOptimizationClosure", None)
-    if several is not None:
-        _declare_batched(core, several)
-
-
-def _declare_batched(core: Any, kind: Any) -> None:
-    stock = kind.__call__
-
-    @hook(kind, "__call__")
-    def call(self: Any, state: Any = None, batch_indices: Any = None, **kwargs: Any) -> Any:
-        """Take a row for each output to losses and gradients, as an optimiser of independent outputs asks for them."""
-        reading = _reading_of(self) if type(self) is kind and not kwargs and not stay_out_of_models() else None
-        if reading is None or reading.batch != self.batch_shape or not _rows_fit(self, state, batch_indices):
-            return stock(self, state, batch_indices, **kwargs)
-        if state is not None:
-            reading.put(self.parameters, state, batch_indices)
-        slopes, start = np.zeros((self.batch_size, self._per_element_size)), 0
-        try:
-            losses, *gradients = _dispatch(reading, self.forward, self.parameters)
-            values = losses.detach().numpy().astype(np.float64).reshape(self.batch_size)
-        except RuntimeError as error:
-            value, _ = core._handle_numerical_errors(error, x=self.state.ravel(), dtype=np.float64)
-            values, gradients = np.full(self.batch_size, value / self.batch_size), []
-        for gradient in gradients:
-            size = gradient.numel() // self.batch_size
-            slopes[:, start : start + size] = gradient.numpy().reshape(self.batch_size, size)
-            start += size
-        return (values, slopes) if batch_indices is None else (values[batch_indices], slopes[batch_indices])
-
-
-def _rows_fit(closure: Any, state: Any, rows: Any) -> bool:
-    """Whether a state has a row for each output, or for each one of a list."""
-    if state is None:
-        return True
-    count = closure.batch_size if rows is None else len(rows) if type(rows) is list else -1
-    return type(state) is np.ndarray and state.dtype == np.float64 and state.shape == (count, closure._per_element_size)
-
-
-def _fits(state: Any, parameters: Mapping[str, torch.Tensor]) -> bool:
-    size = sum(parameter.numel() for parameter in parameters.values())
-    return type(state) is np.ndarray and state.dtype == np.float64 and state.shape == (size,)
-
-
-@unless_it_fails
-def _reading_of(closure: Any) -> Reading | None:
-    """Return the reading of a closure's model as it is now, None where stock must run."""
-    if not torch.is_grad_enabled() or torch._C._len_torch_function_stack():
-        return None
-    known = _readings.of(closure.forward)
-    if known is None:
-        return None
-    if not known.covers(closure.parameters) or regime(known.n) != EXACT:
-        return None
-    return known if gpytorch.settings.observation_nan_policy.value() == "ignore" else None
-
-
-def _read(forward: Any) -> Reading:
-    """Read the likelihood that BoTorch's loss closure of an exact model refers to, and to nothing else."""
-    cells = {}
-    if forward.__module__ == _CLOSURES:
-        cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
-    mll = cells["mll"].cell_contents if cells.keys() == {"mll"} else None
-    if not hasattr(getattr(mll, "model", None), "transform_inputs"):  # the closure calls it
-        raise UnreadError("a closure of another kind")
-    return Reading(mll)
-
-
-_readings = Readings(_read)
 look()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -18,8 +19,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.gp import marginal, memoized, steps
-from autokern.hooks import botorch
+from autokern.gp import marginal, memoized
+from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled
@@ -31,6 +32,10 @@ from autokern.runtime.dispatch import forced, route
 _dispatch = route("kernel_matrix", looked=True)
 _dispatch_step = route("objective", looked=True)
 _dispatch_log_prob = route("exact_log_prob", looked=True)
+_dispatch_dense = route("dense_log_prob", looked=True)
+_dispatch_tasks = route("task_log_prob", looked=True)
+_MOST = 1000
+"""Points of a matrix above which no candidate is faster than stock, whose parts are ops."""
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,24 +93,31 @@ def _log_prob(self: Any, value: Any) -> Any:
     if found is None or _asked_before(self._covar):
         return _stock_log_prob(self, value)
     self._covar._autokern_asked = True
-    described, exact = found
-    return _dispatch_log_prob(described, value, exact)
+    return found(value)
 
 
 @unless_it_fails
-def _described(distribution: Any, likelihood: Any = None) -> tuple[marginal.Marginal, bool] | None:
-    """Return what a density is computed from, and whether stock would factorise; None if the density is not ours.
+def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any] | None:
+    """Return the density as a function of the value; None if it is not ours.
 
     With a likelihood, that of the observations by it; else the distribution has its noise already.
     """
     if not torch.is_grad_enabled():
         return None
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
-    found = None if noise is None and likelihood is not None else marginal.read(distribution, noise)
-    if found is None:
+    n = distribution.loc.shape[-1]
+    how = ORDERED if noise is None and likelihood is not None else regime(n)
+    if how == ORDERED:
         return None
-    how = regime(distribution.loc.shape[-1])
-    return None if how == ORDERED else (found, how == EXACT)
+    from autokern.gp import array_density, matrix_density  # programs without a likelihood need none of this
+
+    found = marginal.read(distribution, noise)
+    if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, how == EXACT) is not None:
+        return lambda value: _dispatch_log_prob(found, value, how == EXACT)
+    dense = marginal.read_matrix(distribution, noise) if how == EXACT and n <= _MOST else None
+    if dense is None or matrix_density.matrix(dense) is None:
+        return None
+    return lambda value: _dispatch_dense(dense, value)
 
 
 def _asked_before(covariance: Any) -> bool:
@@ -126,7 +138,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
 
 
 @unless_it_fails
-def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> steps.Step | None:
+def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
     """Return the evaluation of a likelihood at a plain prior, if noise, kernel and priors are known as a whole."""
     if type(prior) is not MultivariateNormal or not torch.is_grad_enabled():
         return None
@@ -136,6 +148,8 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> steps.S
         return None
     if forced("exact_log_prob") is not None and forced("objective") is None:  # the density is wanted by itself
         return None
+    from autokern.gp import steps
+
     forward = functools.partial(_by_modules, mll, params=params)
     return steps.step_of(mll, forward, prior, target)
 
@@ -145,12 +159,23 @@ def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, .
 
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
-    found = _described(function_dist, self.likelihood)
+    found = _described(function_dist, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
     if found is None:
         return _stock_objective(self, function_dist, target, *params)
-    described, exact = found
-    density = _dispatch_log_prob(described, target, exact)
+    density = found(target)
     return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
+
+
+def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Callable[[Any], Any] | None:
+    """Return the density of several tasks as a function of the value, None for anything else."""
+    found = tasks.described(distribution, likelihood)
+    if found is None:
+        return None
+
+    def density(value: Any) -> Any:
+        return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
+
+    return density
 
 
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:

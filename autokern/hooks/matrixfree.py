@@ -13,11 +13,12 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
 from linear_operator import settings as library
-from linear_operator.operators import LinearOperator
+from linear_operator.operators import DenseLinearOperator, LinearOperator
 
 from autokern.core.op import inside
 from autokern.core.registry import get
 from autokern.gp import footprint
+from autokern.gp.lookup import looked_up
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
@@ -108,7 +109,10 @@ _stock_mul_matrix = LinearOperator._mul_matrix
 
 @hook(LinearOperator, "_mul_matrix")
 def _mul_matrix(self: Any, other: Any) -> Any:
-    """Multiply operators that replace dense matrices element by element, exactly, as the library does dense ones."""
+    """Multiply operators that replace dense matrices element by element, exactly, as the library does dense ones.
+
+    Covariances of tasks are looked up.
+    """
     if stay_out():
         return _stock_mul_matrix(self, other)
     one, two = self.evaluate_kernel(), other.evaluate_kernel()
@@ -116,4 +120,8 @@ def _mul_matrix(self: Any, other: Any) -> Any:
         return one._mul_matrix(two)
     if isinstance(two, MatrixFreeKernelOperator):
         return two._mul_matrix(one)
+    if one.__class__ is DenseLinearOperator and (entries := looked_up(two)) is not None:
+        return DenseLinearOperator(one.tensor * entries)
+    if two.__class__ is DenseLinearOperator and (entries := looked_up(one)) is not None:
+        return DenseLinearOperator(entries * two.tensor)
     return _stock_mul_matrix(one, two)

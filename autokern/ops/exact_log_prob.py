@@ -238,9 +238,7 @@ def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
 
 
 def _formless_unsupported(problem: Problem) -> str | None:
-    if not iterates(problem):
-        return "the covariance is factorised"
-    return needs_few(problem)
+    return needs_few(problem) if iterates(problem) else "the covariance is factorised"
 
 
 @EXACT_LOG_PROB.candidate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import threading
 from collections.abc import Callable
 
@@ -33,7 +34,7 @@ class _OneThread:
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside and threads.allowed():
-                for get, put in _libraries():
+                for get, put in _libraries("scipy.linalg" in sys.modules):
                     before = get()
                     if before > 1:
                         self._lowered.append((put, before))
@@ -53,14 +54,11 @@ one_thread = _OneThread()
 
 
 @functools.cache
-def _libraries() -> list[tuple[Get, Put]]:
-    """Return getter and setter of each OpenBLAS of this process whose number is the process's; NumPy's, and SciPy's.
+def _libraries(scipy: bool) -> list[tuple[Get, Put]]:
+    """Return getter and setter of each OpenBLAS of this process whose number is the process's: NumPy's, and SciPy's.
 
     threadpoolctl's own setter obeys one thread only.
     """
-    import numpy as np  # noqa: F401
-    import scipy.linalg.lapack  # noqa: F401
-
     found = []
     for library in ThreadpoolController().select(internal_api="openblas").lib_controllers:
         for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):

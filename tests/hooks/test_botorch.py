@@ -197,6 +197,43 @@ def test_rows_of_states_for_each_output(make):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
+def of_means(monkeypatch, model):
+    from botorch.models import multitask
+
+    monkeypatch.setattr(multitask, "_compute_multitask_mean", lambda module, before, tasks, after: tasks[..., 0])
+
+
+CHANGES = {
+    "a mapping": lambda m, model: model._task_mapper[:2].copy_(torch.tensor([1.0, 0.0])),
+    "another mapping": lambda m, model: setattr(model, "_task_mapper", model._task_mapper.clone()),
+    "no validation": lambda m, model: setattr(model, "_validate_task_values", False),
+    "another task": lambda m, model: model.train_inputs[0][:, -1].copy_(model.train_inputs[0][:, -1].flip(0)),
+    "another noise": lambda m, model: setattr(model.likelihood, "task_feature_index", 0),
+    "another mean": lambda m, model: setattr(model, "mean_module", ConstantMean().double()),
+    "a mean of one task": lambda m, model: setattr(model.mean_module.base_means, "1", ConstantMean().double()),
+    "a function": of_means,
+    "a method": lambda m, model: m.setattr(
+        type(model), "_split_inputs", lambda self, x: (x[:, :-1], x[:, -1:].clamp(max=1.0), x[:, :0])
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_model_of_tasks_that_changes(change, monkeypatch):
+    torch.manual_seed(0)
+    mll, _, evaluate = closure(lambda: MultiTaskGP(*of_tasks(0, 1, 3), -1, rank=1, validate_task_values=False))
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        evaluate()
+    change(monkeypatch, mll.model)
+    evaluate.parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        found, grads = evaluate()
+        found, grads = found.item(), [None if g is None else g.clone() for g in grads]
+    expected, slopes = evaluate()
+    assert found == pytest.approx(expected.item(), rel=1e-10)
+    torch.testing.assert_close(grads, list(slopes), rtol=1e-8, atol=1e-9)
+
+
 def test_a_state_is_evaluated(enabled):
     _, parameters, evaluate = closure(MODELS["usual"])
     whole = NdarrayOptimizationClosure(evaluate, parameters)

@@ -1,0 +1,1 @@
+"""Hooks that are declared once their library is imported."""

@@ -1,0 +1,137 @@
+"""The Op `dense_log_prob`: the log density of a Gaussian whose covariance is a matrix plus noise, with gradients.
+
+Arguments: ``marginal, value``: the description of a Gaussian (`gp.marginal`) whose covariance the library forms as a
+matrix, because its kernel is the user's own, say, or a product of two; and a value ``(n,)``. Stock would factorise it.
+
+Contract: the value is that of a matrix within ``2 n eps max |K|`` of K.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import DenseLinearOperator
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern.core.arguments import in_float64
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp import likelihood, matrix_density
+from autokern.gp.marginal import Marginal, read_matrix
+from autokern.ops._shared import EPS, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.ops.exact_log_prob import stock as _stock
+
+__all__ = ["DENSE_LOG_PROB"]
+
+_MOST = 1000
+"""Points above which one thread is too few."""
+_SMALL = 150
+"""Points up to which no measurement is needed."""
+
+
+class _DenseLogProb(Op):
+    name = "dense_log_prob"
+    summary = "log density of a Gaussian process prior with noise, of a covariance that is a matrix"
+    contract = "the value is that of a matrix within 2 n eps max|K| of K"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(self, marginal: Marginal, value: Any) -> Any:
+        k, noise, mean = matrix_density.matrix(marginal), marginal.noise, marginal.distribution.loc
+        if k is None or not isinstance(value, torch.Tensor):
+            return None
+        read = [(t.__class__, t.shape, t.dtype, t.device, t.requires_grad) for t in (k, noise, mean, value)]
+        return *read, torch.is_grad_enabled()
+
+    def problem_of(self, marginal: Marginal, value: torch.Tensor) -> Problem | None:
+        k, noise, mean = matrix_density.matrix(marginal), marginal.noise, marginal.distribution.loc
+        if k is None or k.dim() != 2 or not is_ours(k) or not torch.is_grad_enabled():
+            return None
+        n = len(k)
+        plain = all(
+            type(t) in (torch.Tensor, torch.nn.Parameter) and t.dtype is k.dtype and t.device == k.device
+            for t in (noise, mean, value)
+        )
+        if not plain or mean.shape != (n,) or value.shape != (n,) or noise.shape not in ((1,), (n,)):
+            return None
+        wanted = any(t.requires_grad for t in (k, noise, mean, value))
+        return matrix_problem(self.name, k, square=True, grad="a") if wanted else None
+
+    def reference(self, marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
+        k = matrix_density.matrix(marginal)
+        assert k is not None
+        return likelihood.of_matrix(k, marginal.noise, value - marginal.distribution.loc)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        k = positive_definite(problem, generator).requires_grad_()
+        value = random_matrix(problem, generator, problem.n)
+        with torch.enable_grad():
+            prior = MultivariateNormal(torch.zeros_like(value).requires_grad_(), DenseLinearOperator(k))
+            marginal = read_matrix(prior, k.new_full((1,), 0.1).requires_grad_())
+        assert marginal is not None
+        return marginal, value
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        with torch.enable_grad():
+            marginal, value = in_float64(args)
+        with torch.no_grad():
+            k = matrix_density.matrix(marginal)
+            assert k is not None
+            k = k + torch.diag(marginal.noise.expand(problem.n))
+            inverse = torch.linalg.inv(k)
+            residual = value - marginal.distribution.loc
+            solved = inverse @ residual
+            quadratic, logdet = solved @ residual, torch.linalg.slogdet(k)[1]
+            exact = -0.5 * (quadratic + logdet + problem.n * math.log(2 * math.pi))
+            change = 2 * problem.n * EPS[problem.dtype] * k.abs().max()
+            unit = 0.5 * change * (solved.square().sum() + inverse.trace())
+            unit = unit + EPS[problem.dtype] * (quadratic + logdet.abs() + problem.n)
+            return float((out.double() - exact).abs() / unit)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        sizes = [20, 100, 50, 200] + ([10, 35, 70, 140, 300, 450, 700] if level == "full" else [])
+        return [Problem(op=self.name, m=n, n=n, dtype=dtype, device=device, grad="a") for n in sizes]
+
+    def features(self, problem: Problem) -> Features:
+        elements = float(problem.n**2)
+        return Features(30.0, elements * problem.n, 12.0 * 8 * elements)
+
+    def memory(self, problem: Problem) -> int:
+        return 5 * 8 * problem.n**2
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Up to here stock's operators and autograd nodes take longer than all arithmetic."""
+        return "arrays" if problem.n <= _SMALL and problem.device == "cpu" else "stock"
+
+
+DENSE_LOG_PROB = _DenseLogProb()
+
+
+def _stock_features(problem: Problem) -> Features:
+    elements = float(problem.n**2)
+    return Features(100.0, elements * problem.n * 4 / 3, 20.0 * elements * problem.itemsize)
+
+
+def _stock_memory(problem: Problem) -> int:
+    return 7 * problem.itemsize * problem.n**2
+
+
+@DENSE_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
+def stock(marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
+    """gpytorch's own: autograd through Cholesky."""
+    return _stock(marginal, value, True)
+
+
+def _unsupported(problem: Problem) -> str | None:
+    return None if problem.device == "cpu" and problem.n <= _MOST else f"for {_MOST} points at most on the CPU"
+
+
+@DENSE_LOG_PROB.candidate("arrays", unsupported=_unsupported)
+def arrays(marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
+    """NumPy and LAPACK in float64, without operators and without autograd between matrix and value."""
+    k = matrix_density.matrix(marginal)
+    found = None if k is None else matrix_density.log_prob(k, marginal.noise, marginal.distribution.loc, value)
+    return stock(marginal, value) if found is None else found

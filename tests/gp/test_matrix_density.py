@@ -1,0 +1,225 @@
+"""Densities under any matrix: values, gradients and second derivatives are the library's."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import (
+    IndexKernel,
+    LinearKernel,
+    RBFKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator
+
+import autokern
+from autokern.gp.lookup import looked_up
+
+N = 14
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of index kernels
+
+
+class Own(RBFKernel):
+    def forward(self, x1, x2, **params):
+        return super().forward(x1, x2, **params) * 1.5
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = ConstantMean(), kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Hadamard(Model):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__((x[:, :1], (torch.arange(len(x)) % 2)[:, None]), y, likelihood, kernel)
+        self.task_covar_module = IndexKernel(num_tasks=2, rank=1)
+
+    def forward(self, x, i):
+        covariance = self.covar_module(x).mul(self.task_covar_module(i))
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), covariance)
+
+
+MODELS = {
+    "a kernel of one's own": (Model, lambda: ScaleKernel(Own())),
+    "a spectral mixture": (Model, lambda: SpectralMixtureKernel(num_mixtures=2, ard_num_dims=2)),
+    "tasks": (Hadamard, RBFKernel),
+}
+
+
+def made(kind=Model, kernel=None, likelihood=None, dtype=torch.float64, n=N):
+    torch.manual_seed(1)
+    x = torch.rand(n, 2, dtype=torch.float64)
+    y = x.sum(-1).sin() + 0.1 * torch.randn(n, dtype=torch.float64)
+    likelihood = likelihood or GaussianLikelihood()
+    model = kind(x.to(dtype), y.to(dtype), likelihood, kernel or ScaleKernel(Own()))
+    return ExactMarginalLogLikelihood(likelihood, model).to(dtype).train()
+
+
+def loss_of(mll):
+    return -mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
+
+
+def derivatives(mll):
+    parameters = [p for p in mll.parameters() if p.requires_grad]
+    loss = loss_of(mll)
+    first = torch.autograd.grad(loss, parameters, create_graph=True)
+    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
+    return loss.detach(), [g.detach() for g in first], second
+
+
+def served():
+    return autokern.stats().get("dense_log_prob", {})
+
+
+def by(name):
+    return autokern.using(force={"dense_log_prob": name})
+
+
+@pytest.mark.parametrize(("kind", "kernel"), MODELS.values(), ids=MODELS.keys())
+def test_values_and_gradients(kind, kernel):
+    mll = made(kind, kernel())
+    loss_of(mll).backward()
+    expected, slopes = loss_of(mll).detach(), [p.grad.clone() for p in mll.parameters()]
+    mll.zero_grad()
+    with autokern.enabled(), by("arrays"):
+        before = served().get("arrays", 0)
+        found = loss_of(mll)
+        found.backward()
+        assert served()["arrays"] == before + 1
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close([p.grad for p in mll.parameters()], slopes, rtol=1e-8, atol=1e-10)
+
+
+def truth(mll):
+    """By torch alone, of the matrix that the model forms."""
+    prior, y = mll.model(*mll.model.train_inputs), mll.model.train_targets
+    k = prior.covariance_matrix + mll.likelihood.noise * torch.eye(len(y), dtype=y.dtype)
+    loss = -torch.distributions.MultivariateNormal(prior.mean, k).log_prob(y) / len(y)
+    parameters = list(mll.parameters())
+    first = torch.autograd.grad(loss, parameters, create_graph=True)
+    second = torch.autograd.grad(sum((g * (k + 1)).sum() for k, g in enumerate(first)), parameters)
+    return loss.detach(), [g.detach() for g in first], second
+
+
+def test_second_derivatives_and_batches_of_cotangents():
+    mll = made(kernel=SpectralMixtureKernel(num_mixtures=2, ard_num_dims=2))
+    with autokern.enabled(), by("arrays"):
+        found = derivatives(mll)
+        loss, parameters = loss_of(mll), list(mll.parameters())
+        once = torch.autograd.grad(loss, parameters, retain_graph=True)
+        several = torch.tensor([1.0, -2.0], dtype=torch.float64)
+        batched = torch.autograd.grad(loss, parameters, several, is_grads_batched=True)
+    expected = truth(mll)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found[2], expected[2], rtol=1e-6, atol=1e-8)
+    for one, many in zip(once, batched, strict=True):
+        torch.testing.assert_close(many, torch.stack([one, -2 * one]))
+
+
+@pytest.mark.parametrize("n", [1, 2, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sizes_and_dtypes(n, dtype):
+    mll = made(dtype=dtype, n=n)
+    expected = loss_of(made(n=n)).item()
+    with autokern.enabled(), by("arrays"):
+        loss = loss_of(mll)
+        loss.backward()
+    assert loss.dtype is dtype
+    assert loss.item() == pytest.approx(expected, rel=1e-11 if dtype is torch.float64 else 1e-4)
+
+
+def test_noise_that_is_known_and_a_prior_with_noise():
+    noise = torch.linspace(0.1, 0.4, N, dtype=torch.float64)
+    mll = made(likelihood=FixedNoiseGaussianLikelihood(noise))
+    expected = loss_of(mll).item()
+    with autokern.enabled(), by("arrays"):
+        before = served().get("arrays", 0)
+        assert loss_of(mll).item() == pytest.approx(expected, rel=1e-11)
+        assert served()["arrays"] == before + 1
+        noisy = mll.likelihood(mll.model(*mll.model.train_inputs))
+        value = mll.model.train_targets
+        first, again = noisy.log_prob(value), noisy.log_prob(value)  # the library keeps the factor of the second
+        assert served()["arrays"] == before + 2
+    torch.testing.assert_close(first, again, rtol=1e-10, atol=1e-10)
+
+
+def test_what_has_no_factor_or_is_no_matrix():
+    mll = made(likelihood=FixedNoiseGaussianLikelihood(torch.full((N,), 1e-4, dtype=torch.float64)))
+    mll.likelihood.noise_covar.noise = torch.full((N,), -4.0, dtype=torch.float64)
+    before = autokern.stats()
+    with autokern.enabled(), by("arrays"):
+        with pytest.raises(Exception, match=r"not positive definite|not p\.d\."), pytest.warns():
+            loss_of(mll)
+        twice = type("Twice", (LinearKernel,), {})()
+        mll = made(kernel=twice)  # low-rank, and no matrix to the library
+        before = served()
+        loss_of(mll).backward()
+        assert served() == before
+
+
+def test_gradients_that_are_not_wanted():
+    mll = made()
+    with autokern.enabled(), by("arrays"):
+        before = served()
+        with torch.no_grad():
+            loss_of(mll)
+        mll.requires_grad_(False)
+        loss_of(mll)
+        assert served().get("arrays") == before.get("arrays")
+        mll.likelihood.noise_covar.raw_noise.requires_grad_()
+        loss_of(mll).backward()
+    expected = mll.likelihood.noise_covar.raw_noise.grad.clone()
+    mll.zero_grad()
+    loss_of(mll).backward()
+    torch.testing.assert_close(expected, mll.likelihood.noise_covar.raw_noise.grad, rtol=1e-9, atol=1e-11)
+
+
+def test_a_change_between_forward_and_backward():
+    k = (torch.eye(3, dtype=torch.float64) * 2).requires_grad_()
+    y = torch.ones(3, dtype=torch.float64)
+    prior = gpytorch.distributions.MultivariateNormal(torch.zeros_like(y), k * 1.0)
+    covariance = prior.lazy_covariance_matrix.tensor
+    with autokern.enabled(), by("arrays"):
+        loss = GaussianLikelihood().double()(prior).log_prob(y)
+    with torch.no_grad():
+        covariance.add_(1.0)
+    loss.backward(retain_graph=True)  # the derivatives are those of the call
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, k, create_graph=True)
+
+
+def test_covariances_of_tasks_are_looked_up():
+    i, j = torch.tensor([[0], [2], [1], [2]]), torch.tensor([[1], [0]])
+    table = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
+    several = torch.tensor([[0, 1], [2, 1], [1, 1], [0, 0]])
+    weights = torch.full((4, 1), 0.5, dtype=torch.float64)
+    operators = [
+        (InterpolatedLinearOperator(table, i, None, i, None), True),
+        (InterpolatedLinearOperator(table, i, None, j, None), True),
+        (InterpolatedLinearOperator(table, several, None, several, None), False),
+        (InterpolatedLinearOperator(table, i, weights, i, None), False),
+        (InterpolatedLinearOperator(table.expand(2, 3, 3), i.expand(2, 4, 1), None, i.expand(2, 4, 1), None), False),
+    ]
+    for operator, known in operators:
+        dense = torch.rand(operator.shape[-2:], dtype=torch.float64, requires_grad=True)
+        assert (looked_up(operator) is not None) == known
+        expected = (DenseLinearOperator(dense) * operator).to_dense()
+        slopes = torch.autograd.grad(expected.square().sum(), (table, dense))
+        with autokern.enabled():
+            for found in (DenseLinearOperator(dense) * operator, operator * DenseLinearOperator(dense)):
+                assert type(found) is DenseLinearOperator
+                torch.testing.assert_close(found.to_dense(), expected, rtol=0, atol=0)
+                ours = torch.autograd.grad(found.to_dense().square().sum(), (table, dense))
+                torch.testing.assert_close(ours, slopes, rtol=1e-13, atol=1e-13)
+    assert looked_up(InterpolatedLinearOperator(table, i + 1, None, i, None)) is None  # there is no task 3
+    assert looked_up(DenseLinearOperator(table)) is None
