@@ -99,6 +99,12 @@ def _isolated(request, tmp_path_factory, _bare_environment):
 
 
 @pytest.fixture
+def stock_posteriors(monkeypatch):
+    """Predictions at a few points go through the op `predict`, not through `posterior`, which has tests of its own."""
+    monkeypatch.setenv("AUTOKERN_EXCLUDE", "posterior=arrays")
+
+
+@pytest.fixture
 def make_op(monkeypatch):
     """A maker of ops that are gone after the test; unless told otherwise they double a matrix, without candidates."""
     monkeypatch.setattr(registry, "_ops", {op.name: op for op in registry.registered()})

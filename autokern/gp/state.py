@@ -30,7 +30,7 @@ class _Held(NamedTuple):
     """A module, and what it held: parameters, buffers and parts by their addresses, attributes that have a meaning."""
 
     module: weakref.ref[torch.nn.Module]
-    addresses: tuple[list[int], list[int], list[int]]
+    addresses: list[int]
     read: Callable[[dict[str, Any]], tuple[Any, ...]] | None
     attributes: tuple[Any, ...]
 
@@ -65,6 +65,7 @@ class State:
             found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
             tensors += [t for t in found if isinstance(t, torch.Tensor)]
             stack += [part for part in own["_modules"].values() if part is not None]
+        tensors = list({id(t): t for t in tensors}.values())
         self._tensors = [(t, version(t)) for t in tensors]  # alive, so that addresses stay theirs
         self._little = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
         self._large = [(t, t.detach().clone()) for t in tensors if not (t.is_cpu and t.numel() <= _FEW)]
@@ -97,12 +98,9 @@ class State:
         return len(now) == len(self._data) and all(map(is_, now, self._data))
 
 
-def _addresses(own: dict[str, Any]) -> tuple[list[int], list[int], list[int]]:
-    return (
-        list(map(id, own["_parameters"].values())),
-        list(map(id, own["_buffers"].values())),
-        list(map(id, own["_modules"].values())),
-    )
+def _addresses(own: dict[str, Any]) -> list[int]:
+    parameters, buffers, parts = own["_parameters"], own["_buffers"], own["_modules"]
+    return [*map(id, parameters.values()), *map(id, buffers.values()), *map(id, parts.values())]
 
 
 def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:

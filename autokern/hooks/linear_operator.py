@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from linear_operator import settings as library
-from linear_operator.operators import DenseLinearOperator, LinearOperator
+from linear_operator.operators import DenseLinearOperator, LinearOperator, TriangularLinearOperator
 from linear_operator.utils import qr as qr_module
+from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
 from autokern.core.registry import get
 from autokern.gp import memoized
@@ -125,6 +126,20 @@ def _t_matmul(self: Any, rhs: Any) -> Any:
     if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
         return _stock_t_matmul(self, rhs)
     return _dispatch_matmul(self.tensor.mT, rhs)
+
+
+_stock_product = LinearOperator.matmul
+
+
+@hook(LinearOperator, "matmul")
+def _product(self: Any, other: Any) -> Any:
+    """Multiply a triangular tensor as a tensor: the library nests two functions that autograd differentiates each."""
+    if self.__class__ is TriangularLinearOperator and other.__class__ is torch.Tensor and other.dim() > 1:
+        inner = self._tensor
+        if inner.__class__ is DenseLinearOperator and inner.tensor.dtype is other.dtype and not stay_out():
+            _matmul_broadcast_shape(self.shape, other.shape)
+            return _dispatch_matmul(inner.tensor, other)
+    return _stock_product(self, other)
 
 
 _stock_inv_quad_logdet = LinearOperator.inv_quad_logdet

@@ -99,14 +99,15 @@ def kernel_in(covariance: Any) -> Any:
 
 @unless_it_fails
 def ours(model: Any, growing: bool = False) -> Any:
-    """Return the strategy of a model, made anew if its inputs changed; None if autokern does not serve it.
+    """Return the strategy of a model, made if there is none or its inputs changed; None if autokern does not serve it.
 
     With `growing`, it serves a fantasy and not a prediction.
     """
     strategy = model.prediction_strategy
-    if strategy in _origins and _origins[strategy].serves(growing):
+    known = None if strategy is None else _origins.get(strategy)
+    if known is not None and known.serves(growing):
         return strategy
-    if strategy in _origins or _ADOPTED in strategy.__dict__:  # or it came out of a pickle
+    if strategy is None or known is not None or _ADOPTED in strategy.__dict__:  # or it came out of a pickle
         prior = model._get_train_prior_distribution(list(model.train_inputs))
         strategy = prediction_strategy(
             train_inputs=list(model.train_inputs),

@@ -24,7 +24,10 @@ from autokern.core.registry import get
 from autokern.gp import factor_cache
 from autokern.gp.lazy_covariance import PosteriorCovariance
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:Sparse invariant")]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "stock_posteriors"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant"),
+]
 
 WAYS = get("predict").names()
 F64 = {"dtype": torch.float64}

@@ -20,7 +20,7 @@ from autokern.core.registry import get
 from autokern.gp.inverse_factor import Conditioned
 from autokern.hooks import install
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "stock_posteriors")
 CANDIDATES = get("predict").names()
 each_candidate = pytest.mark.parametrize("candidate", CANDIDATES)
 

@@ -254,10 +254,8 @@ def spd(request):
     return x @ x.mT / 20 + torch.eye(20, dtype=torch.float64)
 
 
-ON_MODELS = {"objective", "kernel_matrix", "kernel_matmul", "exact_log_prob", "dense_log_prob", "task_log_prob"} | {
-    "predict",
-    "fantasy",
-}
+ON_MODELS = {"objective", "kernel_matrix", "kernel_matmul", "exact_log_prob", "dense_log_prob", "task_log_prob"}
+ON_MODELS |= {"predict", "posterior", "fantasy"}
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])

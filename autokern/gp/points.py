@@ -1,0 +1,283 @@
+"""Covariances of a few points with the training points and with each other, by arrays, and their derivatives.
+
+The counterpart of `small` for predictions: a kernel is a tree of parts that hold what they need of the training points
+at one state of the model. Arrays are float64 with three axes or four: ``k`` outputs (1 where there is no batch), then
+``B = b m`` points in ``b`` sets of ``m``. Nothing here changes after it was made but the gradients of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+
+from autokern.gp.formulas import FAMILIES, Formula
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Array, Parameter
+from autokern.kernels.family import family_of
+
+__all__ = ["Evaluated", "Part", "Wanted", "part_of", "value_of"]
+
+
+class Evaluated(NamedTuple):
+    """Covariances, and what their derivatives need.
+
+    Parameters
+    ----------
+    cross : array
+        With the training points, ``(k, B, n)``; never written again.
+    own : array
+        Within each set, ``(k, b, m, m)``; never written again.
+    kept : object
+        For `Part.backward`.
+    """
+
+    cross: Array
+    own: Array
+    kept: Any
+
+
+class Wanted(NamedTuple):
+    """Which derivatives a backward pass adds up.
+
+    Parameters
+    ----------
+    by_points : array or None
+        Derivatives by the points, ``(k, B, d)``, are added to it.
+    by_parameters : bool
+        Whether parameters accumulate theirs.
+    """
+
+    by_points: Array | None
+    by_parameters: bool
+
+
+class Part(Protocol):
+    """A part of a kernel, for the training points that it was made for."""
+
+    def evaluate(self, x: Array, m: int) -> Evaluated:
+        """Return the covariances of points ``(k, B, d)``, or ``(1, B, d)`` of the same for all outputs."""
+
+    def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
+        """Add the derivatives, of ``g = dL/dcross``, which may be overwritten, and ``h = dL/down``."""
+
+
+class Leaf:
+    """A stationary covariance of points in units of a lengthscale.
+
+    A squared distance is one product of points to which their norms are appended.
+    """
+
+    __slots__ = ("_back", "_columns", "_formula", "_lengthscale", "_right", "_train", "_unit")
+
+    def __init__(self, formula: Formula, columns: Array | None, lengthscale: Parameter, train: Array) -> None:
+        self._formula, self._columns, self._lengthscale = formula, columns, lengthscale
+        value = lengthscale.value
+        self._unit = value.reshape(-1, 1, value.shape[-1]).copy()
+        z = self._train = self._scaled(train)
+        ones = np.ones((*z.shape[:-1], 1))
+        norms = np.einsum("kij,kij->ki", z, z)[..., None]
+        self._right = np.ascontiguousarray(np.concatenate((z * -2.0, ones, norms), -1).swapaxes(-1, -2))
+        self._back = np.concatenate((z, ones), -1)
+
+    def _scaled(self, x: Array) -> Array:
+        scaled: Array = (x if self._columns is None else x[..., self._columns]) / self._unit
+        return scaled
+
+    def evaluate(self, x: Array, m: int) -> Evaluated:
+        """Return the covariances; those of a point with itself are exact."""
+        z = self._scaled(x)
+        k, points, d = z.shape
+        left = np.empty((k, points, d + 2))
+        left[..., :d] = z
+        norms = np.einsum("kij,kij->ki", z, z, out=left[..., d])
+        left[..., d + 1] = 1.0
+        s = left @ self._right
+        cross, slope = self._formula(np.maximum(s, 0.0, out=s))
+        if m == 1:
+            return Evaluated(cross, np.ones((k, points, 1, 1)), (z, slope, None))
+        sets = z.reshape(k, -1, m, d)
+        s = sets @ sets.swapaxes(-1, -2)
+        s *= -2.0
+        norms = norms.reshape(k, -1, m)
+        s += norms[..., None]
+        s += norms[..., None, :]
+        np.maximum(s, 0.0, out=s)
+        s.reshape(k, -1, m * m)[..., :: m + 1] = 0.0
+        own, own_slope = self._formula(s)
+        return Evaluated(cross, own, (z, slope, own_slope))
+
+    def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
+        """Add the derivatives by the points and by the lengthscale."""
+        z, slope, own_slope = kept
+        d = z.shape[-1]
+        g *= slope
+        across = g @ self._back
+        rows, moved = across[..., d:], across[..., :d]
+        if own_slope is not None:
+            both = h + h.swapaxes(-1, -2)
+            both *= own_slope
+            sets = z.reshape(*both.shape[:3], d)
+            own_rows = both.sum(-1).reshape(rows.shape)
+            own_moved = (both @ sets).reshape(z.shape)
+        if wanted.by_points is not None:
+            by_z = z * rows
+            by_z -= moved
+            if own_slope is not None:
+                by_z += z * own_rows
+                by_z -= own_moved
+            by_z *= 2.0
+            by_z /= self._unit
+            wanted.by_points[..., slice(None) if self._columns is None else self._columns] += by_z
+        if wanted.by_parameters:
+            total = (z * (z * rows - 2.0 * moved)).sum(1, keepdims=True)
+            total += g.sum(1, keepdims=True) @ np.square(self._train)
+            if own_slope is not None:
+                total += (z * (z * own_rows - own_moved)).sum(1, keepdims=True)
+            total *= -2.0
+            total /= self._unit
+            if self._unit.shape[-1] == 1:
+                total = total.sum(-1)
+            self._lengthscale.accumulate(total.reshape(self._lengthscale.value.shape))
+
+
+class Scale:
+    """A part times an output scale."""
+
+    __slots__ = ("_part", "_scale", "_value")
+
+    def __init__(self, part: Part, scale: Parameter) -> None:
+        self._part, self._scale = part, scale
+        self._value = np.array(scale.value).reshape(-1, 1, 1)
+
+    def evaluate(self, x: Array, m: int) -> Evaluated:
+        """Return the scaled covariances."""
+        inner = self._part.evaluate(x, m)
+        return Evaluated(inner.cross * self._value, inner.own * self._value[..., None], inner)
+
+    def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
+        """Add the derivative by the scale, and hand the rest on."""
+        if wanted.by_parameters:
+            total = (g * kept.cross).sum((1, 2)) + (h * kept.own).sum((1, 2, 3))
+            self._scale.accumulate(total.reshape(self._scale.value.shape))
+        g *= self._value
+        self._part.backward(kept.kept, g, h * self._value[..., None], wanted)
+
+
+class Sum:
+    """A sum of parts."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+
+    def evaluate(self, x: Array, m: int) -> Evaluated:
+        """Return the sums of the covariances."""
+        found = [part.evaluate(x, m) for part in self._parts]
+        cross, own, kept = found[0].cross.copy(), found[0].own.copy(), [one.kept for one in found]
+        for one in found[1:]:
+            cross += one.cross
+            own += one.own
+        return Evaluated(cross, own, kept)
+
+    def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
+        """Hand the derivatives to all parts."""
+        for part, own in zip(self._parts, kept, strict=True):
+            part.backward(own, g.copy(), h, wanted)
+
+
+class Product:
+    """An elementwise product of parts."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+
+    def evaluate(self, x: Array, m: int) -> Evaluated:
+        """Return the products of the covariances."""
+        found = [part.evaluate(x, m) for part in self._parts]
+        return Evaluated(_but([one.cross for one in found]), _but([one.own for one in found]), found)
+
+    def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
+        """Hand each part the derivatives times the covariances of the others."""
+        crosses, owns = [one.cross for one in kept], [one.own for one in kept]
+        for index, (part, own) in enumerate(zip(self._parts, kept, strict=True)):
+            part.backward(own.kept, _but(crosses, index, g), _but(owns, index, h), wanted)
+
+
+def _but(factors: list[Array], index: int = -1, first: Any = 1.0) -> Array:
+    """Return the product of a first factor and all others but one."""
+    total = np.array(first)
+    for other, factor in enumerate(factors):
+        if other != index:
+            total = total * factor
+    return total
+
+
+def part_of(seen: Inspected, kernel: Any, train: Array, columns: Array | None = None) -> Part:
+    """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already.
+
+    Parameters
+    ----------
+    seen : Inspected
+        Remembers what was looked at; its batch shape is ``()`` or ``(k,)``.
+    kernel : Kernel
+        Its exact class must be known.
+    train : array
+        Training points ``(k, n, d)``.
+    columns : array, optional
+        Dimensions chosen by the kernels around this one.
+
+    Raises
+    ------
+    UnreadError
+        If any part is not exactly known.
+    """
+    if kernel is None:
+        raise UnreadError("no kernel")
+    chosen = seen.chosen(kernel)
+    if chosen is not None:
+        dims = train.shape[-1] if columns is None else len(columns)
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
+            raise UnreadError("active dimensions that there are not")
+        if len(set(chosen.tolist())) < len(chosen):
+            raise UnreadError("an active dimension that is chosen twice")
+        columns = chosen if columns is None else columns[chosen]
+    return _forwarded(seen, kernel, train, columns)
+
+
+def _forwarded(seen: Inspected, kernel: Any, train: Array, columns: Array | None) -> Part:
+    """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
+    kind = type(kernel)
+    seen.attribute(kernel, "_batch_shape")
+    if kernel.batch_shape != seen.batch:
+        raise UnreadError("a kernel of another batch")
+    if kind is ScaleKernel:
+        inner = _forwarded(seen, seen.module(kernel, "base_kernel"), train, columns)
+        return Scale(inner, value_of(seen, kernel, "raw_outputscale"))
+    if kind in (AdditiveKernel, ProductKernel):
+        several = seen.module(kernel, "kernels")
+        parts = [part_of(seen, seen.module(several, name), train, columns) for name in several._modules]
+        if not parts:
+            raise UnreadError("a sum or product of nothing")
+        return (Sum if kind is AdditiveKernel else Product)(parts)
+    found = family_of(kernel) if kind in (RBFKernel, MaternKernel) else None
+    if found is None or found.name not in FAMILIES:
+        raise UnreadError(f"a kernel {kind.__name__}")
+    seen.attribute(kernel, "nu")
+    seen.families.append(found.name)
+    raw = kernel._parameters.get("raw_lengthscale")
+    dims = train.shape[-1] if columns is None else len(columns)
+    lengthscale = value_of(seen, kernel, "raw_lengthscale", 1, dims if raw is None or raw.shape[-1] != 1 else 1)
+    return Leaf(FAMILIES[found.name], columns, lengthscale, train)
+
+
+def value_of(seen: Inspected, owner: Any, name: str, *shape: int) -> Parameter:
+    """Return a parameter of all models of a batch, with its present value."""
+    made = seen.parameter(owner, name, shape)
+    seen.parameters[id(owner._parameters[name])].refresh()
+    return made

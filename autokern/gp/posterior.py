@@ -1,0 +1,288 @@
+"""The posterior of an exact model at a few points in one piece: by arrays, from a factor and weights that are kept.
+
+`Posterior` holds a model's kernel and mean at one state, with the inverse factor W of the noisy training covariance,
+``W^T W = K^-1``, and ``a = K^-1 (y - mean)``. With the covariances C of the points with the training points, the mean
+is ``m + C a`` and the covariance ``K** - V V^T``, where ``V = C W^T``. Backward passes take ``dL/dC = g a^T - (H + H^T)
+V W`` apart. As in the library with detached caches, no gradient reaches factor and weights.
+
+Hyperparameters enter the graph as one vector, a node that all calls share. The engine says whether it runs that node:
+``torch.autograd.grad(value, X)`` does not, and costs nothing for them. Where a backward pass is differentiated itself,
+it computes with the model's own modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.models import ExactGP
+
+from autokern.core.autograd import Unsaved, each_cotangent
+from autokern.gp import originals
+from autokern.gp.forwards import modules_of
+from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.inverse_factor import Conditioned
+from autokern.gp.parameters import Parameter
+from autokern.gp.points import Part, Wanted, part_of, value_of
+from autokern.gp.small import Array
+from autokern.system.blas import one_thread
+
+__all__ = ["Posterior"]
+
+_INHERITED = (
+    "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
+)  # fmt: skip
+_LARGE = 2**18
+"""Multiplications of the largest product from which on OpenBLAS would use its threads."""
+_AS_THEY_ARE = contextlib.nullcontext()
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Posterior:
+    """A model at one state, as arrays.
+
+    Parameters
+    ----------
+    model : ExactGP
+        In evaluation mode.
+    known : Conditioned
+        Its factor, without gradients.
+
+    Attributes
+    ----------
+    key : tuple
+        Outputs, training points, dimensions, and the families of the kernel, sorted, joined by ``+``.
+
+    Raises
+    ------
+    UnreadError
+        If any part of the model is not exactly known.
+    """
+
+    def __init__(self, model: ExactGP, known: Conditioned) -> None:
+        kind = type(model)
+        if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
+            raise UnreadError("a model that redefines what an exact one is")
+        self._forward = kind.forward
+        names = modules_of(self._forward)
+        if names is None or any(hasattr(kind, name) for name in names[:2]):
+            raise UnreadError("a forward that is not the plain one")
+        inputs = model.train_inputs
+        if type(inputs) not in (tuple, list) or len(inputs) != 1 or inputs[0].dim() not in (2, 3):
+            raise UnreadError("several inputs, or a batch of batches")
+        self.batch = inputs[0].shape[:-2]
+        seen = Inspected(torch.float64, self.batch)
+        train = seen.data(inputs[0])
+        self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
+        self._factor(known, train.shape[-2])
+        points = train.reshape(-1, *train.shape[-2:])
+        self._centre = points.mean((0, 1))
+        self._kernel: Part = part_of(seen, self._kernel_module, points - self._centre)
+        self._mean = self._mean_of(seen)
+        seen.look(model, *self._mean_module.modules())
+        seen.close(self._kernel_module, whole=False)
+        self._type, self._seen, self._lock = kind, seen, threading.Lock()
+        self._joined: tuple[list[Parameter], torch.Tensor | None] = [], None
+        self._train, self.parameters = inputs[0], list(seen.parameters.values())
+        self.key = (len(points), *points.shape[1:], "+".join(sorted(seen.families)))
+
+    def _factor(self, known: Conditioned, n: int) -> None:
+        if known.grown or known.border is not None or known.requires_grad:
+            raise UnreadError("a factor that grew, or with a graph")
+        inverse, weights = known.inverse.dense(), known.alpha
+        if inverse.dtype is not torch.float64 or inverse.shape != (*self.batch, n, n):
+            raise UnreadError("a factor of another shape or dtype")
+        if weights.shape != (*self.batch, n):
+            raise UnreadError("weights of another shape")
+        self._inverse: Array = inverse.numpy().reshape(-1, n, n)
+        self._weights: Array = weights.numpy().reshape(-1, n, 1)
+
+    def _mean_of(self, seen: Inspected) -> Parameter | None:
+        mean = self._mean_module
+        if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != self.batch:
+            raise UnreadError(f"a mean {type(mean).__name__}, or one of another batch")
+        if type(mean) is ZeroMean:
+            return None
+        self._constant = np.array(value_of(seen, mean, "raw_constant").value).reshape(-1, 1)
+        return seen.parameters[id(mean._parameters["raw_constant"])]
+
+    def holds(self) -> bool:
+        """Whether the model consists of what was read; its values are the matter of its prediction strategy."""
+        return self._type.forward is self._forward and originals.in_place() and self._seen.holds()
+
+    def fits(self, x: torch.Tensor) -> bool:
+        """Whether these are points at which the arrays can be evaluated."""
+        lead = x.shape[:-2]
+        alike = x.dim() >= 2 and x.shape[-1] == self.key[2] and x.numel() > 0
+        return alike and (not self.batch or not lead or lead[-1] in (1, self.batch[0]))
+
+    def shares(self, x: torch.Tensor) -> bool:
+        """Whether the points are the same for all outputs."""
+        return not self.batch or x.dim() == 2 or x.shape[-3] == 1
+
+    def graded(self) -> bool:
+        """Whether any hyperparameter wants a gradient."""
+        return any(p.tensor.requires_grad for p in self.parameters)
+
+    def at(self, x: torch.Tensor) -> Pair | None:
+        """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if there is a number that is none."""
+        grads = torch.is_grad_enabled()
+        graded, token = self._token() if grads else ([], None)
+        constant = self._mean.tensor if grads and self._mean is not None else None
+        call = _Call(self, x, graded)
+        found = call.evaluate(x)
+        if found is None or not grads:
+            return found
+        predicted: Pair = _Predicted.apply(x, constant, token, call, found)
+        return predicted
+
+    def _token(self) -> tuple[list[Parameter], torch.Tensor | None]:
+        """Return the hyperparameters of the kernel that want gradients, and their raw tensors as one vector."""
+        wanted = [p for p in self.parameters if p.tensor.requires_grad and p is not self._mean]
+        if wanted != self._joined[0]:
+            self._joined = wanted, torch.cat([p.tensor.reshape(-1) for p in wanted]) if wanted else None
+        return self._joined
+
+    def formula(self, x: torch.Tensor) -> Pair:
+        """Return mean and covariance by the model's own modules, differentiable as often as wanted."""
+        inverse, weights = torch.from_numpy(self._inverse), torch.from_numpy(self._weights)
+        if not self.batch:
+            inverse, weights = inverse[0], weights[0]
+        cross = self._kernel_module(x, self._train).to_dense()
+        white = cross @ inverse.mT
+        mean = self._mean_module(x) + (cross @ weights).squeeze(-1)
+        return mean, self._kernel_module(x).to_dense() - white @ white.mT
+
+
+class _Call:
+    """One evaluation, and what its backward passes need."""
+
+    def __init__(self, of: Posterior, x: torch.Tensor, graded: list[Parameter]) -> None:
+        self.of, self.m, self._shape, self._lead = of, x.shape[-2], x.shape, x.shape[: -3 if of.batch else -2]
+        self._shared = of.shares(x)
+        self._unsaved = Unsaved(x, *(p.tensor for p in of.parameters))
+        self._graded = graded
+        large = x.numel() // x.shape[-1] * of.key[1] ** 2 > _LARGE
+        self.threads: Any = one_thread if large else _AS_THEY_ARE
+
+    def evaluate(self, x: torch.Tensor) -> Pair | None:
+        """Return mean and covariance, which the call does not keep; None if there is a number that is none."""
+        of = self.of
+        with np.errstate(all="ignore"), self.threads:
+            points = x.detach().numpy()
+            points = points if self._shared else np.moveaxis(points, -3, 0)
+            stacked = points.reshape(1 if self._shared else self._shape[-3], -1, self._shape[-1]) - of._centre
+            cross, own, self._kept = of._kernel.evaluate(stacked, self.m)
+            k, _, n = self._shape_of_cross = cross.shape
+            white = self._white = (cross @ of._inverse.swapaxes(-1, -2)).reshape(k, -1, self.m, n)
+            mean = (cross @ of._weights).reshape(k, -1, self.m)
+            if of._mean is not None:
+                mean += of._constant[..., None]
+            if self.m == 1:
+                covariance = own - np.einsum("kbmn,kbmn->kbm", white, white)[..., None]
+            else:
+                covariance = own - white @ white.swapaxes(-1, -2)
+            if not math.isfinite(np.add.reduce(mean, axis=None) + np.add.reduce(covariance, axis=None)):
+                return None
+        return self._unstacked(mean), self._unstacked(covariance)
+
+    def _unstacked(self, values: Array) -> torch.Tensor:
+        """Return values of sets ``(k, b, ...)`` as the library has them, outputs after the other batch dimensions."""
+        if not self.of.batch:
+            return torch.from_numpy(values.reshape(*self._lead, *values.shape[2:]))
+        apart = values.reshape(len(values), *self._lead, *values.shape[2:])
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(apart, 0, len(self._lead))))
+
+    def _stacked(self, values: torch.Tensor, own: int) -> Array:
+        """Return values whose last `own` axes are those of a set as ``(k, b, ...)``."""
+        array: Array = values.detach().resolve_neg().numpy()
+        if self.of.batch:
+            array = np.moveaxis(array, -1 - own, 0)
+        return array.reshape(self._shape_of_cross[0], -1, *array.shape[array.ndim - own :])
+
+    def backward(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
+        """Return the derivatives by points, constant of the mean, and kernel: None for those that are not wanted."""
+        of, m = self.of, self.m
+        k, total, n = self._shape_of_cross
+        if by_covariance is None:
+            h, g = np.zeros((k, total // m, m, m)), np.zeros((k, total, n))
+        else:
+            h = self._stacked(by_covariance, 2)
+            g = ((h + h.swapaxes(-1, -2)) @ self._white).reshape(k, total, n) @ of._inverse
+            np.negative(g, out=g)
+        by_constant = None
+        if by_mean is not None:
+            slopes = self._stacked(by_mean, 1).reshape(k, total, 1)
+            g += slopes * of._weights.swapaxes(-1, -2)
+            if constant and of._mean is not None:
+                with of._lock:
+                    of._mean.by_value.fill(0.0)
+                    of._mean.accumulate(slopes.sum((1, 2)).reshape(of._mean.value.shape))
+                    by_constant = of._mean.gradient()
+        found = np.zeros((k, total, self._shape[-1])) if points else None
+        if not graded:
+            of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
+            return [self._as_points(found), by_constant, None]
+        with of._lock:
+            for parameter in of.parameters:
+                parameter.by_value.fill(0.0)
+            of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=True))
+            joined = torch.cat([p.gradient().reshape(-1) for p in self._graded])
+        return [self._as_points(found), by_constant, joined]
+
+    def _as_points(self, values: Array | None) -> torch.Tensor | None:
+        """Return a derivative by stacked points as one by the points of the caller."""
+        if values is None:
+            return None
+        if self._shared:
+            return torch.from_numpy((values if len(values) == 1 else values.sum(0)).reshape(self._shape))
+        apart = values.reshape(len(values), *self._lead, *self._shape[-2:])
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(apart, 0, len(self._lead))))
+
+    def differentiable(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
+        """Return the same as functions of points, hyperparameters and cotangents, by the model's own modules."""
+        x = self._unsaved.unchanged()[0]
+        assert x is not None
+        own, mean = x.view_as(x), self.of._mean
+        both = zip(self.of.formula(own), (by_mean, by_covariance), strict=True)
+        outs, cotangents = zip(*((out, grad) for out, grad in both if grad is not None), strict=True)
+        of_mean = [mean.tensor] if constant and mean is not None and by_mean is not None else []
+        sources = [own] * points + of_mean + [p.tensor for p in self._graded] * graded
+        slopes = list(torch.autograd.grad(outs, sources, cotangents, create_graph=True, materialize_grads=True))
+        by_points = slopes.pop(0) if points else None
+        by_constant = slopes.pop(0) if of_mean else None
+        return [by_points, by_constant, torch.cat([slope.reshape(-1) for slope in slopes]) if graded else None]
+
+
+class _Predicted(torch.autograd.Function):
+    """Mean and covariance as functions of points, of the constant of the mean, and of the kernel's hyperparameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, _constant: Any, token: Any, call: _Call, found: Pair) -> Pair:
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.node = call, None if token is None else token.grad_fn
+        return found
+
+    @staticmethod
+    @each_cotangent
+    def backward(ctx: Any, by_mean: Any, by_covariance: Any) -> Any:
+        if by_mean is None and by_covariance is None:
+            return None, None, None, None, None
+        points, constant = ctx.needs_input_grad[:2]
+        graded = ctx.node is not None and _runs(ctx.node)
+        compute = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
+        with np.errstate(all="ignore"), ctx.call.threads:
+            return *compute(by_mean, by_covariance, points, constant, graded), None, None
+
+
+def _runs(node: Any) -> bool:
+    """Whether the present backward pass wants what this node computes."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # called without the engine
+        return True

@@ -1,0 +1,100 @@
+"""Hook into gpytorch's exact models: predictions at a few points are computed in one piece.
+
+BoTorch's ``model.posterior(X)`` calls the model. The prediction strategy is the library's own, made by the first call.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.models import ExactGP
+from linear_operator import settings as library
+
+from autokern.gp import factor_cache
+from autokern.gp.inspected import UnreadError
+from autokern.gp.posterior import Posterior
+from autokern.hooks import origin
+from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks.install import hook
+from autokern.hooks.reading import unless_it_fails
+from autokern.hooks.solver_choice import EXACT, regime
+from autokern.runtime.dispatch import route
+
+_MOST = 64
+"""Points of a set above which there is no gain."""
+_dispatch = route("posterior", looked=True)
+_known: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
+"""What was read of a model, by its prediction strategy."""
+_left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Strategies of models that are not exactly known; one that changes gets another strategy."""
+_log = logging.getLogger("autokern")
+_stock = ExactGP.__call__
+
+
+@hook(ExactGP, "__call__")
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    plain = len(args) == 1 and not kwargs and not self.training
+    found = _read(self, args[0]) if plain else None
+    return (
+        _stock(self, *args, **kwargs) if found is None else _dispatch(found, args[0], functools.partial(_stock, self))
+    )
+
+
+@unless_it_fails
+def _read(model: Any, x: torch.Tensor) -> Posterior | None:
+    """Return the model as it is now as arrays, None where stock must run."""
+    before = model.prediction_strategy
+    if not _is_plain(x) or before in _left_alone or stay_out_of_models() or not _asked(model, x):
+        return None
+    strategy = origin.ours(model)
+    known = None if strategy is None else _known.get(strategy)
+    if known is None or not known.holds():
+        known = None if strategy is None else _made(model, strategy)
+        if known is None:
+            _left_alone.add(model.prediction_strategy)
+            return None
+        _known[strategy] = known
+    return known if known.fits(x) else None
+
+
+def _is_plain(x: Any) -> bool:
+    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+        return False
+    plain = x.dtype is torch.float64 and x.is_cpu and x.layout is torch.strided and not x.is_neg()
+    return plain and x.dim() > 1 and x.shape[-2] <= _MOST
+
+
+def _asked(model: Any, x: torch.Tensor) -> bool:
+    """Whether the settings ask for what the arrays compute."""
+    settings, data = gpytorch.settings, model.train_inputs[0]
+    if settings.prior_mode.on() or settings.skip_posterior_variances.on() or torch._C._len_torch_function_stack():
+        return False
+    if torch.is_grad_enabled() and (settings.fast_pred_var.off() or settings.detach_test_caches.off()):
+        return False  # gradients pass through the factor
+    if settings.observation_nan_policy.value() != "ignore" or settings.memory_efficient.on():
+        return False
+    n = data.shape[-2]
+    if n + x.shape[-2] > settings.max_eager_kernel_size.value() or (settings.debug.on() and data.shape == x.shape):
+        return False  # stock returns a lazy covariance, or warns of training points
+    return regime(n, library.fast_computations.solves) == EXACT
+
+
+def _made(model: Any, strategy: Any) -> Posterior | None:
+    """Return a new reading of a model, None if any part of it is not exactly known."""
+    try:
+        if not factor_cache.plain(strategy):
+            raise UnreadError("a covariance of another form")
+        with torch.no_grad():
+            factor = factor_cache.of(strategy)
+        if factor is None:
+            raise UnreadError("no factor")
+        made = Posterior(model, factor)
+        return made if made.holds() else None
+    except UnreadError as reason:
+        _log.debug("predictions of %s are not in one piece: %s", type(model).__name__, reason)
+        return None

@@ -1,0 +1,172 @@
+"""The Op `posterior`: mean and joint covariance of an exact model at a few points of many sets, with the gradient.
+
+Arguments: ``reading, x, forward``: the model at its present state as arrays, points ``(..., m, d)``, and the function
+that computes the same with modules and autograd. The result is the distribution that the model returns.
+
+Contract: that of `predict`, for means and covariances.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import DenseLinearOperator
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp import factor_cache, originals
+from autokern.gp.posterior import Posterior
+from autokern.ops._models import objective_model
+from autokern.ops._shared import EPS, families, random_matrix
+
+__all__ = ["POSTERIOR"]
+
+_MOST = 2**22
+"""Covariances between test and training points above which one thread is slower than torch."""
+_SMALL = 2**18
+"""The same up to which no measurement is needed: stock's modules and autograd nodes take longer than all arithmetic."""
+Forward = Callable[[torch.Tensor], Any]
+
+
+class _Posterior(Op):
+    name = "posterior"
+    summary = "posterior of an exact model at a few points of many sets, with the gradient by the points"
+    contract = "mean and covariance are those of a training covariance within 2 (n + s) eps max|K| of K"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
+        return reading.key, x.shape, _wanted(reading, x)
+
+    def problem_of(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Problem | None:
+        k, n, d, families = reading.key
+        m = x.shape[-2]
+        batch = max(1, x.numel() // (m * d)) * (k if reading.shares(x) else 1)
+        wanted = _wanted(reading, x)
+        fields = {"m": m, "n": n, "d": d, "batch": batch, "grad": wanted, "variant": families}
+        return Problem(op="posterior", device="cpu", dtype="float64", **fields)
+
+    def reference(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
+        mean, covariance = reading.formula(x)
+        return MultivariateNormal(mean, DenseLinearOperator(covariance))
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        model = objective_model(problem.replace(batch=1), generator).eval()
+        model.requires_grad_("theta" in problem.grad.split("/"))
+        inputs, targets = list(model.train_inputs), model.train_targets
+        with torch.no_grad():
+            prior = model.forward(*inputs)
+        strategy = DefaultPredictionStrategy(inputs, prior, targets, model.likelihood)
+        model.prediction_strategy = strategy
+        x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
+        with torch.no_grad():
+            known = factor_cache.of(strategy)
+        assert known is not None
+        return Posterior(model, known), x, functools.partial(_as_botorch, model)
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        x, model = args[1], args[2].args[0]
+        with torch.no_grad():
+            strategy, kernel, eps = model.prediction_strategy, model.covar_module, EPS[problem.dtype]
+            k, rows = strategy.lik_train_train_covar.to_dense(), kernel(x, model.train_inputs[0]).to_dense()
+            size = max(_size(part, t) for part in kernel.modules() for t in (x, model.train_inputs[0]))
+            weights = torch.linalg.solve(k, rows.mT).mT
+            alpha = torch.linalg.solve(k, strategy.train_labels - strategy.train_prior_dist.loc)
+            inside, across = 2 * (problem.n + size) * eps * k.abs().max(), 4 * (1 + size) * eps * k.abs().max()
+            of_mean = inside * weights.norm(dim=-1) * alpha.norm() + across * alpha.abs().sum() + eps
+            norms, sums = weights.norm(dim=-1), weights.abs().sum(-1)
+            of_covariance = inside * norms.unsqueeze(-1) * norms.unsqueeze(-2)
+            of_covariance = of_covariance + across * (sums.unsqueeze(-1) + sums.unsqueeze(-2) + 1)
+            mean, covariance = self.materialize(self.reference(*args))
+            gaps = (out[0] - mean).abs() / of_mean, (out[1] - covariance).abs() / of_covariance
+            return max(gap.max().item() for gap in gaps)
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        if dtype != "float64" or device != "cpu":
+            return []
+        base = Problem(op="posterior", d=6, dtype=dtype, device=device, variant="rbf", grad="theta/x")
+        sizes = [(1, 8, 50), (4, 8, 50), (4, 8, 200), (1, 8, 200), (4, 1, 50)]
+        if level == "full":
+            sizes += [(1, 1, 20), (2, 100, 100), (1, 500, 50), (64, 1, 100), (16, 8, 400), (8, 20, 20), (4, 8, 800)]
+        problems = [base.replace(m=m, batch=b, n=n) for m, b, n in sizes]
+        plain = sizes if level == "full" else sizes[1:2]
+        problems += [base.replace(m=m, batch=b, n=n, variant="matern52", grad="") for m, b, n in plain]
+        return problems
+
+    def features(self, problem: Problem) -> Features:
+        parts, elements = len(families(problem)), float(problem.batch * problem.m * problem.n)
+        again = 2.0 if problem.grad else 1.0
+        flops = again * elements * (2.0 * problem.n + 2.0 * problem.m + 2.0 * problem.d * parts)
+        return Features(again * (25.0 + 15.0 * parts), flops, again * 8.0 * 8.0 * elements * parts)
+
+    def memory(self, problem: Problem) -> int:
+        elements = problem.batch * problem.m * (problem.n * (3 + 3 * len(families(problem))) + 4 * problem.m)
+        return (elements + problem.n**2) * problem.itemsize
+
+    def materialize(self, out: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and joint covariance."""
+        return out.loc, out.covariance_matrix
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
+        small = problem.batch * problem.m * problem.n <= _SMALL
+        return "arrays" if small and _unsupported(problem) is None else "stock"
+
+
+POSTERIOR = _Posterior()
+
+
+def _wanted(reading: Posterior, x: torch.Tensor) -> str:
+    """Return which gradients may be wanted: by hyperparameters, by points."""
+    if not torch.is_grad_enabled():
+        return ""
+    if reading.graded():
+        return "theta/x" if x.requires_grad else "theta"
+    return "x" if x.requires_grad else ""
+
+
+def _size(part: Any, x: torch.Tensor) -> float:
+    """Return the largest squared norm of points in units of a kernel's lengthscale, 0 if it has none."""
+    scale = part.lengthscale if getattr(part, "has_lengthscale", False) else None
+    return 0.0 if scale is None else float((x / scale).square().sum(-1).max())
+
+
+def _as_botorch(model: Any, x: torch.Tensor) -> Any:
+    """Call a model as BoTorch does."""
+    settings = gpytorch.settings
+    with settings.debug(False), settings.fast_pred_var(), settings.detach_test_caches():
+        return originals.exact_call(model, x)
+
+
+def _stock_features(problem: Problem) -> Features:
+    plain = POSTERIOR.features(problem)
+    return Features(plain.calls + 250.0, 1.3 * plain.flops, 2.0 * plain.bytes)
+
+
+@POSTERIOR.candidate("stock", features=_stock_features)
+def stock(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
+    """The library's own: joint kernel matrices of test and training points by modules and autograd."""
+    return forward(x)
+
+
+def _unsupported(problem: Problem) -> str | None:
+    if problem.device != "cpu" or problem.dtype != "float64":
+        return "for float64 on the CPU"
+    return None if problem.batch * problem.m * problem.n <= _MOST else f"more than {_MOST} covariances on one thread"
+
+
+@POSTERIOR.candidate("arrays", unsupported=_unsupported)
+def arrays(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
+    """NumPy and BLAS from the points to mean, covariance and gradients, in one autograd function."""
+    found = reading.at(x)
+    if found is None:  # stock says what is wrong
+        return forward(x)
+    mean, covariance = found
+    return MultivariateNormal(mean, DenseLinearOperator(covariance))

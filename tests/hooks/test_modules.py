@@ -1,0 +1,139 @@
+"""Modes and conversions of models: the same modules in the same state, whether anything had to be changed or not."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
+from linear_operator.operators import DenseLinearOperator, TriangularLinearOperator
+
+import autokern
+
+F64 = {"dtype": torch.float64}
+
+
+class Counted(gpytorch.kernels.RBFKernel):
+    calls = 0
+
+    def train(self, mode=True):
+        self.calls += 1
+        return super().train(mode)
+
+    def _apply(self, fn):
+        self.calls += 1
+        return super()._apply(fn)
+
+
+def made(kernel=None, known=False):
+    x = torch.rand(8, 2, generator=torch.Generator().manual_seed(0), **F64)
+    noise = torch.full((8, 1), 0.1, **F64) if known else None
+    return SingleTaskGP(x, x.sum(-1, keepdim=True), noise, covar_module=kernel, input_transform=Normalize(2))
+
+
+def state(model):
+    tensors = [*model.state_dict().values(), *model.train_inputs, model.train_targets]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    return [m.training for m in model.modules()], [t.dtype for t in tensors], [t.requires_grad for t in tensors]
+
+
+CHANGES = {
+    "eval": lambda m: m.eval(),
+    "train": lambda m: m.train(),
+    "a part": lambda m: (m.eval(), m.likelihood.train(), m.eval()),
+    "a part of a part": lambda m: (m.eval(), m.covar_module.raw_lengthscale_constraint.train(), m.eval()),
+    "single": lambda m: m.float(),
+    "to single": lambda m: m.to(torch.float32),
+    "to double": lambda m: m.to(torch.float64),
+    "to a tensor": lambda m: m.to(torch.zeros(1, **F64)),
+    "half there": lambda m: (m.covar_module.float(), m.to(torch.float64)),
+    "data elsewhere": lambda m: (m.set_train_data(m.train_inputs[0].float(), strict=False), m.to(torch.float64)),
+    "gradients": lambda m: (m(*m.train_inputs).mean.sum().backward(), m.to(torch.float64), m.to(torch.float32)),
+    "noise": lambda m: (m.likelihood.noise_covar.float(), m.to(torch.float64)),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["noise", "known noise"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_state_is_the_same(name, known):
+    found = []
+    for enabled in (False, True):
+        model = made(known=known)
+        if enabled:
+            with autokern.enabled():
+                CHANGES[name](model)
+        else:
+            CHANGES[name](model)
+        found.append(state(model))
+    assert found[0] == found[1]
+
+
+def test_nothing_moves_where_nothing_has_to():
+    model = made().eval()
+    tensors = [*model.parameters(), *model.buffers(), *model.train_inputs, model.train_targets]
+    with autokern.enabled():
+        assert model.to(torch.float64) is model
+        assert model.eval() is model
+    now = [*model.parameters(), *model.buffers(), *model.train_inputs, model.train_targets]
+    assert all(one is other for one, other in zip(tensors, now, strict=True))
+
+
+def test_modules_of_the_user_are_asked():
+    counts = []
+    for enabled in (False, True):
+        kernel = Counted()
+        model = made(kernel)
+        with autokern.enabled() if enabled else torch.enable_grad():
+            model.eval().eval().to(torch.float64).to(torch.float64)
+        counts.append(kernel.calls)
+    assert counts[0] == counts[1] > 3
+
+
+def test_flags_of_torch_are_kept():
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        model = made()
+        before = next(model.parameters())
+        with autokern.enabled():
+            assert next(model.to(torch.float64).parameters()) is not before  # as torch does
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+# --- products of triangular operators ---------------------------------------------------------------------------------
+
+
+def triangle(*batch):
+    return torch.rand(*batch, 4, 4, generator=torch.Generator().manual_seed(1), **F64).tril().requires_grad_()
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 3), (2, 4, 3), (5, 2, 4, 3)], ids=str)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_products_of_triangles(batch, shape):
+    """Values and gradients, wherever the library has both."""
+    found = []
+    for enabled in (False, True):
+        lower, columns = triangle(*batch), torch.linspace(-1, 1, 480, **F64)[: torch.Size(shape).numel()]
+        columns = columns.reshape(shape).clone().requires_grad_()
+        with autokern.enabled() if enabled else torch.enable_grad():
+            try:
+                product = TriangularLinearOperator(DenseLinearOperator(lower)).matmul(columns)
+                found.append([product, *torch.autograd.grad(product.square().sum(), (lower, columns))])
+            except RuntimeError as error:
+                found.append(type(error))
+    if isinstance(found[0], list):
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_shapes_that_do_not_fit():
+    with autokern.enabled(), pytest.raises(RuntimeError, match="Incompatible dimensions for matmul"):
+        TriangularLinearOperator(DenseLinearOperator(triangle())).matmul(torch.zeros(3, 2, **F64))
+
+
+def test_second_derivatives_of_products_of_triangles():
+    with autokern.enabled():
+        assert torch.autograd.gradgradcheck(
+            lambda a, b: TriangularLinearOperator(DenseLinearOperator(a)).matmul(b),
+            (triangle(), torch.rand(4, 2, **F64, requires_grad=True)),
+        )

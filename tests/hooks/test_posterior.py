@@ -1,0 +1,610 @@
+"""Posteriors at a few points in one piece: the same values and gradients, and stock where anything is unknown."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import warnings
+import weakref
+from unittest import mock
+
+import gpytorch
+import pytest
+import torch
+from botorch.acquisition import (
+    LogExpectedImprovement,
+    PosteriorMean,
+    UpperConfidenceBound,
+    qKnowledgeGradient,
+    qLogExpectedImprovement,
+    qLogNoisyExpectedImprovement,
+)
+from botorch.generation import MaxPosteriorSampling
+from botorch.models import MultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Normalize
+from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
+from botorch.optim import optimize_acqf
+from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean, LinearMean, ZeroMean
+from linear_operator.operators import DenseLinearOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import autokern
+from autokern.gp import posterior as arrays
+
+pytestmark = pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")
+D = 3
+ARRAYS = {"force": {"posterior": "arrays"}}
+F64 = {"dtype": torch.float64}
+
+
+def data(n=15, outputs=1):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, D, generator=generator, **F64)
+    y = torch.stack([(x * (k + 1)).sum(-1).sin() for k in range(outputs)], -1)
+    y = y + 0.1 * torch.randn(y.shape, generator=generator, **F64)
+    return x, (y - y.mean(0)) / y.std(0) if n > 1 else y
+
+
+def moved(model):
+    """Give every hyperparameter a value of its own."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.rand(p.shape, generator=generator, **F64))
+    return model
+
+
+def with_kernel(kernel, n=15, **more):
+    return lambda: moved(SingleTaskGP(*data(n), covar_module=kernel(), **more))
+
+
+def sum_of_two():
+    return ScaleKernel(RBFKernel(active_dims=[2, 0], ard_num_dims=2)) + MaternKernel(1.5)
+
+
+def product():
+    return ScaleKernel(RBFKernel(active_dims=[1]) * MaternKernel(2.5, ard_num_dims=D))
+
+
+def of_two(kernel):
+    two = torch.Size([2])
+    return ScaleKernel(kernel(ard_num_dims=D, batch_shape=two), batch_shape=two)
+
+
+class Regression(gpytorch.models.ExactGP):
+    def __init__(self, n=15, kernel=None, mean=None):
+        x, y = data(n)
+        super().__init__(x, y[:, 0], gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module, self.covar_module = mean or ConstantMean(), kernel or ScaleKernel(RBFKernel())
+        self.double()
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+MODELS = {
+    "usual": lambda: moved(SingleTaskGP(*data())),
+    "known noise": lambda: moved(SingleTaskGP(*data(), torch.full((15, 1), 0.02, **F64))),
+    "scaled": with_kernel(lambda: get_matern_kernel_with_gamma_prior(D), outcome_transform=None),
+    "normalised inputs": lambda: moved(SingleTaskGP(*data(), input_transform=Normalize(D))),
+    "two outputs": lambda: moved(SingleTaskGP(*data(outputs=2))),
+    "two scaled outputs": lambda: moved(SingleTaskGP(*data(outputs=2), covar_module=of_two(MaternKernel))),
+    "isotropic": with_kernel(RBFKernel, mean_module=ZeroMean()),
+    "sum": with_kernel(sum_of_two),
+    "product": with_kernel(product),
+    "one point": lambda: moved(SingleTaskGP(*data(1), outcome_transform=None)),
+}
+OTHERS = {
+    "tasks": lambda: MultiTaskGP(torch.cat([data()[0], torch.arange(15)[:, None] % 2], -1), data()[1], -1),
+    "single precision": lambda: SingleTaskGP(*data()).float(),
+    "linear": with_kernel(LinearKernel),
+    "rough": with_kernel(lambda: MaternKernel(0.5)),
+    "linear mean": lambda: SingleTaskGP(*data(), mean_module=LinearMean(D)),
+}
+each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+
+
+def points(*lead, seed=4):
+    return torch.rand(*lead, D, generator=torch.Generator().manual_seed(seed), **F64)
+
+
+def served():
+    return autokern.stats().get("posterior", {}).get("arrays", 0)
+
+
+def both(run, times=2, calls=1):
+    """Return what stock gives and what arrays do, at least `calls` of them; None means that none may be."""
+    expected = run()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        before = served()
+        for _ in range(times):
+            found = run()
+        count = served() - before
+        assert count >= calls * times if calls else not count
+    return expected, found
+
+
+def close(found, expected, rtol=1e-10, atol=1e-10):
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+
+
+def weighted(t):
+    return (t * torch.linspace(-1, 2, t.numel(), **F64).reshape(t.shape)).sum()
+
+
+def gradients(value, x, model):
+    for t in (x, *model.parameters()):
+        t.grad = None
+    value.backward()
+    return [t.grad for t in (x, *model.parameters())]
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (5, 1), (5, 4), (2, 3, 2)], ids=str)
+@each_model
+def test_values_and_gradients_are_the_same(make, shape):
+    def run():
+        model, x = make(), points(*shape).requires_grad_()
+        posterior = model.posterior(x)
+        mean, covariance = posterior.mean, posterior.distribution.covariance_matrix
+        slopes = gradients(weighted(mean) + weighted(covariance), x, model)
+        return [mean.detach(), covariance.detach(), posterior.variance.detach(), *slopes]
+
+    close(*both(run))
+
+
+@pytest.mark.parametrize("of", ["mean", "variance"])
+@each_model
+def test_gradients_of_one_of_the_two(make, of):
+    def run():
+        model, x = make(), points(5, 2).requires_grad_()
+        return gradients(weighted(getattr(model.posterior(x), of)), x, model)
+
+    close(*both(run))
+
+
+@pytest.mark.parametrize("make", [MODELS["usual"], MODELS["two scaled outputs"], MODELS["sum"]])
+def test_only_what_wants_gradients_gets_any(make):
+    def run():
+        model, x = make(), points(5, 2)
+        p = next(t for name, t in model.named_parameters() if "lengthscale" in name)
+        p.requires_grad_(False)
+        known = gradients(weighted(model.posterior(x).mean), x, model)
+        model.requires_grad_(False)
+        x.requires_grad_()
+        return [*known, *gradients(weighted(model.posterior(x).mean), x, model), model.posterior(points(2)).mean]
+
+    expected, found = both(run, calls=3)
+    close(found, expected)
+    assert not found[-1].requires_grad
+
+
+def test_gradients_by_points_cost_none_by_hyperparameters():
+    model, x = MODELS["usual"](), points(5, 2).requires_grad_()
+    with (
+        autokern.enabled(),
+        autokern.using(**ARRAYS),
+        mock.patch.object(arrays._Call, "backward", autospec=True, side_effect=arrays._Call.backward) as backward,
+    ):
+        value = weighted(model.posterior(x).mean)
+        (by_x,) = torch.autograd.grad(value, x, retain_graph=True)
+        assert not backward.call_args.args[-1]
+        p = model.covar_module.raw_lengthscale
+        again, by_p = torch.autograd.grad(value, (x, p), retain_graph=True)
+        assert backward.call_args.args[-1]
+        close([again], [by_x])
+        value.backward()
+        close([p.grad, x.grad], [by_p, by_x])
+
+
+@pytest.mark.parametrize("name", ["usual", "known noise", "two outputs", "isotropic", "normalised inputs"])
+def test_second_derivatives(name):
+    """Stock has none of Matern kernels."""
+    make = MODELS[name]
+
+    def run():
+        model, x = make(), points(2, 2).requires_grad_()
+        posterior = model.posterior(x)
+        value = weighted(posterior.mean) + weighted(posterior.distribution.covariance_matrix)
+        p = next(t for name, t in model.named_parameters() if "lengthscale" in name)
+        slopes = torch.autograd.grad(value, (x, p), create_graph=True)
+        return gradients(sum(weighted(slope) for slope in slopes), x, model)[:1]
+
+    close(*both(run), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("make", [MODELS["usual"], MODELS["two outputs"]])
+def test_gradcheck(make):
+    model = make()
+
+    def moments(x, *_):
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model.eval()(x)
+        return found.loc, found.covariance_matrix
+
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        before = served()
+        assert torch.autograd.gradcheck(moments, points(2, 1, 2).requires_grad_(), check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(moments, points(2, 1, 2).requires_grad_())
+        assert served() > before
+
+
+def test_a_graph_serves_twice_and_threads_do_not_meet():
+    model, x = MODELS["sum"](), points(5, 2).requires_grad_()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        value = weighted(model.posterior(x).mean)
+        first = torch.autograd.grad(value, [x, *model.covar_module.parameters()], retain_graph=True)
+        found = []
+
+        def work():
+            sources = [x, *model.covar_module.parameters()]
+            found.extend(torch.autograd.grad(value, sources, retain_graph=True) for _ in range(20))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 60
+    for slopes in found:
+        close(slopes, first)
+
+
+# --- acquisition functions --------------------------------------------------------------------------------------------
+
+
+def noisy(model):
+    return qLogNoisyExpectedImprovement(model, data()[0], SobolQMCNormalSampler(torch.Size([16]), seed=1))
+
+
+def improved(model):
+    return qLogExpectedImprovement(model, 0.5, SobolQMCNormalSampler(torch.Size([16]), seed=1))
+
+
+ACQUISITIONS = {
+    "log ei": (LogExpectedImprovement, 1, lambda m: LogExpectedImprovement(m, 0.5)),
+    "ucb": (UpperConfidenceBound, 1, lambda m: UpperConfidenceBound(m, 2.0)),
+    "mean": (PosteriorMean, 1, PosteriorMean),
+    "qlogei": (qLogExpectedImprovement, 3, improved),
+}
+
+
+@pytest.mark.parametrize("make", [MODELS["usual"], MODELS["scaled"], MODELS["normalised inputs"]])
+@pytest.mark.parametrize("name", ACQUISITIONS)
+def test_acquisition_functions(name, make):
+    _, q, acquisition = ACQUISITIONS[name]
+
+    def run():
+        model, x = make(), points(6, q).requires_grad_()
+        value = acquisition(model)(x)
+        return [value.detach(), *gradients(value.sum(), x, model)]
+
+    close(*both(run))
+
+
+def test_noisy_improvement():
+    def run():
+        torch.manual_seed(0)
+        x, acquisition = points(6, 2).requires_grad_(), noisy(MODELS["usual"]())
+        value = acquisition(x)
+        return [value.detach(), *torch.autograd.grad(value.sum(), x)]
+
+    close(*both(run), rtol=1e-8, atol=1e-8)
+
+
+def test_candidates_of_an_optimisation():
+    def run():
+        torch.manual_seed(0)
+        bounds = torch.stack((torch.zeros(D, **F64), torch.ones(D, **F64)))
+        return optimize_acqf(improved(MODELS["usual"]()), bounds, q=2, num_restarts=3, raw_samples=16)
+
+    close(*both(run, times=1, calls=5), rtol=1e-5, atol=1e-6)
+
+
+def test_thompson_sampling_and_noise():
+    def run():
+        torch.manual_seed(0)
+        model = MODELS["usual"]()
+        with torch.no_grad():
+            chosen = MaxPosteriorSampling(model, replacement=False)(points(40), num_samples=3)
+            noise = model.posterior(points(5, 2), observation_noise=True).variance
+        return [chosen, noise]
+
+    close(*both(run, calls=2))
+
+
+def test_knowledge_gradient():
+    def run():
+        x, acquisition = points(2, 5).requires_grad_(), qKnowledgeGradient(MODELS["usual"](), num_fantasies=4)
+        torch.manual_seed(0)
+        acquisition.sampler = SobolQMCNormalSampler(torch.Size([4]), seed=1)
+        value = acquisition(x)
+        return [value.detach(), *torch.autograd.grad(value.sum(), x)]
+
+    close(*both(run), rtol=1e-7, atol=1e-8)
+
+
+# --- what is returned, and what stays ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", [MODELS["usual"], MODELS["two outputs"]])
+def test_what_is_returned_behaves_as_stock_s(make, mode):
+    def run():
+        model = make().eval()
+        with mode(), gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model(points(2, 1, 3))
+            torch.manual_seed(0)
+            assert type(found) is gpytorch.distributions.MultivariateNormal
+            assert type(found.lazy_covariance_matrix) is DenseLinearOperator
+            assert found.loc.is_contiguous()
+            assert found.loc.requires_grad == torch.is_grad_enabled()
+            assert found.loc.is_inference() == torch.is_inference_mode_enabled()
+            assert found.lazy_covariance_matrix.requires_grad == torch.is_grad_enabled()
+            shapes = torch.tensor([*found.batch_shape, *found.event_shape, *found.loc.shape])
+            read = [
+                found.mean, found.variance, found.stddev, found.covariance_matrix, found.rsample(torch.Size([4])),
+                found.expand(torch.Size((3, *found.batch_shape))).variance, found[..., :1].variance,
+                *found.confidence_region(), torch.rand(2),
+            ]  # fmt: skip
+        return [shapes, *(t.detach() for t in read)]
+
+    close(*both(run), rtol=1e-9, atol=1e-9)
+
+
+def test_strategy_and_caches_are_there():
+    def run():
+        model = MODELS["usual"]().eval()
+        assert model.prediction_strategy is None
+        model.posterior(points(2, 2))
+        strategy = model.prediction_strategy
+        grown = model.condition_on_observations(points(2), torch.ones(2, 1, **F64)).posterior(points(3))
+        return [
+            strategy.mean_cache, strategy.covar_cache @ strategy.covar_cache.mT, grown.mean.detach(),
+            copy.deepcopy(model).posterior(points(3)).mean.detach(),
+            pickle.loads(pickle.dumps(model)).posterior(points(3)).mean.detach(),
+        ]  # fmt: skip
+
+    close(*both(run), rtol=1e-8, atol=1e-8)
+
+
+# --- models that change -----------------------------------------------------------------------------------------------
+
+
+def changed_data(model):
+    model.train_inputs[0].data.mul_(0.9)
+
+
+def changed_noise(model):
+    model.likelihood.noise = 0.3
+
+
+def refitted(model):
+    model.train()
+    with torch.no_grad():
+        model.covar_module.raw_lengthscale.sub_(0.5)
+
+
+def replaced(name, make):
+    def change(model):
+        setattr(model, name, make().double())
+
+    return change
+
+
+CHANGES = {
+    "by a setter": lambda m: setattr(m.covar_module, "lengthscale", 0.7),
+    "past the counter": lambda m: m.covar_module.raw_lengthscale.data.add_(0.5),
+    "mean": lambda m: m.mean_module.raw_constant.data.add_(1.0),
+    "noise": lambda m: (changed_noise(m), m.train()),
+    "data": changed_data,
+    "targets": lambda m: m.set_train_data(targets=m.train_targets + 1, strict=False),
+    "points": lambda m: m.set_train_data(*data(9)[:1], data(9)[1][:, 0], strict=False),
+    "kernel": replaced("covar_module", lambda: ScaleKernel(MaternKernel(1.5))),
+    "unknown kernel": replaced("covar_module", lambda: ScaleKernel(LinearKernel())),
+    "mean module": replaced("mean_module", ZeroMean),
+    "active dimensions": lambda m: setattr(m.covar_module, "active_dims", torch.tensor([2, 1, 0])),
+    "constraint": lambda m: setattr(
+        m.covar_module, "raw_lengthscale_constraint", gpytorch.constraints.Interval(0.3, 4.0)
+    ),
+    "smoothness": lambda m: setattr(m.covar_module, "nu", 1.5),
+    "refit": refitted,
+    "moved": lambda m: m.to(torch.float64),
+    "state": lambda m: m.load_state_dict({k: 0.9 * v for k, v in m.state_dict().items()}),
+    "forward of the instance": lambda m: setattr(m, "forward", lambda x: type(m).forward(m, 0.5 * x)),
+    "forward of the kernel": lambda m: setattr(
+        m.covar_module, "forward", lambda *a, f=m.covar_module.forward, **k: 2 * f(*a, **k)
+    ),
+}
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["kept", "fresh"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_stale_number_after_a_change(name, fresh):
+    """A model that was used before its change predicts what one does whose caches were cleared."""
+
+    def moments(model):
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model.eval()(points(5, 2).requires_grad_())
+        return [found.mean.detach(), found.covariance_matrix.detach()]
+
+    def run(clear):
+        kernel = MaternKernel(2.5, ard_num_dims=D) if name == "smoothness" else None
+        model = moved(SingleTaskGP(*data(), covar_module=kernel, outcome_transform=None))
+        for _ in range(2):
+            moments(model)
+        CHANGES[name](model)
+        if clear:
+            model._clear_cache()
+        return moments(model)
+
+    expected = run(clear=fresh or "forward" not in name)  # a function is no value: stock keeps its caches
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        close(run(clear=fresh), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_a_patched_class_is_seen():
+    model = MODELS["usual"]()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        model.posterior(points(2))
+        before = served()
+        with mock.patch.object(RBFKernel, "forward", RBFKernel.forward):
+            model.posterior(points(2))
+        assert served() == before + 1  # a hook of autokern's own
+        with mock.patch.object(RBFKernel, "forward", autospec=True, side_effect=RBFKernel.forward):
+            model.posterior(points(2))
+        assert served() == before + 1
+
+
+def test_raw_tensors_that_change_after_the_call():
+    """Gradients are those of the call; a derivative of them would be of something else, and says so as torch does."""
+    model, x = MODELS["usual"](), points(5, 2).requires_grad_()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        expected = torch.autograd.grad(weighted(model.posterior(x).mean), x)
+        value = weighted(model.posterior(x).mean)
+        with torch.no_grad():
+            model.covar_module.raw_lengthscale.add_(1.0)
+        close(torch.autograd.grad(value, x, retain_graph=True), expected)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(value, x, create_graph=True)
+
+
+# --- stock ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_models_that_are_not_known_run_stock(make):
+    def run():
+        torch.manual_seed(0)
+        model = make()
+        x = points(5, 2).to(model.train_targets)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [model.posterior(x).mean.detach(), model.posterior(x).variance.detach()]
+
+    close(*both(run, calls=0), rtol=1e-4, atol=1e-5)
+
+
+class Called(Regression):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+class Doubled(Regression):
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), 2 * self.covar_module(x))
+
+
+class Shifted(RBFKernel):
+    def forward(self, x1, x2, **params):
+        return 2 * super().forward(x1, x2, **params)
+
+
+@pytest.mark.parametrize("make", [Called, Doubled, lambda: Regression(kernel=Shifted())])
+def test_parts_of_the_user_run_stock(make):
+    def run():
+        model = make().eval()
+        with torch.no_grad():
+            found = model(points(4))
+        return [found.mean, found.covariance_matrix]
+
+    close(*both(run, calls=0))
+
+
+class Noted(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+CONTEXTS = {
+    "prior": gpytorch.settings.prior_mode,
+    "no variances": gpytorch.settings.skip_posterior_variances,
+    "missing observations": lambda: gpytorch.settings.observation_nan_policy("mask"),
+    "little memory": gpytorch.settings.memory_efficient,
+    "lazy": lambda: gpytorch.settings.max_eager_kernel_size(4),
+    "gradients through caches": lambda: gpytorch.settings.detach_test_caches(False),
+    "traced": gpytorch.settings.trace_mode,
+    "dispatch mode": Noted,
+    "forward differentiation": torch.autograd.forward_ad.dual_level,
+    "autocast": lambda: torch.autocast("cpu", enabled=True),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_settings_that_ask_for_something_else_run_stock(name):
+    model = Regression().eval()
+
+    def run():
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches(), CONTEXTS[name]():
+            first = model(points(4))
+            return [first.mean.detach(), first.covariance_matrix.detach()]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        close(*both(run, calls=0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(0, D, **F64), torch.zeros(65, D, **F64), torch.zeros(4, **F64)], ids=len)
+def test_points_of_other_shapes_run_stock(x):
+    def run():
+        model = Regression(kernel=RBFKernel(active_dims=[0])) if x.dim() == 1 else Regression()
+        if x.dim() == 1:
+            model.set_train_data(data()[0][:, :1], strict=False)
+        with torch.no_grad():
+            return [model.eval()(x).mean]
+
+    close(*both(run, calls=0))
+
+
+def test_views_that_negate_run_stock():
+    def run():
+        model, x = Regression().eval(), torch.complex(points(4), -points(4)).conj().imag
+        assert x.is_neg()
+        with torch.no_grad():
+            return [model(x).mean]
+
+    close(*both(run, calls=0))
+
+
+def test_models_are_freed():
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        model = MODELS["usual"]()
+        value = weighted(model.posterior(points(2)).mean)
+        alive = weakref.ref(model), weakref.ref(model.prediction_strategy)
+        del model
+        gc.collect()
+        assert [ref() for ref in alive] == [None, None]
+        value.backward()
+
+
+def test_errors_and_warnings_are_stock_s():
+    model = Regression().eval()
+    with autokern.enabled(), autokern.using(**ARRAYS), torch.no_grad():
+        model(points(2))
+        with pytest.warns(gpytorch.utils.warnings.GPInputWarning, match="matches the stored training data"):
+            model(data()[0])
+        with pytest.raises(RuntimeError):
+            model(points(2)[:, :2])
+        with pytest.raises(RuntimeError, match="train on the training inputs"):
+            model.train()(points(2))
+
+
+def test_no_number_in_a_set_of_points():
+    def run():
+        model, x = Regression().eval(), points(3, 2)
+        x[1, 0, 0] = torch.nan
+        with torch.no_grad():
+            return [model(points(2)).mean, model(x).mean]
+
+    expected, found = both(run)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
