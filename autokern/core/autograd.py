@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-__all__ = ["Lent", "Unsaved", "each_cotangent", "plain_gradients", "version"]
+__all__ = ["Lent", "Unsaved", "each_cotangent", "plain_gradients", "times", "version"]
 
 _torch: Any = torch  # the functions below vmap are not declared
 _functorch: Any = torch._C._functorch
@@ -82,6 +82,25 @@ def plain_gradients(
     sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
     found = iter(torch.autograd.grad(function(*own), sources, cotangents, create_graph=True))
     return [next(found) if want else None for want in wanted]
+
+
+def times(
+    gradients: Sequence[torch.Tensor], cotangent: torch.Tensor, shapes: Sequence[torch.Size], wanted: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    """Return the wanted ones of the gradients of each model of a batch, times the cotangent of its value.
+
+    Inputs of these shapes that several models share get the sum over them.
+    """
+    if not cotangent.dim():
+        found = iter(torch._foreach_mul([t for t, want in zip(gradients, wanted, strict=True) if want], cotangent))
+        return [next(found) if want else None for want in wanted]
+
+    def one(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        each = cotangent.view(*cotangent.shape, *(1,) * (gradient.dim() - cotangent.dim()))
+        return (gradient * each).sum_to_size(shape)
+
+    listed = zip(gradients, shapes, wanted, strict=True)
+    return [one(gradient, shape) if want else None for gradient, shape, want in listed]
 
 
 class Lent:

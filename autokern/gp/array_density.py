@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, times
 from autokern.gp import likelihood, originals, plain, small
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
@@ -157,12 +157,7 @@ class _Density(torch.autograd.Function):
         if torch.is_grad_enabled():
             others = ctx.unsaved.unchanged()
             return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names), (*others, *raws), wanted, grad)
-        if grad.dim():  # each model of a batch has a cotangent; what all share, takes from all
-            wide = [grad.view(*grad.shape, *(1,) * (t.dim() - grad.dim())) for t in ctx.gradients]
-            scaled = [(t * g).sum_to_size(s) for t, g, s in zip(ctx.gradients, wide, ctx.shapes, strict=True)]
-        else:
-            scaled = list(torch._foreach_mul(ctx.gradients, grad))
-        return None, None, *(one if want else None for one, want in zip(scaled, wanted, strict=True))
+        return None, None, *times(ctx.gradients, grad, ctx.shapes, wanted)
 
 
 class _Matrix(torch.nn.Module):

@@ -1,18 +1,24 @@
-"""LAPACK on small arrays: SciPy's functions where a program has imported SciPy, else torch's.
+"""LAPACK on small arrays: SciPy's functions, or torch's where those cannot be had.
 
 SciPy's calls take a third of the time at some tens of rows. Importing `scipy.linalg` takes as long as some thousand
-densities, so it is never imported for this alone. NumPy has no inverse by a factor.
+densities, so it is never imported for this alone: of its files only the one with LAPACK is loaded, in some
+milliseconds. NumPy has no inverse by a factor.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from autokern.gp.formulas import Array
+from autokern.system import blas
 
 __all__ = ["Solved", "solved"]
 
@@ -46,7 +52,32 @@ def solved(k: Array, rhs: Array) -> Solved | None:
         Shape ``(n,)``, float64.
     """
     scipy = sys.modules.get("scipy.linalg.lapack")
-    return _by_torch(k, rhs) if not hasattr(scipy, "dpotri") else _by_scipy(scipy, k, rhs)
+    if not hasattr(scipy, "dpotri"):
+        scipy = _alone()
+    return _by_torch(k, rhs) if scipy is None else _by_scipy(scipy, k, rhs)
+
+
+@functools.cache
+def _alone() -> Any:
+    """Return SciPy's module of LAPACK without the packages around it, None where it cannot be loaded so.
+
+    Nothing of it stays in `sys.modules`: whoever imports SciPy later gets it as ever.
+    """
+    name = "scipy.linalg._flapack"
+    try:
+        spec = importlib.util.find_spec("scipy")
+        folders = [] if spec is None else list(spec.submodule_search_locations or ())
+        paths = [os.path.join(folders[0], "linalg", f"_flapack{suffix}") for suffix in EXTENSION_SUFFIXES]
+        path = next(path for path in paths if os.path.exists(path))
+        own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+        found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
+        found.__loader__.exec_module(found)  # type: ignore[union-attr]
+    except Exception:  # another layout, a library that is not found: a matter of speed
+        return None
+    if "scipy.linalg" not in sys.modules:
+        sys.modules.pop(name, None)
+    blas.look_again()
+    return found if hasattr(found, "dpotri") else None
 
 
 def _by_scipy(lapack: Any, k: Array, rhs: Array) -> Solved | None:

@@ -18,7 +18,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch.func import functional_call
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, times
 from autokern.gp import likelihood, originals, plain
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.noises import noise_of
@@ -182,15 +182,7 @@ class _Loss(torch.autograd.Function):
         if torch.is_grad_enabled():
             plainly = _plainly(ctx.mll, ctx.kernel, ctx.names)
             return None, None, *plain_gradients(plainly, (*ctx.unsaved.unchanged(), *raws), wanted, grad)
-        if grad.dim():  # each model of a batch has a cotangent; points that all share take from all
-            wide = [grad.view(*grad.shape, *(1,) * (t.dim() - grad.dim())) for t in ctx.gradients]
-            scaled = [
-                (t * g).sum_to_size(s) if want else None
-                for t, g, s, want in zip(ctx.gradients, wide, ctx.shapes, wanted, strict=True)
-            ]
-        else:
-            scaled = list(torch._foreach_mul(ctx.gradients, grad))
-        return None, None, *(one if want else None for one, want in zip(scaled, wanted, strict=True))
+        return None, None, *times(ctx.gradients, grad, ctx.shapes, wanted)
 
 
 class _Plain(torch.nn.Module):

@@ -17,7 +17,7 @@ from threadpoolctl import ThreadpoolController
 
 from autokern.system import threads
 
-__all__ = ["one_thread"]
+__all__ = ["look_again", "one_thread"]
 
 _WHAT = ("get", "set")
 Get = Callable[[], int]
@@ -67,3 +67,8 @@ def _libraries(scipy: bool) -> list[tuple[Get, Put]]:
                 found.append((get, put))
                 break
     return found
+
+
+def look_again() -> None:
+    """Note that a library may have been loaded."""
+    _libraries.cache_clear()

@@ -281,8 +281,12 @@ def test_batches(make, points, served):
         expected = derivatives(mll)
     with by("arrays"):
         found = derivatives(mll)
-    assert served["arrays"] == (mll.model.train_inputs[0].shape[-2] > 1)
+        mll.zero_grad()
+        losses = loss_of(mll)
+        (losses * torch.linspace(1, 2, losses.numel(), dtype=losses.dtype).view(losses.shape)).sum().backward()
+    assert served["arrays"] == 2 * (mll.model.train_inputs[0].shape[-2] > 1)
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close([p.grad for p in mll.parameters()], expected[1], rtol=1e-8, atol=1e-9)
 
 
 def test_batches_that_share_a_kernel_are_fused(served):

@@ -1,7 +1,9 @@
-"""lapack.py: SciPy's functions and torch's give the same, and the first is never imported for this alone."""
+"""lapack.py: SciPy's functions and torch's give the same, and SciPy's package is never imported for this alone."""
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import subprocess
 import sys
 
@@ -62,7 +64,32 @@ x = torch.rand(20, 2)
 model = Model(x, x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
 mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
 mll(model(x), model.train_targets).backward()
-print(before or "scipy.linalg" not in sys.modules, sorted(autokern.stats()))
+print(before or not any(name.startswith("scipy") for name in sys.modules), sorted(autokern.stats()))
+from autokern.gp import lapack
+from autokern.system import blas
+alone = lapack._alone()
+import scipy.linalg
+import numpy as np
+assert alone is None or scipy.linalg._flapack.dpotrf is alone.dpotrf
+assert np.allclose(scipy.linalg.cholesky(4 * np.eye(2)), 2 * np.eye(2))
+if not before:
+    libraries = blas._libraries(False)
+    blas.look_again()
+    assert alone is None or len(libraries) == len(blas._libraries(True))
 """
     told = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
     assert told.stdout.splitlines()[-1].startswith("True"), told.stdout
+
+
+def test_a_scipy_of_another_layout_means_torch(monkeypatch):
+    found = (lambda name: None), (lambda name: importlib.machinery.ModuleSpec(name, None, is_package=True))
+    for spec in found:
+        monkeypatch.setattr(importlib.util, "find_spec", spec)
+        assert lapack._alone.__wrapped__() is None
+    monkeypatch.undo()
+    alone = lapack._alone.__wrapped__()
+    if alone is not None:
+        k, rhs = problem(9)
+        np.testing.assert_array_equal(
+            lapack._by_scipy(alone, k.copy(), rhs).inverse, WAYS["scipy"](k.copy(), rhs).inverse
+        )
