@@ -31,6 +31,7 @@ class _Held(NamedTuple):
 
     module: weakref.ref[torch.nn.Module]
     addresses: list[int]
+    buffers: dict[str, torch.Tensor | None]
     read: Callable[[dict[str, Any]], tuple[Any, ...]] | None
     attributes: tuple[Any, ...]
 
@@ -38,7 +39,8 @@ class _Held(NamedTuple):
 class State:
     """What a module and the modules in it hold, by identity and by value; it keeps none of them alive.
 
-    Priors do not count: no prediction reads them.
+    Priors do not count: no prediction reads them. A buffer may be another tensor with the same values: BoTorch's input
+    transforms detach theirs at each call.
 
     Parameters
     ----------
@@ -61,7 +63,7 @@ class State:
             own = module.__dict__
             read = _reader(own) if type(module).__module__.partition(".")[0] in LIBRARIES else None
             attributes = () if read is None else read(own)
-            self._held.append(_Held(weakref.ref(module), _addresses(own), read, attributes))
+            self._held.append(_Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes))
             found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
             tensors += [t for t in found if isinstance(t, torch.Tensor)]
             stack += [part for part in own["_modules"].values() if part is not None]
@@ -84,12 +86,14 @@ class State:
         return not self._same_objects() or any(version(t) != then for t, then in self._tensors)
 
     def _same_objects(self) -> bool:
-        for ref, addresses, read, attributes in self._held:
+        for ref, addresses, buffers, read, attributes in self._held:
             module = ref()
             if module is None:
                 return False
             own = module.__dict__
-            if _addresses(own) != addresses or (read is not None and not _alike(read, own, attributes)):
+            if _addresses(own) != addresses and not _renewed(own, addresses, buffers):
+                return False
+            if read is not None and not _alike(read, own, attributes):
                 return False
         root = self._held[0].module()
         if root is None:
@@ -101,6 +105,18 @@ class State:
 def _addresses(own: dict[str, Any]) -> list[int]:
     parameters, buffers, parts = own["_parameters"], own["_buffers"], own["_modules"]
     return [*map(id, parameters.values()), *map(id, buffers.values()), *map(id, parts.values())]
+
+
+def _renewed(own: dict[str, Any], addresses: list[int], buffers: dict[str, torch.Tensor | None]) -> bool:
+    """Whether a module differs from what it was by buffers alone, which are other tensors with the same values."""
+    now, first = own["_buffers"], len(own["_parameters"])
+    found = _addresses(own)
+    if found[:first] != addresses[:first] or found[first + len(now) :] != addresses[first + len(buffers) :]:
+        return False
+    pairs = list(zip(now.values(), buffers.values(), strict=False))
+    return now.keys() == buffers.keys() and all(
+        new is old or (new is not None and old is not None and _is_still(new, old)) for new, old in pairs
+    )
 
 
 def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:

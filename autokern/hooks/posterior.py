@@ -91,8 +91,8 @@ def _made(model: Any, strategy: Any) -> Posterior | None:
             raise UnreadError("a covariance of another form")
         with torch.no_grad():
             factor = factor_cache.of(strategy)
-        if factor is None:
-            raise UnreadError("no factor")
+        if factor is None or factor.grown:
+            raise UnreadError("no factor, or one that grew")
         made = Posterior(model, factor)
         return made if made.holds() else None
     except UnreadError as reason:

@@ -361,6 +361,20 @@ def test_what_is_returned_behaves_as_stock_s(make, mode):
     close(*both(run), rtol=1e-9, atol=1e-9)
 
 
+def test_input_transforms_that_renew_their_buffers_keep_the_factor():
+    """BoTorch's detach them at each call."""
+    model = MODELS["normalised inputs"]()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        first = model.posterior(points(2)).mean
+        strategy, before = model.prediction_strategy, model.input_transform._offset
+        close([model.posterior(points(2)).mean], [first])
+        assert model.prediction_strategy is strategy
+        assert model.input_transform._offset is not before
+        model.input_transform._offset = before + 1.0
+        model.posterior(points(2))
+        assert model.prediction_strategy is not strategy
+
+
 def test_strategy_and_caches_are_there():
     def run():
         model = MODELS["usual"]().eval()
