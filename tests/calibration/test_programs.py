@@ -1,0 +1,119 @@
+"""programs.py: scripts in fresh processes, on three sides, as a table; and the scripts themselves are whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import programs
+import pytest
+
+SCRIPT = '''"""GPyTorch: a program that needs no model."""
+
+import sys
+
+assert "torch" not in sys.modules or "autokern" in sys.modules
+print("said on the way")
+print("final", 1.5, 2.0 + 1e-9 * ("autokern" in sys.modules))
+'''
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "gp_nothing.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_run_is_a_whole_process(script, tmp_path):
+    found = programs.run(script, "off", tmp_path)
+    assert found["final"] == [1.5, 2.0]
+    assert found["cpu"] > 0
+    assert 0 < found["seconds"] < 60
+    assert found["peak"] > 2**20
+
+
+def test_a_program_that_fails_or_says_nothing_is_an_error(tmp_path):
+    failing, silent = tmp_path / "one.py", tmp_path / "two.py"
+    failing.write_text("raise ValueError('it broke')")
+    silent.write_text("print('done')")
+    with pytest.raises(RuntimeError, match="it broke"):
+        programs.run(failing, "off", tmp_path)
+    with pytest.raises(RuntimeError, match="ended with 0"):
+        programs.run(silent, "off", tmp_path)
+
+
+def test_sides_are_compared_pair_by_pair(monkeypatch, tmp_path, script):
+    asked = []
+
+    def run(path, side, home, environment=None):
+        asked.append((side, home.name, bool(environment)))
+        seconds = {"off": 6.0, "on": 2.0, "new": 3.0}[side]
+        final = {"off": [1.0, 2.0], "on": [1.0, 2.002], "new": [1.0, 2.0]}[side]
+        return {"seconds": seconds, "cpu": 2 * seconds, "peak": 2**20 * (3 if side == "off" else 5), "final": final}
+
+    monkeypatch.setattr(programs, "run", run)
+    home = tmp_path / "home"
+    home.mkdir()
+    found = programs.measured(script, 3, home)
+    assert found["on"]["ratio"] == pytest.approx(3)
+    assert found["new"]["ratio"] == pytest.approx(2)
+    assert found["on"]["difference"] == pytest.approx(1e-3, rel=1e-2)
+    assert (found["stock_difference"], found["what"]) == (0, "a program that needs no model")
+    assert [side for side, *_ in asked].count("off") == 4  # three pairs, and one on one thread
+    assert len({home for side, home, _ in asked if side == "new"}) == 3
+    line = programs.line("gp_nothing", found)
+    assert line.startswith("| GPyTorch: a program that needs no model | 6.00 s | 2.00 s | 3.00×")
+    assert "+2 MiB" in line
+
+
+def test_the_readme_holds_the_table_of_the_json(tmp_path, capsys):
+    figures = {
+        "what": "a loop", "pairs": 5, "seconds": {"off": 4.0, "on": 2.0, "new": 2.5}, "peak": {"off": 1, "on": 2},
+        "on": {"ratio": 2.0, "quartiles": [1.9, 2.1], "cpu_ratio": 1.8, "difference": 1e-12},
+        "new": {"ratio": 1.6, "quartiles": [1.5, 1.7], "cpu_ratio": 1.4, "difference": 1e-12}, "stock_difference": 0.0,
+    }  # fmt: skip
+    host = {"cpu": {"model": "a processor", "torch_threads": 2}}
+    results = {"date": "2026-01-01", "host": host, "versions": {"torch": "2"}, "pairs": 5}
+    results["programs"] = {"bo_loop": figures, "gp_loop": figures}
+    stored, readme = tmp_path / "programs.json", tmp_path / "README.md"
+    stored.write_text(json.dumps(results))
+    readme.write_text("a\n<!-- programs: written by a script -->\nold\n<!-- /programs -->\nb\n")
+    assert programs.main(["--output", str(stored), "--check", str(readme)]) == 1
+    assert programs.main(["--output", str(stored), "--readme", str(readme)]) == 0
+    assert programs.main(["--output", str(stored), "--check", str(readme)]) == 0
+    text = readme.read_text()
+    assert (
+        "**BoTorch, 1 programs, geometric mean** | | | 2.00× (least 2.00) | 1.80× (least 1.80) | 1.60× (least" in text
+    )
+    assert "| BoTorch: a loop | 4.00 s | 2.00 s | 2.00× (1.90–2.10) | 1.80× | 1.60× |" in text
+
+
+def test_unknown_programs_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        programs.main(["no_such_program"])
+    assert "unknown program no_such_program" in capsys.readouterr().err
+
+
+def test_there_are_enough_programs_and_none_of_them_knows_autokern():
+    found = programs.programs()
+    names = [name[:2] for name in found]
+    assert min(names.count("bo"), names.count("gp")) >= 8
+    for path in found.values():
+        text = path.read_text()
+        assert text.startswith('"""')
+        assert "autokern" not in text
+        assert 'print("final"' in text
+
+
+@pytest.mark.slow
+def test_a_program_ends_alike_with_autokern(tmp_path):
+    script = programs.programs()["gp_model_list"]
+    (off, on) = (programs.run(script, side, tmp_path / side) for side in ("off", "new"))
+    assert programs.gap(on["final"], off["final"]) < 1e-2  # float32, 60 steps
+
+
+def test_help_runs_as_a_script():
+    command = [sys.executable, programs.__file__, "--help"]
+    assert "whole programs" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
