@@ -23,6 +23,7 @@ from autokern.gp import likelihood, matrix_density
 from autokern.gp.marginal import Marginal, read_matrix
 from autokern.ops._shared import EPS, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.ops.exact_log_prob import stock as _stock
+from autokern.system.blas import one_thread
 
 __all__ = ["DENSE_LOG_PROB"]
 
@@ -133,5 +134,8 @@ def _unsupported(problem: Problem) -> str | None:
 def arrays(marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
     """NumPy and LAPACK in float64, without operators and without autograd between matrix and value."""
     k = matrix_density.matrix(marginal)
-    found = None if k is None else matrix_density.log_prob(k, marginal.noise, marginal.distribution.loc, value)
+    if k is None:
+        return stock(marginal, value)
+    with one_thread:
+        found = matrix_density.log_prob(k, marginal.noise, marginal.distribution.loc, value)
     return stock(marginal, value) if found is None else found

@@ -25,6 +25,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import kronecker, originals
 from autokern.ops._shared import EPS, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.system.blas import one_thread
 
 __all__ = ["TASK_LOG_PROB"]
 
@@ -143,5 +144,6 @@ def _unsupported(problem: Problem) -> str | None:
 @TASK_LOG_PROB.candidate("arrays", accuracy="better", unsupported=_unsupported)
 def arrays(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
     """Tasks made independent by one small eigendecomposition; a factor of the points for each, by LAPACK in float64."""
-    found = kronecker.log_prob(*tensors)
+    with one_thread:
+        found = kronecker.log_prob(*tensors)
     return forward(*tensors) if found is None else found
