@@ -18,9 +18,10 @@ _declared = False
 def look() -> None:
     """Declare the hooks if BoTorch has been imported by now, and install them."""
     global _declared
-    if not _declared and "botorch.optim.closures.core" in sys.modules:
+    core = sys.modules.get("botorch.optim.closures.core")
+    if not _declared and core is not None:
         _declared = True
-        importlib.import_module("autokern.hooks.later.closures")
+        importlib.import_module("autokern.hooks.later.closures").declare(core)
         put_declared()
 
 

@@ -35,7 +35,7 @@ __all__ = ["OBJECTIVE"]
 _MOST = 1000
 """Points above which one thread is slower than the ops that stock consists of."""
 
-_SMALL = {"float64": 400, "float32": 150}
+_SMALL = {"float64": 400, "float32": 255}
 """Points up to which no measurement is needed."""
 
 Found = tuple[torch.Tensor | None, ...]

@@ -1,8 +1,7 @@
-"""Hooks into BoTorch: the closures that a fit evaluates. Importing this declares them."""
+"""Hooks into BoTorch: the closures that a fit evaluates."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +17,14 @@ from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
 
+__all__ = ["declare"]
+
 _CLOSURES = "botorch.optim.closures.model_closures"
 _dispatch = route("objective", looked=True)
 
 
-def _declare(core: Any) -> None:
+def declare(core: Any) -> None:
+    """Declare the hooks of the closures' module."""
     kind, flat = core.ForwardBackwardClosure, core.NdarrayOptimizationClosure
     stock, stock_flat = kind.__call__, flat.__call__
 
@@ -120,4 +122,3 @@ def _read(forward: Any) -> Reading:
 
 
 _readings = Readings(_read)
-_declare(sys.modules["botorch.optim.closures.core"])
