@@ -10,7 +10,6 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -24,7 +23,9 @@ from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings, from_environment, revised
-from autokern.runtime.memo import Entry, Memo, counted
+from autokern.runtime.memo import Entry, counted
+from autokern.runtime.overlay import Overlay
+from autokern.runtime.overlay import current as _current
 from autokern.runtime.session import Session
 from autokern.system import memory_limit
 
@@ -57,21 +58,9 @@ def bypassed() -> bool:
     )
 
 
-class _Overlay:
-    """The settings of one `using` block, with a memo of its own, inside of another block or of none."""
-
-    def __init__(self, settings: Settings, outer: _Overlay | None) -> None:
-        self.settings = settings
-        self.outer = outer
-        self.memo: Memo = {}
-
-
-_overlay: ContextVar[_Overlay | None] = ContextVar("autokern_using", default=None)
-
-
 def _settings() -> Settings:
     """Return the settings that hold in this thread or task."""
-    overlay = _overlay.get()
+    overlay = _current.get()
     return session().settings if overlay is None else overlay.settings
 
 
@@ -128,7 +117,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
     key_of: Callable[..., Any]
     stock: Callable[..., Any]
     name, raises = "", ()  # type: tuple[str, tuple[type[BaseException], ...]]
-    flag, overlay_of = inside, _overlay.get
+    flag, overlay_of = inside, _current.get
 
     def resolve() -> Op:
         nonlocal called, key_of, stock, name, raises
@@ -241,12 +230,12 @@ def using(
     )
     for name, candidate in settings.force:
         get(name)[candidate]
-    overlay = _Overlay(settings, _overlay.get())
-    token = _overlay.set(overlay)
+    overlay = Overlay(settings, _current.get())
+    token = _current.set(overlay)
     try:
         yield
     finally:
-        _overlay.reset(token)
+        _current.reset(token)
         session().forget(overlay.memo)
 
 
@@ -281,7 +270,7 @@ def stats() -> dict[str, dict[str, int]]:
     ...     autokern.stats()["cholesky"]["stock"] - before
     1
     """
-    here, overlay = session(), _overlay.get()
+    here, overlay = session(), _current.get()
     total = here.past + counted(here.memo)
     while overlay is not None:
         total += counted(overlay.memo)

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.feasibility import Feasibility
@@ -33,6 +34,8 @@ _OF_PROGRAM, _OF_OP = 0.05, 0.2
 """Shares of the time since the first call of any op, and of the time in the op itself, that measuring may take."""
 _LEAST = 0.3
 """Seconds below which measuring tells too little."""
+_UNTIL_LAST = 0.6
+"""Part of the allowance after which no further problem begins."""
 
 
 def load(settings: Settings) -> Profile:
@@ -59,13 +62,14 @@ class Ledger:
     def __init__(self) -> None:
         self.seconds, self.enough = 0.0, _LEAST / _OF_OP
 
+    def wait(self) -> None:
+        """Let measuring be considered again when the calls have taken a fifth more."""
+        self.enough = max(_LEAST / _OF_OP, 1.2 * self.seconds)
+
     def credit(self, elapsed: float, spent: float) -> float:
         """Return the seconds that measuring may take after so many of the program, some of them spent on measuring."""
         allowed = min(_OF_PROGRAM * elapsed - spent, _OF_OP * self.seconds)
-        if allowed < _LEAST:
-            self.enough = max(_LEAST / _OF_OP, 1.2 * self.seconds)
-            return 0.0
-        return allowed
+        return allowed if allowed >= _LEAST else 0.0
 
 
 class FirstUse:
@@ -79,57 +83,70 @@ class FirstUse:
         Returns the cost model in force.
     adopt : callable
         Puts a profile in force.
+    apart : callable
+        Returns a context manager, in which calls of this thread have a memo of their own.
     """
 
-    def __init__(self, settings: Settings, model: Callable[[], CostModel], adopt: Callable[[Profile], None]) -> None:
-        self._settings, self._model, self._adopt = settings, model, adopt
+    def __init__(
+        self,
+        settings: Settings,
+        model: Callable[[], CostModel],
+        adopt: Callable[[Profile], None],
+        apart: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._settings, self._model, self._adopt, self._apart = settings, model, adopt, apart
         self._measuring = threading.Lock()
         self._spent, self._began = 0.0, time.perf_counter()
         self._tried: set[tuple[str, ...]] = set()
         self._waiting: dict[tuple[str, ...], Ledger] = {}
 
-    def ledger(self, problem: Problem, accuracy: str) -> Ledger | None:
-        """Return the ledger of an op that is measured later, None for one that is measured or never will be."""
-        return self._waiting.get((*problem.group, accuracy))
+    def ledger(self, table: Feasibility, accuracy: str) -> Ledger | None:
+        """Return the ledger of an op that is measured later; None where it is not, or where there is no choice."""
+        found = self._waiting.get((*table.problem.group, accuracy))
+        return None if found is None or inside.measuring or len(table.feasible()) < 2 else found
 
     def measure(self, table: Feasibility, accuracy: str) -> bool:
         """Calibrate an op without measurements here, if that is allowed and pays back, and return whether it was.
 
         Other threads run stock meanwhile. Where lower precision is allowed, measurements must include errors.
         """
-        settings, model, op, problem = self._settings, self._model(), table.op, table.problem
-        at_once = settings.calibrate == "first-use"
-        pinned = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        asked = (*problem.group, accuracy)
-        if pinned or inside.measuring or asked in self._tried or _knows(model, table, accuracy):
+        if inside.measuring or len(table.feasible()) < 2:
             return False
-        if _tried_lately(model.profile, problem):
+        op, problem, asked = table.op, table.problem, (*table.problem.group, accuracy)
+        left = min(self._settings.budget - self._spent, _SHARE * self._settings.budget)
+        if left <= 0 or asked in self._tried or self._is_settled(table, accuracy):
+            self._waiting.pop(asked, None)
             return False
-        left = min(settings.budget - self._spent, _SHARE * settings.budget)
-        if left <= 0 or len(table.feasible()) < 2 or host.forked() or host.multi_rank():
-            return False
+        at_once = self._settings.calibrate == "first-use"
+        ledger = self._waiting.setdefault(asked, Ledger())
         if not at_once:
-            ledger = self._waiting.setdefault(asked, Ledger())
-            left = min(left, ledger.credit(time.perf_counter() - self._began, self._spent))
-            if left <= 0:
-                return False
-        if not self._measuring.acquire(blocking=False):
+            left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, self._spent))
+        if left <= 0 or not self._measuring.acquire(blocking=False):
+            ledger.wait()
             return False
         started = time.perf_counter()
         self._tried.add(asked)
         self._waiting.pop(asked, None)
         try:
-            with store.calibrating(settings, host.current().fingerprint, op.name) as ours:
+            with store.calibrating(self._settings, host.current().fingerprint, op.name) as ours:
                 if ours and not self._learnt(table, accuracy):
                     self._calibrate(op, problem, left, accuracy, near=None if at_once else problem)
         except (AutokernError, RuntimeError, OSError) as error:
-            if settings.strict:
+            if self._settings.strict:
                 raise
             warnings.warn(f"autokern could not measure {op.name}, so stock runs: {error}", AutokernWarning, 2)
         finally:
             self._spent += time.perf_counter() - started
             self._measuring.release()
         return True
+
+    def _is_settled(self, table: Feasibility, accuracy: str) -> bool:
+        """Whether an op is not to be measured in this process: by order, or since nothing could be learnt."""
+        settings, model = self._settings, self._model()
+        ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
+        if ordered or _knows(model, table, accuracy) or _tried_lately(model.profile, table.problem):
+            return True
+        return host.forked() or host.multi_rank()
 
     def _learnt(self, table: Feasibility, accuracy: str) -> bool:
         """Whether another process has measured this or tried to since the profile was read; its profile is adopted."""
@@ -144,7 +161,11 @@ class FirstUse:
             store.save(self._settings, profile)
             self._adopt(profile)
 
-        with display(f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine") as shown:
+        what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine"
+        with (
+            self._apart(),
+            display(what) as shown,
+        ):
             calibrate(
                 [op],
                 "quick",

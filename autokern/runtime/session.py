@@ -5,6 +5,7 @@ Measuring, predicting and choosing are imported by the first call that is not in
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import warnings
@@ -22,6 +23,7 @@ from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
+from autokern.runtime import overlay
 from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Served, counted, is_large, served
 from autokern.system import host, keops, memory_limit
 
@@ -116,6 +118,7 @@ class Session:
                 for entry in list(table.values()):
                     if entry.candidate.accuracy == "approximate":
                         self._seen[_watched(entry.decision)] = entry.before + entry.count
+                    entry.resume(0, entry.before + entry.count)  # its calls are counted
                 table.clear()
             if max(len(self._seen), len(self._errors)) > _MOST_KEYS:
                 self._seen.clear()
@@ -168,7 +171,7 @@ class Session:
             entry.check_at(spotcheck.due(before + count) - before)
         else:
             entry.check_at(drift.due(entry, settings))
-            ledger = None if self._first_use is None else self._first_use.ledger(table.problem, settings.accuracy)
+            ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
             if ledger is not None:
                 entry.time_into(ledger)
         return entry
@@ -185,10 +188,7 @@ class Session:
         if due == NEVER:  # another thread is at it
             return entry
         if entry.ledger is not None:
-            table = Feasibility(entry.op, entry.decision.problem)
-            measured = self._measured(table, settings.accuracy)
-            count = entry.count if measured is table else 0  # else the memo was emptied, and its calls counted
-            return self._made(measured, self._shared(measured, settings), settings, count)
+            return self._reconsidered(entry, settings)
         if entry.candidate.accuracy == "approximate":
             key = _watched(entry.decision)
             self._errors[key] = max(self._errors.get(key, 0.0), spotcheck.check(entry, args, settings))
@@ -199,6 +199,19 @@ class Session:
         table = Feasibility(entry.op, entry.decision.problem)
         return self._made(table, self.decide(table, settings, entry.count), settings, entry.count)
 
+    def _reconsidered(self, entry: Entry, settings: Settings) -> Entry:
+        """Measure the op of an entry whose calls have taken long enough, and decide again."""
+        try:
+            table = self._measured(Feasibility(entry.op, entry.decision.problem), settings.accuracy)
+            return self._made(table, self._shared(table, settings), settings, entry.count)
+        except AutokernError:
+            raise
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            _log.debug("%s could not be decided again: %r", entry.decision.problem, error)
+            return entry
+
     def _measured(self, table: Feasibility, accuracy: str) -> Feasibility:
         """Let an op be measured at its first use; return the table, a fresh one if that took place."""
         if self._first_use is None:
@@ -206,7 +219,8 @@ class Session:
 
             plugins.load()
             plugins.announce(self.settings.strict)
-            self._first_use = FirstUse(self.settings, lambda: self.model, self.adopt)
+            apart = functools.partial(overlay.apart, self.settings)
+            self._first_use = FirstUse(self.settings, lambda: self.model, self.adopt, apart)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
 
     def _shared(self, table: Feasibility, settings: Settings) -> Decision:

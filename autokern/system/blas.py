@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -25,11 +26,18 @@ Put = Callable[[int], object]
 
 
 class _OneThread:
-    """Lowers the number of threads on the way in, and restores it on the way out."""
+    """Lowers the number of threads on the way in, and restores it on the way out, unless it was set meanwhile.
+
+    It does not nest. A thread that an interrupt kept from leaving leaves when it is inside the next time.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-        self._lowered: list[tuple[Put, int]] = []
+        self._in_new_process()
+
+    def _in_new_process(self) -> None:
+        self._lock: threading.Lock = threading.Lock()
+        self._inside: set[int] = set()
+        self._lowered: list[tuple[Get, Put, int]] = []
 
     def __enter__(self) -> None:
         with self._lock:
@@ -37,16 +45,26 @@ class _OneThread:
                 for get, put in _libraries("scipy.linalg" in sys.modules):
                     before = get()
                     if before > 1:
-                        self._lowered.append((put, before))
+                        self._lowered.append((get, put, before))
                         put(1)
-            self._inside += 1  # last: after an interrupt before, the next to leave restores what was lowered
+            self._inside.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
-            while not self._inside and self._lowered:
-                put, before = self._lowered.pop()
+            self._inside.discard(threading.get_ident())
+            if not self._inside:
+                self._restore()
+
+    def _restore(self) -> None:
+        while self._lowered:
+            get, put, before = self._lowered.pop()
+            if get() == 1:
                 put(before)
+
+    def after_fork(self) -> None:
+        """Restore the number in a child process: the threads that were inside are not there."""
+        self._restore()
+        self._in_new_process()
 
 
 one_thread = _OneThread()
@@ -72,3 +90,7 @@ def _libraries(scipy: bool) -> list[tuple[Get, Put]]:
 def look_again() -> None:
     """Note that a library may have been loaded."""
     _libraries.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=one_thread.after_fork)

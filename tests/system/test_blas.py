@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 
@@ -32,10 +34,53 @@ def two():
 def test_one_thread_inside_and_the_former_number_afterwards():
     with one_thread:
         assert set(numbers()) == {1}
-        with one_thread:
-            assert set(numbers()) == {1}
-        assert set(numbers()) == {1}
     assert set(numbers()) == {2}
+
+
+def test_a_number_that_the_user_sets_meanwhile_stands():
+    with one_thread:
+        for _, put in _libraries():
+            put(3)
+    assert set(numbers()) == {3}
+
+
+def test_a_thread_that_was_kept_from_leaving_leaves_the_next_time():
+    one_thread.__enter__()  # and an interrupt comes
+    with one_thread:
+        pass
+    assert set(numbers()) == {2}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_that_is_forked_while_somebody_is_inside_has_the_former_number():
+    program = """
+import os, threading
+import numpy
+from autokern.system import blas
+pairs = blas._libraries(False)
+for _, put in pairs:
+    put(2)
+inside, leave = threading.Event(), threading.Event()
+def other():
+    with blas.one_thread:
+        inside.set()
+        leave.wait(60)
+thread = threading.Thread(target=other)
+thread.start()
+inside.wait(60)
+child = os.fork()
+if not child:
+    numbers = {get() for get, _ in pairs}
+    with blas.one_thread:
+        numbers |= {10 * get() for get, _ in pairs}
+    os._exit(0 if numbers == {2, 10} else 1)
+status = os.waitpid(child, 0)[1]
+leave.set()
+thread.join()
+print(status, {get() for get, _ in pairs})
+"""
+    told = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True)
+    assert told.stdout.split("\n")[-2] == "0 {2}"
 
 
 def test_the_number_comes_back_after_an_error():
