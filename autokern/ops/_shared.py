@@ -222,6 +222,10 @@ def iterates(problem: Problem) -> bool:
     return "cg" in problem.words
 
 
+LOW_RANK = "the library solves a linear kernel by its rank"
+"""Why a linear kernel alone is left to it: in a few dimensions that takes far less than a factor of all points."""
+
+
 def families(problem: Problem) -> list[str]:
     """Return the families in the kernel of a problem, whose variant names them first."""
     return problem.words[0].split("+")

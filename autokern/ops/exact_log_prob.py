@@ -34,6 +34,7 @@ from autokern.ops._shared import (
     CG_ITERATIONS,
     CG_VECTORS,
     EPS,
+    LOW_RANK,
     as_asked,
     families,
     is_ours,
@@ -283,6 +284,8 @@ def _arrays_unsupported(problem: Problem) -> str | None:
     most = array_density.MOST.get(problem.dtype, 0)
     if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
         return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
+    if families(problem) == ["linear"]:
+        return LOW_RANK
     return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
 
 

@@ -27,7 +27,7 @@ from autokern.gp import steps
 from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
 from autokern.ops._models import objective_model
-from autokern.ops._shared import EPS, families
+from autokern.ops._shared import EPS, LOW_RANK, families
 from autokern.system.blas import one_thread
 
 __all__ = ["OBJECTIVE"]
@@ -180,6 +180,8 @@ def stock(reading: Known, forward: Forward | None, parameters: Parameters | None
 def _unsupported(problem: Problem) -> str | None:
     if problem.device != "cpu":
         return "on the CPU"
+    if families(problem) == ["linear"]:
+        return LOW_RANK
     return None if problem.n * problem.batch <= _MOST else f"more than {_MOST} points on one thread"
 
 

@@ -823,3 +823,14 @@ def test_blocks_are_as_large_as_an_accelerator_likes_them():
     assert op["fused"].memory(here) < op["fused"].memory(here.replace(device="cuda")) < 1.5e9
     small = here.replace(m=100, n=100, device="cuda")
     assert op["fused"].memory(small) < 16 * 8 * 100**2
+
+
+def test_a_linear_kernel_alone_is_the_librarys():
+    """It is of low rank there, which takes far less than a factor of all points; a sum with others is not."""
+    for op in ("objective", "exact_log_prob"):
+        alone = autokern.explain(op, n=100, d=3, variant="linear" + ("/cholesky" if op == "exact_log_prob" else ""))
+        assert (alone.candidate, alone.excluded["arrays"]) == (
+            "stock",
+            "the library solves a linear kernel by its rank",
+        )
+    assert autokern.explain("objective", n=100, d=3, variant="linear+rbf").candidate == "arrays"
