@@ -22,6 +22,8 @@ __all__ = [
     "has_duals",
     "keeps_graph",
     "plain_gradients",
+    "readable",
+    "spent_by_backward",
     "times",
     "version",
 ]
@@ -91,6 +93,30 @@ def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[A
 def has_duals() -> bool:
     """Whether tensors may have tangents of forward mode, which arrays would lose."""
     return forward_ad._current_level >= 0
+
+
+def readable(*tensors: torch.Tensor) -> bool:
+    """Whether NumPy can read these tensors of the CPU without losing anything that autograd knows of them."""
+    return not has_duals() and not any(t._is_zerotensor() for t in tensors)
+
+
+def spent_by_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward pass that frees ``ctx.gradients`` unless the graph is kept, and raises as torch when repeated.
+
+    It goes outside of `each_cotangent`, which runs a pass several times.
+    """
+
+    @functools.wraps(backward)
+    def spent(ctx: Any, *grads: Any) -> Any:
+        if ctx.gradients is None:
+            raise RuntimeError(SPENT)
+        kept = keeps_graph()
+        found = backward(ctx, *grads)
+        if not kept:
+            ctx.gradients = None
+        return found
+
+    return spent
 
 
 def plain_gradients(
