@@ -12,14 +12,36 @@ from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.autograd import forward_ad
 
-__all__ = ["Lent", "Unsaved", "each_cotangent", "plain_gradients", "times", "version"]
+__all__ = [
+    "SPENT",
+    "Lent",
+    "Unsaved",
+    "each_cotangent",
+    "has_duals",
+    "keeps_graph",
+    "plain_gradients",
+    "readable",
+    "spent_by_backward",
+    "times",
+    "version",
+]
+
+SPENT = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+"""What torch says of a graph whose saved values are freed."""
 
 _torch: Any = torch  # the functions below vmap are not declared
 _functorch: Any = torch._C._functorch
 _is_old: Callable[[Any], bool] = _functorch.is_legacy_batchedtensor
 _is_new: Callable[[Any], bool] = _functorch.is_batchedtensor
-_keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: False)
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether the present backward pass keeps the graph."""
 
 
 def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,19 +90,51 @@ def _together(served: Callable[..., Any], ctx: Any, parts: list[Any]) -> tuple[A
     return tuple(None if column[0] is None else torch.stack(column) for column in columns)
 
 
+def has_duals() -> bool:
+    """Whether tensors may have tangents of forward mode, which arrays would lose."""
+    return forward_ad._current_level >= 0
+
+
+def readable(*tensors: torch.Tensor) -> bool:
+    """Whether NumPy can read these tensors of the CPU without losing anything that autograd knows of them."""
+    return not has_duals() and not any(t._is_zerotensor() for t in tensors)
+
+
+def spent_by_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward pass that frees ``ctx.gradients`` unless the graph is kept, and raises as torch when repeated.
+
+    It goes outside of `each_cotangent`, which runs a pass several times.
+    """
+
+    @functools.wraps(backward)
+    def spent(ctx: Any, *grads: Any) -> Any:
+        if ctx.gradients is None:
+            raise RuntimeError(SPENT)
+        kept = keeps_graph()
+        found = backward(ctx, *grads)
+        if not kept:
+            ctx.gradients = None
+        return found
+
+    return spent
+
+
 def plain_gradients(
     function: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
     inputs: Sequence[torch.Tensor | None],
     wanted: Sequence[bool],
     cotangents: torch.Tensor | Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
-    """Return the differentiable gradients of a plain function by the wanted inputs.
+    """Return the gradients of a plain function by the wanted inputs, differentiable where gradients are enabled.
 
-    Each input is a view of its own, because one tensor may occur twice.
+    Each input is a view of its own, because one tensor may occur twice, or depend on another.
     """
-    own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
-    sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
-    found = iter(torch.autograd.grad(function(*own), sources, cotangents, create_graph=True))
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [t.view_as(t) if want and t is not None else t for t, want in zip(inputs, wanted, strict=True)]
+        sources = [tensor for tensor, want in zip(own, wanted, strict=True) if want and tensor is not None]
+        outs = function(*own)
+    found = iter(torch.autograd.grad(outs, sources, cotangents, create_graph=graph))
     return [next(found) if want else None for want in wanted]
 
 
@@ -118,7 +172,7 @@ class Lent:
     def take(self) -> torch.Tensor | None:
         """Return the result, or None if it was changed; it is released unless the graph is kept."""
         found = self._alias
-        if not _keeps_graph():
+        if not keeps_graph():
             self._alias = None
         return None if found is None or found._version != self._version else found
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, times
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
 from autokern.gp import likelihood, originals, plain, small
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
@@ -91,7 +91,7 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     batch = kernel.batch_shape
     if any(t.shape[:-1] not in (batch, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
         return None
-    reading = _readings.of(kernel, x.shape[-1], x.dtype, batch)
+    reading = _readings.of(kernel, x.shape[-1], x.dtype, batch) if readable(x, noise, mean, value) else None
     if reading is None:
         return None
     with reading.lock, np.errstate(all="ignore"):
@@ -151,6 +151,7 @@ class _Density(torch.autograd.Function):
         return values
 
     @staticmethod
+    @spent_by_backward
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted, raws = ctx.needs_input_grad[2:], ctx.saved_tensors

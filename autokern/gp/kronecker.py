@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward
 from autokern.gp import likelihood, small
 
 __all__ = ["log_prob", "matrix", "plain"]
@@ -31,6 +31,8 @@ def log_prob(
         Shape ``(n, t)``.
     """
     tensors = kx, kt, noise, mean, value
+    if not readable(*tensors):
+        return None
     with np.errstate(all="ignore"):
         found = _computed(*(t.detach().numpy().astype(np.float64) for t in tensors))
     if found is None:
@@ -92,6 +94,7 @@ class _Density(torch.autograd.Function):
         return tensors[0].new_tensor(value)
 
     @staticmethod
+    @spent_by_backward
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted = ctx.needs_input_grad[2:]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from linear_operator.operators import DenseLinearOperator
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward
 from autokern.gp import likelihood, small
 from autokern.gp.marginal import Marginal
 
@@ -41,6 +41,8 @@ def log_prob(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: to
         Shape ``(n,)``.
     """
     tensors = k, noise, mean, value
+    if not readable(*tensors):
+        return None
     with np.errstate(all="ignore"):
         noisy, more, middle, point = (t.detach().numpy().astype(np.float64) for t in tensors)
         noisy = np.ascontiguousarray(noisy)
@@ -65,6 +67,7 @@ class _Density(torch.autograd.Function):
         return tensors[0].new_tensor(value)
 
     @staticmethod
+    @spent_by_backward
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted = ctx.needs_input_grad[2:]

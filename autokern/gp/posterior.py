@@ -13,8 +13,10 @@ it computes with the model's own modules.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ import torch
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.models import ExactGP
 
-from autokern.core.autograd import Unsaved, each_cotangent
+from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, keeps_graph, plain_gradients
 from autokern.gp import originals
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
@@ -87,7 +89,7 @@ class Posterior:
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
         self._type, self._seen, self._lock = kind, seen, threading.Lock()
-        self._joined: tuple[list[Parameter], torch.Tensor | None] = [], None
+        self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
         self._train, self.parameters = inputs[0], list(seen.parameters.values())
         self.key = (len(points), *points.shape[1:], "+".join(sorted(seen.families)))
 
@@ -132,31 +134,42 @@ class Posterior:
     def at(self, x: torch.Tensor) -> Pair | None:
         """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if there is a number that is none."""
         grads = torch.is_grad_enabled()
-        graded, token = self._token() if grads else ([], None)
-        constant = self._mean.tensor if grads and self._mean is not None else None
+        graded, tokens = self._joined() if grads else ([], [None, None])
         call = _Call(self, x, graded)
         found = call.evaluate(x)
         if found is None or not grads:
             return found
-        predicted: Pair = _Predicted.apply(x, constant, token, call, found)
+        predicted: Pair = _Predicted.apply(x, *tokens, call, found)
         return predicted
 
-    def _token(self) -> tuple[list[Parameter], torch.Tensor | None]:
-        """Return the hyperparameters of the kernel that want gradients, and their raw tensors as one vector."""
-        wanted = [p for p in self.parameters if p.tensor.requires_grad and p is not self._mean]
-        if wanted != self._joined[0]:
-            self._joined = wanted, torch.cat([p.tensor.reshape(-1) for p in wanted]) if wanted else None
-        return self._joined
+    def _joined(self) -> tuple[list[Parameter], list[torch.Tensor | None]]:
+        """Return the kernel's hyperparameters that want gradients, and as vectors the mean's constant and theirs."""
+        wanted = [p for p in self.parameters if p.tensor.requires_grad]
+        graded = [p for p in wanted if p is not self._mean]
+        of, tokens = self._tokens
+        if wanted != of:
+            both = [p for p in wanted if p is self._mean], graded
+            tokens = [torch.cat([p.tensor.reshape(-1) for p in each]) if each else None for each in both]
+            self._tokens = wanted, tokens
+        return graded, tokens
 
-    def formula(self, x: torch.Tensor) -> Pair:
-        """Return mean and covariance by the model's own modules, differentiable as often as wanted."""
+    def formula(self, x: torch.Tensor, values: Sequence[torch.Tensor] = ()) -> Pair:
+        """Return mean and covariance by the model's own modules, differentiable as often as wanted.
+
+        Values that stand for all hyperparameters are put into a copy of the modules.
+        """
+        modules = self._kernel_module, self._mean_module
+        if values:
+            memo = {id(p.tensor): value for p, value in zip(self.parameters, values, strict=True)}
+            modules = copy.deepcopy(modules, memo)
+        kernel, mean_module = modules
         inverse, weights = torch.from_numpy(self._inverse), torch.from_numpy(self._weights)
         if not self.batch:
             inverse, weights = inverse[0], weights[0]
-        cross = self._kernel_module(x, self._train).to_dense()
+        cross = kernel(x, self._train).to_dense()
         white = cross @ inverse.mT
-        mean = self._mean_module(x) + (cross @ weights).squeeze(-1)
-        return mean, self._kernel_module(x).to_dense() - white @ white.mT
+        mean = mean_module(x) + (cross @ weights).squeeze(-1)
+        return mean, kernel(x).to_dense() - white @ white.mT
 
 
 class _Call:
@@ -200,7 +213,8 @@ class _Call:
 
     def _stacked(self, values: torch.Tensor, own: int) -> Array:
         """Return values whose last `own` axes are those of a set as ``(k, b, ...)``."""
-        array: Array = values.detach().resolve_neg().numpy()
+        plain = torch.zeros(values.shape, dtype=values.dtype) if values._is_zerotensor() else values.detach()
+        array: Array = plain.resolve_neg().numpy()
         if self.of.batch:
             array = np.moveaxis(array, -1 - own, 0)
         return array.reshape(self._shape_of_cross[0], -1, *array.shape[array.ndim - own :])
@@ -223,7 +237,7 @@ class _Call:
                 with of._lock:
                     of._mean.by_value.fill(0.0)
                     of._mean.accumulate(slopes.sum((1, 2)).reshape(of._mean.value.shape))
-                    by_constant = of._mean.gradient()
+                    by_constant = of._mean.gradient().reshape(-1)
         found = np.zeros((k, total, self._shape[-1])) if points else None
         if not graded:
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
@@ -246,38 +260,52 @@ class _Call:
 
     def differentiable(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
         """Return the same as functions of points, hyperparameters and cotangents, by the model's own modules."""
-        x = self._unsaved.unchanged()[0]
-        assert x is not None
-        own, mean = x.view_as(x), self.of._mean
-        both = zip(self.of.formula(own), (by_mean, by_covariance), strict=True)
-        outs, cotangents = zip(*((out, grad) for out, grad in both if grad is not None), strict=True)
-        of_mean = [mean.tensor] if constant and mean is not None and by_mean is not None else []
-        sources = [own] * points + of_mean + [p.tensor for p in self._graded] * graded
-        slopes = list(torch.autograd.grad(outs, sources, cotangents, create_graph=True, materialize_grads=True))
-        by_points = slopes.pop(0) if points else None
-        by_constant = slopes.pop(0) if of_mean else None
-        return [by_points, by_constant, torch.cat([slope.reshape(-1) for slope in slopes]) if graded else None]
+        inputs, cotangents = self._unsaved.unchanged(), [g for g in (by_mean, by_covariance) if g is not None]
+        of = self.of
+
+        def outs(x: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+            both = zip(of.formula(x, values), (by_mean, by_covariance), strict=True)
+            return [out for out, grad in both if grad is not None]
+
+        constant = constant and by_mean is not None
+        wanted = [constant if p is of._mean else graded and p in self._graded for p in of.parameters]
+        by_points, *slopes = plain_gradients(outs, inputs, [points, *wanted], cotangents)
+        found = {id(p): slope.reshape(-1) for p, slope in zip(of.parameters, slopes, strict=True) if slope is not None}
+        joined = torch.cat([found[id(p)] for p in self._graded]) if graded else None
+        return [by_points, found.get(id(of._mean)), joined]
 
 
 class _Predicted(torch.autograd.Function):
     """Mean and covariance as functions of points, of the constant of the mean, and of the kernel's hyperparameters."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, _constant: Any, token: Any, call: _Call, found: Pair) -> Pair:
+    def forward(ctx: Any, x: torch.Tensor, constant: Any, token: Any, call: _Call, found: Pair) -> Pair:
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.node = call, None if token is None else token.grad_fn
+        ctx.call, ctx.nodes = call, [None if t is None else t.grad_fn for t in (constant, token)]
         return found
 
     @staticmethod
-    @each_cotangent
     def backward(ctx: Any, by_mean: Any, by_covariance: Any) -> Any:
-        if by_mean is None and by_covariance is None:
-            return None, None, None, None, None
-        points, constant = ctx.needs_input_grad[:2]
-        graded = ctx.node is not None and _runs(ctx.node)
-        compute = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
-        with np.errstate(all="ignore"), ctx.call.threads:
-            return *compute(by_mean, by_covariance, points, constant, graded), None, None
+        call = ctx.call
+        if call is None:
+            raise RuntimeError(SPENT)
+        constant, graded = (node is not None and _runs(node) for node in ctx.nodes)
+        # the constant's derivative needs nothing of the call, and stock's keeps all else
+        spent = (graded or not constant) and not keeps_graph()
+        found = _slopes((call, ctx.needs_input_grad[0], constant, graded), by_mean, by_covariance)
+        if spent:
+            ctx.call = None
+        return found
+
+
+@each_cotangent
+def _slopes(of: tuple[_Call, bool, bool, bool], by_mean: Any, by_covariance: Any) -> Any:
+    if by_mean is None and by_covariance is None:
+        return None, None, None, None, None
+    call, *wanted = of
+    compute = call.differentiable if torch.is_grad_enabled() or has_duals() else call.backward
+    with np.errstate(all="ignore"), call.threads:
+        return *compute(by_mean, by_covariance, *wanted), None, None
 
 
 def _runs(node: Any) -> bool:

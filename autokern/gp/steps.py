@@ -18,7 +18,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch.func import functional_call
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, times
+from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
 from autokern.gp import likelihood, originals, plain
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.noises import noise_of
@@ -129,9 +129,11 @@ def _fit(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def loss(step: Step) -> torch.Tensor | None:
-    """Return the marginal log likelihood per point, None where there is no factor or no number."""
+    """Return the marginal log likelihood per point, None where stock must run: no factor or number, say."""
     reading, mean, x = step.reading, step.distribution.loc, step.distribution._covar.x1
     if not _fit(x, mean, step.value) or step.value.shape[:-1] != reading.batch:
+        return None
+    if not readable(x, mean, step.value):
         return None
     with reading.lock, np.errstate(all="ignore"):
         found = _computed(reading, x.requires_grad, *(t.detach().numpy() for t in (x, mean, step.value)))
@@ -176,6 +178,7 @@ class _Loss(torch.autograd.Function):
         return values
 
     @staticmethod
+    @spent_by_backward
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         wanted, raws = ctx.needs_input_grad[2:], ctx.saved_tensors

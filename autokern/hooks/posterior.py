@@ -15,6 +15,7 @@ import torch
 from gpytorch.models import ExactGP
 from linear_operator import settings as library
 
+from autokern.core.autograd import has_duals
 from autokern.gp import factor_cache
 from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
@@ -49,7 +50,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _read(model: Any, x: torch.Tensor) -> Posterior | None:
     """Return the model as it is now as arrays, None where stock must run."""
     before = model.prediction_strategy
-    if not _is_plain(x) or before in _left_alone or stay_out_of_models() or not _asked(model, x):
+    if not _is_plain(x) or has_duals() or before in _left_alone or stay_out_of_models() or not _asked(model, x):
         return None
     strategy = origin.ours(model)
     known = None if strategy is None else _known.get(strategy)
@@ -65,8 +66,8 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
 def _is_plain(x: Any) -> bool:
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return False
-    plain = x.dtype is torch.float64 and x.is_cpu and x.layout is torch.strided and not x.is_neg()
-    return plain and x.dim() > 1 and x.shape[-2] <= _MOST
+    plain = x.dtype is torch.float64 and x.is_cpu and x.layout is torch.strided
+    return plain and not x.is_neg() and not x._is_zerotensor() and x.dim() > 1 and x.shape[-2] <= _MOST
 
 
 def _asked(model: Any, x: torch.Tensor) -> bool:

@@ -393,6 +393,18 @@ def test_backward_again_and_batches_of_cotangents(served):
     assert served["arrays"] == 1
 
 
+def test_a_second_backward_raises_and_frees(served):
+    mll = made(RBFKernel())
+    with by("arrays"):
+        loss = loss_of(mll)
+    mean = mll.model.mean_module.raw_constant
+    torch.autograd.grad(loss, mean, retain_graph=True)
+    torch.autograd.grad(loss, mean)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, mean)
+    assert served["arrays"] == 1
+
+
 def test_what_is_unknown_is_fused(served):
     for kernel in (
         SpectralMixtureKernel(num_mixtures=2, ard_num_dims=D),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import gpytorch
 import pytest
 import torch
@@ -124,6 +126,18 @@ def test_second_derivatives_and_batches_of_cotangents():
     torch.testing.assert_close(found[2], expected[2], rtol=1e-6, atol=1e-8)
     for one, many in zip(once, batched, strict=True):
         torch.testing.assert_close(many, torch.stack([one, -2 * one]))
+
+
+def test_a_second_backward_raises_as_stock_s():
+    mll = made(kernel=SpectralMixtureKernel(num_mixtures=2, ard_num_dims=2))
+    mean = mll.model.mean_module.raw_constant
+    for on in (False, True):
+        with autokern.enabled() if on else contextlib.nullcontext(), by("arrays"):
+            loss = loss_of(mll)
+        torch.autograd.grad(loss, mean, retain_graph=True)
+        torch.autograd.grad(loss, mean)
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(loss, mean)
 
 
 @pytest.mark.parametrize("n", [1, 2, 200])

@@ -14,6 +14,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from torch.autograd import forward_ad
 
 import autokern
 from autokern.gp import steps
@@ -179,6 +180,37 @@ def test_cotangents_of_vmap_and_repeated_backward(served):
         mll.model.covar_module.raw_lengthscale.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
+
+
+def test_a_second_backward_raises_and_frees(served):
+    mll = made(RBFKernel())
+    with autokern.enabled(), by("arrays"):
+        value = value_of(mll)
+    cotangent = torch._efficientzerotensor((), dtype=torch.float64)
+    zeros = torch.autograd.grad(value, list(mll.parameters()), cotangent, retain_graph=True)
+    assert not any(t.any() for t in zeros)
+    value.backward()
+    assert value.grad_fn.gradients is None
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        value.backward()
+
+
+def test_tangents_of_cotangents_and_targets(served):
+    mll = made(RBFKernel())
+    x, y = mll.model.train_inputs[0], mll.model.train_targets
+
+    def tangents():
+        value = value_of(mll)
+        with forward_ad.dual_level():
+            cotangent = forward_ad.make_dual(*torch.tensor([2.0, 3.0], dtype=torch.float64))
+            slopes = torch.autograd.grad(value, list(mll.parameters()), cotangent)
+            of_targets = mll(mll.model(x), forward_ad.make_dual(y, torch.ones_like(y)))
+            return [t.clone() for one in (*slopes, of_targets) for t in forward_ad.unpack_dual(one)]
+
+    expected = tangents()
+    with autokern.enabled(), by("arrays"):
+        for one, other in zip(tangents(), expected, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def swap(mll, name, part):

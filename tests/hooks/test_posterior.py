@@ -30,6 +30,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from linear_operator.operators import DenseLinearOperator
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
@@ -220,6 +221,150 @@ def test_second_derivatives(name):
         return gradients(sum(weighted(slope) for slope in slopes), x, model)[:1]
 
     close(*both(run), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["usual", "known noise", "two outputs", "isotropic", "normalised inputs"])
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("depends", ["ascent", "scaled", "moved"])
+def test_points_that_depend_on_the_hyperparameters(name, create, depends):
+    def run():
+        model = MODELS[name]()
+        wanted = [p for p in model.parameters() if p is not getattr(model.likelihood.noise_covar, "raw_noise", None)]
+        x = points(2, 1).requires_grad_()
+        if depends == "ascent":
+            for _ in range(2):
+                x = x + 0.05 * torch.autograd.grad(model.posterior(x).mean.sum(), x, create_graph=True)[0]
+        else:
+            x = x * wanted[-1].mean().exp() if depends == "scaled" else x + wanted[0].sum()
+        value = weighted(model.posterior(x).mean) + weighted(model.posterior(x).variance)
+        slopes = torch.autograd.grad(value, wanted, create_graph=create)
+        assert any(slope.requires_grad for slope in slopes) == create
+        return [slope.detach() for slope in slopes]
+
+    close(*both(run), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_constant_that_the_kernel_has_too(create):
+    def run():
+        kernel = ScaleKernel(RBFKernel())
+        model = moved(Regression(kernel=kernel)).eval()
+        kernel.raw_outputscale = model.mean_module.raw_constant
+        x = points(2).requires_grad_()
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model(x)
+            value = weighted(found.loc) + weighted(found.covariance_matrix)
+            p = model.mean_module.raw_constant, kernel.base_kernel.raw_lengthscale, x
+            return [t.detach() for t in torch.autograd.grad(value, p, create_graph=create)]
+
+    close(*both(run, calls=0), rtol=1e-8, atol=1e-8)
+
+
+PAIRS = {
+    "the same": lambda found: (found.loc, found.loc),
+    "mean, covariance": lambda found: (found.loc, found.covariance_matrix),
+    "covariance, mean": lambda found: (found.covariance_matrix, found.loc),
+}
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("grads", ["all", "points", "kernel", "constant"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_second_backward_raises_as_stock_s(pair, grads, retain):
+    def grad(value, wanted, **how):
+        return torch.autograd.grad(weighted(value), wanted, allow_unused=True, **how)
+
+    def run():
+        model, x = MODELS["usual"](), points(5, 2)
+        if grads in ("all", "points"):
+            x.requires_grad_()
+        constant, kernel = model.mean_module.raw_constant, list(model.covar_module.parameters())
+        once = {"all": [x, *kernel, constant], "points": [x], "kernel": kernel, "constant": [constant]}[grads]
+        again = kernel if grads == "constant" else once
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model.eval()(x)
+            first, second = PAIRS[pair](found)
+        if grads != "constant" or first is found.loc:
+            grad(first, once, retain_graph=retain)
+        if retain or grads == "constant":
+            return grad(second, again)
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            grad(second, again)
+        return []
+
+    expected, found = both(run)
+    close(found, expected)
+
+
+def test_arrays_are_freed_after_a_backward():
+    model, calls, made = MODELS["usual"](), [], arrays._Call.__init__
+
+    def noted(self, *args):
+        made(self, *args)
+        calls.append(weakref.ref(self))
+
+    with autokern.enabled(), autokern.using(**ARRAYS), mock.patch.object(arrays._Call, "__init__", noted):
+        model.posterior(points(2))
+        calls.clear()
+        x = points(5, 2).requires_grad_()
+        values = [weighted(model.posterior(x).variance) for _ in range(3)]
+        assert all(call() is not None for call in calls)
+        values[0].backward()
+        torch.autograd.grad(values[1], x)
+        torch.autograd.grad(values[2], x, retain_graph=True)
+        assert [call() is None for call in calls] == [True, True, False]
+        basis = torch.eye(2, **F64)
+        value = torch.stack((values[2], 2 * values[2]))
+        torch.autograd.grad(value, x, basis, is_grads_batched=True)
+        assert calls[2]() is None
+
+
+@pytest.mark.parametrize("name", ["usual", "known noise", "isotropic", "sum of smooth"])
+@pytest.mark.parametrize("of", ["mean", "covariance"])
+def test_tangents_of_cotangents(name, of):
+    def run():
+        smooth = with_kernel(lambda: ScaleKernel(RBFKernel()) + RBFKernel(active_dims=[1]))
+        model, x = MODELS.get(name, smooth)().eval(), points(5, 2).requires_grad_()
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model(x)
+        out = found.loc if of == "mean" else found.covariance_matrix
+        p = [p for name, p in model.named_parameters() if "lengthscale" in name]
+        with forward_ad.dual_level():
+            cotangent = forward_ad.make_dual(
+                torch.ones_like(out), torch.linspace(0, 1, out.numel(), **F64).view_as(out)
+            )
+            slopes = [forward_ad.unpack_dual(t) for t in torch.autograd.grad(out, [x, *p], cotangent)]
+            assert not any(slope.primal.requires_grad for slope in slopes)
+            return [t.clone() for slope in slopes for t in slope]
+
+    close(*both(run), rtol=1e-9, atol=1e-9)
+
+
+def test_tangents_of_points():
+    """Stock's squared exponential kernel has none."""
+
+    def run():
+        model, x = MODELS["isotropic"]().eval().requires_grad_(False), points(2, 2)
+        found = model.posterior(x).mean
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+            model.posterior(forward_ad.make_dual(x, torch.ones_like(x)))
+        return [found]
+
+    close(*both(run))
+
+
+def test_zero_tensors():
+    def run():
+        model, x = MODELS["usual"]().eval(), points(5, 2).requires_grad_()
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model(x)
+            there = model(torch._efficientzerotensor((2, D), **F64)).loc
+        outs = found.loc, found.covariance_matrix
+        zeros = [torch._efficientzerotensor(t.shape, **F64) for t in outs]
+        slopes = torch.autograd.grad(outs, x, [zeros[0], torch.ones_like(outs[1])], retain_graph=True)
+        return [there.detach(), *slopes, *(t + 0.0 for t in torch.autograd.grad(outs, x, zeros))]
+
+    close(*both(run))
 
 
 @pytest.mark.parametrize("make", [MODELS["usual"], MODELS["two outputs"]])
