@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpytorch import constraints, kernels, likelihoods, means, mlls, priors
+from gpytorch import constraints, kernels, likelihoods, means, mlls
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import noise_models
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
@@ -64,7 +64,7 @@ _BYPASSED: tuple[tuple[Any, str], ...] = (
     (kernels.ScaleKernel, "outputscale"), (kernels.AdditiveKernel, "forward"), (kernels.ProductKernel, "forward"),
     (means.Mean, "__call__"), (means.ConstantMean, "forward"), (means.ZeroMean, "forward"),
     (constraints.Interval, "transform"), (constraints.GreaterThan, "transform"), (constraints.Positive, "transform"),
-    (constraints.LessThan, "transform"), (priors.Prior, "log_prob"), (mlls.ExactMarginalLogLikelihood, "forward"),
+    (constraints.LessThan, "transform"), (mlls.ExactMarginalLogLikelihood, "forward"),
     (mlls.ExactMarginalLogLikelihood, "_add_other_terms"),
     (likelihoods.GaussianLikelihood, "noise"), (likelihoods.FixedNoiseGaussianLikelihood, "marginal"),
     (likelihoods.FixedNoiseGaussianLikelihood, "_shaped_noise_covar"), (noise_models.FixedGaussianNoise, "__call__"),
@@ -104,8 +104,7 @@ def noise_of_tasks_in_place(likelihood: Any) -> bool:
 
 def _inherited(known: list[tuple[Any, str, Any]]) -> bool:
     for kind, name, function in known:
-        present = getattr(kind, name)
-        if present is not function and not _is_ours(present):
+        if getattr(kind, name) is not function and not _is_ours(getattr(kind, name)):
             return False
     return True
 
@@ -113,8 +112,7 @@ def _inherited(known: list[tuple[Any, str, Any]]) -> bool:
 def hold(known: list[tuple[Any, str, Any]]) -> bool:
     """Whether functions are where they were, by space and name, or hooks of autokern in their place."""
     for space, name, function in known:
-        present = space.get(name)
-        if present is not function and not _is_ours(present):
+        if space.get(name) is not function and not _is_ours(space.get(name)):
             return False
     return True
 
