@@ -62,6 +62,7 @@ _BYPASSED: tuple[tuple[Any, str], ...] = (
     (kernels.Kernel, "__call__"), (kernels.Kernel, "covar_dist"), (kernels.Kernel, "lengthscale"),
     (kernels.RBFKernel, "forward"), (kernels.MaternKernel, "forward"), (kernels.ScaleKernel, "forward"),
     (kernels.ScaleKernel, "outputscale"), (kernels.AdditiveKernel, "forward"), (kernels.ProductKernel, "forward"),
+    (kernels.RBFKernel, "__call__"), (kernels.MaternKernel, "__call__"), (kernels.ScaleKernel, "__call__"),
     (means.Mean, "__call__"), (means.ConstantMean, "forward"), (means.ZeroMean, "forward"),
     (constraints.Interval, "transform"), (constraints.GreaterThan, "transform"), (constraints.Positive, "transform"),
     (constraints.LessThan, "transform"), (mlls.ExactMarginalLogLikelihood, "forward"),
