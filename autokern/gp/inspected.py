@@ -141,6 +141,14 @@ class Inspected:
                 raise UnreadError(f"a {kind.__name__} whose {name} is another's")
             self._functions[id(kind), name] = vars(kind), name, found
 
+    def inherits(self, kind: type, name: str) -> None:
+        """Refuse a class that defines or inherits a function of this name from another file than its class's."""
+        for base in kind.__mro__:
+            if name in vars(base):
+                self.stands_for(base, name)
+            else:
+                self._functions[id(base), name] = vars(base), name, None
+
     def module(self, owner: torch.nn.Module, name: str) -> Any:
         """Return a submodule, or None."""
         if owner.__dict__.get(name) is not None:

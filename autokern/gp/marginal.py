@@ -10,6 +10,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.arguments import itself, rebuilt, tensors_in
+from autokern.gp import memoized
 from autokern.gp.arguments import terms, variances
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
@@ -45,8 +46,13 @@ def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | Non
 
 
 def is_plain(lazy: Any) -> bool:
-    """Whether a covariance is one lazy kernel matrix of points and themselves."""
+    """Whether a covariance is one lazy kernel matrix of points and themselves, which no call has evaluated yet.
+
+    Parameters may have changed since an evaluation, which the library keeps.
+    """
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
+        return False
+    if memoized.is_kept(lazy, "kernel_eval"):
         return False
     trivial = (None, False)  # by identity: what is there may be anything, tensors without a truth
     return not lazy.last_dim_is_batch and all(any(value is one for one in trivial) for value in lazy.params.values())

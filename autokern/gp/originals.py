@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpytorch import constraints, kernels, likelihoods, means, mlls, priors
+from gpytorch import constraints, kernels, likelihoods, means, mlls
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import noise_models
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.module import Module
@@ -27,6 +28,8 @@ __all__ = [
     "in_place",
     "inv_quad_logdet",
     "log_prob",
+    "noise_in_place",
+    "noise_of_tasks_in_place",
     "psd_safe_cholesky",
     "stable_pinverse",
     "undisturbed",
@@ -42,21 +45,38 @@ get_fantasy_strategy: Function = DefaultPredictionStrategy.get_fantasy_strategy
 psd_safe_cholesky: Function = sys.modules[cholesky.__name__]._psd_safe_cholesky
 stable_pinverse: Function = sys.modules[pinverse.__name__].stable_pinverse
 
+_NOISE: tuple[tuple[Any, str], ...] = (
+    (likelihoods.GaussianLikelihood, "__call__"), (likelihoods.GaussianLikelihood, "marginal"),
+    (_GaussianLikelihoodBase, "marginal"), (likelihoods.GaussianLikelihood, "_shaped_noise_covar"),
+    (noise_models.HomoskedasticNoise, "__call__"), (noise_models.HomoskedasticNoise, "forward"),
+    (noise_models.HomoskedasticNoise, "noise"), (Module, "__call__"), (MultivariateNormal, "log_prob"),
+)  # fmt: skip
+"""What adds homoskedastic noise and asks for the density, wherever the class has it from."""
+_NOISE_OF_TASKS: tuple[tuple[Any, str], ...] = tuple(
+    (kind, name)
+    for kind in likelihoods.MultitaskGaussianLikelihood.__mro__[:2]
+    for name in ("__call__", "marginal", "_shaped_noise_covar", "noise", "task_noises", "task_noise_covar")
+    if hasattr(kind, name)
+)
 _BYPASSED: tuple[tuple[Any, str], ...] = (
     (kernels.Kernel, "__call__"), (kernels.Kernel, "covar_dist"), (kernels.Kernel, "lengthscale"),
     (kernels.RBFKernel, "forward"), (kernels.MaternKernel, "forward"), (kernels.ScaleKernel, "forward"),
     (kernels.ScaleKernel, "outputscale"), (kernels.AdditiveKernel, "forward"), (kernels.ProductKernel, "forward"),
+    (kernels.RBFKernel, "__call__"), (kernels.MaternKernel, "__call__"), (kernels.ScaleKernel, "__call__"),
     (means.Mean, "__call__"), (means.ConstantMean, "forward"), (means.ZeroMean, "forward"),
     (constraints.Interval, "transform"), (constraints.GreaterThan, "transform"), (constraints.Positive, "transform"),
-    (constraints.LessThan, "transform"), (priors.Prior, "log_prob"), (mlls.ExactMarginalLogLikelihood, "forward"),
-    (mlls.ExactMarginalLogLikelihood, "_add_other_terms"), (MultivariateNormal, "log_prob"),
-    (likelihoods.GaussianLikelihood, "marginal"), (likelihoods.GaussianLikelihood, "noise"), (ExactGP, "__call__"),
-    (noise_models.HomoskedasticNoise, "forward"), (noise_models.FixedGaussianNoise, "forward"), (Module, "__call__"),
+    (constraints.LessThan, "transform"), (mlls.ExactMarginalLogLikelihood, "forward"),
+    (mlls.ExactMarginalLogLikelihood, "_add_other_terms"),
+    (likelihoods.GaussianLikelihood, "noise"), (likelihoods.FixedNoiseGaussianLikelihood, "marginal"),
+    (likelihoods.FixedNoiseGaussianLikelihood, "_shaped_noise_covar"), (noise_models.FixedGaussianNoise, "__call__"),
+    (noise_models.FixedGaussianNoise, "forward"), (ExactGP, "__call__"),
+    (mlls.ExactMarginalLogLikelihood, "__call__"), (mlls.MarginalLogLikelihood, "__call__"),
     (ExactGP, "_get_test_prior_mean_and_covariances"), (DefaultPredictionStrategy, "exact_prediction"),
     (DefaultPredictionStrategy, "exact_predictive_mean"), (DefaultPredictionStrategy, "exact_predictive_covar"),
 )  # fmt: skip
 """What a reading computes in place of, where the class itself defines it."""
 _known = [(vars(kind), name, vars(kind).get(name)) for kind, name in _BYPASSED]
+_noise, _noise_of_tasks = ([(*of, getattr(*of)) for of in several] for several in (_NOISE, _NOISE_OF_TASKS))
 _HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("gp")
 
 
@@ -66,17 +86,43 @@ _ours: set[Any] = set()
 
 def in_place() -> bool:
     """Whether all that readings compute in place of is as it was, or a hook of autokern; class by class."""
-    return hold(_known)
+    return hold(_known) and _inherited(_noise)
+
+
+def noise_in_place(likelihood: Any) -> bool:
+    """Whether a homoskedastic likelihood of one task adds noise as its class did."""
+    own = likelihood.__dict__
+    if "marginal" in own or "_shaped_noise_covar" in own or "forward" in own["_modules"]["noise_covar"].__dict__:
+        return False
+    return _inherited(_noise)
+
+
+def noise_of_tasks_in_place(likelihood: Any) -> bool:
+    """Whether a likelihood of several tasks adds noise as its class did."""
+    own = likelihood.__dict__
+    return not any(name in own for _, name in _NOISE_OF_TASKS) and _inherited(_noise_of_tasks)
+
+
+def _inherited(known: list[tuple[Any, str, Any]]) -> bool:
+    for kind, name, function in known:
+        if getattr(kind, name) is not function and not _is_ours(getattr(kind, name)):
+            return False
+    return True
 
 
 def hold(known: list[tuple[Any, str, Any]]) -> bool:
     """Whether functions are where they were, by space and name, or hooks of autokern in their place."""
     for space, name, function in known:
-        present = space.get(name)
-        if present is not function and present not in _ours:
-            if not getattr(present, "__code__", _NONE).co_filename.startswith(_HERE):
-                return False
-            _ours.add(present)
+        if space.get(name) is not function and not _is_ours(space.get(name)):
+            return False
+    return True
+
+
+def _is_ours(function: Any) -> bool:
+    if function not in _ours:
+        if not getattr(function, "__code__", _NONE).co_filename.startswith(_HERE):
+            return False
+        _ours.add(function)
     return True
 
 

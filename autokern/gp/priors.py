@@ -34,6 +34,7 @@ from gpytorch.priors import (
 )
 
 from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.parameters import Element
 from autokern.gp.small import Array
 from autokern.gp.tables import Correlations
 
@@ -74,9 +75,15 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
     known = _known(seen, module, _property(module, closure))
     if known is None:
         raise UnreadError("a prior of something else")
+    if type(prior) is SmoothedBoxPrior and isinstance(known, Element) and not known.value.ndim:
+        raise UnreadError("a prior that sums over the models of a batch")
     seen.attribute(prior, "_transform")
     if prior._transform is not None or "_transform" in prior._modules:
         raise UnreadError("a prior with a transform")
+    own = prior.__dict__
+    for owner in (prior, own.get("base_dist"), own.get("_dirichlet"), prior._modules.get("tails")):
+        if owner is not None:
+            seen.inherits(type(owner), "log_prob")
     return Term(known, _density(seen, prior))
 
 

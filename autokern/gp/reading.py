@@ -112,6 +112,7 @@ class Reading:
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._lock = type(model).forward, threading.Lock()
+        self._transform = getattr(type(model), "transform_inputs", None)
         of_tasks = is_mapping(type(model))
         names = ("mean_module", "covar_module", True) if of_tasks else modules_of(self._forward)
         if names is None or any(hasattr(type(model), name) for name in names[:2]):
@@ -162,7 +163,10 @@ class Reading:
         model, likelihood = self._model(), self._likelihood()
         if model is None or likelihood is None or not (model.training and likelihood.training):
             return False
-        return type(model).forward is self._forward and originals.in_place() and self._seen.holds()
+        kind = type(model)
+        if kind.__call__ is not ExactGP.__call__ or getattr(kind, "transform_inputs", None) is not self._transform:
+            return False
+        return kind.forward is self._forward and originals.in_place() and self._seen.holds()
 
     def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Whether these are all the parameters whose gradients stock computes, each one of the model's."""

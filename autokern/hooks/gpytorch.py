@@ -19,7 +19,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.gp import marginal, memoized
+from autokern.gp import marginal, memoized, originals
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
@@ -188,6 +188,7 @@ def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
         or type(likelihood.noise_covar) is not HomoskedasticNoise
         or type(distribution) is not MultivariateNormal
         or gpytorch.settings.observation_nan_policy.value() != "ignore"
+        or not originals.noise_in_place(likelihood)
     ):
         return None
     noise: torch.Tensor = likelihood.noise_covar.noise

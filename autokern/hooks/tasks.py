@@ -11,6 +11,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from linear_operator.operators import KroneckerProductLinearOperator
 
+from autokern.gp import originals
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 
@@ -24,7 +25,7 @@ def known(distribution: Any, likelihood: Any) -> bool:
         return False
     if distribution.__dict__.get("_covar").__class__ is not LazyEvaluatedKernelTensor or not distribution._interleaved:
         return False
-    if not torch.is_grad_enabled() or distribution.loc.dim() != 1:
+    if not torch.is_grad_enabled() or distribution.loc.dim() != 1 or not originals.noise_of_tasks_in_place(likelihood):
         return False
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
     return ignored and regime(distribution.loc.shape[-1]) == EXACT

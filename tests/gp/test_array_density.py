@@ -26,7 +26,7 @@ from gpytorch.kernels import (
     ScaleKernel,
     SpectralMixtureKernel,
 )
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import DirichletClassificationLikelihood, FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
@@ -268,6 +268,30 @@ BATCHES = {
     "two dimensions": lambda: made(RBFKernel(batch_shape=torch.Size([2, 2])), batch=(2, 2)),
     "one point": lambda: made(RBFKernel(batch_shape=B), batch=B, n=1),
 }
+
+
+SQUARE = {"n": 3, "batch": B}
+BATCHES |= {
+    "as many points as models": lambda: made(RBFKernel(batch_shape=B, ard_num_dims=D), **SQUARE),
+    "common noise of as many": lambda: made(RBFKernel(batch_shape=B), likelihood=GaussianLikelihood(), **SQUARE),
+    "known noise of as many": lambda: made(
+        RBFKernel(batch_shape=B),
+        likelihood=FixedNoiseGaussianLikelihood(torch.linspace(0.1, 0.9, 9).double().view(3, 3)),
+        **SQUARE,
+    ),
+    "known and further noise": lambda: made(
+        RBFKernel(batch_shape=B),
+        likelihood=FixedNoiseGaussianLikelihood(
+            torch.linspace(0.1, 0.9, 3 * N).double().view(3, N), learn_additional_noise=True, batch_shape=B
+        ),
+        batch=B,
+    ),
+    "classes": lambda: made(RBFKernel(batch_shape=B), likelihood=classes(), batch=B),
+}
+
+
+def classes():
+    return DirichletClassificationLikelihood(torch.arange(N) % 3, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("points", ["common", "own"])

@@ -202,6 +202,28 @@ def test_other_models_run_stock(make):
         assert served() == before
 
 
+@pytest.mark.parametrize("where", ["instance", 0, 1])
+@pytest.mark.parametrize("name", ["marginal", "_shaped_noise_covar"])
+def test_noise_that_is_patched(name, where, monkeypatch):
+    mll = made()
+    likelihood = mll.likelihood
+    kind = type(likelihood).__mro__[where or 0] if where != "instance" else None
+    stock = getattr(likelihood, name) if kind is None else getattr(kind, name)
+
+    def doubled(*args, **kwargs):
+        found = stock(*args, **kwargs)
+        return 2 * found if name != "marginal" else type(found)(found.mean, 2 * found.lazy_covariance_matrix)
+
+    plain = loss_of(mll).item()
+    monkeypatch.setattr(likelihood if kind is None else kind, name, doubled)
+    expected = loss_of(mll).item()
+    with autokern.enabled(), by("arrays"):
+        before = served()
+        assert loss_of(mll).item() == pytest.approx(expected, rel=1e-9)
+        assert served() == before
+    assert (expected != plain) or (name, where) == ("_shaped_noise_covar", 0)
+
+
 @pytest.mark.filterwarnings("ignore:A not p.d.")
 def test_noise_without_a_factor():
     mll = no_noise()

@@ -260,3 +260,30 @@ def test_errors_of_user_code_are_raised_once():
             loss_of(mll)
         torch.testing.assert_close(loss_of(mll), first, rtol=0, atol=0)
     assert Broken.calls == 3
+
+
+class Failing(RBFKernel):
+    calls = 0
+
+    def forward(self, x1, x2, **params):
+        type(self).calls += 1
+        raise KeyError("a user's own error")
+
+
+WAYS = {
+    "likelihood": loss_of,
+    "observations": lambda m: m.likelihood(m.model(*m.model.train_inputs)).log_prob(m.model.train_targets),
+    "prior": lambda m: m.model(*m.model.train_inputs).log_prob(m.model.train_targets),
+}
+
+
+@pytest.mark.parametrize("kernel", [Failing, lambda: ScaleKernel(Failing()), lambda: RBFKernel() + Failing()])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_a_kernel_that_raises_is_called_as_often_as_by_stock(way, kernel):
+    calls = []
+    for on in (False, True):
+        Failing.calls, mll = 0, made(kernel=kernel())
+        with autokern.enabled() if on else contextlib.nullcontext(), pytest.raises(KeyError, match="own error"):
+            way(mll)
+        calls.append(Failing.calls)
+    assert calls[0] == calls[1]

@@ -24,6 +24,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.means import ConstantMean, ConstantMeanGrad, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
+from torch.distributions import Gamma
 
 from autokern.gp.inspected import UnreadError
 from autokern.gp.reading import Reading
@@ -377,6 +378,17 @@ def test_classes_that_are_patched_are_seen(monkeypatch):
             assert not reading.holds()
             assert read(made()) is None
         assert reading.holds()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Model, "__call__"), (Model, "transform_inputs"), (RBFKernel, "__call__"), (Gamma, "log_prob")]
+)
+def test_functions_that_classes_get_later_are_seen(kind, name, monkeypatch):
+    mll = made(RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0)))
+    reading = Reading(mll)
+    assert reading.holds()
+    monkeypatch.setattr(kind, name, lambda *args, **kwargs: None, raising=False)
+    assert not reading.holds()
 
 
 def test_readings_keep_no_model_alive():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import types
 import weakref
 
 import gpytorch
@@ -13,7 +15,16 @@ from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKern
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from gpytorch.priors import (
+    GammaPrior,
+    HalfNormalPrior,
+    LogNormalPrior,
+    NormalPrior,
+    Prior,
+    SmoothedBoxPrior,
+    UniformPrior,
+)
+from linear_operator.operators import DiagLinearOperator
 from torch.autograd import forward_ad
 
 import autokern
@@ -138,6 +149,11 @@ CASES = {
     "batch with priors": lambda: made(
         RBFKernel(batch_shape=B, lengthscale_prior=GammaPrior(3.0, 6.0)), ConstantMean(batch_shape=B), batch=B
     ),
+    "batch with boxes": lambda: made(
+        RBFKernel(batch_shape=B, lengthscale_prior=SmoothedBoxPrior(0.1, 0.5)),
+        likelihood=GaussianLikelihood(batch_shape=B, noise_prior=SmoothedBoxPrior(0.1, 0.5)),
+        batch=B,
+    ),
     "deep batch": lambda: made(RBFKernel(batch_shape=B), batch=B, kind=Deep),
     "one point": lambda: made(RBFKernel(), n=1),
     "fixed lengthscale": lambda: fixed(made(ScaleKernel(RBFKernel()))),
@@ -235,6 +251,12 @@ UNKNOWN = {
     "a pseudo-likelihood": lambda: another(LeaveOneOutPseudoLikelihood),
     "another noise": lambda: another(ExactMarginalLogLikelihood, GaussianLikelihood().double()),
     "a prior of a function": lambda: with_prior(made(RBFKernel())),
+    "a box over scales": lambda: made(
+        ScaleKernel(RBFKernel(batch_shape=B), batch_shape=B, outputscale_prior=SmoothedBoxPrior(0.1, 0.6)), batch=B
+    ),
+    "a box over means": lambda: made(
+        RBFKernel(batch_shape=B), ConstantMean(batch_shape=B, constant_prior=SmoothedBoxPrior(0.3, 0.4)), batch=B
+    ),
 }
 
 
@@ -315,6 +337,91 @@ def test_a_distribution_that_was_changed_is_taken_as_it_is(served):
     with autokern.enabled(), by("arrays"):
         torch.testing.assert_close(shifted(), expected, rtol=1e-12, atol=1e-12)
     assert served["arrays"] == 1
+
+
+@pytest.mark.parametrize("name", ["arrays", "stock"])
+def test_a_prior_that_was_evaluated_keeps_its_matrix(name, served):
+    found = []
+    for on in (False, True):
+        mll = made(ScaleKernel(RBFKernel()))
+        prior = mll.model(*mll.model.train_inputs)
+        _ = prior.covariance_matrix
+        mll.model.covar_module.outputscale = 5.0
+        with autokern.enabled() if on else contextlib.nullcontext(), by(name):
+            value = mll(prior, mll.model.train_targets)
+            observed = mll.likelihood(prior).log_prob(mll.model.train_targets)
+            (value + observed).backward()
+        found.append([value.detach(), observed.detach(), *(p.grad for p in mll.parameters())])
+    agree(*found, rtol=1e-8, atol=1e-10)
+    assert served["arrays"] == 0
+
+
+PRIORS = {
+    "log normal": (LogNormalPrior(0.1, 1.0), (LogNormalPrior, torch.distributions.TransformedDistribution)),
+    "normal": (NormalPrior(0.1, 1.0), (NormalPrior, torch.distributions.Normal)),
+    "gamma": (GammaPrior(2.0, 1.0), (Prior, torch.distributions.Gamma)),
+    "half normal": (HalfNormalPrior(1.0), (torch.distributions.HalfNormal, torch.distributions.Normal)),
+    "uniform": (UniformPrior(0.0, 9.0), (torch.distributions.Uniform,)),
+    "box": (SmoothedBoxPrior(0.1, 0.5), (SmoothedBoxPrior, torch.distributions.Normal)),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("prior", "kinds"), PRIORS.values(), ids=PRIORS.keys())
+def test_densities_of_priors_that_are_replaced(prior, kinds, late, served, monkeypatch):
+    for kind in kinds:
+        mll = made(RBFKernel(lengthscale_prior=prior))
+        with autokern.enabled(), by("arrays"):
+            before = value_of(mll) if late else None
+            served["arrays"] = 0
+            stock = kind.log_prob
+            with monkeypatch.context() as patch:
+                patch.setattr(kind, "log_prob", lambda self, x, stock=stock: stock(self, x) + 3)
+                found = value_of(mll)
+            assert served["arrays"] == 0
+        assert found.item() == pytest.approx(value_of(mll).item() + 3 / N, rel=1e-9)
+        assert before is None or before.item() == pytest.approx(value_of(mll).item(), rel=1e-9)
+
+
+def noisier(self, distribution, *args, **kwargs):
+    return type(distribution)(distribution.mean, distribution.lazy_covariance_matrix.add_jitter(0.7))
+
+
+def shaped(self, shape, *args, **kwargs):
+    return DiagLinearOperator(torch.full(shape, 0.7, dtype=torch.float64))
+
+
+def diagonal(self, *args, shape, **kwargs):
+    return shaped(self, shape)
+
+
+NOISES = {
+    "marginal": (lambda m: m.likelihood, "marginal", noisier),
+    "shape": (lambda m: m.likelihood, "_shaped_noise_covar", shaped),
+    "call": (lambda m: m.likelihood, "__call__", noisier),
+    "forward": (lambda m: m.likelihood.noise_covar, "forward", diagonal),
+    "call of noise": (lambda m: m.likelihood.noise_covar, "__call__", diagonal),
+}
+
+
+@pytest.mark.parametrize("candidate", ["objective", "exact_log_prob"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("place", ["instance", 0, 1, 2])
+@pytest.mark.parametrize(("part", "name", "function"), NOISES.values(), ids=NOISES.keys())
+def test_noise_that_is_patched(part, name, function, place, late, candidate, monkeypatch):
+    mll = made(RBFKernel())
+    if place == "instance" and name == "__call__":
+        return  # Python looks for it in the class
+    with autokern.enabled(), autokern.using(force={candidate: "arrays"}):
+        if late:
+            value_of(mll)
+        owner = part(mll)
+        if place == "instance":
+            monkeypatch.setattr(owner, name, types.MethodType(function, owner))
+        else:
+            monkeypatch.setattr(type(owner).__mro__[place], name, function, raising=False)
+        found = value_of(mll)
+    assert found.item() == pytest.approx(value_of(mll).item(), rel=1e-9)
 
 
 def test_no_factor_means_the_librarys_own_words(served):
