@@ -143,7 +143,8 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
     """Return the evaluation of a likelihood at a plain prior, if noise, kernel and priors are known as a whole."""
     if type(prior) is not MultivariateNormal or not torch.is_grad_enabled():
         return None
-    if not marginal.is_plain(prior.__dict__.get("_covar")) or regime(prior.loc.shape[-1]) != EXACT:
+    n = prior.loc.shape[-1]
+    if not marginal.is_plain(prior.__dict__.get("_covar")) or n > _MOST or regime(n) != EXACT:
         return None
     if gpytorch.settings.observation_nan_policy.value() != "ignore":
         return None
