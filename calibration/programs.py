@@ -1,8 +1,8 @@
 """Whole programs in fresh processes, autokern off and on in turn; writes `programs.json` and the README's first table.
 
 The programs are the scripts in `whole/`, as a user writes them; each prints its final values. Every round runs each
-script three times, in changing order: as it is; after ``import autokern.auto`` with the profile of this machine; and
-the same in an empty home, where everything is measured at first use. All of a process counts, from the start of the
+script in changing order: as it is; after ``import autokern.auto`` with the profile of this machine; and, in the first
+rounds, the same in an empty home, where nothing is measured yet. All of a process counts, from the start of the
 interpreter to its end. How much stock's own final values depend on rounding is seen by one run on one thread.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 import documents
 import numpy as np
-from end_to_end import describe
+from end_to_end import describe, differences
 from figures import console, machine, plain
 from measuring import geomean, turns
 from rows import factor, small
@@ -34,6 +34,8 @@ from autokern.cli.tables import duration
 FOLDER = Path(__file__).parent
 JSON_NAME, BLOCK = "programs.json", "programs"
 SIDES = ("off", "on", "new")
+FIRST_RUNS = 2
+"""Rounds in which a program also runs in an empty home."""
 START = "import runpy, sys\nrunpy.run_path(sys.argv[1], run_name='__main__')"
 COLUMNS = (("on", "ratio"), ("on", "cpu_ratio"), ("new", "ratio"))
 LIBRARIES = {"bo": "BoTorch", "gp": "GPyTorch"}
@@ -87,15 +89,17 @@ def measured(script: Path, pairs: int, profile: Path) -> dict[str, Any]:
         single = run(script, "off", kept, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
         for round_, order in enumerate(turns(SIDES, pairs)):
             for side in order:
-                runs[side].append(run(script, side, kept if side != "new" else Path(folder) / f"empty{round_}"))
+                if side != "new" or round_ < FIRST_RUNS:
+                    runs[side].append(run(script, side, kept if side != "new" else Path(folder) / f"empty{round_}"))
     of = {side: {what: [one[what] for one in runs[side]] for what in runs[side][0]} for side in SIDES}
     doc = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
     figures: dict[str, Any] = {"what": doc.partition(": ")[2].rstrip("."), "pairs": pairs}
     for side in ("on", "new"):
-        ratios = np.divide(of["off"]["seconds"], of[side]["seconds"])
+        stock = {what: of["off"][what][: len(runs[side])] for what in ("seconds", "cpu")}
+        ratios = np.divide(stock["seconds"], of[side]["seconds"])
         low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
         figures[side] = {"ratio": middle, "quartiles": [low, high]}
-        figures[side]["cpu_ratio"] = float(np.median(np.divide(of["off"]["cpu"], of[side]["cpu"])))
+        figures[side]["cpu_ratio"] = float(np.median(np.divide(stock["cpu"], of[side]["cpu"])))
         figures[side]["difference"] = max(gap(final, of["off"]["final"][0]) for final in of[side]["final"])
     middle_of = statistics.median
     figures["seconds"] = {side: middle_of(of[side]["seconds"]) for side in SIDES}
@@ -135,11 +139,12 @@ def block(results: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
     heads = ("program", "stock", "autokern", "faster", "CPU time", "no profile yet", "memory", "final values (stock)")
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}", *summary(results)]
-    lines += [line(name, figures) for name, figures in results["programs"].items()]
+    lines += [line(name, figures) for name, figures in sorted(results["programs"].items())]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "python")
     note = (
         f"{machine(results['host'])}; {versions}; {results['date']}. Whole processes, in turn, "
-        f"{results['pairs']} of each: times are medians, factors medians of paired ratios (quartiles). Final values: "
+        f"{results['pairs']} of each, {FIRST_RUNS} without a profile: times are medians, factors medians of paired "
+        "ratios (quartiles). Final values: "
         "largest relative difference from stock's, and of stock's own runs, one of them on one thread. "
         "Loops that choose where to look next amplify rounding."
     )
@@ -179,6 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = [sys.executable, "-c", "import autokern, json; print(json.dumps(dict(autokern.profile().host)))"]
         host = json.loads(subprocess.run(asked, env=surroundings, check=True, capture_output=True, text=True).stdout)
         results = {**describe(host, quick=False), "pairs": options.pairs, "programs": {}}
+        if options.programs and options.output.exists():
+            earlier = json.loads(options.output.read_text(encoding="utf-8"))
+            if differences(earlier, {**results, "quick": earlier.get("quick")}):
+                parser.error(f"{options.output.name} is of another machine or other versions: run all programs")
+            results["programs"] = earlier["programs"]
         for name in options.programs or known:
             figures = results["programs"][name] = measured(known[name], options.pairs, home)
             console.print(line(name, figures))
