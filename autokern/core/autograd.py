@@ -18,6 +18,7 @@ __all__ = [
     "SPENT",
     "Lent",
     "Unsaved",
+    "computed",
     "each_cotangent",
     "has_duals",
     "keeps_graph",
@@ -201,3 +202,30 @@ class Unsaved:
 def version(tensor: torch.Tensor | None) -> int:
     """Return the version of a tensor; tensors of inference mode have none."""
     return 0 if tensor is None or tensor.is_inference() else tensor._version
+
+
+class _Computed(torch.autograd.Function):
+    """A value that is computed already, with its first derivatives."""
+
+    @staticmethod
+    def forward(ctx, value, gradients, plain, *tensors):  # type: ignore[no-untyped-def]
+        ctx.gradients, ctx.plain, ctx.unsaved = gradients, plain, Unsaved(*tensors)
+        ctx.shapes = [t.shape for t in tensors]
+        return tensors[0].new_tensor(value)
+
+    @staticmethod
+    @spent_by_backward
+    @each_cotangent
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        wanted = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            return None, None, None, *plain_gradients(ctx.plain, ctx.unsaved.unchanged(), wanted, grad)
+        return None, None, None, *times(ctx.gradients, grad, ctx.shapes, wanted)
+
+
+def computed(
+    value: float, gradients: Sequence[torch.Tensor], plain: Callable[..., torch.Tensor], *tensors: torch.Tensor
+) -> torch.Tensor:
+    """Return a value as a function of tensors whose gradients are there; second derivatives go through `plain`."""
+    found: torch.Tensor = _Computed.apply(value, gradients, plain, *tensors)  # type: ignore[no-untyped-call]
+    return found

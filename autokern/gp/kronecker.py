@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward
+from autokern.core.autograd import computed, readable
 from autokern.gp import likelihood, small
 
 __all__ = ["log_prob", "matrix", "plain"]
@@ -38,8 +38,7 @@ def log_prob(
     if found is None:
         return None
     density, arrays = found
-    out: torch.Tensor = _Density.apply(density, [torch.from_numpy(a).to(kx.dtype) for a in arrays], *tensors)
-    return out
+    return computed(density, [torch.from_numpy(a).to(kx.dtype) for a in arrays], plain, *tensors)
 
 
 def _computed(
@@ -83,25 +82,6 @@ def _computed(
     by_noise = between(solved.T @ solved, by_one)
     by_mean = solved @ basis.T
     return total, [by_kx, by_kt, by_noise, by_mean, -by_mean]
-
-
-class _Density(torch.autograd.Function):
-    """A density that is computed already, with its first derivatives."""
-
-    @staticmethod
-    def forward(ctx, value, gradients, *tensors):  # type: ignore[no-untyped-def]
-        ctx.gradients, ctx.unsaved = gradients, Unsaved(*tensors)
-        return tensors[0].new_tensor(value)
-
-    @staticmethod
-    @spent_by_backward
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            return None, None, *plain_gradients(plain, ctx.unsaved.unchanged(), wanted, grad)
-        scaled = torch._foreach_mul(ctx.gradients, grad)
-        return None, None, *(one if want else None for one, want in zip(scaled, wanted, strict=True))
 
 
 def plain(

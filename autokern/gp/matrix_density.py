@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from linear_operator.operators import DenseLinearOperator
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward
+from autokern.core.autograd import computed, readable
 from autokern.gp import likelihood, small
 from autokern.gp.marginal import Marginal
 
@@ -54,27 +54,7 @@ def log_prob(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: to
     if len(more) != len(by_noise) or len(more) == 1:
         by_noise = by_noise.sum(keepdims=True)
     arrays = found.by_matrix, by_noise, -found.by_residual, found.by_residual
-    out: torch.Tensor = _Density.apply(found.value, [torch.from_numpy(a).to(k.dtype) for a in arrays], *tensors)
-    return out
-
-
-class _Density(torch.autograd.Function):
-    """A density that is computed already, with its first derivatives."""
-
-    @staticmethod
-    def forward(ctx, value, gradients, *tensors):  # type: ignore[no-untyped-def]
-        ctx.gradients, ctx.unsaved = gradients, Unsaved(*tensors)
-        return tensors[0].new_tensor(value)
-
-    @staticmethod
-    @spent_by_backward
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            return None, None, *plain_gradients(_plainly, ctx.unsaved.unchanged(), wanted, grad)
-        scaled = torch._foreach_mul(ctx.gradients, grad)
-        return None, None, *(one if want else None for one, want in zip(scaled, wanted, strict=True))
+    return computed(found.value, [torch.from_numpy(a).to(k.dtype) for a in arrays], _plainly, *tensors)
 
 
 def _plainly(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
