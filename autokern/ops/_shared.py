@@ -222,6 +222,14 @@ def iterates(problem: Problem) -> bool:
     return "cg" in problem.words
 
 
+_SMALL = {"float64": 400, "float32": 255}
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether densities by arrays need no measurement: all points of a batch are few enough."""
+    return problem.n * problem.batch <= _SMALL.get(problem.dtype, 0)
+
+
 LOW_RANK = "the library solves a linear kernel by its rank"
 """Why a linear kernel alone is left to it: in a few dimensions that takes far less than a factor of all points."""
 

@@ -38,6 +38,7 @@ from autokern.ops._shared import (
     as_asked,
     families,
     is_ours,
+    is_small,
     iterates,
     matrix_problem,
     needs_accelerator,
@@ -55,8 +56,6 @@ __all__ = ["EXACT_LOG_PROB", "ladder"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_SMALL = {"float64": 400, "float32": 255}
-"""Points up to which no measurement is needed."""
 _FUSED = 1500
 """Points up to which `fused` was faster than a factorisation by stock on every recorded CPU."""
 ladder = originals.psd_safe_cholesky
@@ -221,8 +220,7 @@ class _ExactLogProb(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Arrays for small models; one function for sizes at which all hosts gained by it."""
-        small = problem.n * problem.batch <= _SMALL.get(problem.dtype, 0)
-        if small and _arrays_unsupported(problem) is None:
+        if is_small(problem) and _arrays_unsupported(problem) is None:
             return "arrays"
         gains = problem.device == "cpu" and problem.n <= _FUSED and not iterates(problem)
         return "fused" if gains and of_trees(problem) is None else "stock"

@@ -27,7 +27,7 @@ from autokern.gp import steps
 from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
 from autokern.ops._models import objective_model
-from autokern.ops._shared import EPS, LOW_RANK, families
+from autokern.ops._shared import EPS, LOW_RANK, families, is_small
 from autokern.system.blas import one_thread
 
 __all__ = ["OBJECTIVE"]
@@ -35,8 +35,6 @@ __all__ = ["OBJECTIVE"]
 _MOST = 1000
 """Points above which one thread is slower than the ops that stock consists of."""
 
-_SMALL = {"float64": 400, "float32": 255}
-"""Points up to which no measurement is needed."""
 
 Found = tuple[torch.Tensor | None, ...]
 Forward = Callable[[], torch.Tensor]
@@ -143,8 +141,7 @@ class _Objective(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        small = problem.n * problem.batch <= _SMALL.get(problem.dtype, 0)
-        return "arrays" if small and _unsupported(problem) is None else "stock"
+        return "arrays" if is_small(problem) and _unsupported(problem) is None else "stock"
 
 
 OBJECTIVE = _Objective()
