@@ -112,7 +112,7 @@ def _in_child(home: Home) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as working:
         os.chmod(working, 0o777)
         command = [sys.executable, __file__, "child", json.dumps(home)]
-        environment = {**os.environ, "AUTOKERN_BUDGET": "3"}
+        environment = {**os.environ, "AUTOKERN_BUDGET": "3", "AUTOKERN_CALIBRATE": "first-use"}
         done = subprocess.run(command, env=environment, cwd=working, capture_output=True, text=True, check=False)
         if done.returncode:
             return {"failed": (done.stderr.strip().splitlines() or ["nothing"])[-1]}

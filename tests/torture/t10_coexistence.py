@@ -407,10 +407,11 @@ class Size(NamedTuple):
 SIZES = {"ci": Size(1), "full": Size(3)}
 
 
-def _run(code: str) -> str:
-    """Run a program; return what went wrong."""
+def _run(code: str, calibrate: str = "first-use") -> str:
+    """Run a program, which measures when told; return what went wrong."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "AUTOKERN_HOME": home, "AUTOKERN_BUDGET": "2", "PYTHONWARNINGS": "error"}
+        environment["AUTOKERN_CALIBRATE"] = calibrate
         command = [sys.executable, "-c", code]
         try:
             done = subprocess.run(
@@ -448,7 +449,7 @@ print(repr(kernel(x).add_jitter(0.1).inv_quad_logdet(x, logdet=True)[1].item()))
 assert autokern.stats(), "no call was served"
 """
     for order in ORDERS:
-        wrong = _run(use.format(imports="\n".join(f"import {name}" for name in order)))
+        wrong = _run(use.format(imports="\n".join(f"import {name}" for name in order)), calibrate="worthwhile")
         found.expect(not wrong, f"{', '.join(order)}: {wrong}")
     found.figures["imports"] = f"{len(ORDERS)} orders"
 
