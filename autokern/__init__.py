@@ -3,21 +3,21 @@
 Only public names live here; `docs/design.md` describes the packages behind them.
 """
 
-import contextlib as _contextlib
-import io as _io
+from autokern.system import start as _start
 
-with _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so on standard output
+with _start.importing():
+    from autokern import covariance, linalg
+    from autokern.core.decision import Decision
+    from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
+    from autokern.core.problem import Problem
     from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
+    from autokern.hooks.calibrate import calibrate
+    from autokern.hooks.install import disable, enable, enabled
+    from autokern.runtime.api import Explanation, explain, op, profile
+    from autokern.runtime.dispatch import stats, using
+    from autokern.tuning.profile import Profile
 
-from autokern import covariance, linalg
-from autokern.core.decision import Decision
-from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
-from autokern.core.problem import Problem
-from autokern.hooks.calibrate import calibrate
-from autokern.hooks.install import disable, enable, enabled
-from autokern.runtime.api import Explanation, explain, op, profile
-from autokern.runtime.dispatch import stats, using
-from autokern.tuning.profile import Profile
+_start.settle()
 
 __version__ = "0.1.0"
 
