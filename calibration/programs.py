@@ -58,6 +58,7 @@ def run(script: Path, side: str, home: Path, environment: Mapping[str, str] | No
     """
     code = START if side == "off" else f"import autokern.auto\n{START}"
     surroundings = {**os.environ, "PYTHONWARNINGS": "ignore", "AUTOKERN_HOME": str(home), **(environment or {})}
+    surroundings.pop("PYTHONDONTWRITEBYTECODE", None)  # what pip installs is compiled
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         began = time.perf_counter()
         child = subprocess.Popen([sys.executable, "-c", code, str(script)], stdout=out, stderr=err, env=surroundings)

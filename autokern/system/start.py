@@ -51,8 +51,8 @@ def settle() -> None:
     ``gc.unfreeze()`` takes it back.
     """
     if gc.isenabled() and not gc.get_freeze_count() and _at_its_imports():
-        if _torch_was_there:  # what has become garbage since shall not stay
-            gc.collect()
+        if _torch_was_there:  # what became garbage lately shall not stay
+            gc.collect(1)
         gc.freeze()
 
 
