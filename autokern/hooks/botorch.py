@@ -1,6 +1,7 @@
 """Hooks into BoTorch, which may be imported after `enable`, or never.
 
-They are declared when it is there, at the latest by the first likelihood that one of its closures asks for.
+They are declared when its modules are there, at the latest by the first likelihood that one of its closures asks for or
+by the first prediction in one piece.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from autokern.hooks.install import put_declared
 
 __all__ = ["look"]
 
-_declared = False
+_waiting = {"botorch.optim.closures.core": "closures", "botorch.optim.optimize": "acquisition"}
+"""Modules of BoTorch, each with the module in `later` that has its hooks."""
 
 
 def look() -> None:
-    """Declare the hooks if BoTorch has been imported by now, and install them."""
-    global _declared
-    core = sys.modules.get("botorch.optim.closures.core")
-    if not _declared and core is not None:
-        _declared = True
-        importlib.import_module("autokern.hooks.later.closures").declare(core)
-        put_declared()
+    """Declare the hooks of those modules that have been imported by now, and install them."""
+    found = {name: sys.modules[name] for name in list(_waiting) if name in sys.modules}
+    for name, module in found.items():
+        if not getattr(module.__spec__, "_initializing", False):  # half of it is there
+            importlib.import_module(f"autokern.hooks.later.{_waiting.pop(name)}").declare(module)
+            put_declared()
 
 
 look()

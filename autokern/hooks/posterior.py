@@ -19,7 +19,7 @@ from autokern.core.autograd import has_duals
 from autokern.gp import factor_cache
 from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
-from autokern.hooks import origin
+from autokern.hooks import botorch, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.hooks.reading import unless_it_fails
@@ -87,6 +87,7 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
 
 def _made(model: Any, strategy: Any) -> Posterior | None:
     """Return a new reading of a model, None if any part of it is not exactly known."""
+    botorch.look()
     try:
         if not factor_cache.plain(strategy):
             raise UnreadError("a covariance of another form")
