@@ -1,0 +1,87 @@
+"""Hook into gpytorch: samples of small joint distributions from given base samples, without operators between.
+
+The library multiplies operators and their roots, each with a representation, caches, and an autograd node in Python:
+some ten times the arithmetic of a few points. The covariances that posteriors have, with their transforms and several
+independent outputs, are formed here by the same operations on tensors. Whatever else they may be, and a matrix that has
+no Cholesky factor, is the library's own matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import settings
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    CatLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    MatmulLinearOperator,
+)
+
+from autokern.hooks.bypass import stay_out
+from autokern.hooks.install import hook
+from autokern.hooks.reading import unless_it_fails
+
+_MOST = 256
+"""Size of a joint distribution above which the arithmetic takes longer than the operators."""
+_KINDS = (MultivariateNormal, MultitaskMultivariateNormal)
+_stock = MultivariateNormal.rsample
+
+
+@hook(MultivariateNormal, "rsample")
+def _rsample(self: Any, *args: Any, base_samples: Any = None, **kwargs: Any) -> Any:
+    found = None if base_samples is None or type(self) not in _KINDS or stay_out() else _drawn(self, base_samples)
+    return _stock(self, *args, base_samples=base_samples, **kwargs) if found is None else found
+
+
+@unless_it_fails
+def _drawn(distribution: Any, base: torch.Tensor) -> torch.Tensor | None:
+    """Return the samples that stock returns, None where stock must run."""
+    mean, covariance = distribution.loc, distribution._covar if distribution._islazy else None
+    if covariance is None or base.shape[-mean.dim() :] != mean.shape or not _by_cholesky(covariance, mean):
+        return None
+    blocks = type(covariance) is BlockDiagLinearOperator
+    matrix = _formed(covariance.base_linear_op if blocks else covariance)
+    if matrix is None or matrix.shape[: -3 if blocks else -2] != mean.shape[:-1]:
+        return None
+    if matrix.shape[-1] == 1:
+        root = matrix.clamp_min(0.0).sqrt() if blocks else matrix.sqrt()
+    else:
+        root, failed = torch.linalg.cholesky_ex(matrix)
+        if failed.any():
+            return None
+    flat = base.view(-1, *mean.shape).permute(*range(1, mean.dim() + 1), 0)
+    apart = flat.view(*mean.shape[:-1], *matrix.shape[-3:-1], -1) if blocks else flat
+    product = (root @ apart).view(flat.shape)
+    drawn: torch.Tensor = (product + mean.unsqueeze(-1)).permute(-1, *range(mean.dim())).contiguous()
+    return drawn.view(base.shape)
+
+
+def _by_cholesky(covariance: Any, mean: torch.Tensor) -> bool:
+    """Whether stock would take a Cholesky factor, and has none yet."""
+    small = mean.shape[-1] <= min(_MOST, settings.max_cholesky_size.value())
+    return small and not getattr(covariance, "_memoize_cache", None)
+
+
+def _formed(operator: Any) -> torch.Tensor | None:
+    """Return what a scaled covariance is as a tensor, None for another operator."""
+    kind, parts = type(operator), operator._args
+    if kind is DenseLinearOperator:
+        tensor: torch.Tensor = operator.tensor
+        return tensor
+    if kind is CatLinearOperator and operator.cat_dim == -3:
+        each = [one for part in parts if (one := _formed(part)) is not None]
+        return torch.cat(each, dim=-3) if len(each) == len(parts) else None
+    if kind is not MatmulLinearOperator:
+        return None
+    left, right = parts
+    if type(right) is DiagLinearOperator:
+        inner = _formed(left)
+        return None if inner is None else inner * right._diag.unsqueeze(-2)
+    if type(left) is DiagLinearOperator:
+        inner = _formed(right)
+        return None if inner is None else left._diag.unsqueeze(-1) * inner
+    return None

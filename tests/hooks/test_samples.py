@@ -1,0 +1,139 @@
+"""Samples from base samples: the library's own values, gradients and errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator.operators import DenseLinearOperator, to_linear_operator
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+from autokern.hooks import samples
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Data")
+
+
+def data(n=12, outputs=1):
+    x = torch.rand(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return x, torch.stack([(3 * x + k).sin().sum(-1) for k in range(outputs)], -1)
+
+
+def several():
+    x, y = data(outputs=2)
+    return ModelListGP(SingleTaskGP(x, y[:, :1]), SingleTaskGP(x[:9], y[:9, 1:]))
+
+
+def of_tasks():
+    x, y = data()
+    torch.manual_seed(0)
+    return MultiTaskGP(torch.cat([x, (torch.arange(12) % 2).double()[:, None]], -1), y, task_feature=-1)
+
+
+MODELS = {
+    "one output": lambda: SingleTaskGP(*data()),
+    "one output, as it is": lambda: SingleTaskGP(*data(), outcome_transform=None),
+    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
+    "two models": several,
+    "two tasks": of_tasks,
+}
+
+
+def drawn(model, x):
+    """Samples, and their gradient by the points."""
+    x = x.clone().requires_grad_()
+    found = SobolQMCNormalSampler(torch.Size([6]), seed=1)(model.posterior(x))
+    return found, torch.autograd.grad(found.sin().sum(), x)[0]
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """How often samples were computed here."""
+    count, ours = [], samples._drawn
+
+    def counted(*args):
+        found = ours(*args)
+        count.append(found is not None)
+        return found
+
+    monkeypatch.setattr(samples, "_drawn", counted)
+    return count
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (4, 3), (2, 1, 3), (2, 4, 3), (2, 2, 3, 3)])
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_of_posteriors(name, shape, served):
+    model = MODELS[name]().eval()
+    x = torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    expected = drawn(model, x)
+    model = MODELS[name]().eval()
+    with autokern.enabled():
+        found = drawn(model, x)
+    assert any(served)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["one output", "two outputs"])
+def test_second_derivatives(name):
+    """Those of stock are wrong: its product of operators is differentiable once."""
+    model = MODELS[name]().eval()
+    x = torch.rand(1, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    base = torch.randn(2, 1, 2, model.num_outputs, dtype=torch.float64)
+    with autokern.enabled():
+        torch.autograd.gradgradcheck(lambda x: model.posterior(x).rsample_from_base_samples(base.shape[:1], base), x)
+
+
+def matrix(*batch, n=4, dtype=torch.float64):
+    a = torch.randn(*batch, n, n, dtype=dtype, generator=torch.Generator().manual_seed(n))
+    return a @ a.mT + torch.eye(n, dtype=dtype)
+
+
+def both(make, base):
+    """What stock and autokern draw from a distribution that is made twice: exactly the same."""
+    expected = make().rsample(base_samples=base)
+    with autokern.enabled():
+        found = make().rsample(base_samples=base)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if base.dtype == torch.float64 else 1e-5)
+    assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_samples_of_dense_covariances(batch, dtype, served):
+    covariance, mean = matrix(*batch, dtype=dtype), torch.zeros(*batch, 4, dtype=dtype)
+    both(lambda: MultivariateNormal(mean, DenseLinearOperator(covariance)), torch.randn(5, *batch, 4, dtype=dtype))
+    both(lambda: MultivariateNormal(mean, DenseLinearOperator(covariance)), torch.randn(2, 3, *batch, 4, dtype=dtype))
+    assert served == [True] * 2
+
+
+def test_what_is_not_formed_here_is_stocks():
+    base = torch.randn(5, 4, dtype=torch.float64)
+    mean = torch.zeros(4, dtype=torch.float64)
+    both(lambda: MultivariateNormal(mean, matrix()), base)  # a tensor
+    both(lambda: MultivariateNormal(mean, DenseLinearOperator(matrix()).add_jitter(0.1)), base)
+    both(lambda: MultivariateNormal(mean.expand(3, 4), DenseLinearOperator(matrix())), torch.randn(5, 3, 4).double())
+    interleaved = to_linear_operator(matrix(n=8))
+    both(lambda: MultitaskMultivariateNormal(torch.zeros(4, 2).double(), interleaved), torch.randn(5, 4, 2).double())
+    with autokern.enabled(), pytest.raises(RuntimeError):
+        MultivariateNormal(mean, DenseLinearOperator(matrix())).rsample(base_samples=torch.randn(5, 9).double())
+
+
+def test_a_factor_that_is_there_is_taken(served):
+    distribution = MultivariateNormal(torch.zeros(4).double(), DenseLinearOperator(matrix()))
+    with autokern.enabled():
+        distribution.lazy_covariance_matrix.root_decomposition()
+        distribution.rsample(base_samples=torch.randn(5, 4).double())
+    assert served == [False]
+
+
+def test_matrices_without_a_factor_are_told_of_by_the_library():
+    bad = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
+    for context in (autokern.enabled, pytest.MonkeyPatch.context):
+        with context(), pytest.warns(NumericalWarning):
+            found = MultivariateNormal(torch.zeros(2).double(), DenseLinearOperator(bad)).rsample(
+                base_samples=torch.ones(1, 2).double()
+            )
+        torch.testing.assert_close(found.abs(), torch.tensor([[1.0, 0.0]]).double())
