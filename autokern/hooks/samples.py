@@ -2,8 +2,8 @@
 
 The library multiplies operators and their roots, each with a representation, caches, and an autograd node in Python:
 some ten times the arithmetic of a few points. The covariances that posteriors have, with their transforms and several
-independent outputs, are formed here by the same operations on tensors. Whatever else they may be, and a matrix that has
-no Cholesky factor, is the library's own matter.
+independent outputs, are formed here by the same operations on tensors. Whatever else they may be, a matrix that has no
+Cholesky factor, and every later draw from the same operator, for which it keeps its root, is the library's own matter.
 """
 
 from __future__ import annotations
@@ -18,41 +18,51 @@ from linear_operator.operators import (
     CatLinearOperator,
     DenseLinearOperator,
     DiagLinearOperator,
+    LinearOperator,
     MatmulLinearOperator,
+    _linear_operator,
 )
 
+from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.reading import unless_it_fails
 
-_MOST = 256
+_MOST = 64
 """Size of a joint distribution above which the arithmetic takes longer than the operators."""
 _KINDS = (MultivariateNormal, MultitaskMultivariateNormal)
+_NO_SHAPE = torch.Size()
 _stock = MultivariateNormal.rsample
+_root, _factor = LinearOperator.root_decomposition, _linear_operator.psd_safe_cholesky
 
 
 @hook(MultivariateNormal, "rsample")
-def _rsample(self: Any, *args: Any, base_samples: Any = None, **kwargs: Any) -> Any:
+def _rsample(self: Any, sample_shape: Any = _NO_SHAPE, base_samples: Any = None) -> Any:
     found = None if base_samples is None or type(self) not in _KINDS or stay_out() else _drawn(self, base_samples)
-    return _stock(self, *args, base_samples=base_samples, **kwargs) if found is None else found
+    return _stock(self, sample_shape, base_samples) if found is None else found
 
 
 @unless_it_fails
 def _drawn(distribution: Any, base: torch.Tensor) -> torch.Tensor | None:
     """Return the samples that stock returns, None where stock must run."""
-    mean, covariance = distribution.loc, distribution._covar if distribution._islazy else None
-    if covariance is None or base.shape[-mean.dim() :] != mean.shape or not _by_cholesky(covariance, mean):
+    mean, covariance = distribution.loc, distribution.lazy_covariance_matrix if distribution._islazy else None
+    if covariance is None or base.shape[-mean.dim() :] != mean.shape or mean.shape[-1] > _MOST:
         return None
     blocks = type(covariance) is BlockDiagLinearOperator
-    matrix = _formed(covariance.base_linear_op if blocks else covariance)
+    inner = covariance._args[0] if blocks else covariance
+    if not _by_cholesky(covariance) or (blocks and memoized.names(inner)):
+        return None
+    matrix = _formed(inner)
     if matrix is None or matrix.shape[: -3 if blocks else -2] != mean.shape[:-1]:
         return None
     if matrix.shape[-1] == 1:
-        root = matrix.clamp_min(0.0).sqrt() if blocks else matrix.sqrt()
+        root = (matrix.clamp_min(0.0) if mean.shape[-1] > 1 else matrix).sqrt()
     else:
         root, failed = torch.linalg.cholesky_ex(matrix)
         if failed.any():
             return None
+        root = root.contiguous()
+    memoized.mark(covariance, "drawn")
     flat = base.view(-1, *mean.shape).permute(*range(1, mean.dim() + 1), 0)
     apart = flat.view(*mean.shape[:-1], *matrix.shape[-3:-1], -1) if blocks else flat
     product = (root @ apart).view(flat.shape)
@@ -60,17 +70,19 @@ def _drawn(distribution: Any, base: torch.Tensor) -> torch.Tensor | None:
     return drawn.view(base.shape)
 
 
-def _by_cholesky(covariance: Any, mean: torch.Tensor) -> bool:
-    """Whether stock would take a Cholesky factor, and has none yet."""
-    small = mean.shape[-1] <= min(_MOST, settings.max_cholesky_size.value())
-    return small and not getattr(covariance, "_memoize_cache", None)
+def _by_cholesky(covariance: Any) -> bool:
+    """Whether stock would take a Cholesky factor, by functions of its own, and neither has it nor has drawn by it."""
+    if type(covariance).root_decomposition is not _root or _linear_operator.psd_safe_cholesky is not _factor:
+        return False
+    kept = memoized.names(covariance) or "root_decomposition" in covariance.__dict__
+    return not kept and bool(settings.max_cholesky_size.value() >= covariance.shape[-1])
 
 
 def _formed(operator: Any) -> torch.Tensor | None:
     """Return what a scaled covariance is as a tensor, None for another operator."""
     kind, parts = type(operator), operator._args
     if kind is DenseLinearOperator:
-        tensor: torch.Tensor = operator.tensor
+        tensor: torch.Tensor = parts[0]
         return tensor
     if kind is CatLinearOperator and operator.cat_dim == -3:
         each = [one for part in parts if (one := _formed(part)) is not None]
@@ -80,8 +92,8 @@ def _formed(operator: Any) -> torch.Tensor | None:
     left, right = parts
     if type(right) is DiagLinearOperator:
         inner = _formed(left)
-        return None if inner is None else inner * right._diag.unsqueeze(-2)
+        return None if inner is None else inner * right._args[0].unsqueeze(-2)
     if type(left) is DiagLinearOperator:
         inner = _formed(right)
-        return None if inner is None else left._diag.unsqueeze(-1) * inner
+        return None if inner is None else left._args[0].unsqueeze(-1) * inner
     return None

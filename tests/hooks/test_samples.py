@@ -7,7 +7,7 @@ import torch
 from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from linear_operator.operators import DenseLinearOperator, to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, DenseLinearOperator, to_linear_operator
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
@@ -137,3 +137,65 @@ def test_matrices_without_a_factor_are_told_of_by_the_library():
                 base_samples=torch.ones(1, 2).double()
             )
         torch.testing.assert_close(found.abs(), torch.tensor([[1.0, 0.0]]).double())
+
+
+def test_arguments_are_those_of_the_library(served):
+    mean, base = torch.zeros(4).double(), torch.randn(3, 4).double()
+
+    class Wrapped(MultivariateNormal):
+        def rsample(self, sample_shape=None, base_samples=None):
+            return super().rsample(sample_shape or torch.Size(), base_samples)
+
+    with autokern.enabled():
+        MultivariateNormal(mean, DenseLinearOperator(matrix())).rsample(torch.Size([3]), base)
+        assert served == [True]
+        assert Wrapped(mean, DenseLinearOperator(matrix())).sample(torch.Size([3])).shape == (3, 4)
+        for wrong in ({"foo": 1}, {"sample_shape": 2, "base": 1}):
+            with pytest.raises(TypeError):
+                MultivariateNormal(mean, DenseLinearOperator(matrix())).rsample(base_samples=base, **wrong)
+
+
+def test_later_draws_use_the_librarys_factor(served):
+    distribution = MultivariateNormal(torch.zeros(4).double(), DenseLinearOperator(matrix()))
+    with autokern.enabled():
+        draws = [distribution.rsample(base_samples=torch.ones(5, 4).double()) for _ in range(3)]
+    assert served == [True, False, False]
+    assert torch.equal(draws[0], draws[2])
+
+
+def test_values_are_bitwise_those_of_the_library():
+    for n in (2, 7, 30):
+        mean, base = torch.ones(n).double(), torch.randn(20, n).double()
+        for batch in ((), (3,)):
+            covariance = DenseLinearOperator(matrix(*batch, n=n))
+            own = base.view(20, *(1,) * len(batch), n).expand(20, *batch, n)
+            expected = MultivariateNormal(mean.expand(*batch, n), covariance.clone()).rsample(base_samples=own)
+            with autokern.enabled():
+                found = MultivariateNormal(mean.expand(*batch, n), covariance.clone()).rsample(base_samples=own)
+            assert torch.equal(found, expected)
+
+
+def test_what_the_user_puts_in_place_is_obeyed(monkeypatch, served):
+    base = torch.ones(1, 4).double()
+    for name in ("covariance", "root", "factor"):
+        covariance = DenseLinearOperator(matrix())
+        distribution = MultivariateNormal(torch.zeros(4).double(), covariance)
+        with monkeypatch.context() as patch, autokern.enabled():
+            if name == "covariance":
+                distribution.lazy_covariance_matrix = DenseLinearOperator(4 * matrix())
+            elif name == "root":
+                covariance.root_decomposition = DenseLinearOperator(4 * matrix()).root_decomposition
+            else:
+                double = lambda a, **_: 2 * torch.linalg.cholesky(a)  # noqa: E731
+                patch.setattr("linear_operator.operators._linear_operator.psd_safe_cholesky", double)
+            found = distribution.rsample(base_samples=base)
+        plain = MultivariateNormal(torch.zeros(4).double(), DenseLinearOperator(matrix())).rsample(base_samples=base)
+        torch.testing.assert_close(found, 2 * plain)
+    assert served == [True, False, False]
+
+
+def test_one_block_of_one_negative_number():
+    blocks = BlockDiagLinearOperator(DenseLinearOperator(-torch.ones(1, 1, 1).double()))
+    with autokern.enabled():
+        found = MultivariateNormal(torch.zeros(1).double(), blocks).rsample(base_samples=torch.ones(5, 1).double())
+    assert found.isnan().all()
