@@ -3,9 +3,12 @@
 Only public names live here; `docs/design.md` describes the packages behind them.
 """
 
+import contextlib as _contextlib
+import io as _io
+
 from autokern.system import start as _start
 
-with _start.importing():
+with _start.importing(), _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so there
     from autokern import covariance, linalg
     from autokern.core.decision import Decision
     from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
@@ -16,8 +19,6 @@ with _start.importing():
     from autokern.runtime.api import Explanation, explain, op, profile
     from autokern.runtime.dispatch import stats, using
     from autokern.tuning.profile import Profile
-
-_start.settle()
 
 __version__ = "0.1.0"
 

@@ -275,7 +275,9 @@ def _compiler(answer: Answer) -> Finding:
 def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
     """Judge a trial in an empty build folder, and an obstacle to the usual one in this process."""
     if answer is None:
-        return Finding("KeOps", "note", "not installed", "`pip install pykeops`, where large kernel products matter")
+        return Finding(
+            "KeOps", "note", "not installed", "`pip install 'autokern[keops]'`, where large kernel products matter"
+        )
     status, text, advice = "ok", answer.text, ""
     if answer.timed_out:
         status, advice = "note", "its first formula compiles for long; try again when idle"

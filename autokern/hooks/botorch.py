@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 
 from autokern.hooks.install import put_declared
 
 __all__ = ["look"]
 
+_lock = threading.RLock()
 _waiting = {"botorch.optim.closures.core": "closures", "botorch.optim.optimize": "acquisition"}
 """Modules of BoTorch, each with the module in `later` that has its hooks."""
 
 
 def look() -> None:
     """Declare the hooks of those modules that have been imported by now, and install them."""
-    found = {name: sys.modules[name] for name in list(_waiting) if name in sys.modules}
-    for name, module in found.items():
-        if not getattr(module.__spec__, "_initializing", False):  # half of it is there
-            importlib.import_module(f"autokern.hooks.later.{_waiting.pop(name)}").declare(module)
-            put_declared()
+    for name in [name for name in _waiting if name in sys.modules]:
+        module = sys.modules[name]
+        if getattr(module.__spec__, "_initializing", False):  # half of it is there
+            continue
+        with _lock:
+            hooks = importlib.import_module(f"autokern.hooks.later.{_waiting[name]}") if name in _waiting else None
+            if hooks is not None and hooks.declare(module):
+                del _waiting[name]
+                put_declared()
 
 
 look()

@@ -39,6 +39,7 @@ _stock = ExactGP.__call__
 
 @hook(ExactGP, "__call__")
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    botorch.look()
     plain = len(args) == 1 and not kwargs and not self.training
     found = _read(self, args[0]) if plain else None
     return (
@@ -87,7 +88,6 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
 
 def _made(model: Any, strategy: Any) -> Posterior | None:
     """Return a new reading of a model, None if any part of it is not exactly known."""
-    botorch.look()
     try:
         if not factor_cache.plain(strategy):
             raise UnreadError("a covariance of another form")

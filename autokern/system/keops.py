@@ -1,7 +1,7 @@
 """KeOps as a tool: finds obstacles without compiling, and runs it without output on stdout.
 
 pykeops compiles each formula when it is first used. The compiler may be missing and the build folder unwritable or
-damaged; pykeops at best reports that on stdout. It is imported by gpytorch, or when it is first considered.
+damaged; pykeops at best reports that on stdout. Importing it is left to gpytorch or to its first use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
-import io
 import os
 import platform
 import shutil
@@ -27,7 +26,6 @@ import torch
 
 from autokern.core.errors import KeOpsError
 from autokern.core.tool import Tool
-from autokern.system import start
 
 _ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
 _ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section headers: offset, size of each, number
@@ -43,7 +41,7 @@ _intact: tuple[str, int] | None = None
 
 
 def keops_problem(device: str = "cpu") -> str | None:
-    """Return why KeOps cannot work here, or None, without compiling; imports it, and takes microseconds from then on.
+    """Return why KeOps cannot work here, or None, without compiling; takes some microseconds if it can.
 
     Parameters
     ----------
@@ -54,22 +52,14 @@ def keops_problem(device: str = "cpu") -> str | None:
         return _failure
     if importlib.util.find_spec("pykeops") is None:
         return "pykeops is not installed"
-    pykeops = sys.modules.get("pykeops") or _imported()
-    if pykeops is None:
+    pykeops = sys.modules.get("pykeops")
+    if pykeops is None and "gpytorch.kernels.keops.keops_kernel" in sys.modules:  # that has tried
         return "pykeops is installed, but importing it fails"
     if compiler() is None:
         return "KeOps needs a C++ compiler, and none was found: install g++, or name one in CXX"
     if _verdict is not None and not _verdict.works and _verdict.setting == setting():
         return f"KeOps was tried on this machine and failed: {_verdict.found}"
-    return _obstacle(pykeops, device)
-
-
-def _imported() -> Any:
-    """Import pykeops, which says on stdout where there is no CUDA; return None where that fails."""
-    if start.is_postponed():
-        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
-            return importlib.import_module("pykeops.torch") and sys.modules["pykeops"]
-    return None
+    return None if pykeops is None else _obstacle(pykeops, device)
 
 
 def _obstacle(pykeops: Any, device: str) -> str | None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import types
+
 import pytest
 import torch
 from botorch.acquisition import (
+    GenericMCObjective,
     LogExpectedImprovement,
+    PosteriorMean,
     qKnowledgeGradient,
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
 )
-from botorch.acquisition.analytic import AnalyticAcquisitionFunction
 from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
-from botorch.utils.transforms import t_batch_mode_transform
 
 import autokern
+from autokern.hooks.later import acquisition as acquisition_hook
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -34,19 +40,28 @@ def model_of(n=12):
     return SingleTaskGP(x, (3 * x).sin().sum(-1, keepdim=True)).eval()
 
 
-class Watched(AnalyticAcquisitionFunction):
-    """Remembers how many threads torch has where it is evaluated."""
+def watch(model, seen, error=None):
+    """Note how many threads torch has where a model is asked."""
+    stock = model.posterior
+
+    def posterior(*args, **kwargs):
+        seen.add(torch.get_num_threads())
+        if error is not None:
+            raise error
+        return stock(*args, **kwargs)
+
+    model.posterior = posterior
+
+
+class Watched(PosteriorMean):
+    """Remembers how many threads torch has where its model is asked."""
+
+    __module__ = PosteriorMean.__module__
 
     def __init__(self, model, error=None):
         super().__init__(model)
-        self.seen, self.error = set(), error
-
-    @t_batch_mode_transform(expected_q=1)
-    def forward(self, X):
-        self.seen.add(torch.get_num_threads())
-        if self.error is not None:
-            raise self.error
-        return self.model.posterior(X).mean.squeeze(-1).squeeze(-1)
+        self.seen = set()
+        watch(model, self.seen, error)
 
 
 def optimised(acquisition, q=1, **kwargs):
@@ -65,20 +80,86 @@ def test_small_ones_run_on_one_thread():
     assert watched.seen == {1}
 
 
-def test_large_ones_and_models_that_are_not_known_keep_all_threads():
+def test_large_ones_keep_all_threads():
+    few = {"num_restarts": 1, "raw_samples": 2, "options": {"maxiter": 1}}
+    for n, given in ((513, few), (60, {"num_restarts": 1200, "raw_samples": 1200}), (60, {"raw_samples": 20_000})):
+        watched = Watched(model_of(n))
+        with autokern.enabled():
+            optimised(watched, **{**given, "options": {"maxiter": 1}})
+        assert watched.seen == {2}, n
+
+
+def test_batches_of_restarts_count_one_by_one():
+    watched = Watched(model_of(60))
     with autokern.enabled():
-        large = Watched(model_of(2000))
-        optimised(large, num_restarts=40, raw_samples=40)
-        assert large.seen == {2}
-        batches = Watched(model_of(2000))
-        optimised(batches, num_restarts=40, raw_samples=40, options={"batch_limit": 1, "maxiter": 1})
-        assert batches.seen == {1}
-        unknown = Watched(model_of())
-        unknown.model.train_inputs = None
-        unknown.error = ValueError("mine")
+        optimised(watched, num_restarts=1200, raw_samples=1200, options={"batch_limit": 600, "maxiter": 1})
+    assert watched.seen == {1}
+
+
+class Mine(PosteriorMean):
+    """A function of the user's own, which may do anything."""
+
+
+class MyModel(SingleTaskGP):
+    """A model of the user's own."""
+
+
+def test_what_is_not_known_keeps_all_threads():
+    threads = []
+
+    def objective(samples, X=None):
+        threads.append(torch.get_num_threads())
+        return samples[..., 0]
+
+    known = Watched(model_of()).model
+    mine = MyModel(*known.train_inputs, known.train_targets.unsqueeze(-1)).eval()
+    perturbed = model_of()
+    perturbed.input_transform = InputPerturbation(torch.zeros(2, 2).double())
+    with autokern.enabled():
+        optimised(qLogExpectedImprovement(model_of(), best_f=0.5, objective=GenericMCObjective(objective)))
+        assert set(threads) == {2}
+        for acquisition in (Mine(model_of()), PosteriorMean(mine)):
+            stock, seen = acquisition.model.posterior, set()
+            acquisition.model.posterior = lambda *args, s=stock, t=seen, **k: (
+                t.add(torch.get_num_threads()) or s(*args, **k)
+            )
+            optimised(acquisition)
+            assert seen == {2}
+        broken = Watched(model_of(), ValueError("mine"))
+        broken.model.train_inputs = None
         with pytest.raises(ValueError, match="mine"):
-            optimised(unknown)
-        assert unknown.seen == {2}
+            optimised(broken)
+        assert broken.seen == {2}
+    assert acquisition_hook._is_small(inputs_of(PosteriorMean(model_of())))
+    assert not acquisition_hook._is_small(inputs_of(PosteriorMean(perturbed)))
+
+
+def inputs_of(acquisition):
+    names = {"num_restarts": 2, "raw_samples": 8, "options": {}, "q": 1, "bounds": BOUNDS, "acq_function": acquisition}
+    return types.SimpleNamespace(**names)
+
+
+def test_several_threads_of_the_user_may_come_first():
+    program = """
+import threading, warnings
+warnings.simplefilter("ignore")
+import autokern.auto, torch, gpytorch
+import botorch.optim.optimize, botorch.optim.closures.core
+from botorch.models import SingleTaskGP
+x, barrier, fine = torch.rand(10, 2, dtype=torch.double), threading.Barrier(4), []
+def go():
+    model = SingleTaskGP(x, x.sum(-1, keepdim=True))
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    barrier.wait()
+    mll(model(*model.train_inputs), model.train_targets).backward()
+    fine.append(True)
+threads = [threading.Thread(target=go) for _ in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(len(fine), botorch.optim.optimize._optimize_acqf_batch.__wrapped__ is not None)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.split()[-2:] == ["4", "True"], told.stderr
 
 
 def test_the_number_is_restored_after_errors():

@@ -7,6 +7,7 @@ computes they wait for each other at every operation, which takes 4 to 40 times 
 from __future__ import annotations
 
 import math
+from types import FunctionType
 from typing import Any
 
 from autokern.hooks.bypass import stay_out
@@ -17,38 +18,73 @@ from autokern.system import threads
 __all__ = ["declare"]
 
 _MOST = 2**16
-"""Elements of the largest tensor: torch would share an element-wise operation among two threads at most."""
+"""Elements of a tensor that is evaluated often: torch would share an operation on it among two threads at most."""
+_MOST_ONCE = 2**20
+"""The same of the points among which the starts are chosen."""
+_MOST_POINTS = 512
+"""Training points: each evaluation multiplies with matrices of their size."""
+_KNOWN = (
+    "analytic",
+    "knowledge_gradient",
+    "logei",
+    "monte_carlo",
+    "multi_objective.logei",
+    "multi_objective.monte_carlo",
+)
+"""Modules of `botorch.acquisition` whose functions are no larger than what is counted here."""
+_PLAIN = (
+    "IdentityMCObjective",
+    "LinearMCObjective",
+    "IdentityMCMultiOutputObjective",
+    "WeightedMCMultiOutputObjective",
+)
 
 
-def declare(optimize: Any) -> None:
-    """Declare the hook of the module that optimises acquisition functions."""
+def declare(optimize: Any) -> bool:
+    """Declare the hook of the module that optimises acquisition functions; say whether that was possible."""
     stock = getattr(optimize, "_optimize_acqf_batch", None)
-    if stock is None:
-        return
+    if type(stock) is not FunctionType or stock.__module__ != optimize.__name__:  # a mock, say
+        return False
     alone = threads.limited(stock, 1)
 
     @hook(optimize, "_optimize_acqf_batch")
     def batch(opt_inputs: Any) -> Any:
         return (alone if not stay_out() and _is_small(opt_inputs) else stock)(opt_inputs)
 
+    return True
+
 
 @unless_it_fails
-def _is_small(inputs: Any) -> bool | None:
-    """Whether no tensor of an evaluation is large; None where that cannot be told."""
+def _is_small(inputs: Any) -> bool:
+    """Whether no tensor of an evaluation is large, as far as is known; it raises where that cannot be told."""
     acquisition, options = inputs.acq_function, inputs.options or {}
-    model = acquisition.model
-    if not inputs.bounds.is_cpu:
+    module = type(acquisition).__module__
+    objective = getattr(acquisition, "objective", None)
+    if not inputs.bounds.is_cpu or module.removeprefix("botorch.acquisition.") not in _KNOWN:
         return False
-    restarts = min(inputs.num_restarts, options.get("batch_limit", inputs.num_restarts))
+    if objective is not None and type(objective).__name__ not in _PLAIN:
+        return False
+    models = getattr(acquisition.model, "models", [acquisition.model])
+    if not all(_is_plain(model) for model in models):
+        return False
+    sizes = [math.prod(model.train_inputs[0].shape[:-1]) for model in models]
     augmented = getattr(acquisition, "get_augmented_q_batch_size", None)
-    points = inputs.q if augmented is None else augmented(inputs.q)
-    points += sum(_rows(getattr(acquisition, name, None)) for name in ("X_pending", "X_baseline"))
+    q = inputs.q if augmented is None else augmented(inputs.q)
+    points = q + sum(_rows(getattr(acquisition, name, None)) for name in ("X_pending", "X_baseline"))
     sampler = getattr(acquisition, "sampler", None)
     samples = 1 if sampler is None else math.prod(sampler.sample_shape)
-    n = sum(math.prod(one.train_inputs[0].shape[:-1]) for one in getattr(model, "models", [model]))
-    fantasies = getattr(acquisition, "num_fantasies", 0)
-    largest = max(points * (n + samples * model.num_outputs), fantasies * n**2)
-    return bool(restarts * largest <= _MOST)
+    boxes = _rows(getattr(acquisition, "cell_lower_bounds", None)) or 1
+    each = points * (sum(sizes) + samples * acquisition.model.num_outputs * boxes)
+    fantasies = getattr(acquisition, "num_fantasies", 0) * max(sizes) ** 2
+    restarts = min(inputs.num_restarts, options.get("batch_limit", inputs.num_restarts))
+    few = max(model.train_inputs[0].shape[-2] for model in models) <= _MOST_POINTS
+    return bool(few and restarts * max(each, fantasies) <= _MOST and (inputs.raw_samples or 0) * each <= _MOST_ONCE)
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether a model is one of BoTorch's, and makes no several points of one."""
+    several = getattr(getattr(model, "input_transform", None), "is_one_to_many", False)
+    return type(model).__module__.startswith("botorch.models.") and not several
 
 
 def _rows(points: Any) -> int:

@@ -23,8 +23,8 @@ _CLOSURES = "botorch.optim.closures.model_closures"
 _dispatch = route("objective", looked=True)
 
 
-def declare(core: Any) -> None:
-    """Declare the hooks of the closures' module."""
+def declare(core: Any) -> bool:
+    """Declare the hooks of the closures' module, and say so."""
     kind, flat = core.ForwardBackwardClosure, core.NdarrayOptimizationClosure
     stock, stock_flat = kind.__call__, flat.__call__
 
@@ -57,6 +57,7 @@ def declare(core: Any) -> None:
     several = getattr(core, "BatchedNDarrayOptimizationClosure", None)
     if several is not None:
         _declare_batched(core, several)
+    return True
 
 
 def _declare_batched(core: Any, kind: Any) -> None:
