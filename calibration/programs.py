@@ -3,7 +3,8 @@
 The programs are the scripts in `whole/`, as a user writes them; each prints its final values. Every round runs each
 script in changing order: as it is; after ``import autokern.auto`` with the profile of this machine; and, in the first
 rounds, the same in an empty home, where nothing is measured yet. All of a process counts, from the start of the
-interpreter to its end. How much stock's own final values depend on rounding is seen by one run on one thread.
+interpreter to its end. How much stock's own final values depend on rounding is seen by a run on one thread, and by one
+with the instructions of an older processor.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ from autokern.cli.tables import duration
 FOLDER = Path(__file__).parent
 JSON_NAME, BLOCK = "programs.json", "programs"
 SIDES = ("off", "on", "new")
+OTHERS = (
+    {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Haswell"},
+)
+"""Surroundings in which stock rounds otherwise."""
 FIRST_RUNS = 2
 """Rounds in which a program also runs in an empty home."""
 START = "import runpy, sys\nrunpy.run_path(sys.argv[1], run_name='__main__')"
@@ -87,7 +93,6 @@ def measured(script: Path, pairs: int, profile: Path) -> dict[str, Any]:
         kept = Path(folder) / "kept"  # what this program learns stays in its own copy
         shutil.copytree(profile, kept)
         run(script, "on", kept)  # compiled files, caches of the system
-        single = run(script, "off", kept, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
         for round_, order in enumerate(turns(SIDES, pairs)):
             for side in order:
                 if side != "new" or round_ < FIRST_RUNS:
@@ -105,9 +110,14 @@ def measured(script: Path, pairs: int, profile: Path) -> dict[str, Any]:
     middle_of = statistics.median
     figures["seconds"] = {side: middle_of(of[side]["seconds"]) for side in SIDES}
     figures["peak"] = {side: middle_of(of[side]["peak"]) for side in SIDES}
-    finals = [single["final"], *of["off"]["final"]]
-    figures["stock_difference"] = max(gap(final, of["off"]["final"][0]) for final in finals)
+    finals = of["off"]["final"]
+    figures["stock_difference"] = max(spread(script, finals[0]), *(gap(final, finals[0]) for final in finals))
     return figures
+
+
+def spread(script: Path, final: Sequence[float]) -> float:
+    """Return the largest difference from stock's final values where stock itself rounds otherwise."""
+    return max(gap(run(script, "off", FOLDER, surroundings)["final"], final) for surroundings in OTHERS)
 
 
 def line(name: str, figures: Mapping[str, Any]) -> str:
@@ -145,8 +155,8 @@ def block(results: Mapping[str, Any]) -> str:
     note = (
         f"{machine(results['host'])}; {versions}; {results['date']}. Whole processes, in turn, "
         f"{results['pairs']} of each, {FIRST_RUNS} without a profile: times are medians, factors medians of paired "
-        "ratios (quartiles). Final values: "
-        "largest relative difference from stock's, and of stock's own runs, one of them on one thread. "
+        "ratios (quartiles). Final values: largest relative difference from stock's, and of stock's own runs, one of "
+        "them on one thread and one without the newest instructions. "
         "Loops that choose where to look next amplify rounding."
     )
     return "\n".join([*lines, "", note, ""])
@@ -163,7 +173,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the table in FILE")
     task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if that table is out of date")
+    task.add_argument("--spread", action="store_true", help="measure only how far stock's own runs differ")
     options = parser.parse_args(arguments)
+    if options.spread:
+        results = json.loads(options.output.read_text(encoding="utf-8"))
+        for name in options.programs or results["programs"]:
+            figures, final = results["programs"][name], run(known[name], "off", FOLDER)["final"]
+            figures["stock_difference"] = max(figures["stock_difference"], spread(known[name], final))
+            console.print(line(name, figures))
+        options.output.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return 0
     if document := options.readme or options.check:
         try:
             results = json.loads(options.output.read_text(encoding="utf-8"))
