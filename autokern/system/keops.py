@@ -51,7 +51,7 @@ def keops_problem(device: str = "cpu") -> str | None:
     if _failure:
         return _failure
     if importlib.util.find_spec("pykeops") is None:
-        return "pykeops is not installed"
+        return "pykeops is not installed: `pip install 'autokern[keops]'`"
     pykeops = sys.modules.get("pykeops")
     if pykeops is None and "gpytorch.kernels.keops.keops_kernel" in sys.modules:  # that has tried
         return "pykeops is installed, but importing it fails"

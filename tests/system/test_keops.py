@@ -52,7 +52,7 @@ def test_not_installed_and_not_importable(pykeops, monkeypatch):
     assert "importing it fails" in keops.keops_problem()
     assert keops.build_folder() is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert keops.keops_problem() == "pykeops is not installed"
+    assert keops.keops_problem().startswith("pykeops is not installed")
 
 
 def test_no_compiler(pykeops, monkeypatch):
