@@ -21,7 +21,7 @@ _waiting = {"botorch.optim.closures.core": "closures", "botorch.optim.optimize":
 
 def look() -> None:
     """Declare the hooks of those modules that have been imported by now, and install them."""
-    for name in [name for name in _waiting if name in sys.modules]:
+    for name in [name for name in list(_waiting) if name in sys.modules]:
         module = sys.modules[name]
         if getattr(module.__spec__, "_initializing", False):  # half of it is there
             continue

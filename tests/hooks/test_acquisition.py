@@ -131,6 +131,9 @@ def test_what_is_not_known_keeps_all_threads():
             optimised(broken)
         assert broken.seen == {2}
     assert acquisition_hook._is_small(inputs_of(PosteriorMean(model_of())))
+    assert acquisition_hook._is_small(inputs_of(qLogExpectedImprovement(model_of(), best_f=0.5)))
+    namesake = type("PosteriorMean", (PosteriorMean,), {"__module__": "analytic"})
+    assert not acquisition_hook._is_small(inputs_of(namesake(model_of())))
     assert not acquisition_hook._is_small(inputs_of(PosteriorMean(perturbed)))
 
 

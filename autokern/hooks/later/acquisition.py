@@ -23,21 +23,14 @@ _MOST_ONCE = 2**20
 """The same of the points among which the starts are chosen."""
 _MOST_POINTS = 512
 """Training points: each evaluation multiplies with matrices of their size."""
-_KNOWN = (
-    "analytic",
-    "knowledge_gradient",
-    "logei",
-    "monte_carlo",
-    "multi_objective.logei",
-    "multi_objective.monte_carlo",
-)
-"""Modules of `botorch.acquisition` whose functions are no larger than what is counted here."""
-_PLAIN = (
-    "IdentityMCObjective",
-    "LinearMCObjective",
-    "IdentityMCMultiOutputObjective",
-    "WeightedMCMultiOutputObjective",
-)
+_KNOWN = {f"botorch.acquisition.{name}" for name in ("analytic", "knowledge_gradient", "logei", "monte_carlo")}
+_KNOWN |= {f"botorch.acquisition.multi_objective.{name}" for name in ("logei", "monte_carlo")}
+"""Modules whose functions are no larger than what is counted here."""
+_PLAIN = {f"botorch.acquisition.objective.{name}MCObjective" for name in ("Identity", "Linear")}
+_PLAIN |= {
+    f"botorch.acquisition.multi_objective.objective.{name}MCMultiOutputObjective" for name in ("Identity", "Weighted")
+}
+"""Objectives that add nothing to it; others may be functions of the user's own."""
 
 
 def declare(optimize: Any) -> bool:
@@ -58,11 +51,10 @@ def declare(optimize: Any) -> bool:
 def _is_small(inputs: Any) -> bool:
     """Whether no tensor of an evaluation is large, as far as is known; it raises where that cannot be told."""
     acquisition, options = inputs.acq_function, inputs.options or {}
-    module = type(acquisition).__module__
     objective = getattr(acquisition, "objective", None)
-    if not inputs.bounds.is_cpu or module.removeprefix("botorch.acquisition.") not in _KNOWN:
+    if not inputs.bounds.is_cpu or type(acquisition).__module__ not in _KNOWN:
         return False
-    if objective is not None and type(objective).__name__ not in _PLAIN:
+    if objective is not None and f"{type(objective).__module__}.{type(objective).__name__}" not in _PLAIN:
         return False
     models = getattr(acquisition.model, "models", [acquisition.model])
     if not all(_is_plain(model) for model in models):
