@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import math
 import statistics
 import time
@@ -25,24 +24,24 @@ from botorch.models import SingleTaskGP
 from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.closures.core import NdarrayOptimizationClosure
 from end_to_end import describe
-from figures import console, machine, plain
-from fits import DIMENSIONS, Fit, fit_differences
+from figures import console, origin, save
+from fits import DIMENSIONS, compare_fits
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from measuring import compare, geomean, interleave, quiet_collector, turns
+from measuring import compare, geomean, quiet_collector, turns
 from numpy.typing import NDArray
 from rows import factor, small
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs
 from threadpoolctl import threadpool_limits
 from workloads import noisy, uniform
 
-import autokern  # before the libraries, as a program has it
+import autokern
 from autokern.cli.tables import duration
 
 JSON_PATH, BLOCK = Path(__file__).with_name("closures.json"), "closures"
 SIZES, FITTED = (20, 50, 100, 200, 300), (20, 50, 100, 200, 400)
 ROUNDS, SECONDS = 25, 0.03
 TOGGLES = {"off": contextlib.nullcontext, "on": autokern.enabled}
-NAMES = {"off": "BoTorch", "on": "with autokern", "lapack": "NumPy and LAPACK alone", "jax": "JAX, compiled"}
+ALONE = {"lapack": "NumPy and LAPACK alone", "jax": "JAX, compiled"}
 
 Vector = NDArray[np.float64]
 Evaluate = Callable[[Vector], tuple[float, Vector]]
@@ -178,11 +177,8 @@ def run_closures(n: int) -> dict[str, Any]:
     for name in ways:
         if name != "off":
             both = zip(answers[name], answers["off"], strict=True)
-            gaps = [
-                np.abs(a - b).max() / np.abs(b).max() for ours, stock in both for a, b in zip(ours, stock, strict=True)
-            ]
-            figure[name] = {**compare(seconds, on=name), "difference": float(max(gaps))}
-        if name not in ("off", "on"):
+            figure[name] = {**compare(seconds, on=name), "difference": max(gap(*pair) for pair in both)}
+        if name in ALONE:
             figure[name]["over"] = compare(seconds, off="on", on=name)["ratio"]
     return figure
 
@@ -202,21 +198,18 @@ def surroundings(name: str) -> Any:
 
 def run_fits(n: int) -> dict[str, Any]:
     """Fit the same data in turn; how far an optimiser magnifies rounding is seen from points in reverse order."""
-    fits = {side: Fit(n) for side in TOGGLES}
-    figure = compare(interleave(TOGGLES, fits, 15, warmup=1, seconds=15.0, least=5))
-    reordered = Fit(n)
-    reordered.x, reordered.y = reordered.x.flip(0), reordered.y.flip(0)
-    reordered()
-    gaps = [fit_differences(other, fits["off"])["objective_difference"] for other in (fits["on"], reordered)]
-    return {"n": n, **figure, "difference": gaps[0], "stock_difference": gaps[1]}
+    figure = compare_fits(n, TOGGLES, 5, 15, 15.0)
+    kept = {key: figure[key] for key in ("n", "off", "on", "ratio", "quartiles", "pairs")}
+    own, stock = (of["objective_difference"] for of in (figure, figure["reordered"]))
+    return {**kept, "difference": own, "stock_difference": stock}
 
 
 def block(results: Mapping[str, Any]) -> str:
     """Return the table as Markdown."""
-    lines = [f"| | stock | autokern | faster | {NAMES['lapack']} | {NAMES['jax']} | agreement |", f"|---|{'---:|' * 6}"]
+    lines = [f"| | stock | autokern | faster | {' | '.join(ALONE.values())} | agreement |", f"|---|{'---:|' * 6}"]
     for figure in results["closures"]:
         seconds = figure["seconds"]
-        alone = [f"{duration(seconds[name])}" if name in seconds else "" for name in ("lapack", "jax")]
+        alone = [duration(seconds[name]) if name in seconds else "" for name in ALONE]
         lines.append(
             f"| loss and gradient in BoTorch's closure, n = {figure['n']} | {duration(seconds['off'])} | "
             f"{duration(seconds['on'])} | {factor(figure['on'])} | {' | '.join(alone)} | "
@@ -227,9 +220,8 @@ def block(results: Mapping[str, Any]) -> str:
         f"{factor(figure)} | | | {small(figure['difference'])} ({small(figure['stock_difference'])}) |"
         for figure in results["fits"]
     ]
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "python")
     note = (
-        f"{machine(results['host'])}; {versions}; {results['date']}. `SingleTaskGP`, d = {DIMENSIONS}, float64; all "
+        f"{origin(results)}. `SingleTaskGP`, d = {DIMENSIONS}, float64; all "
         "ways in turn in one process. Agreement is the largest relative difference from stock's value and gradient; of "
         "fits, the difference of objectives at the optimum (stock's own, with the points in reverse order)."
     )
@@ -245,10 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, nargs="+", help="only these numbers of points")
     parser.add_argument("--output", type=Path, default=JSON_PATH, help="the JSON to write or to read")
     options = parser.parse_args(arguments)
-    if document := options.readme or options.check:
-        results = json.loads(options.output.read_text(encoding="utf-8"))
-        same = documents.refresh(document, BLOCK, block(results), check=options.check is not None)
-        return int(options.check is not None and not same)
+    if (served := documents.served(parser, options, BLOCK, block)) is not None:
+        return served
     results = {**describe(autokern.profile().host, quick=False), "closures": [], "fits": []}
     for kind, run, sizes in (("closures", run_closures, SIZES), ("fits", run_fits, FITTED)):
         for n in options.sizes or sizes:
@@ -257,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     small_ones = [figure["ratio"] for figure in results["fits"] if figure["n"] <= 100]
     if small_ones:
         console.print(f"fits of at most 100 points: {geomean(small_ones):.2f} times as fast")
-    options.output.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    save(results, options.output)
     return 0
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def refresh(document: Path, name: str, block: str, check: bool) -> bool:
@@ -26,3 +30,24 @@ def refresh(document: Path, name: str, block: str, check: bool) -> bool:
     if not check:
         document.write_text(fresh, encoding="utf-8")
     return fresh == text
+
+
+def served(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, name: str, block: Callable[[Any], str]
+) -> int | None:
+    """Do what ``--readme`` or ``--check`` asks with the JSON in ``--output``; None if neither is given.
+
+    0 is fine, 1 a document that does not hold the figures of the JSON; the parser ends the script where there is none.
+    """
+    document = options.readme or options.check
+    if document is None:
+        return None
+    check = options.check is not None
+    try:
+        results = json.loads(options.output.read_text(encoding="utf-8"))
+        same = refresh(document, name, block(results), check)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if check and not same:
+        print(f"{document.name} does not hold the figures of {options.output.name}: run --readme")
+    return int(check and not same)

@@ -30,6 +30,12 @@ def machine(host: Results) -> str:
     return f"{host['cpu']['model']}, {host['cpu']['torch_threads']} threads"
 
 
+def origin(results: Results) -> str:
+    """Return on what, with which versions and when the results of one run were measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "python")
+    return f"{machine(results['host'])}; {versions}; {results['date']}"
+
+
 def dates(results: Results) -> str:
     """Return when the workloads were run: one date, or each with its workloads."""
     found: dict[str, list[str]] = {}
@@ -171,6 +177,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value if isinstance(value, (int, str, type(None))) else str(value)
+
+
+def save(results: Results, path: Path) -> None:
+    """Write the JSON of a script whose results are few."""
+    path.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write(results: Results, folder: Path) -> None:

@@ -76,29 +76,34 @@ def fit_differences(ours: Fit, stock: Fit) -> dict[str, float]:
     }
 
 
-def run_botorch(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
+def compare_fits(n: int, toggles: Toggles, least: int, most: int, seconds: float) -> dict[str, Any]:
     """Fit the same data with a new model each time, in turn; compare times, optima and numbers of evaluations.
 
     How far an optimiser magnifies rounding is seen from a stock fit to the same points in reverse order.
     """
+    fits = {side: Fit(n) for side in SIDES}
+    figure = compare(interleave(toggles, fits, most, warmup=1, seconds=seconds, least=least))
+    reordered = Fit(n)
+    reordered.x, reordered.y = reordered.x.flip(0), reordered.y.flip(0)
+    with toggles["off"]():
+        reordered()
+    fits["reordered"] = reordered
+    figure |= {"n": n, "evaluations": {name: fit.evaluations for name, fit in fits.items()}}
+    figure |= fit_differences(fits["on"], fits["off"])
+    figure["reordered"] = fit_differences(reordered, fits["off"])
+    return figure
+
+
+def run_botorch(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
+    """Compare fits of BoTorch's default model at several sizes."""
     if importlib.util.find_spec("botorch") is None:
         report("botorch: skipped, because BoTorch is not installed")
         return {}
     cases = []
-    least, most = scale.fits
     for n in scale.botorch:
-        fits = {side: Fit(n) for side in SIDES}
-        figure = compare(interleave(toggles, fits, most, warmup=1, seconds=scale.fit_seconds, least=least))
-        reordered = Fit(n)
-        reordered.x, reordered.y = reordered.x.flip(0), reordered.y.flip(0)
-        with toggles["off"]():
-            reordered()
-        fits["reordered"] = reordered
-        figure |= {"n": n, "evaluations": {name: fit.evaluations for name, fit in fits.items()}}
-        figure |= fit_differences(fits["on"], fits["off"])
-        figure["reordered"] = fit_differences(reordered, fits["off"])
+        figure = compare_fits(n, toggles, *scale.fits, scale.fit_seconds)
         cases.append(figure)
-        counts = " and ".join(str(fits[side].evaluations) for side in SIDES)
+        counts = " and ".join(str(figure["evaluations"][side]) for side in SIDES)
         report(f"botorch, n={n}: {sentence(figure)}, {counts} evaluations")
     return {"d": DIMENSIONS, "cases": cases}
 

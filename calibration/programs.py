@@ -26,7 +26,7 @@ from typing import Any
 import documents
 import numpy as np
 from end_to_end import describe, differences
-from figures import console, machine, plain
+from figures import console, origin, save
 from measuring import geomean, turns
 from rows import factor, small
 
@@ -151,9 +151,8 @@ def block(results: Mapping[str, Any]) -> str:
     heads = ("program", "stock", "autokern", "faster", "CPU time", "no profile yet", "memory", "final values (stock)")
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}", *summary(results)]
     lines += [line(name, figures) for name, figures in sorted(results["programs"].items())]
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items() if name != "python")
     note = (
-        f"{machine(results['host'])}; {versions}; {results['date']}. Whole processes, in turn, "
+        f"{origin(results)}. Whole processes, in turn, "
         f"{results['pairs']} of each, {FIRST_RUNS} without a profile: times are medians, factors medians of paired "
         "ratios (quartiles). Final values: largest relative difference from stock's, and of stock's own runs, one of "
         "them on one thread and one without the newest instructions. "
@@ -175,25 +174,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if that table is out of date")
     task.add_argument("--spread", action="store_true", help="measure only how far stock's own runs differ")
     options = parser.parse_args(arguments)
+    if (served := documents.served(parser, options, BLOCK, block)) is not None:
+        return served
+    if unknown := sorted(set(options.programs) - set(known)):
+        parser.error(f"unknown program {', '.join(unknown)}; known are {', '.join(known)}")
     if options.spread:
         results = json.loads(options.output.read_text(encoding="utf-8"))
         for name in options.programs or results["programs"]:
             figures, final = results["programs"][name], run(known[name], "off", FOLDER)["final"]
             figures["stock_difference"] = max(figures["stock_difference"], spread(known[name], final))
             console.print(line(name, figures))
-        options.output.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        save(results, options.output)
         return 0
-    if document := options.readme or options.check:
-        try:
-            results = json.loads(options.output.read_text(encoding="utf-8"))
-            same = documents.refresh(document, BLOCK, block(results), check=options.check is not None)
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
-        if options.check is not None and not same:
-            console.print(f"{document.name} does not hold the figures of {options.output.name}: run --readme")
-        return int(options.check is not None and not same)
-    if unknown := sorted(set(options.programs) - set(known)):
-        parser.error(f"unknown program {', '.join(unknown)}; known are {', '.join(known)}")
     if options.pairs < 1:
         parser.error(f"--pairs must be at least 1, found {options.pairs}")
     with tempfile.TemporaryDirectory() as folder:
@@ -212,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.programs or known:
             figures = results["programs"][name] = measured(known[name], options.pairs, home)
             console.print(line(name, figures))
-            options.output.write_text(json.dumps(plain(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            save(results, options.output)
     for row in summary(results):
         console.print(row)
     return 0

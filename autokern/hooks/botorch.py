@@ -26,8 +26,8 @@ def look() -> None:
         if getattr(module.__spec__, "_initializing", False):  # half of it is there
             continue
         with _lock:
-            hooks = importlib.import_module(f"autokern.hooks.later.{_waiting[name]}") if name in _waiting else None
-            if hooks is not None and hooks.declare(module):
+            later = _waiting.get(name)  # another thread may have been here
+            if later and importlib.import_module(f"autokern.hooks.later.{later}").declare(module):
                 del _waiting[name]
                 put_declared()
 

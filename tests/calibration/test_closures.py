@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import closures
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ def test_the_table(tmp_path):
     assert "| BoTorch fit, n = 20 | 60.0 ms | 10.0 ms | 6.00× (12.00–13.00) | | | 1e-12 (2e-09) |" in text
     document, output = tmp_path / "README.md", tmp_path / "closures.json"
     document.write_text("<!-- closures: by a script -->\n<!-- /closures -->\n")
-    output.write_text(closures.json.dumps(results))
+    output.write_text(json.dumps(results))
     assert closures.main(["--check", str(document), "--output", str(output)]) == 1
     assert closures.main(["--readme", str(document), "--output", str(output)]) == 0
     assert closures.main(["--check", str(document), "--output", str(output)]) == 0

@@ -34,10 +34,10 @@ _PLAIN |= {
 
 
 def declare(optimize: Any) -> bool:
-    """Declare the hook of the module that optimises acquisition functions; say whether that was possible."""
+    """Declare the hook of the module that optimises acquisition functions; say whether that is settled."""
     stock = getattr(optimize, "_optimize_acqf_batch", None)
-    if type(stock) is not FunctionType or stock.__module__ != optimize.__name__:  # a mock, say
-        return False
+    if type(stock) is not FunctionType or stock.__module__ != optimize.__name__:
+        return stock is None  # a mock may be gone when this is asked again
     alone = threads.limited(stock, 1)
 
     @hook(optimize, "_optimize_acqf_batch")
