@@ -11,16 +11,25 @@ from autokern.system import start as _start
 with _start.importing(), _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so there
     from autokern import covariance, linalg
     from autokern.core.decision import Decision
-    from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError, ProfileError, SettingsError
+    from autokern.core.errors import (
+        AutokernError,
+        AutokernWarning,
+        MemoryBudgetError,
+        ProfileError,
+        RanksError,
+        SettingsError,
+    )
     from autokern.core.problem import Problem
     from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
     from autokern.hooks.calibrate import calibrate
     from autokern.hooks.install import disable, enable, enabled
     from autokern.runtime.api import Explanation, explain, op, profile
     from autokern.runtime.dispatch import stats, using
+    from autokern.runtime.ranks import ranks
     from autokern.tuning.profile import Profile
 
 __version__ = "0.1.0"
+"""Where the version is stated; the package's metadata read it here."""
 
 __all__ = [
     "AutokernError",
@@ -31,6 +40,7 @@ __all__ = [
     "Problem",
     "Profile",
     "ProfileError",
+    "RanksError",
     "SettingsError",
     "calibrate",
     "covariance",
@@ -41,6 +51,11 @@ __all__ = [
     "linalg",
     "op",
     "profile",
+    "ranks",
     "stats",
     "using",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

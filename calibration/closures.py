@@ -35,7 +35,7 @@ from threadpoolctl import threadpool_limits
 from workloads import noisy, uniform
 
 import autokern
-from autokern.cli.tables import duration
+from autokern.core.units import duration
 
 JSON_PATH, BLOCK = Path(__file__).with_name("closures.json"), "closures"
 SIZES, FITTED = (20, 50, 100, 200, 300), (20, 50, 100, 200, 400)
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=int, nargs="+", help="only these numbers of points")
     parser.add_argument("--output", type=Path, default=JSON_PATH, help="the JSON to write or to read")
     options = parser.parse_args(arguments)
-    if (served := documents.served(parser, options, BLOCK, block)) is not None:
+    if (served := documents.served(parser, options, {BLOCK: block})) is not None:
         return served
     results = {**describe(autokern.profile().host, quick=False), "closures": [], "fits": []}
     for kind, run, sizes in (("closures", run_closures, SIZES), ("fits", run_fits, FITTED)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ def refresh(document: Path, name: str, block: str, check: bool) -> bool:
 
 
 def served(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, name: str, block: Callable[[Any], str]
+    parser: argparse.ArgumentParser, options: argparse.Namespace, blocks: Mapping[str, Callable[[Any], str]]
 ) -> int | None:
     """Do what ``--readme`` or ``--check`` asks with the JSON in ``--output``; None if neither is given.
+
+    The document holds one of the blocks, given by name.
 
     0 is fine, 1 a document that does not hold the figures of the JSON; the parser ends the script where there is none.
     """
@@ -45,7 +47,9 @@ def served(
     check = options.check is not None
     try:
         results = json.loads(options.output.read_text(encoding="utf-8"))
-        same = refresh(document, name, block(results), check)
+        text = document.read_text(encoding="utf-8")
+        name = next((name for name in blocks if f"<!-- {name}: " in text), next(iter(blocks)))
+        same = refresh(document, name, blocks[name](results), check)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if check and not same:

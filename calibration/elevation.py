@@ -19,12 +19,14 @@ from torch import Tensor
 from training import forced_exact
 from workloads import Regression, Trainer, scaled
 
-from autokern.cli.tables import duration
+from autokern.core.units import duration
 
 KILOMETRES = 111.2
 EVERY = 6
 LEARNING_RATE = 0.1
 LIMIT = 1800.0
+STOCK_SECONDS, STOCK_LIMIT = 120.0, 300.0
+"""Seconds after which stock begins no other step of training, and after which its process ends."""
 
 
 class Terrain(NamedTuple):
@@ -79,19 +81,25 @@ def exact_part(of: Terrain, points: int, steps: int) -> tuple[Regression, dict[s
     return trainer.model, {"n": points, "steps": steps, "rmse": error, "seconds": time.perf_counter() - start}
 
 
-def learned(n: int, steps: int, points: int, part_steps: int) -> dict[str, Any]:
-    """Train on n points from the hyperparameters of a part, and predict the points held out, with autokern on."""
+def learned(n: int, steps: int, points: int, part_steps: int, dispatched: bool = True) -> dict[str, Any]:
+    """Train on n points from the hyperparameters of a part, and predict the points held out; in stock if so asked.
+
+    Stock stops before the step that would begin after `STOCK_SECONDS`.
+    """
     import autokern
 
     of = terrain()
     small, part = exact_part(of, points, part_steps)
-    autokern.enable()
+    if dispatched:
+        autokern.enable()
     y = of.y[:n]
     meter, start = Peak(), time.perf_counter()
     model = model_of(of.x[:n], y, torch.float32)
     model.load_state_dict({name: value.float() for name, value in small.state_dict().items()})
     trainer, losses = Trainer(model, LEARNING_RATE), []
     for _ in range(steps):
+        if not dispatched and time.perf_counter() - start > STOCK_SECONDS:
+            return {"training_seconds": time.perf_counter() - start, "steps": len(losses), "bytes": meter.bytes()}
         trainer()
         losses.append(trainer.loss)
     middle, training = time.perf_counter(), products(autokern.stats())
@@ -108,9 +116,18 @@ def learned(n: int, steps: int, points: int, part_steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def in_stock(*arguments: Any) -> dict[str, Any]:
+    """Return what the same takes in stock, whose memory has no limit: seconds, or how far it came in how many."""
+    found = in_child("elevation", "learned", *arguments, False, limit=STOCK_LIMIT)
+    if "failed" in found:
+        return {**found, "limit": STOCK_LIMIT}
+    return {name: value for name, value in found.items() if name not in ("heights", "predicted")}
+
+
 def run_elevation(scale: Scale, toggles: Toggles, report: Report) -> dict[str, Any]:
+    arguments = scale.terrain, scale.terrain_steps, *scale.terrain_part
     found = in_child(
-        "elevation", "learned", scale.terrain, scale.terrain_steps, *scale.terrain_part,
+        "elevation", "learned", *arguments,
         environment={"AUTOKERN_MEMORY": scale.terrain_memory}, limit=LIMIT,
     )  # fmt: skip
     if "failed" in found:
@@ -122,6 +139,7 @@ def run_elevation(scale: Scale, toggles: Toggles, report: Report) -> dict[str, A
             f"training {duration(found['training_seconds'])}, prediction {duration(found['prediction_seconds'])}, "
             f"{found['bytes'] / 2**20:.0f} MiB"
         )
+    stock = in_stock(*arguments)
     needs = stock_bytes(scale.terrain, family="matern52")
     return {"n": scale.terrain, "steps": scale.terrain_steps, "memory": scale.terrain_memory,
-            "stock_needs_bytes": needs, "child": found}  # fmt: skip
+            "stock_needs_bytes": needs, "stock": stock, "child": found}  # fmt: skip

@@ -5,10 +5,10 @@ gradients on a dense kernel matrix), and the command line of all workloads: `tra
 `training.py`, `botorch`, `acquisition` and `memory` in `fits.py`, `processes` in `processes.py`, predictions and
 online learning in `posteriors.py`, what has no matrix in `matrixfree.py` and `elevation.py`.
 Each workload steps independent copies in turn, under stock and under autokern, and compares them pair by pair
-(`measuring.py`). The models live in `workloads.py`; tables, plots and the README's block in `figures.py`.
+(`measuring.py`). The models live in `workloads.py`; tables, plots and the block of docs/figures.md in `figures.py`.
 
-A run of some workloads keeps the figures of the others only if host, versions and scale are the same; each workload
-says when and where it was run.
+A run of some workloads keeps the figures of the others only if versions and scale are the same; each workload says
+when and where it was run.
 """
 
 from __future__ import annotations
@@ -210,9 +210,12 @@ def differences(earlier: Mapping[str, Any], results: Mapping[str, Any]) -> list[
 def kept(
     earlier: Mapping[str, Any], results: Mapping[str, Any], names: Sequence[str], report: Report
 ) -> dict[str, Any]:
-    """Return the workloads of an earlier run other than `names`; none, and report it, if the runs differ too much."""
+    """Return the workloads of an earlier run other than `names`; none, and report it, if the runs differ too much.
+
+    Another host is no hindrance: each workload says where it was run.
+    """
     others = {name: earlier[name] for name in WORKLOADS if name in earlier and name not in names}
-    if others and (unlike := differences(earlier, results)):
+    if others and (unlike := [what for what in differences(earlier, results) if what != "host"]):
         report(f"{figures.JSON_NAME} loses {', '.join(others)}: other {', '.join(unlike)} than in this run")
         return {}
     return {name: {"run": stamp(earlier), **figure} for name, figure in others.items()}

@@ -1,4 +1,4 @@
-"""Tables, plots, the JSON and the README's block for the figures that `end_to_end.py` measures; measures nothing."""
+"""Tables, plots, the JSON and the block of docs/figures.md for what `end_to_end.py` measures; measures nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rows import COUNTS, KERNELS, Results, factor, per_second, rows, slashed, small
 
-from autokern.cli.tables import duration
+from autokern.core.units import duration
 
 JSON_NAME, PLOT_NAME, TERRAIN_NAME = "end_to_end.json", "co2.png", "elevation.png"
 OLD_THRESHOLD = 2048
@@ -27,7 +27,8 @@ console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 def machine(host: Results) -> str:
-    return f"{host['cpu']['model']}, {host['cpu']['torch_threads']} threads"
+    threads = host["cpu"]["torch_threads"]
+    return f"{host['cpu']['model']}, {threads} thread{'s' * (threads > 1)}"
 
 
 def origin(results: Results) -> str:
@@ -36,15 +37,21 @@ def origin(results: Results) -> str:
     return f"{machine(results['host'])}; {versions}; {results['date']}"
 
 
-def dates(results: Results) -> str:
-    """Return when the workloads were run: one date, or each with its workloads."""
-    found: dict[str, list[str]] = {}
+def runs(results: Results) -> str:
+    """Return where and when the workloads were run: one place and date, or each with its workloads."""
+    found: dict[str, dict[str, list[str]]] = {}
     for name, figures in results.items():
         if isinstance(figures, Mapping) and "run" in figures:
-            found.setdefault(figures["run"]["date"], []).append(name)
-    if len(found) > 1:
-        return ", ".join(f"{date} ({', '.join(names)})" for date, names in sorted(found.items()))
-    return str(next(iter(found), results["date"]))
+            run = figures["run"]
+            found.setdefault(run["host"], {}).setdefault(run["date"], []).append(name)
+    if sum(map(len, found.values())) < 2:
+        found = {host: {date: [] for date in dates} for host, dates in found.items()}
+    places = found or {machine(results["host"]): {results["date"]: []}}
+    return "; ".join(
+        f"{host}: "
+        + ", ".join(f"{date} ({', '.join(names)})" if names else date for date, names in sorted(dates.items()))
+        for host, dates in places.items()
+    )
 
 
 def caption(results: Results) -> str:
@@ -54,9 +61,9 @@ def caption(results: Results) -> str:
     quick = " (quick run)" if results["quick"] else ""
     training = "for training, that of loss / gradient, relative, from stock without CG; "
     return (
-        f"{machine(results['host'])}; {libraries}; {dates(results)}{quick}. Stock and autokern "
-        "take turns in one run: times are medians, factors medians of paired ratios (quartiles). Agreement is the "
-        f"largest difference from stock; {training if 'training' in results else ''}"
+        f"{libraries}. {runs(results)}{quick}. Stock and autokern take turns in one run: times are "
+        "medians, factors medians of paired ratios (quartiles). Agreement is the largest "
+        f"difference from stock; {training if 'training' in results else ''}"
         "for forecasts, that of mean / variance from an exact refit."
     )
 

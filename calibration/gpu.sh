@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One call on a machine with a GPU: GPU tests, a full calibration, the regret study, real models off and on.
+# One call on a machine with a GPU: GPU tests, a full calibration, the study of choices, real models off and on.
 # Everything it finds lies under $OUT (default: ./out). Resumable: what stands there is not measured again, and after
 # $LIMIT seconds (default 530) no section is begun: run it again until it says that all is done. Where a call starts with
 # an empty $OUT, PACK=1 leaves one file there, gpu.tgz, and RESUME=gpu.tgz goes on from it.
@@ -25,7 +25,7 @@ section doctor 60 python -m autokern doctor
 section tests 120 python -m pytest -m gpu -p no:cacheprovider tests
 section calibrate 200 python -m autokern calibrate --full --budget 170 --output "$OUT/host.json"
 section rough 60 python -m autokern calibrate --quick --accuracy approximate --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
-for study in precision:100 regret:100 scaling:90 product_regret:90 products:300; do
+for study in precision:100 choices:320 scaling:90 product_regret:90 products:300; do
   name=${study%:*} limit=${study#*:}
   section "$name" "$limit" python calibration/study.py "$name" --device cuda --seconds $((limit * 2 / 3)) --output "$OUT/study.json"
 done

@@ -1,4 +1,4 @@
-"""Whole programs in fresh processes, autokern off and on in turn; writes `programs.json` and the README's first table.
+"""Whole programs in fresh processes, autokern off and on in turn; writes `programs.json` and its tables.
 
 The programs are the scripts in `whole/`, as a user writes them; each prints its final values. Every round runs each
 script in changing order: as it is; after ``import autokern.auto`` with the profile of this machine; and, in the first
@@ -30,10 +30,10 @@ from figures import console, origin, save
 from measuring import geomean, turns
 from rows import factor, small
 
-from autokern.cli.tables import duration
+from autokern.core.units import duration
 
 FOLDER = Path(__file__).parent
-JSON_NAME, BLOCK = "programs.json", "programs"
+JSON_NAME, BLOCK, SHORT = "programs.json", "programs", "programs-in-short"
 SIDES = ("off", "on", "new")
 OTHERS = (
     {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
@@ -146,11 +146,32 @@ def summary(results: Mapping[str, Any]) -> list[str]:
     return rows
 
 
-def block(results: Mapping[str, Any]) -> str:
-    """Return the table as Markdown."""
+def extremes(results: Mapping[str, Any]) -> list[str]:
+    """Return, of each library, the programs with the largest, the middle and the least gain."""
+    found = []
+    for start in LIBRARIES:
+        names = [name for name in results["programs"] if name.startswith(start)]
+        ranked = sorted(names, key=lambda name: -results["programs"][name]["on"]["ratio"])
+        found += dict.fromkeys(ranked[at] for at in (0, len(ranked) // 2, -1) if ranked)
+    return found
+
+
+def in_short(results: Mapping[str, Any]) -> str:
+    """Return the table of the README: of each library the means and three programs."""
+    few = {name: results["programs"][name] for name in extremes(results)}
+    lines = [*_head(results), *(line(name, figures) for name, figures in few.items())]
+    note = f"{origin(results)}. Of each library: the largest, the middle and the least gain."
+    return "\n".join([*lines, "", note, ""])
+
+
+def _head(results: Mapping[str, Any]) -> list[str]:
     heads = ("program", "stock", "autokern", "faster", "CPU time", "no profile yet", "memory", "final values (stock)")
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}", *summary(results)]
-    lines += [line(name, figures) for name, figures in sorted(results["programs"].items())]
+    return [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}", *summary(results)]
+
+
+def block(results: Mapping[str, Any]) -> str:
+    """Return the table of all programs as Markdown."""
+    lines = [*_head(results), *(line(name, figures) for name, figures in sorted(results["programs"].items()))]
     note = (
         f"{origin(results)}. Whole processes, in turn, "
         f"{results['pairs']} of each, {FIRST_RUNS} without a profile: times are medians, factors medians of paired "
@@ -174,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     task.add_argument("--check", type=Path, metavar="FILE", help="run nothing, exit 1 if that table is out of date")
     task.add_argument("--spread", action="store_true", help="measure only how far stock's own runs differ")
     options = parser.parse_args(arguments)
-    if (served := documents.served(parser, options, BLOCK, block)) is not None:
+    if (served := documents.served(parser, options, {BLOCK: block, SHORT: in_short})) is not None:
         return served
     if unknown := sorted(set(options.programs) - set(known)):
         parser.error(f"unknown program {', '.join(unknown)}; known are {', '.join(known)}")

@@ -1,9 +1,8 @@
 """Candidates against each other: named studies, each timed in turns, in one file of figures, `study.json`.
 
-`regret` times every candidate on random problems off the grid and compares the one that autokern's policy chose with
-the best, beside what constants would have chosen (always where the data lies, always the CPU, the CPU up to 128 or up
-to 2048 columns); `product_regret` does so for products of kernel matrices over a grid. `replay` decides each trial of
-a recorded host from the other trials. `precision` compares lower precision with the fastest candidate that keeps the
+`choices` times every candidate on problems off every grid and compares the one that autokern chooses with the best:
+without a measurement, after quick and full calibrations, and by constants (`choices.py`); `product_regret` does so for
+products of kernel matrices over a grid. `precision` compares lower precision with the fastest candidate that keeps the
 bound. `products`, `scaling` and `peaks` live in `products.py`. A run of some studies leaves the figures of the others
 as they are: each says when and where it was run.
 """
@@ -13,8 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
-import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,95 +19,40 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import choices
 import documents
 import msgspec
 import products
 import torch
 from figures import console, table
-from measuring import Report, geomean
+from measuring import Report
 
 import autokern
 from autokern.cli import bench
-from autokern.core.feasibility import Feasibility
 from autokern.core.op import inside
 from autokern.core.problem import Problem
-from autokern.core.registry import get, known
-from autokern.core.settings import Settings
+from autokern.core.registry import get
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import accuracy, timer
-from autokern.tuning.cost_model import CostModel
-from autokern.tuning.policy import decide
-from autokern.tuning.profile import Profile, Trial
-from autokern.tuning.store import read_file
 from autokern.tuning.trial import trial
 
 HERE = Path(__file__).parent
 JSON = HERE / "study.json"
 DOCUMENT = HERE.parent / "docs" / "how-it-decides.md"
-OPS = ("qr", "cholesky", "matmul", "kernel_matrix", "pinverse_root", "eigh")
-PROBLEMS, SEED = 320, 1
+PROBLEMS = 800
+"""Problems of `choices`."""
 MOST_TRUTH = 2**25
 """Elements up to which float64 truth is formed; larger problems are compared with the best that keeps the bound."""
 HIDDEN = ("ratios", "noise", "failed")
 """What tables leave out."""
 
-RULES = {
-    "always where the data lies": 0,
-    "always the CPU": math.inf,
-    "CPU up to 128 columns": 128,
-    "CPU up to 2048 columns": 2048,
-}
-"""Rules by a constant: on the CPU up to so many columns, else where the data lies."""
-
 # --- the choice against the best --------------------------------------------------------------------------------------
 
 
-def outcome(by: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Summarise pairs of (time over best, time over stock) of one way of choosing."""
-    regrets, stock = sorted(r for r, _ in pairs), [s for _, s in pairs]
-    return {
-        "by": by, "problems": len(pairs), "regret_geomean": geomean(regrets),
-        "regret_p95": regrets[math.ceil(0.95 * len(pairs)) - 1],
-        "slower_than_stock": sum(s > 1.05 for s in stock) / len(pairs), "speedup": 1 / geomean(stock),
-    }  # fmt: skip
-
-
-def by_op(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> list[dict[str, Any]]:
-    """Return the outcome of autokern, over all and by op."""
-    every = outcome("autokern", list(itertools.chain(*pairs.values())))
-    return [every, *(outcome(f"autokern, {op}", found) for op, found in sorted(pairs.items()))]
-
-
-def measured(rows: Sequence[bench.Row]) -> list[dict[str, Any]]:
-    """Return the outcome of autokern, and of each constant; a rule without a candidate means stock."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        pairs.setdefault(row.problem.op, []).append((row.regret, row.over_stock))
-    found = by_op(pairs)
-    for name, columns in RULES.items():
-        picks = ["cpu" if row.problem.n <= columns else "native" for row in rows]
-        ratios = [row.ratios.get(pick, row.ratios["stock"]) for pick, row in zip(picks, rows, strict=True)]
-        over_best = [ratio / row.ratios[row.best] for ratio, row in zip(ratios, rows, strict=True)]
-        found.append(outcome(name, list(zip(over_best, ratios, strict=True))))
-    return found
-
-
-def judged(problems: Sequence[Problem], most: float, report: Report, **options: Any) -> list[bench.Row]:
-    """Time all candidates of the problems for which `most` seconds last."""
-    rows = bench.regret(problems, time.perf_counter() + most, lambda p: explain(p).candidate, **options)
-    report(f"regret: {len(rows)} of {len(problems)} problems")
-    return rows
-
-
-def run_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
-    """Compare the choice with the best on random problems; with an accelerator, of data there and on the CPU."""
-    kinds = tuple(dict.fromkeys(("cpu", device)))
-    found = [bench.random_problems(PROBLEMS // len(kinds), SEED, ops=OPS, device=kind) for kind in kinds]
-    problems = list(itertools.chain(*found))
-    random.Random(SEED).shuffle(problems)
-    rows = judged(problems, seconds, report, seconds=0.8)
-    return {"summary": measured(rows), "rows": msgspec.to_builtins(rows)}
+def run_choices(device: str, seconds: float, report: Report) -> dict[str, Any]:
+    """Compare ways of choosing with the best candidate, on problems off every grid."""
+    return choices.run(device, seconds, PROBLEMS, report)
 
 
 def product_problems(device: str) -> list[Problem]:
@@ -124,36 +66,12 @@ def product_problems(device: str) -> list[Problem]:
 
 def run_product_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
     """Compare the choice with the best for products; compiled candidates take part where KeOps works."""
-    options = {"seconds": 4.0, "rounds": (3, 9), "compiles": not products.without_keops()}
-    rows = judged(product_problems(device), seconds, report, **options)
-    summary = by_op({"kernel_matmul": [(row.regret, row.over_stock) for row in rows]})
-    return {"summary": summary, "rows": msgspec.to_builtins(rows)}
-
-
-def replayed(profile: Profile, folds: int = 10) -> list[dict[str, Any]]:
-    """Decide each trial of a profile from the trials of the other folds; return the outcomes by op."""
-    trials = [t for t in profile.trials if known(t.problem.op) and "stock" in t.timings]
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for fold in range(folds):
-        others = [t for i, t in enumerate(trials) if i % folds != fold]
-        model = CostModel(msgspec.structs.replace(profile, trials=others))
-        for held in trials[fold::folds]:
-            pairs.setdefault(held.problem.op, []).append(_replay(held, model))
-    return by_op(pairs)
-
-
-def _replay(trial: Trial, model: CostModel) -> tuple[float, float]:
-    """Return (over best, over stock) of the decision on a trial; a device that is not here counts as there."""
-    op = get(trial.problem.op)
-    excluded = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.usual)
-    chosen = decide(Feasibility(op, trial.problem, recorded=True), model, Settings(exclude=excluded)).candidate
-    ratios = {name: timing.ratio for name, timing in trial.usual.items()}
-    return ratios.get(chosen, 1.0) / min(ratios.values()), ratios.get(chosen, 1.0)
-
-
-def run_replay(device: str, seconds: float, report: Report) -> dict[str, Any]:
-    hosts = sorted((HERE / "hosts").glob("*.json"))
-    return {"rows": [{"recorded": path.stem, **row} for path in hosts for row in replayed(read_file(path))]}
+    options: dict[str, Any] = {"seconds": 2.0, "rounds": (3, 6), "compiles": not products.without_keops()}
+    rows = bench.timed(product_problems(device), time.perf_counter() + seconds, **options)
+    chosen = {row.problem: explain(row.problem).candidate for row in rows}
+    found = [{"problem": msgspec.to_builtins(row.problem), "chosen": chosen[row.problem], "best": row.fastest,
+              "seconds": row.seconds, "regret": row.regret(chosen[row.problem])} for row in rows]  # fmt: skip
+    return {"summary": [choices.outcome("autokern", rows, chosen.__getitem__)], "rows": found}
 
 
 # --- lower precision --------------------------------------------------------------------------------------------------
@@ -230,8 +148,7 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
 # --- files and the command line ---------------------------------------------------------------------------------------
 
 STUDIES: dict[str, Callable[[str, float, Report], dict[str, Any]]] = {
-    "replay": run_replay,
-    "regret": run_regret,
+    "choices": run_choices,
     "product_regret": run_product_regret,
     "products": products.run_products,
     "scaling": products.run_scaling,
@@ -273,7 +190,8 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     heads = [key for key in dict.fromkeys(itertools.chain(*rows)) if key not in HIDDEN]
     made = table(title, heads)
     for row in rows:
-        shown = {**row, "problem": str(problem_of(row))} if "problem" in row else row
+        named = isinstance(row.get("problem"), dict)
+        shown = {**row, "problem": str(problem_of(row))} if named else row
         made.add_row(*(_cell(shown.get(head, "")) for head in heads))
     return made
 
@@ -292,17 +210,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="for each study, about")
     parser.add_argument("--output", type=Path, default=JSON)
     task = parser.add_mutually_exclusive_group()
-    task.add_argument("--docs", action="store_true", help="run nothing, write the table of `precision` into the docs")
-    task.add_argument("--check", action="store_true", help="run nothing, exit 1 if that table is out of date")
+    task.add_argument("--docs", action="store_true", help="run nothing, write the tables into the docs")
+    task.add_argument("--check", action="store_true", help="run nothing, exit 1 if those tables are out of date")
     options = parser.parse_args(arguments)
     results = read(options.output)
     if options.docs or options.check:
-        same = documents.refresh(DOCUMENT, "precision", precision_table(results["precision"]), options.check)
-        return int(options.check and not same)
+        blocks = {"precision": precision_table(results["precision"]), "choices": choices.document(results["choices"])}
+        same = [documents.refresh(DOCUMENT, name, block, options.check) for name, block in blocks.items()]
+        return int(options.check and not all(same))
     if unknown := sorted(set(options.studies) - set(STUDIES)):
         parser.error(f"unknown study {', '.join(unknown)}; known are {', '.join(STUDIES)}")
     names = [name for name in STUDIES if name in (options.studies or STUDIES)]
-    if set(names) - {"replay"} and not any(trial.problem.op == "kernel_matmul" for trial in autokern.profile().trials):
+    if set(names) - {"choices"} and not any(trial.problem.op == "kernel_matmul" for trial in autokern.profile().trials):
         autokern.calibrate(level="full", budget=300.0)
     for name in names:
         date = datetime.now(timezone.utc).date().isoformat()

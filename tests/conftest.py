@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import abc
 import gc
+import importlib.util
 import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import psutil
 import pytest
 import torch
 from support import thinned
+from support.loads import quiet
 
 from autokern.core import plugins, registry
 from autokern.core.op import Op, inside
@@ -28,6 +31,7 @@ from autokern.hooks import install
 from autokern.kernels import partition
 from autokern.runtime import dispatch
 from autokern.system import keops
+from autokern.tuning import others
 
 plugins.load()  # before a test module imports one by itself, which would leave its candidates without a source
 
@@ -60,7 +64,18 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if collection_path.name == "torture" and config.getoption("--torture") is None else None
+    unwanted = collection_path.name == "torture" and config.getoption("--torture") is None
+    return True if unwanted or (_NO_BOTORCH and _needs_botorch(collection_path)) else None
+
+
+_NO_BOTORCH = importlib.util.find_spec("botorch") is None
+
+
+def _needs_botorch(path: Path) -> bool:
+    """Whether a test file imports BoTorch, of which Python 3.10 has no version that is served."""
+    if path.name == "differential":
+        return True
+    return path.suffix == ".py" and re.search(r"^(from|import) botorch", path.read_text(), re.MULTILINE) is not None
 
 
 def _bare(patch: pytest.MonkeyPatch, home: object) -> None:
@@ -69,6 +84,7 @@ def _bare(patch: pytest.MonkeyPatch, home: object) -> None:
             patch.delenv(name)
     patch.setenv("AUTOKERN_HOME", str(home))
     patch.setenv("AUTOKERN_CALIBRATE", "never")
+    patch.setenv("AUTOKERN_LEARN", "off")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -89,6 +105,8 @@ def _isolated(request, tmp_path_factory, _bare_environment):
     parent = request.getfixturevalue("tmp_path") if known else tmp_path_factory.getbasetemp() / f"{next(_NUMBERS)}"
     with pytest.MonkeyPatch.context() as patch:
         _bare(patch, parent / "autokern")
+        quiet(patch)
+        patch.setattr(others, "_shipped", tuple)  # stock runs where nothing is measured, unless a test says otherwise
         dispatch.reset()
         keops._reset()
         yield
@@ -144,6 +162,15 @@ _DEFAULTS = [
 def _as_set_by_the_libraries() -> None:
     for kind, name, value in _DEFAULTS:
         setattr(kind, name, value)
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_before():
+    """What a test does to the variables of its process, processes of later tests do not inherit."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True, scope="module")

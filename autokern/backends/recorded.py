@@ -15,8 +15,9 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients
+from autokern.gp.originals import psd_safe_cholesky
 from autokern.kernels.parts import Parts
-from autokern.ops.exact_log_prob import EXACT_LOG_PROB, ladder
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
 __all__ = ["by_recording"]
 
@@ -93,6 +94,6 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
         told = graphs.recorded((parts, wanted), step, tuple(tensors))
         failed = bool(told[0])
     if failed:
-        return likelihood.log_prob(tree, added, residual, ladder)
+        return likelihood.log_prob(tree, added, residual, psd_safe_cholesky)
     out: torch.Tensor = _Recorded.apply(parts, told, *tensors)
     return out if out.shape == shape else out.view(shape)

@@ -1,10 +1,11 @@
-"""The entry point of the command line: `autokern run` is light, every other command is in `commands`."""
+"""The entry point of the command line: `autokern run` and `record` are light, other commands are in `commands`."""
 
 from __future__ import annotations
 
+import os
 import sys
 
-from autokern.cli import run
+from autokern.cli import record, run
 from autokern.core.errors import AutokernError
 
 __all__ = ["main"]
@@ -12,15 +13,29 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command line of this process; return its exit status: 0 fine, 1 a finding, 2 a usage error."""
-    if sys.argv[1:2] == ["run"]:
+    light = {"run": run.started, "record": record.started}
+    if started := light.get(sys.argv[1] if sys.argv[1:] else ""):
         try:
-            order = run.parse(sys.argv[2:])
-            if order is not None:
-                return run.execute(order)
+            status = started(sys.argv[2:])
+            if status is not None:
+                return status
         except AutokernError as error:
+            if run.has_begun():  # the program's own, which ends as under python
+                raise
             print(f"autokern: {error}", file=sys.stderr)
             return 2
-    from autokern.cli.commands import app  # only now: a program under `autokern run` imports neither typer nor rich
+    from autokern.cli.commands import app  # only now: a program under `run` imports neither typer nor rich
 
-    app(prog_name="autokern")
+    try:
+        app(prog_name="autokern")
+    finally:
+        _flush()
     return 0
+
+
+def _flush() -> None:
+    """Write what is left; a reader that has seen enough, as `head` has, is no fault."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

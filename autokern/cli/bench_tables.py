@@ -8,18 +8,23 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autokern.cli import tables
-from autokern.cli.bench import Benchmark, Cell, Row, Verdict, Workload
-from autokern.cli.tables import duration, note, table, times
+from autokern.cli.bench import Benchmark, Cell, Workload
+from autokern.cli.tables import note, table, times
+from autokern.core.units import duration
+from autokern.tuning.grade import WORTHLESS
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def show(part: Benchmark) -> None:
     """Print all parts that a benchmark has."""
+    if part.busy:
+        told = f"meanwhile {part.busy}: what waited for a core is left out, and ratios are of a busy machine"
+        tables.show(note(told, "yellow"))
     if part.kernel_matrices:
         tables.show(*_kernel_matrices(part.kernel_matrices))
     if part.regret:
-        tables.show(*_verdicts(part.regret, part.problems))
+        tables.show(*_verdicts(part))
     if part.workloads:
         tables.show(_workloads(part.workloads))
 
@@ -51,6 +56,8 @@ def _remark(cell: Cell) -> str:
         return f"not timed, {cell.failed}"
     if not cell.agrees:
         return f"differs from stock by {cell.agreement:.0e} of the largest entry"
+    if cell.disturbed > WORTHLESS:
+        return "not shown, threads waited for a core"
     return f"never chosen here, {cell.refused}" if cell.refused else ""
 
 
@@ -77,26 +84,40 @@ def _cell(cell: Cell, footnote: str) -> Text:
         text = Text(duration(cell.seconds))
     elif not cell.agrees:
         text = Text("differs", style="red")
+    elif cell.disturbed > WORTHLESS:
+        text = Text("–", style="dim")
     else:
         text = times(cell.ratio)
     return text.append(footnote or " ", style="dim")
 
 
-def _verdicts(found: Mapping[str, Verdict], rows: Sequence[Row]) -> list[RenderableType]:
+def _verdicts(part: Benchmark) -> list[RenderableType]:
     """Return the regret of the choices against the best candidates, by op and in all, and the worst ones."""
     columns = ("op", ">problems", ">geomean", ">95th %", ">slower than stock", ">× stock")
     lines = []
-    for name, v in found.items():
+    for name, v in {**part.regret, **({"noise": part.floor} if part.floor else {})}.items():
         regrets = f"{v.regret_geomean:.3f}", f"{v.regret_p95:.2f}", f"{100 * v.slower_share:.0f} %"
-        op = Text(name, style="bold" if name == "all" else "")
+        op = Text(name, style="bold" if name == "all" else "dim" if name == "noise" else "")
         lines.append((op, str(v.problems), *regrets, times(v.speedup)))
-    worst = [row for row in sorted(rows, key=lambda row: -row.regret)[:3] if row.regret > 1.05]
-    notes = [f"  {r.regret:.2f}  {r.problem}: chose {r.chosen}, best is {r.best}" for r in worst]
-    title = "regret: time of the choice over that of the best candidate, problems off the grid"
-    return [table(title, columns, lines), *(note(line) for line in ["worst:", *notes, ""] if notes)]
+    pairs = sorted(zip(part.problems, part.chosen, strict=True), key=lambda pair: -pair[0].regret(pair[1]))
+    notes = [
+        f"  {row.regret(name):.2f}  {row.problem}: chose {name}, best is {row.fastest}"
+        for row, name in pairs[:3]
+        if row.regret(name) > 1.05
+    ]
+    title = "regret: time of the choice over that of the best candidate, problems off the grid of 30 µs and more"
+    legend = "noise: stock against stock under another name"
+    return [
+        table(title, columns, lines),
+        *(note(line) for line in [legend, *(["worst:", *notes] if notes else []), ""]),
+    ]
 
 
 def _workloads(found: Sequence[Workload]) -> RenderableType:
-    rows = ((row.name, row.dtype, duration(row.off), duration(row.on), times(row.speedup)) for row in found)
-    title, columns = "whole models, autokern off and on in turn", ("workload", "dtype", ">off", ">on", ">× stock")
+    rows = [
+        (row.name, row.dtype, duration(row.off), duration(row.on), times(row.speedup), f"{row.low:.2f}–{row.high:.2f}")
+        for row in found
+    ]
+    title = "whole models, autokern off and on in turn"
+    columns = ("workload", "dtype", ">off", ">on", ">× stock", ">quartiles")
     return table(title, columns, rows)

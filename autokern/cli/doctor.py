@@ -11,6 +11,7 @@ import importlib.util
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from typing import Any
 import msgspec
 import torch
 
+from autokern.cli import quiet, ranks_check
 from autokern.cli.plugin_check import backends, judged
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.settings import Settings, from_environment, rows
 from autokern.system import cgroups, host, keops, pages
 from autokern.system.files import Folder
+from autokern.system.load import Load
 from autokern.system.progress import Progress, silent
 from autokern.system.subprocess_probe import PROGRAMS, Answer, Probe
-from autokern.tuning import store, timer
+from autokern.tuning import layers, store, summary, timer
+from autokern.tuning.grade import grades
 
 for _name in ("hooks", "plugins"):
     PROGRAMS[_name] = Path(__file__).with_name("probe_programs") / f"try_{_name}.py"
@@ -67,6 +71,7 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
     progress : callable, optional
         Called with the fraction done and a line of text.
     """
+    load = _load(quiet.look())  # before anything of ours runs
     with contextlib.ExitStack() as stack:
         names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])
         names += [] if quick else ["torch.compile"] + (["KeOps"] if importlib.util.find_spec("pykeops") else [])
@@ -75,10 +80,11 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         probes = {name: stack.enter_context(Probe(name)) for name in names}
         progress(0.05, "versions, settings, cache folder")
         environment, settings = _environment(os.environ)
-        found = [_versions(), environment, *_cache(settings), _threads(settings), _memory(), _huge_pages()]
+        found = [_versions(), environment, *_cache(settings), _threads(settings), load, _memory(), _huge_pages()]
         progress(0.1, ", ".join(names))
         answers = _gather(probes, progress)
         progress(0.95, "BLAS")
+        found += [Finding(*each) for each in ranks_check.look(settings)]
         found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
         found.append(_probed("hooks", answers["hooks"], "put in and taken out again; a small model agrees with stock"))
         if not quick:
@@ -155,21 +161,34 @@ def _profile(settings: Settings, where: Path) -> Finding:
     fingerprint = host.current().fingerprint
     strict = msgspec.structs.replace(settings, strict=True)
     try:
-        kept = store.load(strict, fingerprint) if settings.profile is None else store.read_file(settings.profile)
+        kept = layers.in_force(strict, fingerprint)
+        others = {file.fingerprint for file in layers.files(settings)} - {"", fingerprint}
+        origin = "" if settings.profile is None else f", {layers.origin(settings, fingerprint)}".replace("\n", " ")
     except ProfileError as error:
-        return Finding("profile", "problem", str(error), "`autokern calibrate` measures again")
+        advice = "`autokern calibrate` measures again"
+        return Finding(
+            "profile", "problem", str(error), advice if settings.profile is None else "mend AUTOKERN_PROFILE"
+        )
     names = [path.name for path in where.iterdir()]
     if kept is None or not kept.trials:
         text = "nothing was measured on this machine as it is now"
-        if foreign := sum(name.endswith(".json") and name != f"{fingerprint}.json" for name in names):
-            text += f"; {foreign} of another state of it (other versions or threads)"
-        return Finding("profile", "note", text, "`autokern calibrate` takes 20 s; else the first calls measure")
+        if others:
+            profiles = f"{len(others)} profile{'' if len(others) == 1 else 's'}"
+            text += f"; {profiles} of another state of it or of other machines: `autokern profile list`"
+        if settings.profile is not None:
+            advice = "`autokern profile export FILE` on such a machine makes a layer; unset AUTOKERN_PROFILE to measure"
+            return Finding("profile", "note", text, advice)
+        return Finding("profile", "note", text, "`autokern calibrate` takes 20 s; else long programs measure")
     ops = len({trial.problem.op for trial in kept.trials})
     text = f"{len(kept.trials)} problems of {ops} ops, last measured {kept.created[:10]}"
-    if settings.profile is not None:
-        text += f", pinned by AUTOKERN_PROFILE={settings.profile}"
+    text += origin
     if kept.banned:
         text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
+    words = Counter(grade.grade for grade in grades(summary.present(kept)).values())
+    if poor := words.total() - words["good"]:
+        text += f"; graded {', '.join(f'{count} {word}' for word, count in words.most_common())}"
+        advice = f"`autokern calibrate` on a quiet machine measures more of the {poor} that are not good"
+        return Finding("profile", "note", text, advice)
     if bad := sum(name.endswith(".bad") for name in names):
         return Finding("profile", "note", f"{text}; {bad} damaged files put aside", "`autokern clear` removes them")
     return Finding("profile", "ok", text)
@@ -187,6 +206,13 @@ def _threads(settings: Settings) -> Finding:
         physical = f"that leaves {ceiling - used} CPUs idle, which is right if they are hyper-threads"
         return Finding("threads", "note", text, f"{physical}; else OMP_NUM_THREADS={ceiling}")
     return Finding("threads", "ok", text)
+
+
+def _load(found: Load) -> Finding:
+    if found.crowded(torch.get_num_threads()):
+        advice = "what is measured now is graded `disturbed`; measure when others have left the cores"
+        return Finding("load", "note", str(found), advice)
+    return Finding("load", "ok", str(found))
 
 
 def _memory() -> Finding:

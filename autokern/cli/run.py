@@ -16,11 +16,14 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from autokern.cli import workers
 from autokern.core.errors import SettingsError
 from autokern.hooks import install
-from autokern.runtime import api, dispatch
+from autokern.runtime import api, dispatch, ranks
+from autokern.system import ranks as system
 
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
+_begun = False
 
 
 class Order(NamedTuple):
@@ -33,7 +36,7 @@ class Order(NamedTuple):
     decisions: bool = False
 
 
-def parse(arguments: list[str]) -> Order | None:
+def parse(arguments: list[str], command: str = "run") -> Order | None:
     """Return the order that a command line gives, or None if it asks for help.
 
     Everything after the name of the script or module belongs to the program.
@@ -48,7 +51,7 @@ def parse(arguments: list[str]) -> Order | None:
     while rest and rest[0] in flags:
         flags[rest.pop(0)] = True
     if not rest:
-        raise SettingsError("autokern run: nothing to run was named; expected SCRIPT [ARGS] or -m MODULE [ARGS]")
+        raise SettingsError(f"nothing to run was named; expected {command} SCRIPT [ARGS] or {command} -m MODULE [ARGS]")
     target, *others = rest
     if target in ("--help", "-h"):
         return None
@@ -59,8 +62,19 @@ def parse(arguments: list[str]) -> Order | None:
         target = target.removeprefix("-m")
     elif target.startswith("-"):
         expected = "expected a script, or -m and a module; before them only --stats and --explain"
-        raise SettingsError(f"autokern run {target}: {expected}")
+        raise SettingsError(f"{command} has no option {target}: {expected}")
     return Order(target, others, module, *flags.values())
+
+
+def check(order: Order) -> None:
+    """Raise SettingsError if the script of an order is not there."""
+    if not order.module and not os.path.exists(order.target):
+        raise SettingsError(f"can't open file {order.target!r}: there is none. Name a script, or -m and a module")
+
+
+def has_begun() -> bool:
+    """Whether the program was reached: what is raised from then on is its own."""
+    return _begun
 
 
 def execute(order: Order) -> int:
@@ -71,9 +85,14 @@ def execute(order: Order) -> int:
     SettingsError
         If the file is not there, or an environment variable cannot be obeyed; nothing has run then.
     """
-    if not order.module and not os.path.exists(order.target):
-        raise SettingsError(f"can't open file {order.target!r}: there is none. Name a script, or -m and a module")
+    global _begun
+    check(order)
+    workers.inherit()
     install.enable()
+    settings = dispatch.session().settings
+    if settings.enabled and settings.ranks not in ("off", "on") and system.is_job():  # on: `enable` has done it
+        ranks.begin(shy=not isinstance(settings.ranks, float))
+        atexit.register(ranks.end)
     if order.stats or order.decisions:
         from autokern.cli import tables  # now: at exit it may be too late to import
 
@@ -81,6 +100,7 @@ def execute(order: Order) -> int:
     sys.argv = [order.target, *order.arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd() if order.module else str(Path(order.target).resolve().parent)
+    _begun = True
     try:
         if order.module:
             runpy.run_module(order.target, run_name="__main__", alter_sys=True)
@@ -95,6 +115,12 @@ def execute(order: Order) -> int:
         _hide_our_frames()
         raise
     return 0
+
+
+def started(arguments: list[str]) -> int | None:
+    """Run the program that a command line names; return its exit status, or None if it asks for help."""
+    order = parse(arguments)
+    return None if order is None else execute(order)
 
 
 def _run_file(target: str) -> None:

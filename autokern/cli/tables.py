@@ -9,17 +9,21 @@ from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from autokern.cli.doctor import Finding
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
+from autokern.core.units import duration, legible
 from autokern.tuning.profile import Ban, Crossover
 from autokern.tuning.summary import Rough, Summary, Winner
 
 _GAIN, _LOSS = 1.05, 0.95
 _MOST_STEPS = 5
+_LEAST_ROOM = 14
+"""Characters for the last column below which it goes on lines of its own; its longest word must fit too."""
 _MARKS = {"ok": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗", "red")}
 
 
@@ -27,7 +31,10 @@ def show(*parts: RenderableType, stderr: bool = False) -> None:
     """Print tables or lines on standard output, or on standard error."""
     console = Console(stderr=stderr, highlight=False)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, Text))  # a path that is broken up cannot be copied
+        with console.capture() as captured:
+            console.print(part, soft_wrap=isinstance(part, Text))  # a path that is broken up cannot be copied
+        console.file.write(legible(captured.get(), console.file))
+    console.file.flush()
 
 
 def note(text: str, style: str = "dim") -> Text:
@@ -35,35 +42,48 @@ def note(text: str, style: str = "dim") -> Text:
     return Text(text, style=style)
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as three digits with a unit.
-
-    Examples
-    --------
-    >>> duration(0.00123)
-    '1.23 ms'
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= 0.9995 * size:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds * 1e6)} µs"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
-
-
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> RenderableType:
-    """Return a table under a title that may be wider than it; columns that begin with ``>`` are aligned right."""
+    """Return a table under a title that may be wider than it; columns that begin with ``>`` are aligned right.
+
+    Where too little room is left for the last column, its text stands below the others.
+    """
+    columns = list(columns)
+    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    taken = 2 + sum(_widest(column, cells, k) + 3 for k, column in enumerate(columns[:-1]))
+    longest = max((len(word) for row in cells for word in row[-1].plain.split()), default=0)
+    if not columns[-1].startswith(">") and Console().width - taken < max(_LEAST_ROOM, longest):
+        return _stacked(title, columns, cells, taken)
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     *others, last = columns
     for column in (*others, last):
         side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
         wraps = column in (last, "problem")
         made.add_column(column.removeprefix(">"), justify=side, no_wrap=not wraps, overflow="fold")
-    for row in rows:
+    for row in cells:
         made.add_row(*row)
     return Group(Text(title, style="bold"), made)
+
+
+def _widest(column: str, rows: Sequence[Sequence[Text]], k: int) -> int:
+    lines = (line for row in rows for line in row[k].plain.split("\n"))
+    return max([len(column.removeprefix(">")), *map(len, lines)])
+
+
+def _stacked(title: str, columns: Sequence[str], rows: Sequence[Sequence[Text]], taken: int) -> RenderableType:
+    """Return a table whose last column stands on lines of its own."""
+    above = columns[:-1]
+    parts: list[RenderableType] = [Text(title, style="bold"), Text("")]
+    for row in ([Text(column.removeprefix(">"), style="bold") for column in columns], *rows):
+        made = Table(box=None, show_header=False, pad_edge=False)
+        for k, column in enumerate(above):
+            fits = taken <= Console().width or column not in (">problem", "problem")
+            side: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+            made.add_column(
+                justify=side, no_wrap=fits, overflow="fold", min_width=_widest(column, rows, k) if fits else 1
+            )
+        made.add_row(*row[:-1])
+        parts += [made, Padding(row[-1], (0, 0, 0, 4))]
+    return Group(*parts)
 
 
 def times(ratio: float) -> Text:
@@ -98,8 +118,9 @@ def summaries(found: Sequence[Summary], title: str) -> RenderableType:
         words = Text(by_size(row.fastest, row.crossovers))
         if row.banned:
             words.append(f"  banned: {', '.join(row.banned)}", style="red")
-        rows.append((op, f"{row.device} {row.dtype}", str(row.problems), times(row.speedup), words))
-    return table(title, ("op", "on", ">problems", ">× stock", "fastest by size"), rows)
+        grade = Text(row.grade, style="" if row.grade == "good" else "yellow")
+        rows.append((op, f"{row.device} {row.dtype}", str(row.problems), grade, times(row.speedup), words))
+    return table(title, ("op", "on", ">problems", "grade", ">× stock", "fastest by size"), rows)
 
 
 def sizes(problem: Problem) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from autokern.core.problem import Features, Problem
 
-__all__ = ["ACCURACIES", "Candidate", "Run", "nothing"]
+__all__ = ["ACCURACIES", "Candidate", "Derived", "Run", "nothing"]
 
 ACCURACIES = ("same", "better", "approximate")
 
 Run = Callable[..., Any]
+Derived = Callable[[Problem, Mapping[str, float]], float | None]
 _Asked = TypeVar("_Asked")
 
 
@@ -52,7 +53,9 @@ class Candidate(msgspec.Struct, frozen=True):
     parts : bool
         Whether it calls other ops, which are dispatched inside of it.
     as_stock : bool
-        Whether it approximates as stock does, with other products; calibration does not ban it for that.
+        Whether it iterates as stock does, if not as loosely; calibration does not ban it for that.
+    derived : callable or None
+        Maps a Problem and the predicted seconds of others to its own, or None: of a candidate that is not measured.
     source : str
         Its plugin; empty for candidates registered beside their Op.
     summary : str
@@ -70,8 +73,19 @@ class Candidate(msgspec.Struct, frozen=True):
     threads: int = 0
     parts: bool = False
     as_stock: bool = False
+    derived: Derived | None = None
     source: str = ""
     summary: str = ""
+
+    @property
+    def loose(self) -> bool:
+        """Whether it is as far off as stock is where that approximates."""
+        return self.as_stock and self.accuracy == "same"
+
+    @property
+    def tight(self) -> bool:
+        """Whether it iterates to a residual of its own: samples do not tell how long it takes on a user's system."""
+        return self.as_stock and self.accuracy == "better"
 
     def why_not(self, problem: Problem) -> str | None:
         """Return why this candidate cannot serve a problem in this process, or None if it can."""

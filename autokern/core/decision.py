@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
+from autokern.core import shown
 from autokern.core.problem import Problem
-from autokern.core.units import sized
+from autokern.core.units import duration, legible, sized
 
 __all__ = ["Cost", "Decision"]
+
+_ROUGHLY = 1.5
+"""Spread of a margin from which on its digits mean nothing."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +43,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         assert self.seconds is not None
         rate = f"{self.flops / self.seconds / 1e9:.3g} Gflop/s" if self.flops else ""
         error = "in bound" if self.relative_error is None else f"{self.relative_error:.0e}"
-        return _duration(self.seconds), rate, sized(self.memory), error
+        return duration(self.seconds), rate, sized(self.memory), error
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +58,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason : str
         The reason, in words.
     source : str
-        Source of the prediction: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``unmeasured``
-        or ``only choice``.
+        Source of the prediction: ``order``, ``learnt``, ``measured``, ``interpolated``, ``extrapolated``,
+        ``other hosts``, ``unmeasured`` or ``only choice``.
     predicted : dict
         Predicted seconds of the candidates that may serve, fastest first; empty where nothing was measured.
     margin : float
@@ -69,6 +74,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Calls that would repay compiling, after which the problem is decided again; 0 for never.
     costs : dict
         Cost of each candidate that may serve, then of each that only its error excludes.
+    contenders : tuple of str
+        Candidates that may well be faster than the choice, the most promising first; empty where that is settled.
+    remark : str
+        What stock's answer is worth where it approximates; empty where it does not.
     """
 
     problem: Problem
@@ -82,26 +91,85 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...] = ()
     review: int = 0
     costs: dict[str, Cost] = {}
+    contenders: tuple[str, ...] = ()
+    remark: str = ""
+
+    @property
+    def cell(self) -> tuple[Problem, str]:
+        """What neighbours in size share that run the same candidate: the key by which its errors are remembered."""
+        return self.problem.coarse, self.candidate
 
     def __str__(self) -> str:
         lines = [str(self.problem), f"  runs {self.candidate}: {self.reason}"]
         if self.margin != 1.0:
-            spread = 100 * math.expm1(self.uncertainty)
-            lines.append(f"  {self.margin:.2f} times as fast as stock, known to {spread:.0f} % ({self.source})")
+            spread = math.exp(self.uncertainty)
+            doubt = f"known to {100 * (spread - 1):.0f} %" if spread < _ROUGHLY else f"within a factor of {spread:.1f}"
+            margin = f"{self.margin:.2f}" if spread < _ROUGHLY else f"about {float(f'{self.margin:.2g}'):g}"
+            lines.append(f"  {margin} times as fast as stock, {doubt} ({self.source})")
+        if self.remark:
+            lines.append(f"  {self.remark}")
         timed = {name: cost for name, cost in self.costs.items() if cost.seconds is not None}
         if timed:
             lines.append(_row("", "latency", "throughput", "memory", "error"))
             lines += [_row(n, *c.words(), mark="→" if n == self.candidate else " ") for n, c in timed.items()]
         lines += [f"    {name:<20} cannot: {why}" for name, why in self.excluded.items()]
-        return "\n".join(lines)
+        return legible("\n".join(lines))
+
+    def _table(self) -> list[tuple[str, Cost | None, str]]:
+        """Return candidates with their costs, and why they cannot serve."""
+        names = dict.fromkeys((*self.costs, *self.excluded))
+        return [(name, self.costs.get(name), self.excluded.get(name, "")) for name in names]
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, cost, why in self._table():
+            words = ("", "", "", "") if cost is None or cost.seconds is None else cost.words()
+            rows.append((name, *words, "runs" if name == self.candidate else why and f"cannot: {why}"))
+        columns = ("candidate", ">latency", ">throughput", ">memory", ">error", "")
+        said = str(self).split("\n  ")[1:]
+        notes = [line for line in said[: 3 if self.remark else 2] if not line.startswith(" ")]
+        return shown.table(str(self.problem), columns, rows, notes)
+
+    def to_frame(self) -> Any:
+        """Return a pandas data frame with a row for each candidate; times in seconds, memory in bytes.
+
+        Raises
+        ------
+        AutokernError
+            If pandas is not installed.
+        """
+        fields = Cost.__struct_fields__
+        rows = (
+            {"candidate": name, "runs": name == self.candidate, "cannot": why}
+            | {field: None if cost is None else getattr(cost, field) for field in fields}
+            for name, cost, why in self._table()
+        )
+        return shown.frame(rows, ("candidate", "runs", *fields, "cannot"))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the predicted time of each candidate that may serve.
+
+        Parameters
+        ----------
+        ax : matplotlib axes, optional
+            Where to draw; by default new axes.
+
+        Returns
+        -------
+        matplotlib axes
+
+        Raises
+        ------
+        AutokernError
+            If matplotlib is not installed.
+        """
+        ax = shown.axes(ax)
+        names = list(reversed(self.predicted))
+        colours = ["C1" if name == self.candidate else "C0" for name in names]
+        ax.barh(names, [self.predicted[name] for name in names], color=colours)
+        ax.set(xscale="log", xlabel="predicted seconds of a call", title=str(self.problem))
+        return ax
 
 
 def _row(name: str, latency: str, throughput: str, memory: str, error: str, mark: str = " ") -> str:
     return f"  {mark} {name:<20} {latency:>10} {throughput:>14} {memory:>10} {error:>9}".rstrip()
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

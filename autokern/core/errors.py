@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["AutokernError", "AutokernWarning", "KeOpsError", "MemoryBudgetError", "ProfileError", "SettingsError"]
+__all__ = [
+    "AutokernError",
+    "AutokernWarning",
+    "KeOpsError",
+    "MemoryBudgetError",
+    "ProfileError",
+    "RanksError",
+    "SettingsError",
+]
 
 
 class AutokernError(Exception):
@@ -19,6 +27,10 @@ class MemoryBudgetError(AutokernError, MemoryError):
 
 class ProfileError(AutokernError):
     """An explicitly named profile cannot be read, trusted or written."""
+
+
+class RanksError(AutokernError, RuntimeError):
+    """Ranks of one job disagree, or one of them is lost; the message names it."""
 
 
 class KeOpsError(AutokernError, RuntimeError):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from autokern.core import plugins, registry
-from autokern.core.candidate import ACCURACIES, Candidate, Run, nothing
+from autokern.core.candidate import ACCURACIES, Candidate, Derived, Run, nothing
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
 
@@ -38,13 +38,14 @@ WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
 class _Inside(threading.local):
     """What this thread is doing.
 
-    Whether it runs a candidate, so that its calls are not dispatched again; whether it calibrates; and whether kernel
-    matrices are to be multiplied without being formed.
+    Whether it runs a candidate, so that its calls are not dispatched again; whether it calibrates; whether kernel
+    matrices are to be multiplied without being formed; and the products that conjugate gradients have taken so far.
     """
 
     active = False
     measuring = False
     formless = False
+    products = 0
 
 
 inside = _Inside()
@@ -179,6 +180,10 @@ class Op(abc.ABC):
     def memory(self, problem: Problem) -> int:
         """Return the bytes of results and workspaces of a plain implementation."""
 
+    def nearest(self, problem: Problem) -> Problem:
+        """Return a problem that there is, near to one of random sizes: points in a structure are not of any number."""
+        return problem
+
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         """Return further coordinates for interpolation, in octaves, where sizes alone do not tell problems apart."""
         return ()
@@ -199,6 +204,21 @@ class Op(abc.ABC):
         """Whether stock only approximates, so that a better candidate may take its place at the same speed."""
         return False
 
+    def may_cost(self, problem: Problem) -> float:
+        """Return up to how many times stock's time an exact candidate is preferred; 1 where stock is close enough."""
+        return 1.0
+
+    def harder(self, problem: Problem, candidate: Candidate, products: int = 0) -> float:
+        """Return how many times as long a candidate takes on systems as users have them as on those of `sample`.
+
+        `products` were counted on the user's own system; 0 where none were.
+        """
+        return 1.0
+
+    def remark(self, problem: Problem) -> str:
+        """Return in words what stock's answer is worth where it approximates; empty where that is not known."""
+        return ""
+
     def default_candidate(self, problem: Problem) -> str:
         """Return the candidate that runs while nothing is measured: stock, unless counting leaves no doubt."""
         return "stock"
@@ -216,6 +236,7 @@ class Op(abc.ABC):
         threads: int = 0,
         parts: bool = False,
         as_stock: bool = False,
+        derived: Derived | None = None,
         why_not: Callable[[Problem], str | None] | None = None,
         setup: bool | None = None,
     ) -> Callable[[Run], Run]:
@@ -253,6 +274,7 @@ class Op(abc.ABC):
                     threads=threads,
                     parts=parts or (self.composite and name == "stock"),
                     as_stock=as_stock or name == "stock",
+                    derived=derived,
                     summary=summary,
                 )
             )

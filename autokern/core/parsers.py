@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ __all__ = [
     "one_of",
     "parse_bytes",
     "path",
+    "paths",
+    "ranks",
     "relative_error",
     "seconds",
     "threads",
@@ -67,6 +70,14 @@ def path(text: str) -> Path:
         raise ValueError(str(error)) from None
 
 
+def paths(text: str) -> tuple[Path, ...]:
+    """Return the paths of a list such as ``a:b`` (on Windows ``a;b``), each once; empty entries name none."""
+    found = tuple(dict.fromkeys(path(entry) for entry in text.split(os.pathsep) if entry.strip()))
+    if not found:
+        raise ValueError(f"expected a file or folder, or several with {os.pathsep!r} between")
+    return found
+
+
 def seconds(text: str) -> float:
     """Return a number of seconds, 0 or more."""
     seconds = float(text)
@@ -97,6 +108,19 @@ def threads(text: str) -> int | str:
     if not re.fullmatch(r"[1-9]\d*", text):
         raise ValueError("expected auto, off or a number of threads, 1 or more")
     return int(text)
+
+
+def ranks(text: str) -> float | str:
+    """Return ``auto``, ``on``, ``off`` or a number of seconds."""
+    if text.lower() in ("auto", "on", "off"):
+        return text.lower()
+    try:
+        found = seconds(text)
+    except ValueError:
+        found = 0.0
+    if not found:
+        raise ValueError("expected auto, on, off or a number of seconds above 0")
+    return found
 
 
 def _name(text: str) -> str:

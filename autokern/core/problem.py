@@ -11,7 +11,7 @@ __all__ = ["SIZES", "Features", "Problem"]
 SIZES = ("m", "n", "d", "rhs", "batch")
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """All properties of a call that affect its running time.
 
     Parameters

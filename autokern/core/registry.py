@@ -12,7 +12,7 @@ from autokern.core.errors import AutokernError, SettingsError
 if TYPE_CHECKING:
     from autokern.core.op import Op
 
-__all__ = ["add", "declare", "get", "known", "registered", "registering"]
+__all__ = ["add", "declare", "get", "known", "present", "registered", "registering"]
 
 _ops: dict[str, Op] = {}
 _homes: dict[str, str] = {}
@@ -61,6 +61,11 @@ def get(name: str) -> Op:
 def registered() -> list[Op]:
     """Return all ops, in the order of their names."""
     return [op for _, op in sorted(_completed().items())]
+
+
+def present() -> list[Op]:
+    """Return all ops, without those that only plugins make which are not loaded yet."""
+    return list(_imported().values())
 
 
 def _completed() -> dict[str, Op]:

@@ -70,12 +70,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row("AUTOKERN_HOME", "folder", "where profiles are kept (default: the user's cache folder)", parsers.path),
     ] = None
     profile: Annotated[
-        Path | None,
+        tuple[Path, ...] | None,
         Row(
             "AUTOKERN_PROFILE",
-            "file",
-            "use this profile as it is; it is never written, and nothing is measured",
-            parsers.path,
+            "file, or `a:b` of files and folders",
+            "use this profile as it is; it is never written, and nothing is measured. Of several, those of this "
+            "machine are merged, the first wins, and those of other machines are priors",
+            parsers.paths,
         ),
     ] = None
     calibrate: Annotated[
@@ -94,10 +95,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "AUTOKERN_BUDGET",
             "seconds",
             "time limit of measurements in the course of one process (default 10); an op that cannot be measured in "
-            "that time runs stock for a day, or until `autokern calibrate`",
+            "that time is left unmeasured for a day, or until `autokern calibrate`",
             parsers.seconds,
         ),
     ] = 10.0
+    record: Annotated[
+        Path | None,
+        Row("AUTOKERN_RECORD", "file", "add to it which problems are asked, for `calibrate --workload`", parsers.path),
+    ] = None
     force: Annotated[
         parsers.Pairs,
         Row(
@@ -160,6 +165,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             _replaced,
         ),
     ] = None
+    learn: Annotated[
+        str,
+        Row(
+            "AUTOKERN_LEARN",
+            "`on`, `record`, `off`",
+            "on: a choice that is uncertain and used often is compared with others on your calls, and may change once "
+            "in a process (default); record: the result is kept for later processes and changes nothing in this one",
+            parsers.one_of("on", "record", "off"),
+        ),
+    ] = "on"
     calls: Annotated[
         int | None,
         Row(
@@ -180,6 +195,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             parsers.threads,
         ),
     ] = "auto"
+    ranks: Annotated[
+        float | str,
+        Row(
+            "AUTOKERN_RANKS",
+            "`auto`, `on`, `off`, seconds",
+            "whether the ranks of one job share large products: under `autokern run`, while the program has no process "
+            "group of its own (default); on: in any program that torchrun starts; off: never. Seconds: "
+            "as auto, and the job ends when a rank has not answered for so long (default 300)",
+            parsers.ranks,
+        ),
+    ] = "auto"
     graphs: Annotated[
         str,
         Row(
@@ -190,12 +216,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             parsers.one_of("off", "on"),
         ),
     ] = "off"
+    workers: Annotated[
+        bool,
+        Row(
+            "AUTOKERN_WORKERS",
+            "`1`, `0`",
+            "0: `autokern run` and `record` do not serve the processes that the program starts (default 1)",
+            parsers.flag,
+        ),
+    ] = True
     deterministic: Annotated[
         bool,
         Row(
             "AUTOKERN_DETERMINISTIC",
             "`0`, `1`",
-            "1: nothing is measured; a pinned profile or an order decides, else stock runs",
+            "1: nothing is measured, and what was measured before is left aside; a pinned profile or an order "
+            "decides, else stock runs",
             parsers.flag,
         ),
     ] = False
@@ -209,14 +245,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     log: Annotated[
-        str,
+        str | None,
         Row(
             "AUTOKERN_LOG",
             "`debug`, `info`, `warning`, `error`",
-            "level of the logger `autokern` (default warning)",
+            "show on standard error what autokern logs from this level on (default: as the program has set its logger)",
             parsers.one_of("debug", "info", "warning", "error"),
         ),
-    ] = "warning"
+    ] = None
 
     def forced(self, op: str) -> str | None:
         """Return the candidate that the user ordered for an op, or None."""

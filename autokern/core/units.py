@@ -1,8 +1,34 @@
-"""Units: numbers as text."""
+"""Units: numbers as text, in characters that the reader's stream can write."""
 
 from __future__ import annotations
 
-__all__ = ["sized"]
+import sys
+from typing import Any
+
+__all__ = ["duration", "legible", "sized"]
+
+_PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²³⁴⁵⁶⁷⁸⁹", "ux->+*!e20123456789", strict=True)} | {
+    ord("…"): "..."
+}
+"""Characters that stand for others where a stream cannot write those."""
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as three digits with a unit.
+
+    Examples
+    --------
+    >>> duration(0.00123), duration(2.5)
+    ('1.23 ms', '2.50 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * size:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds * 1e6)} µs"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
 
 
 def sized(count: int) -> str:
@@ -17,3 +43,22 @@ def sized(count: int) -> str:
         if count >= size / 8:
             return f"{count / size:,.0f} {unit}" if count >= 1000 * size else f"{count / size:.3g} {unit}"
     return f"{count} bytes"
+
+
+def legible(text: str, stream: Any = None) -> str:
+    """Return text with other characters for those that a stream cannot write, by default standard output.
+
+    Examples
+    --------
+    >>> import io
+    >>> legible("5 µs, 2×", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    '5 us, 2x'
+    """
+    encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    except LookupError:
+        pass
+    return text

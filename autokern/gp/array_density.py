@@ -14,7 +14,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
-from autokern.gp import likelihood, originals, plain, small
+from autokern.gp import likelihood, merged, originals, plain
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
 from autokern.gp.parts import arranged
@@ -116,7 +116,7 @@ def _computed(
     by_points = np.zeros((*batch, *points.shape[-2:])) if moving else None
     values, slopes, by_noise = np.empty(batch, dtype), np.empty((*batch, n), dtype), np.empty((*batch, n))
     for part, at in zip(reading.parts, np.ndindex(*batch), strict=True):
-        found = small.marginal(
+        found = merged.marginal(
             part,
             points if points.ndim == 2 else points[at],
             noise if noise.ndim == 1 else noise[at],

@@ -121,6 +121,10 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         self._formed: LinearOperator | None = None
         self._variances: torch.Tensor | None = None
 
+    def keep(self, variances: torch.Tensor) -> None:
+        """Take the diagonal as computed."""
+        self._variances = variances
+
     @contextlib.contextmanager
     def _as_called(self) -> Iterator[None]:
         """Compute in the modes of the call, without autocast: those of the reader may differ."""

@@ -21,18 +21,32 @@ from autokern.kernels.parts import Parts, apart, flattened
 from autokern.kernels.tree import Tree
 from autokern.system import buffers, threads
 
-__all__ = ["Ladder", "arranged", "at_once", "block_bytes", "log_prob", "of_matrix", "plain", "reference"]
+__all__ = [
+    "Ladder",
+    "State",
+    "arranged",
+    "at_once",
+    "block_bytes",
+    "gradients_by",
+    "log_prob",
+    "of_matrix",
+    "plain",
+    "reference",
+]
 
 Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
+Gradients = Callable[..., list[torch.Tensor | None]]
+"""``gradients(tree, state, noise, wanted, grad)``: those wanted by noise, residual and the tensors of the tree."""
 _CACHED = 2**20
 """A block of rows this large stays in a CPU's cache through the passes over it."""
 _LOG_2_PI = math.log(2 * math.pi)
 
 
 def log_prob(
-    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, inverse: Inverse | None = None
-) -> torch.Tensor:
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, inverse: Inverse | None = None,
+    gradients: Gradients | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Return the log density of a residual.
 
     Parameters
@@ -47,6 +61,8 @@ def log_prob(
         Factorises a matrix whose plain Cholesky factorisation fails: warns, raises, or returns a lower factor.
     inverse : callable, optional
         Turns a lower factor into the symmetric inverse of the matrix, in place or not; default LAPACK's potri.
+    gradients : callable, optional
+        Returns the first derivatives in another way than by that inverse.
 
     Returns
     -------
@@ -54,8 +70,12 @@ def log_prob(
         Shape ``(...)``, the broadcast batch shape of all arguments.
     """
     parts, shape, tensors = arranged(tree, noise, residual)
-    out: torch.Tensor = _LogProb.apply(parts, ladder, inverse, *tensors)
+    out: torch.Tensor = _LogProb.apply(parts, ladder, gradients or _by(inverse), *tensors)
     return out if out.shape == shape else out.view(shape)
+
+
+def _by(inverse: Inverse | None) -> Gradients:
+    return lambda tree, state, noise, wanted, grad: gradients_by(state, inverse or inverted, noise, wanted, grad)
 
 
 def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[Parts, torch.Size, list[torch.Tensor]]:
@@ -133,8 +153,8 @@ def at_once(
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
     density = _density(factor, white)
-    state = _State(buffers.Lease(buffer), factor, blocks, white)
-    return density, info, _gradients(state, _inverse, noise, wanted, torch.ones_like(density))
+    state = State(buffers.Lease(buffer), factor, blocks, white)
+    return density, info, gradients_by(state, _inverse, noise, wanted, torch.ones_like(density))
 
 
 def _inverse(factor: torch.Tensor) -> torch.Tensor:
@@ -168,7 +188,7 @@ class _LogProb(torch.autograd.Function):
     """The density with closed-form first derivatives by everything it is made of; second ones by the plain formula."""
 
     @staticmethod
-    def forward(ctx, parts, ladder, inverse, noise, residual, *tensors):  # type: ignore[no-untyped-def]
+    def forward(ctx, parts, ladder, gradients, noise, residual, *tensors):  # type: ignore[no-untyped-def]
         n = residual.shape[-1]
         differentiated = any(ctx.needs_input_grad)
         lease = buffers.borrow((*residual.shape, n), residual)
@@ -183,8 +203,8 @@ class _LogProb(torch.autograd.Function):
             lease.release()
             raise
         if differentiated:
-            ctx.parts, ctx.ladder, ctx.inverse = parts, ladder, inverse
-            ctx.state, ctx.threads = _State(lease, factor, blocks, white), threads.current()
+            ctx.parts, ctx.ladder, ctx.gradients = parts, ladder, gradients
+            ctx.state, ctx.threads = State(lease, factor, blocks, white), threads.current()
             ctx.save_for_backward(noise, residual, *tensors)
         else:
             lease.release()
@@ -202,13 +222,13 @@ class _LogProb(torch.autograd.Function):
             if state is None:  # a second backward pass: the first one has used the memory of the factor
                 state = _again(ctx, noise, residual, tuple(tensors))
             try:
-                found = _gradients(state, ctx.inverse or inverted, noise, wanted, grad)
+                found = ctx.gradients(ctx.parts.tree(tensors), state, noise, wanted, grad)
             finally:
                 state.lease.release()
         return None, None, None, *found
 
 
-class _State(NamedTuple):
+class State(NamedTuple):
     """What the forward pass leaves for the backward pass, apart from its arguments."""
 
     lease: buffers.Lease
@@ -217,17 +237,17 @@ class _State(NamedTuple):
     white: torch.Tensor
 
 
-def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> _State:
+def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> State:
     lease = buffers.borrow((*residual.shape, residual.shape[-1]), residual)
     tree = ctx.parts.tree(tensors)
     blocks = Blocks(tree)
     factor = _factorise(tree, blocks, noise, lease.tensor, ctx.ladder, keep=True)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
-    return _State(lease, factor, blocks, white)
+    return State(lease, factor, blocks, white)
 
 
-def _gradients(
-    state: _State, inverse_of: Inverse, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
+def gradients_by(
+    state: State, inverse_of: Inverse, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tensors of the tree; the factor is overwritten."""
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)

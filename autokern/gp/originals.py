@@ -31,6 +31,7 @@ __all__ = [
     "noise_in_place",
     "noise_of_tasks_in_place",
     "psd_safe_cholesky",
+    "solve",
     "stable_pinverse",
     "undisturbed",
 ]
@@ -43,6 +44,7 @@ exact_call: Function = ExactGP.__call__
 exact_prediction: Function = DefaultPredictionStrategy.exact_prediction
 get_fantasy_strategy: Function = DefaultPredictionStrategy.get_fantasy_strategy
 psd_safe_cholesky: Function = sys.modules[cholesky.__name__]._psd_safe_cholesky
+solve: Function = sys.modules["linear_operator.functions._solve"]._solve
 stable_pinverse: Function = sys.modules[pinverse.__name__].stable_pinverse
 
 _NOISE: tuple[tuple[Any, str], ...] = (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gpytorch.means import ConstantMean
 
-from autokern.gp import small
+from autokern.gp import merged, small
 from autokern.gp.inspected import Inspected
 from autokern.gp.means import Mean
 from autokern.gp.noises import Noise
@@ -66,7 +66,7 @@ class Single:
         """
         residual = self._residual()
         scale = sign / len(residual)
-        found = small.marginal(self._kernel, self._x, self._noise.value(), residual, scale, by_x)
+        found = merged.marginal(self._kernel, self._x, self._noise.value(), residual, scale, by_x)
         if found is None:
             return None
         total, self.by_residual = found.value, found.by_residual

@@ -6,6 +6,7 @@ mock, say) has replaced the patch since.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -20,8 +21,9 @@ import torch
 
 from autokern import hooks
 from autokern.core.settings import Settings, from_environment
-from autokern.runtime import dispatch
+from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
+from autokern.system import ranks as joining
 
 __all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode"]
 
@@ -123,11 +125,14 @@ def enable() -> None:
     with _lock:
         if _depth == 0:
             settings = from_environment()
-            if dispatch.session().settings != settings:
+            if dispatch.session().asked != settings:
                 dispatch.reset(settings)
             if settings.enabled:
                 try:
                     _install(settings)
+                    if settings.ranks == "on" and joining.is_job() and joining.held() is None:
+                        ranks.begin()
+                        atexit.register(ranks.end)
                 except BaseException:  # all or nothing
                     _remove()
                     raise

@@ -7,7 +7,6 @@ transformed code, a library setting that the user changed, an argument the ops d
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalizat
 _modules = sys.modules
 _cholesky_module = _modules["linear_operator.utils.cholesky"]
 _lanczos_module = _modules["linear_operator.utils.lanczos"]
-_solve_module = _modules["linear_operator.functions._solve"]
 _pinverse_module = _modules["linear_operator.utils.pinverse"]
 
 _dispatch_cholesky = route("cholesky", looked=True)
@@ -166,43 +164,3 @@ def _factorised_already(operator: Any) -> bool:
 def _holds_kernels(operator: Any) -> bool:
     """Whether a sum holds kernel matrices that are not evaluated yet."""
     return any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (operator, *operator._args))
-
-
-class _Reuse(threading.local):
-    """The operator whose solve this thread is differentiating: it keeps its factor."""
-
-    operator: Any = None
-
-
-_reuse = _Reuse()
-_stock_solve = _solve_module._solve
-
-
-@hook(_solve_module, "_solve")
-def _solve(linear_op: Any, rhs: Any) -> Any:
-    known = _reuse.operator
-    if known is not None and _same_tensors(known, linear_op):
-        linear_op = known
-    return _stock_solve(linear_op, rhs)
-
-
-def _same_tensors(one: Any, other: Any) -> bool:
-    """Whether two operators are made of the very same tensors in the same way; autograd sees to their versions."""
-    mine, yours = one.representation(), other.representation()
-    return (
-        type(one) is type(other) and len(mine) == len(yours) and all(a is b for a, b in zip(mine, yours, strict=True))
-    )
-
-
-_stock_solve_backward = _solve_module.Solve.backward
-
-
-@hook(_solve_module.Solve, "backward")
-def _solve_backward(ctx: Any, grad_output: Any) -> Any:
-    """Solve with the factor of the forward pass, where the library builds its operator again and factorises it."""
-    before = _reuse.operator
-    _reuse.operator = None if stay_out() else getattr(ctx, "_linear_op", None)
-    try:
-        return _stock_solve_backward(ctx, grad_output)
-    finally:
-        _reuse.operator = before

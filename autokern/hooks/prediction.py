@@ -30,7 +30,7 @@ from autokern.hooks.install import hook
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, regime
-from autokern.runtime.dispatch import route
+from autokern.runtime.dispatch import explain, route
 
 _dispatch_predict = route("predict", looked=True)
 _dispatch_fantasy = route("fantasy", looked=True)
@@ -92,10 +92,12 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
     if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or stay_out_of_models():
         return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
     found = regime(self.num_train, library.fast_computations.solves)
-    if found != ORDERED and factor_cache.plain(self) and not _formless(self):
+    if found != ORDERED and factor_cache.plain(self):
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or factor_cache.is_exact(self)
-        return _dispatch_predict(Query(self, test_mean, test_test_covar, test_train_covar, exact, fast, True))
+        query = Query(self, test_mean, test_test_covar, test_train_covar, exact, fast, True)
+        if not _formless(self) or _is_linear(query):
+            return _dispatch_predict(query)
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
         return _structured(self, test_mean, test_test_covar, test_train_covar)
     plainly = (_evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
@@ -106,6 +108,18 @@ def _formless(strategy: Any) -> bool:
     """Whether the training covariance is too large to be formed: solves iterate, and there is no factor."""
     parts = factor_cache.parts(strategy)
     return parts is not None and matrixfree.too_large(parts[0])
+
+
+@unless_it_fails
+def _is_linear(query: Query) -> bool | None:
+    """Whether a prediction of a model too large to be factorised takes time linear in its points."""
+    from autokern.ops import _state_space
+    from autokern.ops.predict import PREDICT
+
+    problem = PREDICT.problem_of(query)
+    return (
+        problem is not None and _state_space.predicts(problem) is None and explain(problem).candidate == "state-space"
+    )
 
 
 def _evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:

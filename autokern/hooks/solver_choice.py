@@ -23,6 +23,8 @@ ORDERED = "ordered"
 DEFAULT = 800
 """The default of linear_operator."""
 _BOTORCH = 4096
+_TOLERANCE = 1
+"""The library's tolerance of training."""
 
 
 def is_default(limit: float) -> bool:
@@ -33,11 +35,12 @@ def is_default(limit: float) -> bool:
 def regime(n: int, switch: Any = library.fast_computations.log_prob) -> str:
     """Return which of the three holds for a covariance of `n` rows.
 
-    `switch` is the setting that makes stock factorise whatever the size. Asking for no log determinant, or for probes
-    that stay the same, is an order to iterate too.
+    `switch` is the setting that makes stock factorise whatever the size. Asking for no log determinant, for probes that
+    stay the same, or for a looser tolerance than the library's, is an order to iterate too.
     """
     limit = library.max_cholesky_size.value()
     if n <= limit or switch.off():
         return EXACT
     special = library.skip_logdet_forward.on() or library.deterministic_probes.on()
+    special = special or library.cg_tolerance.value() > _TOLERANCE
     return ITERATIVE if is_default(limit) and not special else ORDERED

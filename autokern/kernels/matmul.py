@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autokern.core.autograd import each_cotangent, plain_gradients
-from autokern.kernels import products
+from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.kernels.parts import apart, flattened
@@ -115,14 +115,14 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, parts, plan, by, rhs, *tensors):  # type: ignore[no-untyped-def]
-        ctx.fixed = parts, plan
+        ctx.fixed = parts, plan, by is over_ranks.product
         ctx.save_for_backward(rhs, *tensors)
         return by(*parts.pair(tensors), rhs, plan)
 
     @staticmethod
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (parts, plan), (rhs, *tensors) = ctx.fixed, ctx.saved_tensors
+        (parts, plan, shared), (rhs, *tensors) = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
 
@@ -134,10 +134,12 @@ class _Product(torch.autograd.Function):
         found: list[Any] = [None] * len(tensors)
         by_rhs = None
         if any(wanted[1:]):
-            found, by_rhs = products.gradients(tree, others, grad, rhs, plan, want_rhs=wanted[0])
+            by = over_ranks.gradients if shared else products.gradients
+            found, by_rhs = by(tree, others, grad, rhs, plan, want_rhs=wanted[0])
         elif wanted[0]:
             turned = tree if others is None else tree._replace(points=others)
-            by_rhs = products.product(turned, None if others is None else tree.points, grad, plan)
+            again = over_ranks.product if shared else products.product
+            by_rhs = again(turned, None if others is None else tree.points, grad, plan)
         return None, None, None, by_rhs, *_only(found, wanted[1:])
 
 

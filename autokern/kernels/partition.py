@@ -7,6 +7,7 @@ many tiles, so that rounds are few: threads wait for each other at the end of ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ __all__ = [
     "Place",
     "Plan",
     "bounds",
+    "dealt",
     "latin",
     "round_robin",
     "rounds",
@@ -31,6 +33,8 @@ __all__ = [
 
 Bounds = list[tuple[int, int]]
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
+_SHARES = 16
+"""Shares of the points at least, where several processes compute: one finds its part to a hundredth."""
 ALIGNED = 16
 """Blocks begin at multiples of this."""
 
@@ -114,6 +118,43 @@ def rounds(n: int, m: int, same: bool, tile: int, members: int) -> list[Pairs]:
     if same:
         return list(round_robin(shares(n, tile, 2 * members)))
     return list(latin(shares(n, tile, members), shares(m, tile, members)))
+
+
+def dealt(n: int, tile: int, members: int, by: list[float], number: int) -> list[Pairs]:
+    """Return the rounds of one of several processes that cover all tiles of a symmetric matrix together.
+
+    Pairs of shares stand in one order, row by row; each process gets a stretch of them. Its threads share a pair.
+
+    Parameters
+    ----------
+    n : int
+        Points.
+    tile, members : int
+        Size of a tile, and threads of this process.
+    by : list of float
+        Share of the work of each process; they sum to one.
+    number : int
+        Which of the processes.
+    """
+    count = max(2 * len(by), min(max(_SHARES, 4 * len(by)), n // tile))
+    blocks = bounds(n, -(-n // count), 1)
+    units = len(blocks) ** 2 / 2
+    low, high = units * sum(by[:number]), math.inf if number + 1 == len(by) else units * sum(by[: number + 1])
+    own: Pairs = []
+    for i, rows in enumerate(blocks):
+        if (i + 1) ** 2 / 2 > low and i**2 / 2 < high:
+            middles = ((j, i**2 / 2 + j + (0.5 if j < i else 0.25)) for j in range(i + 1))
+            own += [(rows, blocks[j]) for j, at in middles if low <= at < high]
+    if members == 1:
+        return [own]
+    return [pairs for rows, columns in own for pairs in _among(rows, columns, tile, members)]
+
+
+def _among(rows: tuple[int, int], columns: tuple[int, int], tile: int, members: int) -> Iterator[Pairs]:
+    """Yield the rounds in which threads share a pair of shares."""
+    top, left = rows[0], columns[0]
+    for pairs in rounds(rows[1] - top, columns[1] - left, rows == columns, tile, members):
+        yield [((top + a, top + b), (left + c, left + d)) for (a, b), (c, d) in pairs]
 
 
 def tiles_of(turns: list[Pairs], tile: int, same: bool, member: Member) -> Iterator[Place]:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 import torch
 
 from autokern.kernels import partition
-from autokern.kernels.partition import Place, Plan
+from autokern.kernels.partition import Pairs, Place, Plan
 from autokern.kernels.precision import at_precision
 from autokern.kernels.tiles import Sides, Tiles, prepare, sides
 from autokern.kernels.tree import Tree, peeled
 from autokern.system import thread_pool
 from autokern.system.thread_pool import Member
 
-__all__ = ["filled", "gradients", "gradients_from", "product"]
+__all__ = ["filled", "gradients", "gradients_by", "gradients_from", "product"]
 
 
 def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
@@ -93,10 +93,11 @@ def _multiply(known: Sides, at: Place, vt: torch.Tensor, k: torch.Tensor, out: t
         out[:, top:bottom].addmm_(vt[:, left:right], k.mT)
 
 
-def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``vt K`` of a symmetric matrix, each tile below the diagonal serving both halves."""
+def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan, only: list[Pairs] | None = None) -> torch.Tensor:
+    """Return ``vt K`` of a symmetric matrix, each tile below the diagonal serving both halves; or `only` a part."""
     members = thread_pool.size(vt.device)
-    rounds, out = partition.rounds(*known.shape, known.same, plan.tile, members), torch.zeros_like(vt)
+    rounds = partition.rounds(*known.shape, known.same, plan.tile, members) if only is None else only
+    out = torch.zeros_like(vt)
     workspaces = _workspaces(known, vt, plan, members)
 
     def work(member: Member) -> None:
@@ -110,7 +111,9 @@ def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
     return out
 
 
-def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
+def product(
+    tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan, only: list[Pairs] | None = None
+) -> torch.Tensor:
     """Return ``K rhs``.
 
     Parameters
@@ -123,6 +126,8 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
         Shape ``(m, t)``.
     plan : Plan
         How to cut it.
+    only : list of Pairs, optional
+        Rounds of tiles to which the sum is limited, where both sides are the same points and tiles serve both halves.
 
     Returns
     -------
@@ -137,7 +142,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
             out = _by_columns(sides(inner, others, precision=plan.precision), rhs, plan)
         elif others is None:
             known, vt = sides(inner, None, precision=plan.precision), rhs.mT.contiguous()
-            out = (_symmetric(known, vt, plan) if plan.symmetric else _from_left(known, vt, plan)).mT
+            out = (_symmetric(known, vt, plan, only) if plan.symmetric else _from_left(known, vt, plan)).mT
         else:  # a tile is multiplied faster from the left, so the sides change places
             swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
             out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
@@ -147,7 +152,9 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
 _OnTile = Callable[[Place, torch.Tensor], None]
 
 
-def _gradients(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None) -> list[torch.Tensor]:
+def _gradients(
+    known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None, only: list[Pairs] | None = None
+) -> list[torch.Tensor]:
     """Return all gradients of a tree, tile by tile: points of the rows, of the columns if others, then the rest.
 
     `cotangent` writes ``dL/dK`` on a tile; where both sides are the same points, it adds that of the mirrored tile.
@@ -155,7 +162,8 @@ def _gradients(known: Sides, tile: int, cotangent: _OnTile, seen: _OnTile | None
     """
     like = known.tree.points[0]
     members = thread_pool.size(like.device)
-    rounds, sums = partition.rounds(*known.shape, known.same, tile, members), Tiles.sums(known)
+    rounds = partition.rounds(*known.shape, known.same, tile, members) if only is None else only
+    sums = Tiles.sums(known)
     own_tiles = [Tiles(known, sums) for _ in range(members)]
 
     def work(member: Member) -> None:
@@ -193,7 +201,7 @@ def _outer(known: Sides, left_t: torch.Tensor, right_t: torch.Tensor) -> _OnTile
 
 def gradients(
     tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
-    want_rhs: bool = False,
+    want_rhs: bool = False, only: list[Pairs] | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
     """Return the gradients of ``sum(left * (K right))`` by points, shapes and weights, and by `right`.
 
@@ -209,6 +217,8 @@ def gradients(
         Size of the tiles.
     want_rhs : bool
         Whether the gradient by `right`, ``K^T left``, is wanted.
+    only : list of Pairs, optional
+        Rounds of tiles to which the sums are limited, where both sides are the same points.
 
     Returns
     -------
@@ -224,7 +234,8 @@ def gradients(
         _multiply(known, at, left_t, k, out)
 
     with at_precision(plan.precision):
-        found = _gradients(known, plan.tile, _outer(known, left_t, right_t), multiply if want_rhs else None)
+        cotangent = _outer(known, left_t, right_t)
+        found = _gradients(known, plan.tile, cotangent, multiply if want_rhs else None, only)
     return found, None if out is None else out.mT
 
 
@@ -246,6 +257,14 @@ def filled(tree: Tree, others: list[torch.Tensor] | None, out: torch.Tensor, pla
 
     thread_pool.run(work, min(thread_pool.size(out.device), len(blocks)))
     return out
+
+
+def gradients_by(tree: Tree, write: _OnTile, plan: Plan) -> list[torch.Tensor]:
+    """Return the gradients by points, shapes and weights where rows and columns are the same points.
+
+    ``write(at, out)`` puts ``dL/dK`` on a tile, that of the mirrored tile added where there is one: off the diagonal.
+    """
+    return _gradients(sides(tree, None, graph=True), plan.tile, write, None)
 
 
 def gradients_from(tree: Tree, others: list[torch.Tensor] | None, grad: torch.Tensor, plan: Plan) -> list[torch.Tensor]:

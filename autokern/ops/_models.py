@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
@@ -17,16 +17,16 @@ from gpytorch.priors import LogNormalPrior
 
 from autokern.core.problem import Problem
 from autokern.kernels import family
-from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
+from autokern.ops._shared import device_of, dtype_of, is_grid, iterates, random_matrix
 
-__all__ = ["Trained", "kernel_of", "objective_model", "trained"]
+__all__ = ["Trained", "kernel_of", "objective_model", "points_of", "trained"]
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     """Return a sum of scaled kernels of the families that a variant names first, with ARD unless it says `iso`."""
     batch = torch.Size([problem.batch]) if problem.batch > 1 else torch.Size()
     words = problem.variant.split("/")
-    options = {"ard_num_dims": None if "iso" in words else problem.d, "batch_shape": batch}
+    options = {"batch_shape": batch, **({} if "iso" in words else {"ard_num_dims": problem.d})}
     total: Kernel | None = None
     for name in words[0].split("+"):
         base = family(name).sampled(**options)
@@ -35,6 +35,15 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
         total = one if total is None else total + one
     assert total is not None
     return total.to(dtype=dtype_of(problem), device=device_of(problem))
+
+
+def points_of(problem: Problem, generator: torch.Generator) -> torch.Tensor:
+    """Return `n` points of which `m` differ, or that are a grid of two dimensions, the longest axis `m`."""
+    x, rows = random_matrix(problem, generator, problem.m, problem.d), torch.arange(problem.n)
+    if not is_grid(problem):
+        return x[..., rows % problem.m, :] if problem.m < problem.n else x
+    x = x * problem.d**0.5  # as far apart as points that differ in all dimensions
+    return torch.stack([x[rows % problem.m, 0], x[rows // problem.m, 1], *x[:1, 2:].expand(problem.n, -1).mT], -1)
 
 
 class Trained(NamedTuple):
@@ -49,7 +58,7 @@ class Trained(NamedTuple):
 def trained(problem: Problem, generator: torch.Generator) -> Trained:
     """Return a model of `n` points in `d` dimensions; its caches are made anew for each trial where stock iterates."""
     like: dict[str, Any] = {"dtype": dtype_of(problem), "device": device_of(problem)}
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=problem.d))
+    kernel = ScaleKernel(MaternKernel(2.5) if "line" in problem.words else RBFKernel(ard_num_dims=problem.d))
     kernel.base_kernel.lengthscale = 0.5 * problem.d**0.5
     likelihood = GaussianLikelihood()
     likelihood.noise = 0.01

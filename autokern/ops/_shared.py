@@ -20,7 +20,7 @@ from autokern.system import host, threads
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 CG_ITERATIONS = 11
-"""The least number of iterations of the library's conjugate gradients; at the training tolerance seldom exceeded."""
+"""The least number of iterations of the library's conjugate gradients; `_iterations` has those of real densities."""
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 PAGED = 2**25
@@ -242,6 +242,16 @@ def families(problem: Problem) -> list[str]:
 def of_trees(problem: Problem) -> str | None:
     """Return why a candidate that reads a kernel's tree cannot serve a problem."""
     return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
+
+
+def is_grid(problem: Problem) -> bool:
+    """Whether the points are a grid, of which `m` says how long the longest axis is."""
+    return "grid" in problem.words
+
+
+def merged_rows(problem: Problem) -> int:
+    """Return how many points differ, which `m` says where they are no grid."""
+    return problem.n if is_grid(problem) else min(problem.m, problem.n)
 
 
 def is_paged(problem: Problem) -> bool:

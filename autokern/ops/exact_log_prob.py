@@ -13,7 +13,6 @@ norm of the points; first and second derivatives are those of the formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,40 +24,39 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
-from autokern.gp import array_density, leaves, likelihood, originals, plain
+from autokern.gp import array_density, grids, likelihood, originals, plain
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
-from autokern.ops._models import kernel_of
+from autokern.ops import _factorised, _mixed_inverse, _preconditioned, _state_space, _structured
+from autokern.ops._density_costs import arrays_unsupported, in_place
+from autokern.ops._iterations import Iterated, exact_up_to, is_preconditioned
+from autokern.ops._models import kernel_of, points_of
 from autokern.ops._shared import (
     CG_ITERATIONS,
     CG_VECTORS,
     EPS,
-    LOW_RANK,
     as_asked,
     families,
+    is_grid,
     is_ours,
     is_small,
     iterates,
     matrix_problem,
-    needs_accelerator,
     needs_few,
     of_trees,
-    on_other_devices,
     random_matrix,
     regime_features,
-    with_fewer_threads,
 )
-from autokern.ops._triangular import inverse_from_cholesky
-from autokern.system.blas import one_thread
 
-__all__ = ["EXACT_LOG_PROB", "ladder"]
+__all__ = ["EXACT_LOG_PROB", "stock"]
 
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500
 """Points up to which `fused` was faster than a factorisation by stock on every recorded CPU."""
-ladder = originals.psd_safe_cholesky
+_ROWS = 8000
+"""Rows up to which a factor for points with structure fits where the points do."""
 
 
 def _stock_features(problem: Problem) -> Features:
@@ -83,26 +81,7 @@ def _formless_memory(problem: Problem) -> int:
     return CG_VECTORS * problem.batch * problem.n * problem.itemsize
 
 
-def _in_place(single: float, batched: float) -> Callable[[Problem], int]:
-    """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole.
-
-    What is then formed beside the matrices: their derivative, once for each family; values and slopes of each, of which
-    an RBF's are the same; and a product of two of those, but for a single RBF.
-    """
-
-    def memory(problem: Problem) -> int:
-        elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
-        if problem.batch == 1:
-            block = min(elements, likelihood.block_bytes(problem.device))
-            copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not made in place there
-            return int(single * elements) + copies + 12 * block * min(2, len(names))
-        each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
-        return int((batched + each) * elements)
-
-    return memory
-
-
-class _ExactLogProb(Op):
+class _ExactLogProb(Iterated, Op):
     name = "exact_log_prob"
     summary = "log density of a Gaussian process prior with noise, gradients included"
     contract = "the value is that of a matrix within 2 (n + s) eps max|K| of K"
@@ -118,6 +97,7 @@ class _ExactLogProb(Op):
             trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
             noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__,
             value.shape, value.dtype, value.requires_grad, exact, torch.is_grad_enabled(),
+            *grids.structure_of(lazy.kernel, x),
         )  # fmt: skip
 
     def problem_of(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> Problem | None:
@@ -140,15 +120,19 @@ class _ExactLogProb(Op):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
+        rows, on_grid = (n, False) if batch else grids.structure_of(kernel, x)
+        if on_grid and noise.shape != (1,):
+            rows, on_grid = n, False
+        on_line = _state_space.word(marginal, value)
         return matrix_problem(
             "exact_log_prob",
             x,
-            m=n,
+            m=rows,
             n=n,
             d=x.shape[-1],
             batch=batch.numel(),
             grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}",
+            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}{'/grid' * on_grid}{on_line}",
         )
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -157,7 +141,7 @@ class _ExactLogProb(Op):
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)
-        x = random_matrix(problem, generator, problem.n, problem.d).requires_grad_("x" in problem.grad.split("/"))
+        x = points_of(problem, generator).requires_grad_("x" in problem.grad.split("/"))
         value = random_matrix(problem, generator, problem.n)
         noise = x.new_full((*value.shape[:-1], 1), 0.1).requires_grad_()
         mean = torch.zeros_like(value).requires_grad_()
@@ -197,12 +181,22 @@ class _ExactLogProb(Op):
         problems = [*single[:4], *iterated[:2], *single[4:], *iterated[2:]]
         problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
         problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
+        several = [(300, "cholesky"), (1000, "cg"), *(((750, "cholesky"), (2400, "cg")) * full)]
+        problems += [base.replace(m=n // 3, n=n, variant=f"rbf/{how}") for n, how in several]
+        on_grids = [(20, 400, "cholesky"), (40, 1600, "cg"), *(((25, 750, "cholesky"), (200, 2400, "cg")) * full)]
+        problems += [base.replace(m=m, n=n, variant=f"rbf/{how}/grid") for m, n, how in on_grids]
         problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
         if full:
             problems += [base.replace(m=n, n=n, d=d) for n in (100, 500) for d in (2, 20)]
             problems += [base.replace(m=n, n=n, variant="matern32+rq/cholesky") for n in (60, 400)]
             problems += [base.replace(m=1500, n=1500, variant="rbf/cholesky")]
         return problems
+
+    def nearest(self, problem: Problem) -> Problem:
+        if not is_grid(problem):
+            return problem.replace(m=min(problem.m, problem.n))
+        m = min(max(problem.m, math.isqrt(problem.n - 1) + 1), problem.n // 4)
+        return problem.replace(m=m, n=problem.n // m * m, d=max(problem.d, 2))
 
     def features(self, problem: Problem) -> Features:
         elements, leaves = problem.batch * problem.n**2, len(families(problem))
@@ -213,16 +207,37 @@ class _ExactLogProb(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        return _in_place(1.03, 1.0)(problem)
+        return in_place(1.03, 1.0)(problem)
 
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        return regime_features(problem)
+        return (*regime_features(problem.replace(m=problem.n)), 0.5 * is_preconditioned(problem))
 
     def default_candidate(self, problem: Problem) -> str:
-        """Arrays for small models; one function for sizes at which all hosts gained by it."""
-        if is_small(problem) and _arrays_unsupported(problem) is None:
+        """What structure allows; arrays for small models; one function at sizes where all hosts gained by it."""
+        if _state_space.unsupported(problem) is None:
+            return "state-space"
+        most = exact_up_to(problem) if iterates(problem) else _FUSED
+        few, iterated = 2 * problem.m <= problem.n and problem.m <= _FUSED, self["preconditioned"]
+        structured = is_grid(problem) or problem.m < problem.n
+        large = problem.n > most and iterated.unsupported(problem) is None
+
+        def serves(name: str) -> bool:
+            if not structured or self[name].unsupported(problem) is not None:
+                return False
+            little = large and problem.m <= _ROWS
+            return few or (little and self[name].features(problem).flops < iterated.features(problem).flops)
+
+        if serves("kronecker"):
+            return "kronecker"
+        if is_small(problem) and arrays_unsupported(problem) is None:
             return "arrays"
-        gains = problem.device == "cpu" and problem.n <= _FUSED and not iterates(problem)
+        if serves("merged"):
+            return "merged"
+        if large:
+            return "preconditioned"
+        if iterates(problem) and problem.n <= most and self["mixed-inverse"].unsupported(problem) is None:
+            return "mixed-inverse"
+        gains = problem.device == "cpu" and problem.n <= most
         return "fused" if gains and of_trees(problem) is None else "stock"
 
 
@@ -263,63 +278,5 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         inside.formless = before
 
 
-@EXACT_LOG_PROB.candidate("fused", accuracy="better", unsupported=of_trees)
-def fused(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
-    return likelihood.log_prob(*ingredients(marginal, value), ladder)
-
-
-@EXACT_LOG_PROB.candidate("recursive", accuracy="better", unsupported=of_trees, memory=_in_place(2.8, 2.0))
-def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """The same with the inverse by recursion on halves, nearly all of it products."""
-    return likelihood.log_prob(*ingredients(marginal, value), ladder, inverse_from_cholesky)
-
-
-with_fewer_threads(EXACT_LOG_PROB, "fused")
-
-
-def _arrays_unsupported(problem: Problem) -> str | None:
-    most = array_density.MOST.get(problem.dtype, 0)
-    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
-        return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
-    if families(problem) == ["linear"]:
-        return LOW_RANK
-    return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
-
-
-def _arrays_features(problem: Problem) -> Features:
-    """Model by model, and in double precision whatever the arguments have."""
-    one = EXACT_LOG_PROB.features(problem.replace(batch=1, dtype="float64"))
-    return Features(one.calls * problem.batch, one.flops * problem.batch, one.bytes * problem.batch)
-
-
-def _arrays_memory(problem: Problem) -> int:
-    return _in_place(5.0, 5.0)(problem.replace(batch=1, dtype="float64"))
-
-
-@EXACT_LOG_PROB.candidate(
-    "arrays", accuracy="better", unsupported=_arrays_unsupported, memory=_arrays_memory, features=_arrays_features
-)
-def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
-    with one_thread:
-        found = array_density.log_prob(marginal, value)
-    if found is not None:
-        return found
-    return (stock if trees.form(marginal.lazy.kernel, keops=exact) is None else fused)(marginal, value, exact)
-
-
-def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-    tree, added, residual = ingredients(marginal, value)
-    away = tree.each(lambda t: t.to(there))
-    return likelihood.log_prob(away, added.to(there), residual.to(there), ladder).to(value.device)
-
-
-on_other_devices(
-    EXACT_LOG_PROB,
-    _elsewhere,
-    "All of it on the {}: only points and gradients are copied.",
-    lambda p: 2 * p.n * (p.d + 2),
-    on_accelerator=lambda p: of_trees(p) or needs_accelerator(p),
-    accuracy="better",
-)
+for _part in (_state_space, _preconditioned, _factorised, _mixed_inverse, _structured):
+    _part.register(EXACT_LOG_PROB)

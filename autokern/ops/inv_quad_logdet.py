@@ -27,10 +27,12 @@ from linear_operator.operators import (
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
+from autokern.core.candidate import Candidate
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
 from autokern.gp.arguments import DIAGONAL, variances
+from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
 from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 from autokern.ops._shared import (
     CG_ITERATIONS,
@@ -118,7 +120,7 @@ def _stock_memory(problem: Problem) -> int:
     return _memory_of(7.2 if problem.grad else 4.1)(problem)
 
 
-class _InvQuadLogdet(Op):
+class _InvQuadLogdet(Iterated, Op):
     name = "inv_quad_logdet"
     summary = "quadratic forms with the inverse of a dense positive definite matrix, and its log determinant"
     contract = "values are those of a matrix within 2 n eps max|K| of K"
@@ -204,6 +206,14 @@ class _InvQuadLogdet(Op):
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         return regime_features(problem)
 
+    def rest(self, problem: Problem, candidate: Candidate) -> float:
+        """Return what the backward pass takes, in products."""
+        return 4.0 if problem.grad else 1.0
+
+    def default_candidate(self, problem: Problem) -> str:
+        """Return one factorisation, up to the points up to which it takes no longer than loose iterations."""
+        return "potri" if problem.device == "cpu" and problem.n <= exact_up_to(problem) else "stock"
+
 
 INV_QUAD_LOGDET = _InvQuadLogdet()
 
@@ -221,12 +231,14 @@ def _no_gradients(problem: Problem) -> str | None:
 
 
 @INV_QUAD_LOGDET.candidate("potri", accuracy="better")
+@or_iterate(stock)
 def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """One Cholesky factorisation; gradients in closed form from LAPACK's potri, in place."""
     return closed_form(*dense_and_diagonal(operator), rhs, POTRI, reduce)
 
 
 @INV_QUAD_LOGDET.candidate("recursive", accuracy="better", unsupported=_no_gradients, memory=_memory_of(2.9))
+@or_iterate(stock)
 def recursive(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     """The same with the inverse by recursion on halves, mostly matrix products."""
     return closed_form(*dense_and_diagonal(operator), rhs, POTRI._replace(invert=inverse_from_cholesky), reduce)

@@ -27,6 +27,7 @@ from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
+from autokern.ops import _distributed
 from autokern.ops._models import kernel_of
 from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, of_outputs, of_stock
 from autokern.ops._shared import (
@@ -152,6 +153,8 @@ class _KernelMatmul(Op):
     def default_candidate(self, problem: Problem) -> str:
         if problem.m * problem.n < _MANY or needs_few(problem) is not None:
             return "stock"
+        if _distributed.is_default(problem):
+            return _distributed.NAME
         return ("tiled-symmetric" if is_same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
 
 
@@ -231,3 +234,5 @@ on_other_devices(
     features=features_with(2),
     memory=of_outputs,
 )
+
+_distributed.register(KERNEL_MATMUL)

@@ -29,6 +29,7 @@ from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
 from autokern.ops import _predict_costs as costs
+from autokern.ops import _state_space
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
@@ -91,7 +92,7 @@ class _Predict(Op):
         return (
             strategy.__class__, strategy.train_labels.shape, test_mean.shape, x.__class__, x.shape, x.dtype, x.device,
             cross.x2.shape, prior.shape, _graph(prior), exact, fast, factor_cache.plain(strategy),
-            factor_cache.is_exact(strategy), _skipped(), prior.last_dim_is_batch,
+            factor_cache.is_exact(strategy), _skipped(), prior.last_dim_is_batch, _state_space.prediction_word(query),
         )  # fmt: skip
 
     def problem_of(self, query: Query) -> Problem | None:
@@ -113,7 +114,8 @@ class _Predict(Op):
             d=x.shape[-1],
             batch=prior.shape[:-2].numel(),
             grad=_graph(prior),
-            variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}",
+            variant=f"{'fast' if fast else 'solve'}/{'grown' if grown else 'cholesky' if exact else 'cg'}"
+            f"{_state_space.prediction_word(query)}",
         )
 
     def reference(self, query: Query) -> Prediction:
@@ -206,6 +208,8 @@ class _Predict(Op):
         """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
         if costs.is_grown(problem):
             return "lazy"
+        if _state_space.predicts(problem) is None:
+            return "state-space"
         if problem.m < 1024 or problem.n > 4000:
             return "stock"
         return "rows" if self.memory(problem) > 2**28 else "lazy"
@@ -300,3 +304,6 @@ def rows(query: Query) -> Prediction:
 
     covariance = PosteriorCovariance.deferred(query.prior, query.cross, _explains(query, known), block=costs.BLOCK)
     return by_blocks(query.cross, costs.BLOCK, mean_of), covariance
+
+
+_state_space.register_prediction(PREDICT)

@@ -8,19 +8,21 @@ from typing import Any
 import msgspec
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
+from autokern.core import shown
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.runtime import dispatch
+from autokern.core.units import legible
+from autokern.runtime import described, dispatch
 from autokern.tuning.profile import Profile
 
 __all__ = ["Explanation", "explain", "op", "problem", "profile"]
 
 
 def profile() -> Profile:
-    """Return the profile in use: the measurements of this machine, or those in the file ``AUTOKERN_PROFILE``.
+    """Return the profile in use: the measurements of this machine, or those that ``AUTOKERN_PROFILE`` names.
 
     Returns
     -------
@@ -30,7 +32,7 @@ def profile() -> Profile:
     Raises
     ------
     ProfileError
-        If ``AUTOKERN_PROFILE`` names a file that cannot be read or is no profile.
+        If ``AUTOKERN_PROFILE`` names something that cannot be read or a file that is no profile.
 
     Examples
     --------
@@ -72,18 +74,79 @@ class Explanation(msgspec.Struct, frozen=True):
 
     decisions: list[tuple[Decision, int]]
 
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _sorted(self) -> list[tuple[Decision, int]]:
+        return sorted(self.decisions, key=lambda pair: -pair[1])
+
+    def _repr_html_(self) -> str:
+        columns = (">calls", "problem", "runs", ">× stock", "why")
+        rows = [
+            (f"{calls:,}", str(found.problem), found.candidate, f"{found.margin:.2f}", found.reason)
+            for found, calls in self._sorted()
+        ]
+        title = "autokern: decisions of this process" if rows else "autokern has taken no decision in this process"
+        return shown.table(title, columns, rows)
+
+    def to_frame(self) -> Any:
+        """Return a pandas data frame with a row for each decision.
+
+        Raises
+        ------
+        AutokernError
+            If pandas is not installed.
+        """
+        fields = Problem.__struct_fields__
+        told = ("candidate", "margin", "uncertainty", "source", "reason")
+        rows = (
+            {"calls": calls}
+            | {name: getattr(found.problem, name) for name in fields}
+            | {name: getattr(found, name) for name in told}
+            for found, calls in self._sorted()
+        )
+        return shown.frame(rows, ("calls", *fields, *told))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the number of calls by op and candidate.
+
+        Parameters
+        ----------
+        ax : matplotlib axes, optional
+            Where to draw; by default new axes.
+
+        Returns
+        -------
+        matplotlib axes
+
+        Raises
+        ------
+        AutokernError
+            If matplotlib is not installed.
+        """
+        ax = shown.axes(ax)
+        counts: dict[str, int] = {}
+        for found, calls in self._sorted():
+            name = f"{found.problem.op}: {found.candidate}"
+            counts[name] = counts.get(name, 0) + calls
+        names = sorted(counts, key=counts.__getitem__)
+        ax.barh(names, [counts[name] for name in names])
+        ax.set(xlabel="calls", title="what autokern ran")
+        return ax
+
     def __str__(self) -> str:
         if not self.decisions:
             return "autokern has taken no decision in this process"
         rows = [("calls", "problem", "runs", "x stock", "why")]
-        for decision, calls in sorted(self.decisions, key=lambda pair: -pair[1]):
+        for decision, calls in self._sorted():
             rows.append(
                 (str(calls), str(decision.problem), decision.candidate, f"{decision.margin:.2f}", decision.reason)
             )
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        return "\n".join(
+        lines = (
             "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
         )
+        return legible("\n".join(lines))
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
@@ -130,14 +193,23 @@ def problem(op: str, **fields: Any) -> Problem:
         raise SettingsError(f"dtype {dtype!r} was asked for; autokern serves float32 and float64")
     for name in ("m", "n", "d", "rhs", "batch"):
         size = fields.get(name, 0)
-        if not isinstance(size, int) or size < 0:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise SettingsError(f"{name}={size!r} was asked for; sizes are whole numbers, 0 or more")
+    for name in ("grad", "variant"):
+        if not isinstance(fields.get(name, ""), str):
+            raise SettingsError(f"{name}={fields[name]!r} was asked for; it is text, as `autokern show` tells it")
     for one, other in (("m", "n"), ("n", "m")):
         if one in fields:
             fields.setdefault(other, fields[one])
     grid = get(op).grid("quick", dtype, fields.get("device", "cpu")) or get(op).grid("quick", "float64", "cpu")
     usual = grid[0]
     if get(op).composite and fields.get("n"):  # what stock runs depends on the size
-        usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
+        sizes = {name: fields[name] for name in ("m", "n", "d") if name in fields}
+        able = [p for p in grid if (q := p.replace(**sizes)) == get(op).nearest(q)]  # structure needs other sizes
+        usual = min((p for p in able or grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
+    there = described.known(get(op), (trial.problem for trial in profile().trials))
+    described.words(get(op), fields.get("grad", ""), there)
+    if "variant" in fields:
+        fields["variant"] = described.variant(get(op), fields["variant"], usual.variant, there)
     without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
     return usual.replace(**{"grad": "" if without else usual.grad, **fields})

@@ -17,17 +17,18 @@ from torch.autograd import forward_ad
 
 from autokern.core import plugins
 from autokern.core.decision import Decision
-from autokern.core.errors import AutokernWarning
+from autokern.core.errors import AutokernWarning, RanksError
 from autokern.core.feasibility import Feasibility
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings, from_environment, revised
+from autokern.runtime import orders
 from autokern.runtime.memo import Entry, counted
 from autokern.runtime.overlay import Overlay
 from autokern.runtime.overlay import current as _current
 from autokern.runtime.session import Session
-from autokern.system import memory_limit
+from autokern.system import memory_limit, ranks
 
 __all__ = ["Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "using"]
 
@@ -94,10 +95,16 @@ def _with_plugins(settings: Settings) -> Settings:
 
 def reset(settings: Settings | None = None) -> Session:
     """Start a new session, from given settings or from the environment; raises SettingsError for a bad one."""
+    return replace(Session(_with_plugins(from_environment() if settings is None else settings)))
+
+
+def replace(fresh: Session) -> Session:
+    """Put a session in the place of the present one."""
     global _session
-    fresh = Session(_with_plugins(from_environment() if settings is None else settings))
     with _session_lock:
-        _session = fresh
+        before, _session = _session, fresh
+    if before is not None:
+        before.close()
     return fresh
 
 
@@ -144,7 +151,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
             here.remember(memo, name, key, entry)
         entry.count += 1
         if entry.count >= entry.due:
-            entry = here.checked(entry, args, here.settings if overlay is None else overlay.settings)
+            entry = here.checks.checked(entry, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry)
         flag.active = not entry.parts
         try:
@@ -162,8 +169,8 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
 
 def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     """Answer a failed candidate: the next one if memory ran out, else stock, whose own error is passed on."""
-    if entry.candidate.name == "stock":
-        raise error
+    if entry.candidate.name == "stock" or isinstance(error, RanksError) or ranks.active() is not None:
+        raise error  # ranks must go on alike
     failed, op, problem = entry.candidate.name, entry.op, entry.decision.problem
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     others = [op[name] for name in entry.decision.order if name != failed]
@@ -228,8 +235,8 @@ def using(
     settings = revised(
         _settings(), force=force, exclude=exclude, accuracy=accuracy, max_error=max_error, memory=memory, calls=calls
     )
-    for name, candidate in settings.force:
-        get(name)[candidate]
+    if force or exclude:
+        orders.check(settings)
     overlay = Overlay(settings, _current.get())
     token = _current.set(overlay)
     try:
@@ -249,9 +256,17 @@ def explain(problem: Problem) -> Decision:
     return session().decide(Feasibility(get(problem.op), problem), _settings())
 
 
+def _overlays() -> Iterator[Overlay]:
+    """Yield the `using` blocks that hold in this thread or task, from within outwards."""
+    overlay = _current.get()
+    while overlay is not None:
+        yield overlay
+        overlay = overlay.outer
+
+
 def decisions() -> list[tuple[Decision, int]]:
-    """Return the decisions of this process outside of `using` blocks, with the number of calls each one served."""
-    return session().decisions()
+    """Return the decisions of this process, with the number of calls each one served."""
+    return session().decisions(overlay.memo for overlay in _overlays())
 
 
 def stats() -> dict[str, dict[str, int]]:
@@ -270,11 +285,8 @@ def stats() -> dict[str, dict[str, int]]:
     ...     autokern.stats()["cholesky"]["stock"] - before
     1
     """
-    here, overlay = session(), _current.get()
-    total = here.past + counted(here.memo)
-    while overlay is not None:
-        total += counted(overlay.memo)
-        overlay = overlay.outer
+    here = session()
+    total = sum((counted(overlay.memo) for overlay in _overlays()), here.past + counted(here.memo))
     result: dict[str, dict[str, int]] = {}
     for (name, candidate), count in sorted(total.items()):
         if count:

@@ -11,14 +11,13 @@ import logging
 import math
 from typing import Any
 
-from autokern.core.op import inside
 from autokern.core.settings import Settings
+from autokern.runtime import beside
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
-from autokern.system import host, randomness
+from autokern.system import host
 from autokern.tuning import timer
-from autokern.tuning.trial import trial
 
-__all__ = ["check", "due"]
+__all__ = ["check", "due", "is_due"]
 
 _log = logging.getLogger("autokern")
 
@@ -41,9 +40,14 @@ def due(entry: Entry, settings: Settings) -> int:
     return max(_FIRST, 2 * entry.count) if _may_drift(entry, settings) else NEVER
 
 
+def is_due(entry: Entry) -> bool:
+    """Whether an entry has served so often that it is checked."""
+    return entry.count >= _FIRST
+
+
 def _may_drift(entry: Entry, settings: Settings) -> bool:
-    """Whether a measurement chose the candidate, and stock could take its place and be timed without harm."""
-    measured = entry.decision.source in ("measured", "interpolated", "extrapolated")
+    """Whether a measurement, here or elsewhere, chose the candidate, and stock could take its place without harm."""
+    measured = entry.decision.source in ("learnt", "measured", "interpolated", "extrapolated", "other hosts")
     harmless = not (isinstance(entry, LargeEntry) or entry.candidate.compiles)
     here = entry.decision.problem.device == "cpu"  # on a GPU the check would have to wait for all that is queued
     free = not settings.deterministic and settings.profile is None and not host.multi_rank()
@@ -51,29 +55,39 @@ def _may_drift(entry: Entry, settings: Settings) -> bool:
     return measured and harmless and here and free and replaceable
 
 
-def check(entry: Entry, args: tuple[Any, ...]) -> None:
-    """Time the candidate of an entry beside stock on the arguments of a call; let stock serve if it fell behind."""
-    behind = _ratio(entry, args) > _BEHIND
+def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> bool:
+    """Time the candidate of an entry beside stock on the arguments of a call; let stock serve if it fell behind.
+
+    Returns
+    -------
+    bool
+        Whether stock serves from now on.
+    """
+    behind = _ratio(entry, args, settings) > _BEHIND * _allowed(entry)
     entry.check_at(entry.count + _SOON if behind else 2 * entry.count)
-    if entry.struck(behind) == _STRIKES:
+    demoted = entry.struck(behind) == _STRIKES
+    if demoted:
         reason = f"{entry.candidate.name} was measured to be faster; in {_STRIKES} successive checks it was slower"
         _log.info("%s runs stock from now on: %s", entry.decision.problem, reason)
         entry.demote(entry.op.stock, reason, "measured")
+    return demoted
 
 
-def _ratio(entry: Entry, args: tuple[Any, ...]) -> float:
+def _allowed(entry: Entry) -> float:
+    """Return how many times stock's time the candidate of an entry may take."""
+    return entry.op.may_cost(entry.decision.problem) if entry.candidate.accuracy == "better" else 1.0
+
+
+def _ratio(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     """Return the time of the candidate over stock's, backward pass included; 0 where timing fails."""
-    op, problem = entry.op, entry.decision.problem
-    runs = {"stock": op.stock.run, "other": entry.candidate.run}
-    before, inside.active = inside.active, True
+    op, problem, name = entry.op, entry.decision.problem, entry.candidate.name
+    if not beside.harmless(args):
+        return 0.0
     try:
-        with randomness.untouched():
-            calls = {name: trial(op, run, problem, args) for name, run in runs.items()}
-            found = timer.compare(calls, min_time=_SAMPLE, rounds=(1, 1))
+        with beside.unseen(settings, args):
+            found = timer.compare(beside.trials(op, problem, ["stock", name], args), min_time=_SAMPLE, rounds=(1, 1))
     except Exception:
         _log.debug("could not check %s for drift", problem, exc_info=True)
         return 0.0
-    finally:
-        inside.active = before
-    ratio = found["other"].ratio
+    ratio = found[name].ratio
     return ratio if math.isfinite(ratio) else 0.0

@@ -2,6 +2,7 @@
 
 A program may be over soon. So measuring takes at most a part of the program's time until then, and of the op's own:
 an op that has taken long is likely to take as long again. `AUTOKERN_CALIBRATE=first-use` measures at the first call.
+Where others use the cores, it is put off: times would be theirs, and each second of measuring would cost several.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from autokern.core.feasibility import Feasibility
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.system import host
+from autokern.system import host, threads
+from autokern.system.load import Load, Watch
 from autokern.system.progress import display
-from autokern.tuning import store
+from autokern.tuning import layers, store
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.profile import Profile, dated, group_key
@@ -34,16 +36,19 @@ _OF_PROGRAM, _OF_OP = 0.05, 0.2
 """Shares of the time since the first call of any op, and of the time in the op itself, that measuring may take."""
 _LEAST = 0.3
 """Seconds below which measuring tells too little."""
+_LOOK = 0.1
+"""Seconds of looking at a machine whose load is not known yet."""
 _UNTIL_LAST = 0.6
 """Part of the allowance after which no further problem begins."""
 
 
 def load(settings: Settings) -> Profile:
-    """Return the profile that the settings name, that of this host, or an empty one."""
-    if settings.profile is not None:
-        return store.read_file(settings.profile)
+    """Return the profile that the settings name, or that of this host there or in the home folder, or an empty one."""
+    if (alone := layers.lone_file(settings)) is not None:
+        return store.read_file(alone)
     here = host.current()
-    return store.load(settings, here.fingerprint) or Profile(host=here.fields, fingerprint=here.fingerprint)
+    kept = None if layers.leaves_aside(settings) else layers.in_force(settings, here.fingerprint)
+    return kept or Profile(host=here.fields, fingerprint=here.fingerprint)
 
 
 class Ledger:
@@ -99,6 +104,8 @@ class FirstUse:
         self._spent, self._began = 0.0, time.perf_counter()
         self._tried: set[tuple[str, ...]] = set()
         self._waiting: dict[tuple[str, ...], Ledger] = {}
+        self._watch = Watch()
+        self._load: Load | None = None
 
     def ledger(self, table: Feasibility, accuracy: str) -> Ledger | None:
         """Return the ledger of an op that is measured later; None where it is not, or where there is no choice."""
@@ -121,7 +128,7 @@ class FirstUse:
         ledger = self._waiting.setdefault(asked, Ledger())
         if not at_once:
             left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, self._spent))
-        if left <= 0 or not self._measuring.acquire(blocking=False):
+        if left <= 0 or self._crowded() or not self._measuring.acquire(blocking=False):
             ledger.wait()
             return False
         started = time.perf_counter()
@@ -140,18 +147,29 @@ class FirstUse:
             self._measuring.release()
         return True
 
+    def _crowded(self) -> bool:
+        """Whether others have used the cores since this was asked for the last time."""
+        found = self._watch.reading()
+        if found.others is None and self._load is None:
+            time.sleep(_LOOK)
+            found = self._watch.reading()
+        if found.others is not None or self._load is None:
+            self._load = found
+            self._watch.begin()
+        return self._load.crowded(threads.current())  # of a moment ago, where there is no newer one
+
     def _is_settled(self, table: Feasibility, accuracy: str) -> bool:
         """Whether an op is not to be measured in this process: by order, or since nothing could be learnt."""
         settings, model = self._settings, self._model()
         ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        if ordered or _knows(model, table, accuracy) or _tried_lately(model.profile, table.problem):
+        if ordered or _knows(model, table, accuracy) or _tried_lately(model.profile, table.problem, accuracy):
             return True
         return host.forked() or host.multi_rank()
 
     def _learnt(self, table: Feasibility, accuracy: str) -> bool:
         """Whether another process has measured this or tried to since the profile was read; its profile is adopted."""
         kept = load(self._settings)
-        if not _tried_lately(kept, table.problem) and not _knows(CostModel(kept), table, accuracy):
+        if not _tried_lately(kept, table.problem, accuracy) and not _knows(CostModel(kept), table, accuracy):
             return False
         self._adopt(self._model().profile.merge(kept))
         return True
@@ -161,7 +179,7 @@ class FirstUse:
             store.save(self._settings, profile)
             self._adopt(profile)
 
-        what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once for this machine"
+        what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once, for {budget:.0f} s at most"
         with (
             self._apart(),
             display(what) as shown,
@@ -175,9 +193,13 @@ class FirstUse:
                 dtypes=(problem.dtype,),
                 accuracy=accuracy,
                 near=near,
+                kin=self._model().kin,
                 progress=shown,
                 publish=publish,
             )
+        model = self._model()
+        if not model.knows(problem):  # the next process does not try again
+            publish(model.profile.merge(Profile(fruitless={group_key(*problem.group): dated()})))
 
 
 def _knows(model: CostModel, table: Feasibility, accuracy: str) -> bool:
@@ -187,5 +209,7 @@ def _knows(model: CostModel, table: Feasibility, accuracy: str) -> bool:
     return model.knows(table.problem)
 
 
-def _tried_lately(profile: Profile, problem: Problem) -> bool:
-    return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
+def _tried_lately(profile: Profile, problem: Problem, accuracy: str) -> bool:
+    """Whether measuring an op has failed or told little; errors may still be measured of an op of a few trials."""
+    lately = profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
+    return lately and (accuracy == "same" or all(t.problem.group != problem.group for t in profile.trials))

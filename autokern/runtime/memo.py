@@ -12,12 +12,12 @@ import msgspec
 
 from autokern.core.decision import Decision
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import Candidate, inside
+from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.system import memory_limit
 
-__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "counted", "is_large", "served"]
+__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "asked", "counted", "is_large", "served", "stock_entry"]
 
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
@@ -50,20 +50,32 @@ class Entry:
         Where its calls are timed, while its op is not measured yet.
     trial : bool
         Whether a calibration made it: its calls are not the user's, and do not count.
+    case : Case or None
+        What `learning` knows of its problem, if other candidates are compared with its own.
+    seen : int
+        Calls that the case knows of.
+    counting : bool
+        Whether the products of conjugate gradients are counted.
+    products : int
+        The most that a call took.
     """
 
-    __slots__ = ("before", "candidate", "count", "decision", "due", "ledger", "op", "parts", "run", "strikes", "trial")
+    __slots__ = (
+        "before", "candidate", "case", "count", "counting", "decision", "due", "ledger", "op", "parts", "products",
+        "run", "seen", "strikes", "trial",
+    )  # fmt: skip
 
     def __init__(self, decision: Decision, table: Feasibility) -> None:
         self.decision, self.op = decision, table.op
-        self.count = self.before = self.strikes = 0
+        self.count = self.before = self.seen = self.strikes = self.products = 0
         self.trial = inside.measuring
         self.ledger: Any = None
+        self.case: Any = None
         self.serve(table.op[decision.candidate])
 
     def resume(self, count: int, before: int) -> None:
         """Continue the counts of earlier entries of the key and of its problem."""
-        self.count, self.before = count, before
+        self.count, self.before, self.seen = count, before, count
 
     def serve(self, candidate: Candidate) -> None:
         """Let a candidate run from now on; one that approximates is checked on its next call (`spotcheck`)."""
@@ -71,6 +83,7 @@ class Entry:
         self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)
         self.run = candidate.run
         self.parts = candidate.parts
+        self.counting = False
 
     def time_into(self, ledger: Any) -> None:
         """Time the calls, and have the entry checked when they have taken long enough for its op to be measured."""
@@ -87,6 +100,19 @@ class Entry:
 
         self.run = timed
 
+    def count_products(self) -> None:
+        """Count the products that conjugate gradients take in a call."""
+        run = self.run
+
+        def counted(*args: Any) -> Any:
+            before = inside.products
+            try:
+                return run(*args)
+            finally:
+                self.products = max(self.products, inside.products - before)
+
+        self.run, self.counting = counted, True
+
     def check_at(self, call: int) -> None:
         """Set the call from which on the entry is checked."""
         self.due = call
@@ -95,6 +121,13 @@ class Entry:
         """Return the call at which a check was due and cancel it, so that one thread makes it; `NEVER` for none."""
         due, self.due = self.due, NEVER
         return due
+
+    def promote(self, successor: Candidate, decision: Decision) -> None:
+        """Let another candidate run from now on that was found to be faster."""
+        self.serve(successor)
+        if self.ledger is not None:
+            self.time_into(self.ledger)
+        self.decision = decision
 
     def struck(self, behind: bool) -> int:
         """Note whether stock was faster in a check, and return the number of successive checks in which it was."""
@@ -107,6 +140,12 @@ class Entry:
         if reason:
             changed = {"candidate": successor.name, "reason": reason, "source": source or self.decision.source}
             self.decision = msgspec.structs.replace(self.decision, **changed, margin=1.0, uncertainty=0.0)
+
+
+def stock_entry(op: Op, reason: str) -> Entry:
+    """Return an entry of stock for calls that are not decided."""
+    table = Feasibility(op, Problem(op=op.name))
+    return Entry(Decision(problem=table.problem, candidate="stock", reason=reason, source="only choice"), table)
 
 
 def _needs(table: Feasibility) -> dict[str, int]:
@@ -191,6 +230,16 @@ def served(memo: Memo, earlier: Served) -> Served:
         _, before = found.pop(key, (None, 0))
         found[key] = (entry.decision, before + entry.count)
     return found
+
+
+def asked(memo: Memo) -> Counter[Problem]:
+    """Return the number of calls by problem that the entries of a memo served; calls that no op serves are left out."""
+    counts: Counter[Problem] = Counter()
+    for name, entry in _called(memo):
+        problem = entry.decision.problem
+        if entry.decision.source != "only choice" or problem != Problem(op=name):  # what such calls have in its place
+            counts[problem] += entry.count
+    return counts
 
 
 def _called(memo: Memo) -> Iterator[tuple[str, Entry]]:

@@ -21,15 +21,20 @@ from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetErr
 from autokern.core.feasibility import Feasibility
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
-from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.runtime import overlay
-from autokern.runtime.memo import NEVER, Entry, LargeEntry, Memo, Served, counted, is_large, served
-from autokern.system import host, keops, memory_limit
+from autokern.runtime import counting, orders, overlay
+from autokern.runtime.checks import Checks
+from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, counted, is_large, served, stock_entry
+from autokern.runtime.shared import Shared
+from autokern.system import host, keops, logs, memory_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from autokern.runtime.first_use import FirstUse
-    from autokern.tuning.cost_model import CostModel
+    from autokern.runtime.learning import Learning
+    from autokern.runtime.recording import Recorder
+    from autokern.tuning.cost_model import CostModel, KinOf
     from autokern.tuning.profile import Profile
 
 __all__ = ["Session"]
@@ -41,11 +46,6 @@ _MOST_EARLIER = 200
 """Decisions that are still reported after the memo was emptied, the latest."""
 
 
-def _stock_entry(op: Op, reason: str) -> Entry:
-    table = Feasibility(op, Problem(op=op.name))
-    return Entry(Decision(problem=table.problem, candidate="stock", reason=reason, source="only choice"), table)
-
-
 class Session:
     """State of a process: its settings, the profile in force, and the decisions taken.
 
@@ -53,24 +53,46 @@ class Session:
     ----------
     settings : Settings
         Orders of the user.
+    profile, others : optional
+        The profile in force and the function of a device that returns other hosts, where ranks have agreed on them.
+    asked : Settings, optional
+        Orders of the user before ranks agreed.
+
+    Attributes
+    ----------
+    agreed : bool
+        Whether ranks have agreed: what this process alone finds then decides nothing.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: Settings, profile: Profile | None = None, others: KinOf | None = None,
+        asked: Settings | None = None,
+    ) -> None:  # fmt: skip
+        self.settings, self.asked, self.agreed = settings, asked or settings, profile is not None
+        self._others = others
         self.memo: Memo = {}
-        self._decided: dict[tuple[Problem, Settings], Decision] = {}
+        self.shared = Shared(self.decide, _MOST_KEYS)
         self.past: Counter[tuple[str, str]] = Counter()
         self._earlier: Served = {}
         self._model: CostModel | None = None
         self._lock = threading.RLock()
         self._first_use: FirstUse | None = None
+        self._learning: Learning | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
-        self._errors: dict[tuple[Problem, str], float] = {}
-        _log.setLevel(settings.log.upper())
+        self.errors: dict[tuple[Problem, str], float] = {}
+        self.products = counting.Products()
+        self.checks = Checks(self)
+        logs.apply(settings.log)
         graphs.allow(settings.graphs == "on")
         plugins.announce(settings.strict)
-        for name, candidate in settings.force:
-            get(name)[candidate]
+        orders.check(settings)
+        self.recorder: Recorder | None = None
+        if settings.record is not None:
+            from autokern.runtime.recording import begun
+
+            self.recorder = begun(settings, self.memo, self._lock)
+        if profile is not None:
+            self._model = self._in_force(profile)
 
     @property
     def model(self) -> CostModel:
@@ -80,7 +102,7 @@ class Session:
                 if self._model is None:
                     from autokern.runtime.first_use import load
 
-                    self._model = _in_force(load(self.settings))
+                    self._model = self._in_force(load(self.settings))
         return self._model
 
     @property
@@ -91,9 +113,18 @@ class Session:
     def adopt(self, profile: Profile) -> None:
         """Put another profile in force; decisions are taken afresh."""
         with self._lock:
-            self._model = _in_force(profile)
-            self._decided.clear()
+            self._model = self._in_force(profile)
+            self.shared.clear()
+            if self._learning is not None:
+                self._learning.restart()
             self.forget()
+
+    def _in_force(self, profile: Profile) -> CostModel:
+        from autokern.tuning.cost_model import CostModel
+        from autokern.tuning.others import others
+
+        keops.believe(profile.tools.get("keops"))
+        return CostModel(profile, self._others or functools.partial(others, self.settings))
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
         """Put a decided key into a memo, which is emptied first if it has grown too large."""
@@ -102,32 +133,37 @@ class Session:
             self.forget(memo)
         table[key] = entry
 
-    def decisions(self) -> list[tuple[Decision, int]]:
-        """Return the decisions taken outside of `using` blocks, with the number of calls each one served."""
+    def decisions(self, open_memos: Iterable[Memo] = ()) -> list[tuple[Decision, int]]:
+        """Return the decisions taken, with the number of calls each one served; `using` blocks that are open count."""
         with self._lock:
-            return list(served(self.memo, self._earlier).values())
+            found = self._earlier
+            for memo in (*open_memos, self.memo):
+                found = served(memo, found)
+            return list(found.values())
 
     def forget(self, memo: Memo | None = None) -> None:
         """Empty the memo, or that of a `using` block; counts of calls are kept."""
         memo = self.memo if memo is None else memo
         with self._lock:
             self.past += counted(memo)
-            if memo is self.memo:
-                self._earlier = dict(list(served(memo, self._earlier).items())[-_MOST_EARLIER:])
+            if self.recorder is not None:
+                self.recorder.keep(memo)
+            self._earlier = dict(list(served(memo, self._earlier).items())[-_MOST_EARLIER:])
             for table in list(memo.values()):
                 for entry in list(table.values()):
                     if entry.candidate.accuracy == "approximate":
-                        self._seen[_watched(entry.decision)] = entry.before + entry.count
+                        self._seen[entry.decision.cell] = entry.before + entry.count
                     entry.resume(0, entry.before + entry.count)  # its calls are counted
                 table.clear()
-            if max(len(self._seen), len(self._errors)) > _MOST_KEYS:
+            self.products.trim(_MOST_KEYS)
+            if max(len(self._seen), len(self.errors)) > _MOST_KEYS:
                 self._seen.clear()
-                self._errors.clear()
+                self.errors.clear()
 
     def entry(self, op: Op, args: tuple[Any, ...], settings: Settings) -> Entry:
         """Decide a call that is not in the memo; if deciding fails, stock runs."""
         if not settings.enabled:
-            return _stock_entry(op, "autokern is off (AUTOKERN=0)")
+            return stock_entry(op, "autokern is off (AUTOKERN=0)")
         try:
             problem = op.problem_of(*args)
         except Exception as error:  # stock raises its own error for arguments that do not fit together
@@ -136,12 +172,12 @@ class Session:
             _log.debug("arguments of %s cannot be read: %r", op.name, error)
             problem = None
         if problem is None:
-            return _stock_entry(op, "autokern does not serve such a call")
+            return stock_entry(op, "autokern does not serve such a call")
         try:
             if inside.measuring:  # a measurement holds for all settings
                 settings = msgspec.structs.replace(settings, accuracy="same")
-            table = self._measured(Feasibility(op, problem), settings.accuracy)
-            decision = self._shared(table, settings)
+            table = self.measured(Feasibility(op, problem), settings.accuracy)
+            decision = self.shared.decision(table, settings)
         except AutokernError:
             raise
         except Exception as error:
@@ -149,20 +185,35 @@ class Session:
                 raise
             words = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
             warnings.warn(words, AutokernWarning, stacklevel=3)
-            return _stock_entry(op, "the decision failed")
+            return stock_entry(op, "the decision failed")
         _log.debug("%s", decision)
-        return self._made(table, decision, settings)
+        return self.made(table, decision, settings)
 
-    def _made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
-        from autokern.runtime import drift, spotcheck
+    @property
+    def learning(self) -> Learning:
+        """What is learnt from the calls of this session."""
+        if self._learning is None:
+            from autokern.runtime.learning import Learning
+
+            self._learning = Learning(self.settings, lambda: self.model)
+        return self._learning
+
+    def close(self) -> None:
+        """Keep what was learnt."""
+        if self._learning is not None:
+            self._learning.save()
+
+    def made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
+        """Return the entry of a decided problem, whose key has been called so many times."""
+        from autokern.runtime import spotcheck
 
         ordered = settings
-        while self._errors and self._errors.get(_watched(decision), 0.0) > settings.max_error:  # it failed before
+        while self.errors and self.errors.get(decision.cell, 0.0) > settings.max_error:  # it failed before
             failed = f"{table.op.name}={decision.candidate}"
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
             decision = self.decide(table, ordered, count)
-        before = self._seen[_watched(decision)] if self._seen else 0
-        if is_large(decision, table):
+        before = self._seen[decision.cell] if self._seen else 0
+        if is_large(decision, table) and not self.agreed:
             entry: Entry = LargeEntry(decision, table, settings, self.decide)
         else:
             entry = Entry(decision, table)
@@ -170,49 +221,15 @@ class Session:
         if entry.candidate.accuracy == "approximate":
             entry.check_at(spotcheck.due(before + count) - before)
         else:
-            entry.check_at(drift.due(entry, settings))
             ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
             if ledger is not None:
                 entry.time_into(ledger)
+            if settings is self.settings and counting.counts(entry, settings):
+                entry.count_products()
+            self.checks.schedule(entry, settings, self.learning.attach(entry, settings))
         return entry
 
-    def checked(self, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
-        """Check a key that has reached the call at which a check was due, or passed it, and return its entry.
-
-        The decision may be due for review, since compiling may repay itself by now; or the machine may have drifted; or
-        lower precision may no longer suffice for the data.
-        """
-        from autokern.runtime import drift, spotcheck
-
-        due = entry.take_check()
-        if due == NEVER:  # another thread is at it
-            return entry
-        if entry.ledger is not None:
-            return self._reconsidered(entry, settings)
-        if entry.candidate.accuracy == "approximate":
-            key = _watched(entry.decision)
-            self._errors[key] = max(self._errors.get(key, 0.0), spotcheck.check(entry, args, settings))
-            return entry
-        if due != entry.decision.review:
-            drift.check(entry, args)
-            return entry
-        table = Feasibility(entry.op, entry.decision.problem)
-        return self._made(table, self.decide(table, settings, entry.count), settings, entry.count)
-
-    def _reconsidered(self, entry: Entry, settings: Settings) -> Entry:
-        """Measure the op of an entry whose calls have taken long enough, and decide again."""
-        try:
-            table = self._measured(Feasibility(entry.op, entry.decision.problem), settings.accuracy)
-            return self._made(table, self._shared(table, settings), settings, entry.count)
-        except AutokernError:
-            raise
-        except Exception as error:
-            if self.settings.strict:
-                raise
-            _log.debug("%s could not be decided again: %r", entry.decision.problem, error)
-            return entry
-
-    def _measured(self, table: Feasibility, accuracy: str) -> Feasibility:
+    def measured(self, table: Feasibility, accuracy: str) -> Feasibility:
         """Let an op be measured at its first use; return the table, a fresh one if that took place."""
         if self._first_use is None:
             from autokern.runtime.first_use import FirstUse
@@ -223,47 +240,19 @@ class Session:
             self._first_use = FirstUse(self.settings, lambda: self.model, self.adopt, apart)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
 
-    def _shared(self, table: Feasibility, settings: Settings) -> Decision:
-        """Decide a problem as its neighbours are decided: a stream of growing sizes must not pay for each of them.
-
-        Where memory or an order by exact size or problem matters, it is decided for itself.
-        """
-        exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
-        if exact or max(table.memory.values()) >= memory_limit.LARGE:
-            return self.decide(table, settings)
-        problem, coarse = table.problem, table.problem.coarse
-        decision = self._decided.get((coarse, settings))
-        if decision is None:
-            if len(self._decided) >= _MOST_KEYS:
-                self._decided.clear()
-            near = table if coarse == problem else Feasibility(table.op, coarse)
-            decision = self._decided[coarse, settings] = self.decide(near, settings)
-        if table.why_not(table.op[decision.candidate]) is not None:
-            return self.decide(table, settings)
-        return msgspec.structs.replace(decision, problem=problem)
-
     def decide(self, table: Feasibility, settings: Settings, seen: int = 0) -> Decision:
         """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
         from autokern.tuning import policy
 
-        there, device = None, table.problem.device
-        if max(table.memory.values()) >= memory_limit.LARGE and device in host.current().devices:
+        there, device, products = None, table.problem.device, self.products.of(table.problem)
+        large = not self.agreed and max(table.memory.values()) >= memory_limit.LARGE
+        if large and device in host.current().devices:
             there = memory_limit.current(device)  # the memory of a recorded host is only explained here
         try:
-            return policy.decide(table, self.model, settings, there, seen)
+            decision = policy.decide(table, self.model, settings, there, seen, products)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
-        return policy.decide(table, self.model, settings, memory_limit.named(there, device), seen)
-
-
-def _watched(decision: Decision) -> tuple[Problem, str]:
-    """Return the key by which errors of a candidate are remembered; neighbours in size share it."""
-    return decision.problem.coarse, decision.candidate
-
-
-def _in_force(profile: Profile) -> CostModel:
-    from autokern.tuning.cost_model import CostModel
-
-    keops.believe(profile.tools.get("keops"))
-    return CostModel(profile)
+            named = memory_limit.named(there, device)
+            decision = policy.decide(table, self.model, settings, named, seen, products)
+        return decision if self._learning is None else self._learning.applied(decision, settings)

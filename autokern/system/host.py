@@ -103,6 +103,11 @@ def thread_ceiling() -> int:
     return max(1, affinity() if quota is None else min(math.ceil(quota), affinity()))
 
 
+def cpu_model() -> str:
+    """Return what the processor calls itself."""
+    return str(_cpu()["model"])
+
+
 def available_memory(device: str) -> int:
     """Return the bytes that a device can provide now without swapping and without the process being killed.
 
@@ -134,6 +139,13 @@ def synchronize(device_kind: str) -> None:
     """Wait until everything that was queued on the current device of a kind is done."""
     if torch.device(device_kind).type != "cpu":
         torch.get_device_module(device_kind).synchronize()
+
+
+def settle() -> None:
+    """Wait for the accelerator, if there is one."""
+    device = accelerator()
+    if device is not None:
+        synchronize(device.type)
 
 
 def multi_rank() -> bool:

@@ -18,6 +18,7 @@ from autokern.system import buffers, host
 
 LARGE = 64 * 2**20
 """Calls below this many bytes run without a reading of the available memory."""
+_HALF = "float32, which takes half of it"
 ORDER = "AUTOKERN_MEMORY or using(memory=...)"
 
 Device = torch.device | str
@@ -118,9 +119,10 @@ def refusal(asked: str, need: int, found: Limit, ways: Sequence[str] = ()) -> Me
     found : Limit
         The limit, and its cause.
     ways : sequence of str
-        Alternatives that would work.
+        Alternatives; float32 is left out where half the bytes do not fit either.
     """
     there = f"{sized(found.bytes)} may be taken ({found.source or 'free memory'})"
+    ways = [way for way in ways if way != _HALF or need <= 2 * found.bytes]
     instead = "; ".join((*ways, "fewer points at once, or more memory"))
     return MemoryBudgetError(f"{asked} needs {sized(need)} at its peak, and {there}. What would work: {instead}")
 
@@ -131,7 +133,7 @@ def ways_out(dtype: str, of_kernel: bool, tiles: bool = True) -> list[str]:
     if of_kernel and tiles:
         ways.append("products with tiles of the kernel matrix that is never formed (kernel_matmul)")
     if dtype.removeprefix("torch.") == "float64":
-        ways.append("float32, which takes half of it")
+        ways.append(_HALF)
     if of_kernel:
         ways.append("inducing points (SGPR, SVGP)")
     return ways

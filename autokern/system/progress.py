@@ -1,4 +1,4 @@
-"""Progress of a measurement: a bar with the time left on a terminal, one log line elsewhere."""
+"""Progress of a measurement: a bar with the time left on a terminal, one line elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 
 Progress = Callable[[float, str], None]
+_BAR = 20
+"""Characters of the bar."""
 _log = logging.getLogger("autokern")
 
 
@@ -24,9 +26,11 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
     title : str
         Title of the bar.
     show : bool
-        Whether to show a bar; without a terminal on standard error one log line is written instead.
+        Whether to show a bar; without a terminal on standard error one line is written instead.
     """
-    if not show or not sys.stderr.isatty():
+    if not show or sys.stderr is None or not sys.stderr.isatty():
+        if show and not _log.isEnabledFor(logging.INFO) and sys.stderr is not None:  # else the log shows it
+            print(title, file=sys.stderr, flush=True)
         _log.info("%s", title)
         yield silent
         return
@@ -34,11 +38,15 @@ def display(title: str, show: bool = True) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (BarColumn(), TimeRemainingColumn(), TextColumn("[dim]{task.fields[at]}"))
-    with Bar(TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    room = max(0, console.width - _BAR - len(" -:--:-- ") - 2)  # more text would take the place of the bar
+    title = title[:room]
+    room -= len(title)
+    columns = (BarColumn(_BAR), TimeRemainingColumn(), TextColumn("[dim]{task.fields[at]}"))
+    with Bar(TextColumn("{task.description}"), *columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=1.0, at="")
 
         def update(fraction: float, text: str) -> None:
-            bar.update(task, completed=fraction, at=text[:60])
+            bar.update(task, completed=fraction, at=text[:room] if room > 0 else "")
 
         yield update

@@ -1,16 +1,18 @@
 """Calibration: plans trials, checks every candidate against float64 truth, and times candidates side by side.
 
-The budget is hard: the length of a trial is extrapolated before it runs, and a trial that does not fit is skipped. Time
-left after the grid is spent between neighbours with different winners. A calibration that ends early leaves a valid
-profile of all measurements until then.
+The next trial is always the one that promises most (`plans`), so a calibration that ends early leaves the best that
+could be had in its time. The budget is hard: the length of a trial is predicted before it runs, and one that does not
+fit is skipped.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import torch
@@ -22,43 +24,48 @@ from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
-from autokern.tuning import timer
-from autokern.tuning.accuracy import gradient_errors, relative_error, truth
-from autokern.tuning.plans import Group, between_winners, contenders, expected_seconds, plan
-from autokern.tuning.profile import Ban, Profile, Timing, Trial, dated
-from autokern.tuning.trial import Trialled, trial
+from autokern.tuning.cost_model import CostModel, KinOf, alone
+from autokern.tuning.measuring import Measurer
+from autokern.tuning.plans import Ask, Pool
+from autokern.tuning.profile import ENOUGH, Profile, Trial, dated, group_key
+from autokern.tuning.workload import Workload
 
 DTYPES = ("float64", "float32")
 _TRYING, _TRYING_SHARE = 40.0, 0.25
 """Most seconds for trying a tool, and their largest part of the budget."""
 _log = logging.getLogger("autokern")
 
-_MIN_TIME = {"quick": 1e-4, "full": 5e-4}
-_ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _SHARE = {"quick": 0.04, "full": 0.08}
 """Part of the budget that one problem may take."""
 _NEAR_SHARE = 0.3
 """The same where the problems of one call are wanted."""
+_LAST_SHARE = 0.5
+"""Part of the time left that one problem may take where no other is left that takes less."""
 _PARTS_SHARE = 0.6
 """Part of the budget for ops that are no composites, where there are both."""
 _TIMING_SHARE = 0.005
 """Part of the budget after which timing a problem goes on only until the round is complete."""
-_CHECKED_ELEMENTS = 300_000
-"""Larger results are checked only once in their group: truth costs more than timing."""
+_LITTLE = 0.03
+"""Expected regret, in log units, below which an op is known well enough however few its trials are."""
+_UNPUBLISHED = 20.0
+"""Seconds after which measurements are published in between."""
+_AT_ONCE = 12
+"""Known trials for which one more trial is chosen at once: choosing takes longer the more is known."""
 
 
-def chosen_ops(names: Iterable[str] | None) -> list[Op]:
+def chosen_ops(names: str | Iterable[str] | None) -> list[Op]:
     """Return the ops of these names, all for None; raises SettingsError for an unknown one."""
+    names = [names] if isinstance(names, str) else names
     return registered() if names is None else [get(name) for name in dict.fromkeys(names)]
 
 
-def chosen_devices(names: Iterable[str] | None) -> list[str]:
+def chosen_devices(names: str | Iterable[str] | None) -> list[str]:
     """Return device kinds to measure on, all of this host for None; raises SettingsError for an absent one."""
     device = host.accelerator()
     there = ["cpu"] if device is None else ["cpu", device.type]
     if names is None:
         return there
-    kinds = [str(name).partition(":")[0] for name in names]
+    kinds = [str(name).partition(":")[0] for name in ([names] if isinstance(names, str) else names)]
     for kind in kinds:
         if kind not in there:
             raise SettingsError(f"device {kind!r} was asked for; torch finds {', '.join(there)} on this machine")
@@ -75,6 +82,9 @@ def calibrate(
     dtypes: Iterable[str] = DTYPES,
     accuracy: str = "same",
     near: Problem | None = None,
+    kin: KinOf = alone,
+    thorough: bool = False,
+    workload: Workload | None = None,
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
@@ -93,11 +103,17 @@ def calibrate(
     accuracy : {"same", "approximate"}
         Whether candidates of lower precision are measured too, and their errors.
     near : Problem, optional
-        Measured first, then what is nearest to it; one problem may then take a large part of the budget.
+        What is near to it counts most; one problem may then take a large part of the budget.
+    kin : callable
+        Maps a kind of device to models of other hosts, which say what is likely before anything is measured.
+    thorough : bool
+        Whether candidates are measured that never won on another host of this kind.
+    workload : Workload, optional
+        Its problems are measured in place of random ones, those that programs spend most time on first.
     progress : callable, optional
         Called with the fraction done and a line of text.
     publish : callable, optional
-        Called with the merged profile at the end, and also when the calibration is interrupted.
+        Called with the merged profile from time to time, at the end, and also when the calibration is interrupted.
 
     Returns
     -------
@@ -109,14 +125,19 @@ def calibrate(
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
     if accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
-    run = _Calibration(level, accuracy, budget, known, progress or silent)
-    if near is not None:
-        run.share = _NEAR_SHARE
+    run = _Calibration(level, accuracy, budget, known, kin, progress or silent, publish)
+    if near is not None or workload is not None:
+        run.share, run.recorded = _NEAR_SHARE, workload is not None
     parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
 
-    def plans(chosen: list[Op]) -> list[Group]:
-        groups = itertools.product(devices, chosen, dtypes)
-        return [plan(op, level, dtype, device, known, accuracy, near) for device, op, dtype in groups]
+    def pools(chosen: list[Op]) -> list[Pool]:
+        options: dict[str, Any] = {"dtypes": tuple(dtypes), "accuracy": accuracy, "near": near, "thorough": thorough}
+        options["banned"] = run.is_banned
+        pairs = itertools.product(devices, chosen)
+        if workload is None:
+            return [Pool(op, device, level, **options) for device, op in pairs]
+        wanted = [(op, device, workload.weights(op, tuple(dtypes), device)) for device, op in pairs]
+        return [Pool(op, device, level, wanted=weights, **options) for op, device, weights in wanted if weights]
 
     inside.active = inside.measuring = True
     try:
@@ -124,11 +145,12 @@ def calibrate(
             if any(candidate.compiles for op in ops for candidate in op.candidates):
                 run.try_tools()
             if parts:
-                run.measure(plans(parts), share=_PARTS_SHARE if wholes else 1.0)
+                run.measure(pools(parts), share=_PARTS_SHARE if wholes else 1.0)
             if wholes:
                 if parts:  # from here on, parts are dispatched as in real calls
                     publish(run.profile())
-                run.measure(plans(wholes))
+                run.measure(pools(wholes))
+            run.progress(1.0, "done")
     finally:
         inside.active = inside.measuring = False
         profile = run.profile()
@@ -139,18 +161,29 @@ def calibrate(
 class _Calibration:
     """One run: its deadline and its measurements until now."""
 
-    def __init__(self, level: str, accuracy: str, budget: float, known: Profile, progress: Progress) -> None:
-        self._level, self._accuracy, self._budget, self._progress = level, accuracy, budget, progress
-        self.share = _SHARE[level]
+    def __init__(
+        self,
+        level: str,
+        accuracy: str,
+        budget: float,
+        known: Profile,
+        kin: KinOf,
+        progress: Progress,
+        publish: Callable[[Profile], object],
+    ) -> None:
+        self._level, self._accuracy, self._budget, self.progress = level, accuracy, budget, progress
+        self.share, self.recorded = _SHARE[level], False
         self._deadline = self._ends = time.perf_counter() + budget
-        self._known = known
+        self._publish, self._published = publish, time.perf_counter()
+        self._known, self._kin = known, functools.cache(kin)
         self._found = Profile(host=host.current().fields, fingerprint=host.current().fingerprint)
-        self._banned = {(b.op, b.candidate, b.dtype, b.device) for b in known.banned}
+        self._measurer = Measurer(level, known.banned)
         self._measured = {trial.problem: trial.timings for trial in known.trials}
 
     def profile(self) -> Profile:
         """Return the known measurements and those of this run."""
-        return self._known.merge(msgspec.structs.replace(self._found, created=dated()))
+        measured = {"banned": self._measurer.banned, "setup": self._measurer.setup, "created": dated()}
+        return self._known.merge(msgspec.structs.replace(self._found, **measured))
 
     def try_tools(self) -> None:
         """Try the tools of candidates that compile, in a full calibration without a good verdict on them."""
@@ -159,126 +192,87 @@ class _Calibration:
         keops.believe(known if settled else None)
         if self._level != "full" or settled or _TRYING_SHARE * self._left < _TRYING or keops.keops_problem():
             return
-        self._progress(0.0, "KeOps")
+        self.progress(0.0, "KeOps")
         verdict = self._found.tools["keops"] = subprocess_probe.try_keops(_TRYING)
         keops.believe(verdict)
         if not verdict.works:
             _log.info("KeOps does not work on this host: %s", verdict.found)
 
+    def is_banned(self, candidate: Candidate, problem: Problem) -> bool:
+        """Whether a candidate does not run on a problem, as far as is known by now."""
+        return self._measurer.is_banned(candidate, problem)
+
     @property
     def _left(self) -> float:
         return self._ends - time.perf_counter()
 
-    def measure(self, groups: list[Group], share: float = 1.0) -> None:
-        """Work through the grids in turns, then between neighbours whose winners differ, in a share of the time."""
+    def measure(self, pools: list[Pool], share: float = 1.0) -> None:
+        """Run the trials that promise most, in a share of the time."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
-        total, done = sum(len(g.queue) for g in groups), 0
-        while self._left > 0 and (pending := [g for g in groups if g.queue]):
-            for group in pending:
-                self._try(group, group.queue.pop(0), done / total)
-                done += 1
-        for group in groups:
-            if group.trials and not group.skipped and not group.queue:
-                self._found.levels[group.key] = self._level
-            if not group.trials:
-                self._found.fruitless[group.key] = dated()
-        refinable = [g for g in groups if g.trials]
-        while refinable and self._left > 0.05 * self._budget:
-            refinable = [g for g in refinable if self._refine(g)]
-        self._progress(1.0, "done")
+        asks = {id(pool): self._asked(pool) if self._left > 0 else [] for pool in pools}
+        while self._left > 0:
+            pending = [pool for pool in pools if asks[id(pool)]]
+            if not pending:
+                break
+            pool = max(pending, key=lambda pool: asks[id(pool)][0].promise)
+            self._try(pool, asks[id(pool)].pop(0))
+            if not asks[id(pool)]:
+                asks[id(pool)] = self._asked(pool)
+            if time.perf_counter() - self._published > _UNPUBLISHED:  # so much is lost if the process is killed
+                self._publish(self.profile())
+                self._published = time.perf_counter()
+        for pool in [] if self.recorded else pools:
+            self._mark(pool)
 
-    def _refine(self, group: Group) -> bool:
-        problem = between_winners(group)
-        if problem is None or self._left <= 0.05 * self._budget:
-            return False
-        return self._try(group, problem, 1 - max(0.0, self._left) / self._budget)
+    def _mark(self, pool: Pool) -> None:
+        """Note which dtypes of an op are known now, and which were tried in vain."""
+        enough = pool.expected_regret(self._model(pool)) < _LITTLE
+        for dtype in pool.dtypes:
+            key, group = group_key(pool.op.name, dtype, pool.device), (pool.op.name, dtype, pool.device)
+            trials = [problem for problem in self._measured if problem.group == group]
+            if len(trials) >= ENOUGH or (trials and enough):
+                self._found.levels[key] = self._level
+            elif not (trials or pool.was_disturbed):
+                self._found.fruitless[key] = dated()
 
-    def _try(self, group: Group, problem: Problem, fraction: float) -> bool:
-        candidates = contenders(group.op, problem, self._level, self._accuracy)
-        expected = expected_seconds(group, problem) * len(candidates) * 3
-        if expected > min(self._left, self.share * self._budget):
-            group.skipped += 1
-            return False
-        self._progress(max(fraction, 1 - self._left / self._budget), str(problem))
+    def _model(self, pool: Pool) -> CostModel:
+        known = [Trial(p, t) for p, t in self._measured.items() if (p.op, p.device) == (pool.op.name, pool.device)]
+        return CostModel(Profile(trials=known), self._kin)
+
+    def _asked(self, pool: Pool) -> list[Ask]:
+        """Return the next trials of a pool: one, and more at once where so many are known that each changes little."""
+        model = self._model(pool)
+        known = {p: self._measured[p] for p in pool.able if p in self._measured}
+        quiet = {p: found.keys() for p, found in known.items() if not any(t.disturbed for t in found.values())}
+        most, count = min(self._left, self.share * self._budget), 1 + len(known) // _AT_ONCE
+        found = pool.asks(model, quiet, most, count) or pool.asks_again(model, quiet, most)
+        return found or pool.asks(model, quiet, _LAST_SHARE * self._left)
+
+    def _try(self, pool: Pool, ask: Ask) -> None:
+        """Run a trial and keep what can be trusted of it; a problem that others disturbed is tried once more later."""
+        if ask.seconds > min(self._left, max(self.share * self._budget, _LAST_SHARE * self._left)):
+            pool.skipped.add(ask.problem)
+            return
+        if len(self._measurer.runnable(ask.problem, ask.candidates)) < 2:
+            pool.skipped.add(ask.problem)
+            return
+        self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(ask.problem))
+        seconds, problem = min(self._left, _TIMING_SHARE * self._budget), ask.problem
         try:
-            timings = self._trial(group, problem, candidates)
+            timings = self._measurer.timings(pool.op, problem, ask.candidates, seconds)
         except (MemoryError, torch.OutOfMemoryError):
-            group.skipped += 1
-            return False
-        if timings:
-            if self._accuracy == "approximate" and self._level == "quick":
-                timings |= self._measured.get(problem, {})  # an earlier timing may be the better one
-            for trials in (self._found.trials, group.trials):
-                trials.append(Trial(problem, timings))
-        return bool(timings)
-
-    def _trial(self, group: Group, problem: Problem, candidates: list[Candidate]) -> dict[str, Timing]:
-        op, kind = group.op, host.current().devices[-1]
-
-        def synchronize() -> None:
-            host.synchronize(kind)
-
-        with torch.device("cpu"):  # the caller may have set another default
-            args = op.sample(problem, torch.Generator().manual_seed(1234 + problem.n))
-        calls: dict[str, Callable[[], Trialled]] = {}
-        errors: dict[str, float] = {}
-        warm: dict[str, float] = {}
-        relative: dict[str, float] = {}
-        gradient_error = exact = None
-        for candidate in candidates:
-            banned = (op.name, candidate.name, problem.dtype, problem.device) in self._banned
-            if banned or group.hopeless(candidate, 5 if self._level == "quick" else 10):
-                continue
-            call = trial(op, candidate.run, problem, args)
-            try:
-                if candidate.compiles:
-                    key, seconds = f"{op.name}.{candidate.name}", timer.once(call, lambda: None)
-                    self._found.setup[key] = max(self._found.setup.get(key, 0.0), seconds)
-                first = call()
-                if candidate.accuracy == "approximate":
-                    exact = exact or truth(op, problem, args)
-                    relative[candidate.name] = relative_error(op, first, exact)
-                elif self._must_check(group, candidate, problem):
-                    gradient_error = gradient_error or gradient_errors(op, problem, args, first)
-                    errors[candidate.name] = float(max(op.check(problem, first.out, args), gradient_error(first)))
-                del first
-                warm[candidate.name] = timer.once(call, synchronize)
-            except (MemoryError, torch.OutOfMemoryError):
+            timings = {}
+        except Exception:
+            if not (self.recorded or problem == pool.near):
                 raise
-            except Exception as error:
-                _log.debug("candidate %s.%s failed on %s", op.name, candidate.name, problem, exc_info=True)
-                if candidate.name == "stock":
-                    return {}
-                self._ban(op, candidate, problem, f"raised {type(error).__name__} on {problem}")
-                continue
-            if errors.get(candidate.name, 0.0) > 1 and not candidate.as_stock:
-                self._ban(op, candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
-                continue
-            calls[candidate.name] = call
-        if len(calls) < 2:
-            return {}
-        timings = timer.compare(
-            calls,
-            synchronize=synchronize,
-            seconds=min(self._left, _TIMING_SHARE * self._budget),
-            min_time=_MIN_TIME[self._level],
-            rounds=_ROUNDS[self._level],
-            warm=warm,
-        )
-        return {
-            n: msgspec.structs.replace(t, error=errors.get(n, 0.0), relative_error=relative.get(n))
-            for n, t in timings.items()
-        }
-
-    def _must_check(self, group: Group, candidate: Candidate, problem: Problem) -> bool:
-        """Whether this candidate has not been checked yet on such a variant, with a result this large."""
-        large = problem.batch * problem.m * problem.n > _CHECKED_ELEMENTS
-        kind = (candidate.name, () if large else problem.words, problem.batch > 1)
-        seen = kind in group.checked
-        group.checked.add(kind)
-        return not seen
-
-    def _ban(self, op: Op, candidate: Candidate, problem: Problem, reason: str) -> None:
-        _log.info("banned %s.%s on this host: %s", op.name, candidate.name, reason)
-        self._banned.add((op.name, candidate.name, problem.dtype, problem.device))
-        self._found.banned.append(Ban(op.name, candidate.name, problem.dtype, problem.device, reason))
+            timings = {}  # a program asked a kind of problem that the op makes no sample of
+        pool.skipped.add(problem)
+        if timings:
+            known = self._measured.get(problem, {})
+            if self._accuracy == "approximate" and self._level == "quick":
+                timings |= known  # an earlier timing may be the better one
+            self._found.trials.append(Trial(problem, timings))
+            self._measured[problem] = {**known, **timings}
+        is_left = len(self._measurer.runnable(problem, ask.candidates)) > 1
+        if any(timing.disturbed for timing in timings.values()) or (is_left and not timings):
+            pool.disturbed.append(problem)

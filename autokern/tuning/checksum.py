@@ -32,17 +32,42 @@ def unsealed(schema: int, data: bytes) -> bytes:
     ProfileError
         If any byte has changed.
     """
-    claim, header = _SCHEMA.match(data), _HEADER.match(data)
+    header = _HEADER.match(data)
     body = data[header.end() :] if header else b""
     whole = header is not None and header[2].decode() == _digest(int(header[1]), body)
-    found = int(claim[1]) if claim else schema
+    found = _claimed(data, schema)
     # A newer schema is accepted without a check, as its checksum may differ; but not one that a flipped bit explains.
     flipped = found < 10 and (found ^ schema).bit_count() == 1
     if found > schema and (whole or not flipped):
-        raise NewerError(f"a newer autokern wrote it (schema {found}, this one reads {schema}); upgrade autokern")
+        raise _newer(found, schema)
     if not whole:
         raise ProfileError("it is damaged: the checksum does not match")
     return body
+
+
+def body_of(schema: int, data: bytes) -> bytes:
+    """Return the body of a sealed file of a schema, or all of a plain one.
+
+    Raises
+    ------
+    ProfileError
+        If the file is of a newer schema, or sealed and changed.
+    """
+    if data.startswith(b'{"autokern"'):
+        return unsealed(schema, data)
+    if (found := _claimed(data, schema)) > schema:
+        raise _newer(found, schema)
+    return data
+
+
+def _claimed(data: bytes, otherwise: int) -> int:
+    """Return the schema that a file claims at its beginning, sealed or not."""
+    claim = _SCHEMA.match(data)
+    return int(claim[1]) if claim else otherwise
+
+
+def _newer(found: int, schema: int) -> NewerError:
+    return NewerError(f"a newer autokern wrote it (schema {found}, this one reads {schema}); upgrade autokern")
 
 
 def _header(schema: int, digest: str) -> bytes:

@@ -1,43 +1,53 @@
-"""The cost model: seconds of a candidate on any problem, from the measurements of a profile.
+"""The cost model: seconds of a candidate on any problem, from the measurements of this host and of others like it.
 
-Per op, dtype and device, each candidate gets coefficients (seconds per call, flop, byte and copied byte, fitted without
-negative values), which carry over to any size, and a Gaussian process on the residuals, in octaves of the sizes. For
-candidates other than stock, the paired ratio to stock is modelled: drift and noise that both share cancel. The
-posterior standard deviation measures the uncertainty. Far from any measurement only the coefficients are left, with a
-large deviation.
+Per op and device, the log of a candidate's time over stock's is a Gaussian process in octaves of the sizes; drift and
+noise that both share cancel in the ratio. Its mean is what the models of other hosts predict, and where there are
+none, coefficients (seconds per call, flop, byte and copied byte, fitted without negative values). So other hosts say
+what is likely here, this host's own measurements correct them, and far from any measurement the deviation is large.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
-from autokern.tuning.profile import Profile, Trial
+from autokern.system import threads
+from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key
+from autokern.tuning.residuals import (
+    Array,
+    Fit,
+    Posterior,
+    correlation,
+    distances,
+    features_of,
+    fit_coefficients,
+    log_seconds,
+    places_of,
+)
+from autokern.tuning.tells import Kin, KinOf, Tells, alone
 
-Array = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.intp]
+__all__ = ["DRIFT", "CostModel", "Estimate", "Kin", "KinOf", "Tells", "alone"]
 
-_LENGTHSCALES = (1.0, 2.0, 4.0)
-"""Octaves over which measurements are correlated; the likeliest of these is taken."""
-_LEAST_AMPLITUDE = 0.15
-"""Least standard deviation of the residuals, which are log times."""
-_WORDS = 6
-"""Words of a problem that count."""
-_WORD = 2.0
-"""Octaves between two problems that differ in one word."""
-_DRIFT = 0.06
-"""Standard deviation of the coefficients' own predictions, per octave from the nearest measurement."""
-_NUGGET = 0.02
-"""Least standard deviation of a measured log time."""
-_FLOOR = 1e-7
-"""Least seconds of any call."""
+Pool = tuple[str, str]
+"""Problems of one op on one kind of device: their measurements tell of each other."""
+
+_EXPECTED, _EXPECTED_OF_KIN = 0.6, 0.15
+"""Standard deviation of log ratios around coefficients, and around what an equal host gives, before any is measured."""
+_UNLIKE = 0.35
+"""What it grows by for hosts that have nothing in common."""
+_SPEEDS = 0.5
+"""Standard deviation of the log of one factor that all times of this host may have over those of others."""
+DRIFT = 0.06
+"""Standard deviation of what coefficients give, per octave from the nearest measurement."""
+_PLENTY = 50
+"""Trials of a candidate in a pool from which on other hosts add nothing."""
+_MOST_TOLD = 1000
+"""Posteriors that are kept."""
 
 
 class Estimate(NamedTuple):
@@ -52,7 +62,7 @@ class Estimate(NamedTuple):
     sigma : float
         Standard deviation of `log_ratio`.
     distance : float
-        Octaves to the nearest problem on which it was measured.
+        Octaves to the nearest problem on which this host measured it; infinite where it did not.
     """
 
     seconds: float
@@ -62,7 +72,14 @@ class Estimate(NamedTuple):
 
 
 class CostModel:
-    """Predicts from one profile; fits are made when first needed and kept.
+    """Predicts from one profile and from other hosts; fits are made when first needed and kept.
+
+    Parameters
+    ----------
+    profile : Profile
+        Measurements of this host.
+    kin : callable
+        Maps a kind of device to other hosts; asked when first needed.
 
     Examples
     --------
@@ -70,18 +87,44 @@ class CostModel:
     False
     """
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    def __init__(self, profile: Profile, kin: KinOf = alone) -> None:
+        self.profile, self._kin_of = profile, kin
+        self._kin: dict[str, Sequence[Kin]] = {}
         self._trials: dict[tuple[str, str, str], list[Trial]] = {}
+        self._pools: dict[Pool, list[Trial]] = {}
         for trial in profile.trials:
             if "stock" in trial.timings:
                 self._trials.setdefault(trial.problem.group, []).append(trial)
+                self._pools.setdefault(_pool(trial.problem), []).append(trial)
+        self._learnt = {trial.problem.coarse: trial for trial in profile.trials if trial.calls}
         self._measured: dict[tuple[tuple[str, str, str], str], bool] = {}
-        self._fits: dict[tuple[tuple[str, str, str], str], _Fit] = {}
+        self._rows: dict[tuple[Pool, str], list[int]] = {}
+        self._fits: dict[tuple[Pool, str], Fit | None] = {}
+        self._coefficients: dict[tuple[Pool, str], Array] = {}
+        self._places: dict[Pool, Array] = {}
+        self._like: dict[Pool, Array] = {}
+        self._work: dict[tuple[Pool, object], Array] = {}
+        self._won: dict[tuple[Pool, str], list[bool]] = {}
+        self._told: dict[tuple[str, tuple[Problem, ...]], Posterior | None] = {}
+
+    def kin(self, device: str) -> Sequence[Kin]:
+        """Return the other hosts that tell something about a kind of device."""
+        if device not in self._kin:
+            self._kin[device] = self._kin_of(device)
+        return self._kin[device]
+
+    def _of(self, pool: Pool) -> list[Trial]:
+        """Return the trials of a pool."""
+        return self._pools.get(pool, [])
 
     def knows(self, problem: Problem) -> bool:
-        """Whether anything was measured for the op, dtype and device of a problem."""
-        return problem.group in self._trials
+        """Whether enough was measured for the op, dtype and device of a problem, beside what was learnt from use."""
+        trials = sum(not trial.calls for trial in self._trials.get(problem.group, ()))
+        return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
+
+    def learnt(self, problem: Problem) -> Trial | None:
+        """Return what was learnt from the user's calls of a problem, or of one that shares its decision."""
+        return self._learnt.get(problem.coarse)
 
     def knows_errors(self, problem: Problem) -> bool:
         """Whether the error of any candidate that approximates was measured for the group of a problem."""
@@ -95,23 +138,48 @@ class CostModel:
             self._measured[problem.group, name] = any(name in trial.timings for trial in trials)
         return self._measured[problem.group, name]
 
+    def never_won(self, name: str, problem: Problem, least: int) -> bool:
+        """Whether a candidate won none of at least so many trials of other hosts, and none of this one."""
+        op, device = pool = _pool(problem)
+        told = [won for model, _ in self.kin(device) for won in model.wins(op, device, name)]
+        return len(told) >= least and not any(told) and not any(self.wins(*pool, name))
+
+    def wins(self, op: str, device: str, name: str) -> list[bool]:
+        """Return, for each trial of a candidate, whether it was as fast as any within what could be measured."""
+        pool = op, device
+        if (pool, name) not in self._won:
+            self._won[pool, name] = [trial.won(name) for trial in self._of(pool) if name in trial.timings]
+        return self._won[pool, name]
+
     def estimate(self, op: Op, problem: Problem, candidates: Sequence[Candidate]) -> dict[str, Estimate]:
-        """Return an Estimate by name for those of the candidates that were measured in the problem's group."""
-        stock = self._fit(op, op.stock, problem.group) if self.knows(problem) else None
-        if stock is None:
+        """Return an Estimate by name for those of the candidates that this host or another one measured."""
+        found = self.estimates(op, [problem], candidates)
+        base = found.pop("stock", None)
+        if base is None:
             return {}
-        distances = _distances(_place(op, problem)[None, :], stock.places)[0]
-        baseline = stock.baseline(op.stock, problem)
-        base = stock.predict(distances, baseline)
-        found = {"stock": Estimate(math.exp(base.mean), 0.0, 0.0, base.distance)}
+        time = float(base.mean[0])
+        made = {"stock": Estimate(math.exp(time), 0.0, 0.0, float(base.distance[0]))}
+        for name, (mean, variance, distance) in found.items():
+            ratio = float(mean[0])
+            made[name] = Estimate(math.exp(time + ratio), ratio, math.sqrt(variance[0]), float(distance[0]))
+        return made
+
+    def estimates(self, op: Op, problems: Sequence[Problem], candidates: Sequence[Candidate]) -> dict[str, Posterior]:
+        """Return, for problems of one pool, the posterior of stock's log time and of each candidate's log ratio."""
+        with threads.scope(1):  # beside other programs, two threads wait longer for each other than one computes
+            return self._estimates(op, problems, candidates)
+
+    def _estimates(self, op: Op, problems: Sequence[Problem], candidates: Sequence[Candidate]) -> dict[str, Posterior]:
+        places = places_of(op, problems)
+        base = self._posterior(op, op.stock, problems, places)
+        if base is None:
+            return {}
+        found = {"stock": base}
         for candidate in candidates:
-            fit = None if candidate.name == "stock" else self._fit(op, candidate, problem.group)
-            if fit is not None:
-                prior = fit.baseline(candidate, problem) - baseline
-                posterior = fit.predict(distances, prior)
-                found[candidate.name] = Estimate(
-                    math.exp(base.mean + posterior.mean), posterior.mean, posterior.sigma, posterior.distance
-                )
+            if candidate.name != "stock":
+                posterior = self._posterior(op, candidate, problems, places)
+                if posterior is not None:
+                    found[candidate.name] = posterior
         return found
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
@@ -129,145 +197,109 @@ class CostModel:
         nearest = min(distance for distance, _ in known)
         return float(max(error for distance, error in known if distance <= nearest + 1) * 2.0**nearest)
 
-    def _fit(self, op: Op, candidate: Candidate, group: tuple[str, str, str]) -> _Fit | None:
-        key = (group, candidate.name)
+    def told(self, op: Op, candidate: Candidate, problems: Sequence[Problem], places: Array) -> Posterior | None:
+        """Return the posterior on problems of one pool, which is kept: a calibration asks for the same ones again."""
+        key = (candidate.name, tuple(problems))
+        if key not in self._told:
+            if len(self._told) >= _MOST_TOLD:
+                self._told.clear()
+            self._told[key] = self._posterior(op, candidate, problems, places)
+        return self._told[key]
+
+    def _posterior(self, op: Op, candidate: Candidate, problems: Sequence[Problem], places: Array) -> Posterior | None:
+        """Return the posterior on problems of one pool: that of other hosts, corrected by this one's measurements."""
+        prior, pool = self._prior(op, candidate, problems, places), _pool(problems[0])
+        fit = self._fit(op, candidate, pool)
+        if fit is None:
+            return prior
+        work = None if prior is not None else (features_of(candidate, problems), features_of(op.stock, problems))
+        mean, expected = self._expected(op, candidate, pool, work, prior)
+        found = fit.predict(distances(places, self._places[pool][self._measured_rows(pool, candidate.name)]), expected)
+        drift = (DRIFT * found.distance) ** 2 if prior is None else 0.0
+        return Posterior(mean + found.mean, found.variance + drift, found.distance)
+
+    def _expected(
+        self, op: Op, candidate: Candidate, pool: Pool, work: tuple[Array, Array] | None, prior: Posterior | None
+    ) -> tuple[Array, Array]:
+        """Return mean and variance before this host measured anything, by other hosts or else by coefficients."""
+        if prior is not None:
+            return prior.mean, prior.variance
+        assert work is not None
+        mean = log_seconds(self._coefficients[pool, candidate.name], work[0])
+        if candidate is not op.stock:
+            mean = mean - log_seconds(self._coefficients[pool, "stock"], work[1])
+        return mean, np.full(len(mean), _EXPECTED**2)
+
+    def _worked(self, candidate: Candidate, pool: Pool) -> Array:
+        """Return the counts of a candidate's work on the trials of a pool; several candidates may share them."""
+        key = (pool, candidate.features)
+        if key not in self._work:
+            self._work[key] = features_of(candidate, [trial.problem for trial in self._of(pool)])
+        return self._work[key]
+
+    def _prior(self, op: Op, candidate: Candidate, problems: Sequence[Problem], places: Array) -> Posterior | None:
+        """Return what other hosts predict, weighted by likeness and certainty, widened by how they differ.
+
+        Where much was measured here, they are not asked.
+        """
+        found: list[tuple[Posterior, float]] = []
+        if len(self._measured_rows(_pool(problems[0]), candidate.name)) >= _PLENTY:
+            return None
+        for model, likeness in self.kin(problems[0].device):
+            posterior = model.told(op, candidate, problems, places)
+            if posterior is not None:
+                found.append((posterior, likeness))
+        if not found:
+            return None
+        spread = _EXPECTED_OF_KIN + _UNLIKE * (1 - max(likeness for _, likeness in found))
+        weights = np.array([likeness / (posterior.variance + 0.01) for posterior, likeness in found])
+        weights /= weights.sum(axis=0)
+        means = np.array([posterior.mean for posterior, _ in found])
+        mean = (weights * means).sum(axis=0)
+        variance = (weights * np.array([posterior.variance for posterior, _ in found])).sum(axis=0)
+        between = (weights * (means - mean) ** 2).sum(axis=0)
+        return Posterior(mean, variance + between + spread**2, np.full(len(problems), math.inf))
+
+    def _measured_rows(self, pool: Pool, name: str) -> list[int]:
+        """Return the numbers of the trials of a pool that have a candidate."""
+        if (pool, name) not in self._rows:
+            self._rows[pool, name] = [row for row, trial in enumerate(self._of(pool)) if name in trial.timings]
+        return self._rows[pool, name]
+
+    def _fit(self, op: Op, candidate: Candidate, pool: Pool) -> Fit | None:
+        """Return the fit of a candidate; None where it was not measured."""
+        key = (pool, candidate.name)
         if key not in self._fits:
-            trials = self._trials[group]
-            rows = [row for row, trial in enumerate(trials) if candidate.name in trial.timings]
-            if not rows:
-                return None
-            if candidate.name == "stock":
-                self._fits[key] = _Fit.of_stock(op, trials)
-            else:
-                stock = self._fit(op, op.stock, group)
-                assert stock is not None
-                self._fits[key] = _Fit.of_ratio(candidate, [trials[row] for row in rows], stock, np.array(rows))
+            rows = self._measured_rows(*key)
+            self._fits[key] = self._fitted(op, candidate, pool, rows) if rows else None
         return self._fits[key]
 
+    def fitted(self, op: Op, candidate: Candidate, device: str) -> tuple[Array, Fit] | None:
+        """Return coefficients and fit of a candidate by the measurements of this host alone."""
+        fit = self._fit(op, candidate, (op.name, device))
+        return None if fit is None else (self._coefficients[(op.name, device), candidate.name], fit)
 
-class _Posterior(NamedTuple):
-    mean: float
-    sigma: float
-    distance: float
-
-
-class _Fit:
-    """Coefficients, and a Gaussian process on the residuals of log times at some of the places of a group."""
-
-    def __init__(self, coefficients: Array, places: Array, residuals: Array, noise: Array, rows: Rows) -> None:
-        self._coefficients, self.places, self._rows = coefficients, places, rows
-        between = _distances(places[rows], places[rows])
-        fits = (_condition(between, lengthscale, residuals, noise) for lengthscale in _LENGTHSCALES)
-        self._fit = max(fits, key=lambda fit: fit.likelihood)
-        self.baselines = np.zeros(0)
-
-    @classmethod
-    def of_stock(cls, op: Op, trials: list[Trial]) -> _Fit:
-        """Fit the times of stock themselves."""
-        seconds, problems = np.array([t.timings["stock"].seconds for t in trials]), [t.problem for t in trials]
-        features = _features(op.stock, problems)
-        coefficients = _fit_coefficients(features, seconds)
-        residuals = np.log(seconds) - np.log(_seconds(coefficients, features))
-        places = np.array([_place(op, problem) for problem in problems])
-        fit = cls(coefficients, places, residuals, np.zeros(len(trials)), np.arange(len(trials)))
-        fit.baselines = np.array([fit.baseline(op.stock, problem) for problem in problems])
-        return fit
-
-    @classmethod
-    def of_ratio(cls, candidate: Candidate, trials: list[Trial], stock: _Fit, rows: Rows) -> _Fit:
-        """Fit the ratios of a candidate to stock, measured on some rows of stock's trials."""
-        features, timings = (
-            _features(candidate, [t.problem for t in trials]),
-            [t.timings[candidate.name] for t in trials],
+    def _fitted(self, op: Op, candidate: Candidate, pool: Pool, rows: list[int]) -> Fit:
+        trials = self._of(pool)
+        if pool not in self._places:
+            self._places[pool] = places_of(op, [trial.problem for trial in trials])
+            self._like[pool] = correlation(distances(self._places[pool], self._places[pool]))
+        places, problems = self._places[pool][rows], [trials[row].problem for row in rows]
+        timings = [trials[row].timings[candidate.name] for row in rows]
+        seconds, ratios = (np.array([getattr(t, field) for t in timings]) for field in ("seconds", "ratio"))
+        work = self._worked(candidate, pool)[rows], self._worked(op.stock, pool)[rows]
+        prior, is_stock = self._prior(op, candidate, problems, places), candidate is op.stock
+        if prior is None or is_stock:
+            self._coefficients[pool, candidate.name] = fit_coefficients(work[0], seconds)
+        if not is_stock:
+            self._fit(op, op.stock, pool)
+        mean, expected = self._expected(op, candidate, pool, work, prior)
+        noise = np.zeros(len(rows)) if is_stock else np.array([timing.noise for timing in timings])
+        shift = _SPEEDS**2 if is_stock and prior is not None else 0.0
+        return Fit(
+            self._like[pool][np.ix_(rows, rows)], np.log(seconds if is_stock else ratios) - mean, expected, noise, shift
         )
-        coefficients = _fit_coefficients(features, np.array([t.seconds for t in timings]))
-        prior = np.log(_seconds(coefficients, features)) - stock.baselines[rows]
-        residuals = np.log([t.ratio for t in timings]) - prior
-        return cls(coefficients, stock.places, residuals, np.array([t.noise for t in timings]), rows)
-
-    def baseline(self, candidate: Candidate, problem: Problem) -> float:
-        """Return the log of the seconds by the coefficients alone."""
-        return float(np.log(_seconds(self._coefficients, _features(candidate, [problem]))[0]))
-
-    def predict(self, distances: Array, prior: float) -> _Posterior:
-        """Return the posterior of the log time or log ratio; `prior` comes from the coefficients.
-
-        `distances` are those of the problem from all places of the group.
-        """
-        distance = distances[self._rows]
-        cross = self._fit.amplitude**2 * _matern32(distance / self._fit.lengthscale)
-        nearest = float(distance.min())
-        explained = float(cross @ self._fit.precision @ cross)
-        variance = max(self._fit.amplitude**2 - explained, 0.0) + (_DRIFT * nearest) ** 2
-        return _Posterior(prior + float(cross @ self._fit.weights), math.sqrt(variance), nearest)
 
 
-class _Conditioned(NamedTuple):
-    """A Gaussian process conditioned on residuals."""
-
-    lengthscale: float
-    amplitude: float
-    precision: Array
-    weights: Array
-    likelihood: float
-
-
-def _condition(between: Array, lengthscale: float, residuals: Array, noise: Array) -> _Conditioned:
-    """Condition on residuals, given the lengthscale (Rasmussen and Williams 2006, alg. 2.1)."""
-    amplitude = max(_LEAST_AMPLITUDE, float(np.sqrt(np.mean(residuals**2))))
-    gram = amplitude**2 * _matern32(between / lengthscale)
-    gram[np.diag_indices_from(gram)] += noise**2 + _NUGGET**2
-    factor = np.linalg.cholesky(gram)
-    inverse = np.linalg.inv(factor)
-    precision = np.asarray(inverse.T @ inverse, dtype=np.float64)
-    weights = precision @ residuals
-    likelihood = -0.5 * float(residuals @ weights) - float(np.log(np.diag(factor)).sum())
-    return _Conditioned(lengthscale, amplitude, precision, weights, likelihood)
-
-
-def _matern32(distance: Array) -> Array:
-    a = math.sqrt(3) * distance
-    return (1 + a) * np.exp(-a)
-
-
-def _place(op: Op, problem: Problem) -> Array:
-    """Return the coordinates of a problem: sizes, and hashes of its words."""
-    words = [float(hash(word)) for word in problem.words[:_WORDS]]
-    return np.array([*op.coordinates(problem), *words, *[0.0] * (_WORDS - len(words))])
-
-
-def _distances(places: Array, others: Array) -> Array:
-    """Return the distances of places in octaves: sizes by difference, words by whether they differ."""
-    sizes = places[:, None, :-_WORDS] - others[None, :, :-_WORDS]
-    differing = places[:, None, -_WORDS:] != others[None, :, -_WORDS:]
-    return np.asarray(np.sqrt((sizes**2).sum(-1) + _WORD**2 * differing.sum(-1)), dtype=np.float64)
-
-
-def _features(candidate: Candidate, problems: list[Problem]) -> Array:
-    features = map(candidate.features, problems)
-    return np.array([(f.calls, f.flops, f.bytes, f.copied) for f in features], dtype=np.float64)
-
-
-def _fit_coefficients(features: Array, seconds: Array) -> Array:
-    """Return non-negative coefficients that minimise squared relative errors.
-
-    With four coefficients the best of the fifteen sub-problems without negative ones is found by trying them all
-    (scipy's NNLS gives the same, but importing it takes longer than everything else at a first call).
-    """
-    relative = features / seconds[:, None]
-    scale = np.maximum(relative.max(axis=0), 1e-300)
-    best, coefficients = math.inf, np.zeros(features.shape[1])
-    used = [i for i in range(features.shape[1]) if features[:, i].any()]
-    for size in range(1, len(used) + 1):
-        for subset in itertools.combinations(used, size):
-            columns = relative[:, subset] / scale[list(subset)]
-            solution = np.linalg.lstsq(columns, np.ones(len(seconds)), rcond=None)[0]
-            residuals = float(np.sum((columns @ solution - 1) ** 2))
-            if solution.min() >= 0 and residuals < best:
-                best, coefficients = residuals, np.zeros(features.shape[1])
-                coefficients[list(subset)] = solution / scale[list(subset)]
-    return coefficients
-
-
-def _seconds(coefficients: Array, features: Array) -> Array:
-    return np.maximum(features @ coefficients, _FLOOR)
+def _pool(problem: Problem) -> Pool:
+    return problem.op, problem.device

@@ -1,7 +1,7 @@
 """Profile: raw timings of candidates on problems on one host, as plain JSON.
 
 A profile keeps timings, never winners: policy may change without a new measurement. Merging two profiles of one
-host keeps every trial of both.
+host keeps every trial of both. Thousands of objects without cycles (``gc=False``) cause no collection of garbage.
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ import msgspec
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.core.tool import Tool
+from autokern.tuning.portrait import Portrayed
 
 SCHEMA = 1
+
+DISTURBED = 0.1
+"""Share of a timing in which threads waited for a core from which on it counts as disturbed."""
+QUIET = 0.0
+"""The share of one that does not: this object is the default, which files leave out."""
+ENOUGH = 5
+"""Trials of a group that make it known; fewer hint at times, but neither coefficients nor spread follow from them."""
+_NEAR_BEST = 1.03
+"""Times of the best time up to which a candidate has won a trial."""
 
 _Positive = Annotated[float, msgspec.Meta(gt=1e-12, lt=1e9)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Timing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """How long one candidate took on one problem.
 
     Parameters
@@ -43,6 +53,9 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     relative_error : float or None
         Of a candidate that approximates: largest error of an entry of the result, or of a gradient, relative to the
         largest entry, against float64 truth; None where it was not measured.
+    disturbed : float
+        Share of the time in which its threads, or those of the stock candidate beside it, waited for a core that other
+        programs used; 0 where it was measured quietly, or where the system does not count it.
     """
 
     seconds: _Positive
@@ -51,18 +64,55 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     rounds: Annotated[int, msgspec.Meta(ge=1)] = 1
     error: _Amount = 0.0
     relative_error: _Amount | None = None
+    disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] = QUIET
 
 
-class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One problem, and the timings of all candidates that were measured side by side on it."""
+class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One problem, and the timings of all candidates that were measured side by side on it.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem.
+    timings : dict
+        A Timing by name of candidate.
+    calls : int
+        Calls of the user's programs on whose arguments candidates were compared; 0 if a calibration measured them.
+    """
 
     problem: Problem
     timings: dict[str, Timing]
+    calls: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def updated(self, later: Trial) -> Trial:
+        """Return this trial with the timings of a later one in place of its own; the calls behind both are not added.
+
+        Both may hold what was learnt from the same calls. Errors are kept where the later trial did not check. A timing
+        that was disturbed more replaces none.
+        """
+        timings = dict(self.timings)
+        for name, timing in later.timings.items():
+            known = timings.get(name, timing)
+            if timing.disturbed > known.disturbed:
+                continue
+            checked = timing if timing.error or not later.calls else msgspec.structs.replace(timing, error=known.error)
+            timings[name] = checked
+        replaced = later.timings.keys() >= self.timings.keys()
+        return Trial(self.problem, timings, later.calls if replaced else max(self.calls, later.calls))
 
     @property
     def usual(self) -> dict[str, Timing]:
         """The timings of candidates within the op's bound: those that may be chosen by default."""
         return {name: timing for name, timing in self.timings.items() if timing.relative_error is None}
+
+    def won(self, name: str) -> bool:
+        """Whether a candidate was as fast as any within what could be measured."""
+        return self.timings[name].ratio <= _NEAR_BEST * min(timing.ratio for timing in self.usual.values())
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether any of the timings was."""
+        return any(timing.disturbed for timing in self.timings.values())
 
 
 class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +143,7 @@ def dated(ago: float = 0.0) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
 
 
-class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Profile(Portrayed, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The measurements of one host.
 
     Parameters
@@ -113,7 +163,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     tools : dict
         Results of trying tools that candidates need, by name (``"keops"``).
     fruitless : dict
-        UTC date of a calibration without time for any problem of an op, ISO 8601, by ``"op/dtype@device"``.
+        UTC date of a calibration without time for any problem of an op, or of one at first use that did not make it
+        known, ISO 8601, by ``"op/dtype@device"``.
     created : str
         UTC date of the last measurement, ISO 8601.
     """
@@ -130,15 +181,15 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     schema: int = SCHEMA
 
     def merge(self, other: Profile) -> Profile:
-        """Return a profile with the trials of both; for a problem in both, `other`'s timings win one by one."""
+        """Return a profile with the trials of both; for a problem in both, see `Trial.updated`."""
         trials = {trial.problem: trial for trial in self.trials}
         for trial in other.trials:
             known = trials.get(trial.problem)
-            timings = {**known.timings, **trial.timings} if known else trial.timings
-            trials[trial.problem] = Trial(trial.problem, timings)
+            trials[trial.problem] = known.updated(trial) if known else trial
         bans = {(b.op, b.candidate, b.dtype, b.device): b for b in (*self.banned, *other.banned)}
         full = {key: level for profile in (self, other) for key, level in profile.levels.items() if level == "full"}
-        measured = {group_key(*problem.group) for problem in trials}
+        counts = Counter(group_key(*problem.group) for problem, trial in trials.items() if not trial.calls)
+        measured = {key for key, count in counts.items() if count >= ENOUGH} | {*self.levels, *other.levels}
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
         return Profile(
             host=other.host or self.host,

@@ -23,7 +23,7 @@ import msgspec
 from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.settings import Settings
 from autokern.system.files import FLAGS, LARGEST, Folder, Version, contents, opened
-from autokern.tuning.checksum import NewerError, sealed, unsealed
+from autokern.tuning.checksum import NewerError, body_of, sealed, unsealed
 from autokern.tuning.profile import SCHEMA, Profile, decode
 
 _log = logging.getLogger("autokern")
@@ -67,7 +67,7 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
         If there is a profile that cannot be trusted, and `settings.strict` is set.
     """
     try:
-        with _folder(settings) as folder:
+        with opened_home(settings) as folder:
             return _kept(folder, fingerprint)[0]
     except FileNotFoundError:
         return None
@@ -81,10 +81,11 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
         return None
 
 
-def save(settings: Settings, profile: Profile) -> Path | None:
+def save(settings: Settings, profile: Profile, *, kept_wins: bool = False) -> Path | None:
     """Add a profile to that kept for its host; return the file, or None where it could not be written.
 
-    Keys are only ever added, also beside other writers; after an error the file is as before.
+    Keys are only ever added, also beside other writers; after an error the file is as before. Of a key in both, the
+    given profile's value stays, or with `kept_wins` the file's.
 
     Raises
     ------
@@ -92,9 +93,9 @@ def save(settings: Settings, profile: Profile) -> Path | None:
         If the profile could not be written, and `settings.strict` is set.
     """
     try:
-        with _folder(settings, create=True) as folder:
+        with opened_home(settings, create=True) as folder:
             _sweep(folder)
-            return _add(folder, profile)
+            return _add(folder, profile, kept_wins)
     except (OSError, ProfileError) as error:
         message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
         message += "They serve this process only; set AUTOKERN_HOME to a private folder that can be written."
@@ -116,14 +117,20 @@ def read_file(path: Path) -> Profile:
     try:
         with opened(os.open(path, os.O_RDONLY | FLAGS)) as fd:
             data = contents(fd, path, private=False)
-        return decode(unsealed(SCHEMA, data)) if data.startswith(b'{"autokern"') else decode(data)
+        return decode(body_of(SCHEMA, data))
     except (OSError, ProfileError) as error:
-        advice = "Name a file that `autokern calibrate --output FILE` wrote"
+        advice = "Name a file that `autokern profile export FILE` or `autokern calibrate --output FILE` wrote"
         raise ProfileError(f"asked for the profile in {path}; found: {error}. {advice}") from error
 
 
-def write_file(path: Path, profile: Profile) -> None:
-    """Write a profile as plain, indented JSON, all or nothing.
+def plain(profile: Profile) -> bytes:
+    """Return a profile as one line of JSON that begins with its schema."""
+    told = {name: value for name, value in msgspec.structs.asdict(profile).items() if value}
+    return _encoded({"schema": SCHEMA, **told}) + b"\n"
+
+
+def write_file(path: Path, profile: Profile, *, compact: bool = False) -> None:
+    """Write a profile as plain JSON, indented or compact, all or nothing.
 
     Raises
     ------
@@ -134,7 +141,7 @@ def write_file(path: Path, profile: Profile) -> None:
     try:
         if target.exists() and not target.is_file():  # a rename would replace even a device
             raise ProfileError("it is no regular file")
-        data = msgspec.json.format(_encoded(profile), indent=2) + b"\n"
+        data = plain(profile) if compact else msgspec.json.format(plain(profile), indent=2) + b"\n"
         with contextlib.closing(Folder(target.parent, private=False)) as folder:
             with folder.temporary(target.name, data, mode=0o666) as temporary:
                 folder.replace(temporary, target.name)
@@ -152,7 +159,7 @@ def clear(settings: Settings) -> list[Path]:
         If the folder cannot be trusted or read, and `settings.strict` is set.
     """
     try:
-        with _folder(settings) as folder:
+        with opened_home(settings) as folder:
             return [folder.path / name for name in folder.names() if _OURS.fullmatch(name) and folder.remove(name)]
     except FileNotFoundError:
         return []
@@ -171,7 +178,7 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
     """
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(_folder(settings, create=True))
+            folder = stack.enter_context(opened_home(settings, create=True))
             granted = stack.enter_context(folder.locked(_named(f"{fingerprint}.{op}.lock")))
         except (OSError, ProfileError):
             granted = True
@@ -196,7 +203,14 @@ def _named(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _folder(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
+def opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
+    """Open the folder for profiles, made where it is missing if that is asked for.
+
+    Raises
+    ------
+    OSError, ProfileError
+        If there is none, or it cannot be opened or trusted.
+    """
     path = home(settings)
     if path is None:
         raise FileNotFoundError(errno.ENOENT, "this user has no cache folder")
@@ -204,14 +218,26 @@ def _folder(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
         yield folder
 
 
+def examined(folder: Folder, fingerprint: str) -> Profile:
+    """Return the profile of a host in the open folder; the file stays as it is, whatever it holds.
+
+    Raises
+    ------
+    OSError, ProfileError
+        If it cannot be read or trusted.
+    """
+    profile = decode(unsealed(SCHEMA, folder.read(_named(f"{fingerprint}.json"))))
+    if profile.fingerprint != fingerprint:
+        raise ProfileError("it was measured on another host")
+    return profile
+
+
 def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
     """Return the profile under its name and the file's version; a bad file has lost the name when this raises."""
     name = _named(f"{fingerprint}.json")
     version = folder.version(name)  # taken first: a file that is replaced while being read counts as replaced
     try:
-        profile = decode(unsealed(SCHEMA, folder.read(name)))
-        if profile.fingerprint != fingerprint:
-            raise ProfileError("it was measured on another host")
+        return examined(folder, fingerprint), version
     except FileNotFoundError:
         return None, None
     except NewerError:
@@ -221,7 +247,6 @@ def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | N
             raise
         _quarantine(folder, name, version)
         raise error if isinstance(error, ProfileError) else ProfileError(str(error)) from error
-    return profile, version
 
 
 def _quarantine(folder: Folder, name: str, version: Version | None) -> None:
@@ -240,7 +265,7 @@ def _sweep(folder: Folder) -> None:
                 folder.remove(name)
 
 
-def _add(folder: Folder, profile: Profile) -> Path:
+def _add(folder: Folder, profile: Profile, kept_wins: bool) -> Path:
     """Publish the union of the kept and the given profile, again until no key of it is missing on disk."""
     name, wanted, published = _named(f"{profile.fingerprint}.json"), profile, False
     with contextlib.ExitStack() as stack:
@@ -252,7 +277,8 @@ def _add(folder: Folder, profile: Profile) -> Path:
             kept, version = _kept_or_none(folder, profile.fingerprint)
             if published and kept is not None and _keys(wanted) <= _keys(kept):
                 return folder.path / name
-            wanted = wanted.merge(kept).merge(profile) if kept else wanted
+            if kept is not None:
+                wanted = wanted.merge(kept) if kept_wins else wanted.merge(kept).merge(profile)
             with folder.temporary(profile.fingerprint, sealed(SCHEMA, _encoded(wanted))) as temporary:
                 if folder.version(name) != version:
                     continue  # another process published since we read: its keys come first into ours
@@ -281,7 +307,7 @@ def _keys(profile: Profile) -> set[object]:
     return {*timings, *bans, *profile.levels, *profile.setup, *profile.fruitless.items()}
 
 
-def _encoded(profile: Profile) -> bytes:
+def _encoded(profile: Profile | dict[str, object]) -> bytes:
     """Return the JSON text, proven to be readable: a text that `decode` refuses must not replace one it accepts."""
     try:
         data = msgspec.json.encode(profile)

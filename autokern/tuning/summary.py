@@ -9,6 +9,7 @@ import msgspec
 
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
+from autokern.tuning.grade import grades
 from autokern.tuning.profile import Ban, Crossover, Profile, Trial, group_key
 
 _TIE = 0.97
@@ -24,8 +25,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         Their group.
     level : str
         Level of its calibration; empty where the grid is not complete.
-    problems : int
-        Number of problems measured.
+    grade : str
+        How far they can be trusted, one of `grade.GRADES`.
+    problems, disturbed : int
+        Number of problems measured, and of those among them that were disturbed by other programs.
     speedup : float
         Geometric mean over them of stock's time over that of the fastest candidate.
     banned : list of str
@@ -40,7 +43,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     level: str
+    grade: str
     problems: int
+    disturbed: int
     speedup: float
     banned: list[str]
     fastest: str
@@ -82,7 +87,7 @@ class Rough(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a profile as `autokern show` prints it."""
+    """The content of a profile as `autokern show` prints it; `learnt` is the number of problems learnt from use."""
 
     fingerprint: str
     created: str
@@ -91,13 +96,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     setup: dict[str, float]
     winners: list[Winner] = []
     rough: list[Rough] = []
+    learnt: int = 0
 
 
 def present(profile: Profile) -> Profile:
     """Return a profile without ops and candidates that are not registered, as an earlier version had them."""
     there = {(op.name, name) for op in registered() for name in op.names()}
     trials = [
-        Trial(t.problem, {name: timing for name, timing in t.timings.items() if (t.problem.op, name) in there})
+        Trial(t.problem, {name: timing for name, timing in t.timings.items() if (t.problem.op, name) in there}, t.calls)
         for t in profile.trials
     ]
     return msgspec.structs.replace(
@@ -121,6 +127,7 @@ def known(profile: Profile, ops: Iterable[str] | None = None) -> Known:
         setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[0] in names},
         winners=[] if ops is None else winners(profile),
         rough=rough(profile),
+        learnt=sum(trial.calls > 0 for trial in profile.trials),
     )
 
 
@@ -152,15 +159,18 @@ def summaries(profile: Profile) -> list[Summary]:
     groups: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in profile.trials:
         groups.setdefault((trial.problem.op, trial.problem.device, trial.problem.dtype), []).append(trial)
-    found = []
+    found, graded = [], grades(profile)
     for (op, device, dtype), trials in sorted(groups.items()):
+        key = group_key(op, dtype, device)
         crossovers = profile.thresholds(op, device, dtype)
         line = Summary(
             op=op,
             device=device,
             dtype=dtype,
-            level=profile.levels.get(group_key(op, dtype, device), ""),
+            level=profile.levels.get(key, ""),
+            grade=graded[key].grade,
             problems=len(trials),
+            disturbed=graded[key].disturbed,
             speedup=statistics.geometric_mean(_winner(trial).speedup for trial in trials),
             banned=sorted({b.candidate for b in profile.banned if (b.op, b.device, b.dtype) == (op, device, dtype)}),
             fastest="" if crossovers else _fastest(trials),

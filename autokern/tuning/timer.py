@@ -2,6 +2,10 @@
 
 Identical functions timed one after the other differ by more than 5 % most of the time, because machines drift. Taking
 turns and comparing within a round removes the drift that both share.
+
+Where other programs use the cores, a sample lasts as long as its threads wait for one: a parallel region of 0.2 ms has
+been seen to take 190. The undisturbed time lies between the sample's and what is left without that wait. The geometric
+mean of the two counts, half their distance in log units is doubt, and samples without such a wait are preferred.
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from autokern.tuning.profile import Timing
+from autokern.system.load import Waited
+from autokern.tuning.profile import DISTURBED, QUIET, Timing
 
 resource: ModuleType | None
 try:
@@ -28,12 +33,18 @@ _ABSURD = 3.0
 """A candidate this many times slower than the reference is timed once."""
 _TRIES = 3
 """Times that a disturbed sample is taken."""
+_ALL = 0.99
+"""Largest share of a sample that counts as waiting."""
+_LONGER = 3
+"""Times the seconds and twice the rounds that a comparison may take where most of its samples were disturbed."""
 _LONGEST = 0.02
 """Seconds after which a sample of many calls is cut short, and a disturbed one not repeated."""
 _DOUBT = 0.25
 """Standard error of a single value, in log units; n values lessen it by n to the power 1.5."""
 _TIE = 0.02
 """Stop early once every gap to stock is known to this accuracy, in log units."""
+_CLEAN = 3
+"""So many undisturbed rounds make the disturbed ones needless."""
 _FEW, _CLEAR = 5, 0.2
 """Fewer rounds than this settle only a gap that is wider, in log units, in each of them: three that agree by chance
 are not rare."""
@@ -88,31 +99,36 @@ def compare(
             call()
             first[name] = once(call, synchronize)
     repeats = {name: max(1, math.ceil(min_time / max(first[name], 1e-7))) for name in calls}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[str, list[_Sample]] = {name: [] for name in calls}
     alive, collecting = list(calls), gc.isenabled()
-    gc.disable()
     try:
-        for turn in range(rounds[1]):
-            for name in _order(alive, turn):
-                samples[name].append(_sample(calls[name], repeats[name], synchronize))
-            now = time.perf_counter()
-            usual = sum(repeats[name] * min(*samples[name], first[name]) for name in alive)
-            if turn == 0:
-                seen = {n: min(samples[n][0], first[n]) for n in alive}
-                most = _ABSURD * seen[reference]
-            else:
-                seen = {n: statistics.median(samples[n]) for n in alive}
-                most = _HOPELESS * min(seen.values())
-            alive = [n for n in alive if n == reference or seen[n] < most]
-            enough = turn + 1 >= rounds[0] or usual * rounds[0] > seconds
-            if (enough and now - began + usual > seconds) or alive == [reference]:
-                break
-            if turn + 1 >= rounds[0] and _settled(alive, reference, samples):
-                break
+        gc.disable()
+        with Waited() as waited:
+            for turn in range(2 * rounds[1]):
+                for name in _order(alive, turn):
+                    samples[name].append(_sample(calls[name], repeats[name], synchronize, waited))
+                now = time.perf_counter()
+                usual = sum(repeats[n] * min(first[n], *(s.wall for s in samples[n])) for n in alive)
+                if turn == 0:
+                    seen = {n: min(samples[n][0].least, first[n]) for n in alive}
+                    most = _ABSURD * min(samples[reference][0].wall, first[reference])
+                else:
+                    seen = {n: statistics.median(s.least for s in samples[n]) for n in alive}
+                    most = _HOPELESS * min(statistics.median(s.wall for s in samples[n]) for n in alive)
+                alive = [n for n in alive if n == reference or seen[n] < most]
+                disturbed = any(_lost(samples[n], samples[reference]) > DISTURBED for n in alive)
+                enough = turn + 1 >= rounds[0] or usual * rounds[0] > seconds
+                over = now - began + usual > (_LONGER * seconds if disturbed else seconds)
+                if (enough and over) or alive == [reference]:
+                    break
+                if disturbed or turn + 1 < rounds[0]:
+                    continue
+                if turn + 1 >= rounds[1] or _settled(alive, reference, samples):
+                    break
     finally:
         if collecting:
             gc.enable()
-    return {name: _timing(times, samples[reference]) for name, times in samples.items()}
+    return {name: _timing(found, samples[reference]) for name, found in samples.items()}
 
 
 def standard_error(values: list[float]) -> float:
@@ -132,13 +148,31 @@ def _order(names: list[str], turn: int) -> list[str]:
     return order if turn % 2 == 0 else order[::-1]
 
 
-def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], None]) -> float:
-    """Return seconds of one call; a sample that was preempted is repeated, and many calls follow an uncounted one."""
-    best = math.inf
+class _Sample(NamedTuple):
+    """Seconds of one call, and the share of them in which threads waited for a core."""
+
+    wall: float
+    lost: float
+
+    @property
+    def least(self) -> float:
+        return self.wall * (1 - self.lost)
+
+    @property
+    def likely(self) -> float:
+        return self.wall * math.sqrt(1 - self.lost)
+
+
+def _sample(
+    call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Callable[[], float] | Waited
+) -> _Sample:
+    """Return a sample; one that was preempted is repeated, and many calls follow an uncounted one."""
+    best = _Sample(math.inf, 0.0)
+    known = getattr(waited, "known", True)
     for _ in range(_TRIES):
         if repeats > 1:
             call()
-        switched = _switches()
+        switched, before = _switches(), waited()
         start = now = time.perf_counter()
         done = 0
         while done < repeats and now - start < _LONGEST:
@@ -147,8 +181,10 @@ def _sample(call: Callable[[], Any], repeats: int, synchronize: Callable[[], Non
             now = time.perf_counter()
         synchronize()
         now = time.perf_counter()
-        best = min(best, (now - start) / done)
-        if _switches() == switched or now - start > _LONGEST:
+        lost = min(max(waited() - before, 0.0) / max(now - start, 1e-9), _ALL)
+        best = min(best, _Sample((now - start) / done, lost))
+        disturbed = lost > DISTURBED if known else _switches() != switched
+        if not disturbed or now - start > _LONGEST:
             break
     return best
 
@@ -157,15 +193,27 @@ def _switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
-def _log_ratios(times: list[float], reference: list[float]) -> list[float]:
-    return [math.log(a / b) for a, b in zip(times, reference, strict=False)]
+def _pairs(found: list[_Sample], reference: list[_Sample]) -> list[tuple[_Sample, _Sample]]:
+    """Return the samples of common rounds: the undisturbed ones if there are enough, else all."""
+    pairs = list(zip(found, reference, strict=False))
+    clean = [pair for pair in pairs if max(pair[0].lost, pair[1].lost) <= DISTURBED]
+    return clean if len(clean) >= _CLEAN else pairs
 
 
-def _settled(alive: list[str], reference: str, samples: dict[str, list[float]]) -> bool:
+def _log_ratios(pairs: list[tuple[_Sample, _Sample]]) -> list[float]:
+    return [math.log(a.likely / b.likely) for a, b in pairs]
+
+
+def _lost(found: list[_Sample], reference: list[_Sample]) -> float:
+    """Return the share that waiting took of the samples which count."""
+    return statistics.median(max(a.lost, b.lost) for a, b in _pairs(found, reference))
+
+
+def _settled(alive: list[str], reference: str, samples: dict[str, list[_Sample]]) -> bool:
     for name in alive:
         if name == reference:
             continue
-        ratios = _log_ratios(samples[name], samples[reference])
+        ratios = _log_ratios(_pairs(samples[name], samples[reference]))
         if len(ratios) < _FEW and not (min(ratios) > _CLEAR or max(ratios) < -_CLEAR):
             return False
         error = standard_error(ratios)
@@ -174,11 +222,14 @@ def _settled(alive: list[str], reference: str, samples: dict[str, list[float]]) 
     return True
 
 
-def _timing(times: list[float], reference: list[float]) -> Timing:
-    ratios = _log_ratios(times, reference)
+def _timing(found: list[_Sample], reference: list[_Sample]) -> Timing:
+    pairs = _pairs(found, reference)
+    ratios, lost = _log_ratios(pairs), _lost(found, reference)
+    doubt = statistics.median(-0.5 * math.log((1 - a.lost) * (1 - b.lost)) for a, b in pairs)
     return Timing(
-        seconds=statistics.median(times),
+        seconds=statistics.median(a.likely for a, _ in pairs),
         ratio=math.exp(statistics.median(ratios)),
-        noise=0.0 if times is reference else standard_error(ratios),
-        rounds=len(times),
+        noise=0.0 if found is reference else math.hypot(standard_error(ratios), doubt),
+        rounds=len(pairs),
+        disturbed=round(lost, 3) if lost > DISTURBED else QUIET,
     )

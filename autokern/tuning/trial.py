@@ -21,6 +21,22 @@ class Trialled(NamedTuple):
     grads: tuple[torch.Tensor, ...]
 
 
+class _Seeded(torch.autograd.Function):
+    """A scalar whose gradients by some tensors are given.
+
+    At its first call with cotangents `torch.autograd.grad` imports a computer algebra system, for half a second.
+    """
+
+    @staticmethod
+    def forward(ctx, cotangents, *outputs):  # type: ignore[no-untyped-def]
+        ctx.cotangents = cotangents
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return None, *ctx.cotangents
+
+
 def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
     """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
 
@@ -54,7 +70,9 @@ def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable
             for output in outputs:
                 random = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
                 cotangents.append(random.to(dtype=output.dtype, device=output.device))
-        return Trialled(out, torch.autograd.grad(outputs, leaves, cotangents, retain_graph=shared))
+        with torch.enable_grad():
+            seeded = _Seeded.apply(cotangents, *outputs)  # type: ignore[no-untyped-call]
+        return Trialled(out, torch.autograd.grad(seeded, leaves, retain_graph=shared))
 
     whole = forward_and_backward if problem.grad else forward
     return _dispatching(whole) if nested else whole

@@ -26,6 +26,7 @@ def test_the_arithmetic_alone_is_that_of_botorch(case, name):
         np.testing.assert_allclose(slopes, expected_slopes, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_run_compares_all_ways(monkeypatch):
     monkeypatch.setattr(closures, "ROUNDS", 2)
     monkeypatch.setattr(closures, "SECONDS", 1e-4)

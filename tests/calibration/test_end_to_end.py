@@ -415,6 +415,15 @@ def test_the_terrain_is_split_and_learned(script: ModuleType, results: dict[str,
     run = results["elevation"]["child"]
     assert len(run["heights"]) == len(run["predicted"]) == 57 * 67
     assert run["rmse"]["all"] < run["rmse"]["trivial"]
+    figures = results["elevation"]
+    assert figures["stock"]["rmse"]["all"] == pytest.approx(run["rmse"]["all"], rel=0.1)
+    row = sys.modules["rows"].elevation_rows
+    assert next(row(figures)).faster.endswith("×")
+    stopped = {"training_seconds": 250.0, "steps": 2, "bytes": 1}
+    assert next(row({**figures, "stock": stopped})).off == "> 250 s, after 2 steps"
+    ended = {"failed": "not done after 420 s", "limit": 420.0}
+    assert next(row({**figures, "stock": ended})).off == "> 420 s"
+    assert next(row({**figures, "stock": {"failed": "no memory", "limit": 420.0}})).off.startswith("needs")
 
 
 def test_failed_children_have_rows_too(script: ModuleType, results: dict[str, Any]) -> None:
@@ -438,8 +447,8 @@ def test_a_function_runs_in_a_fresh_process_or_the_reason_is_told(script: Module
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of memory")
 def test_a_peak_is_what_came_on_top(script: ModuleType) -> None:
     peak = sys.modules["children"].Peak()
-    torch.ones(2**23)
-    assert 2**24 <= peak.bytes() < 2**27
+    torch.ones(2**24)  # more than the allocator ever serves from what was freed before
+    assert 2**25 <= peak.bytes() < 2**27
 
 
 # tables and files
@@ -455,10 +464,10 @@ def test_json_round_trips_with_short_lists_on_one_line(written: Path, results: d
         assert (written / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_of_one_workload_keeps_the_others_of_the_same_host(script: ModuleType, results: dict[str, Any]) -> None:
+def test_a_run_of_one_workload_keeps_the_others(script: ModuleType, results: dict[str, Any]) -> None:
     said: list[str] = []
     earlier = json.loads(json.dumps(script.figures.plain(results)))
-    earlier["host"]["remarks"] = {"memory_gib": 1}
+    earlier["host"] = {"cpu": {"model": "another", "torch_threads": 3}}
     found = script.kept(earlier, results, ["jump", "cg"], said.append)
     assert list(found) == [name for name in WORKLOADS if name not in ("jump", "cg")]
     assert found["co2"] == earlier["co2"]
@@ -472,16 +481,18 @@ def test_workloads_without_a_date_of_their_own_get_that_of_their_run(
     found = script.kept(earlier, results, ["co2"], print)
     assert found["cg"]["run"] == {"date": "2020-01-01", "host": script.figures.machine(results["host"])}
     assert found["jump"]["run"] == results["jump"]["run"]
-    text = script.figures.dates({**results, **found})
-    assert text.startswith("2020-01-01 (cg), ")
+    text = script.figures.runs({**results, **found})
+    assert "2020-01-01 (cg), " in text
     assert "training, jump" in text
+    found["cg"]["run"]["host"] = "another, 3 threads"
+    assert "another, 3 threads: 2020-01-01 (cg)" in script.figures.runs({**results, **found}).split("; ")
 
 
-@pytest.mark.parametrize("what", ["host", "versions", "quick"])
-def test_figures_of_another_host_are_not_mixed_in(script: ModuleType, results: dict[str, Any], what: str) -> None:
+@pytest.mark.parametrize("what", ["versions", "quick"])
+def test_figures_of_other_versions_are_not_mixed_in(script: ModuleType, results: dict[str, Any], what: str) -> None:
     said: list[str] = []
     earlier = copy.deepcopy(results)
-    earlier[what] = {"cpu": "other"} if what == "host" else None
+    earlier[what] = None
     assert script.kept(earlier, results, ["co2"], said.append) == {}
     assert len(said) == 1
     assert "cg" in said[0]

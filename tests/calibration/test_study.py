@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import choices
 import documents
 import products
 import pytest
@@ -14,6 +16,7 @@ import torch
 
 import autokern
 from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 
 
 @pytest.fixture
@@ -27,10 +30,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "without_keops", lambda: "nothing is compiled here")
     monkeypatch.setattr(products, "in_child", lambda module, function, *args, **_: getattr(products, function)(*args))
     monkeypatch.setattr(study, "PROBLEMS", 6)
-    monkeypatch.setattr(study, "OPS", ("cholesky",))
+    monkeypatch.setattr(choices, "LEVELS", {"quick": 0.5, "full": 0.5})
+    monkeypatch.setattr(choices, "registered", lambda: [get("cholesky")])
+    monkeypatch.setattr(choices, "problems", lambda count, device: [Problem(op="cholesky", m=90, n=90, batch=9)])
+    monkeypatch.setattr(choices.regret, "LEAST", 0.0)
     monkeypatch.setattr(study, "product_problems", lambda device: problems)
     monkeypatch.setattr(study, "precision_problems", lambda device: problems)
-    monkeypatch.setattr(study.bench, "random_problems", lambda *_, **__: [Problem(op="cholesky", m=30, n=30)])
     monkeypatch.setattr(autokern, "calibrate", lambda **_: None)
 
 
@@ -60,10 +65,31 @@ def test_a_run_of_some_studies_keeps_the_others(tiny: None, tmp_path: Path) -> N
     assert all(row["regret"] >= 1 for row in before["product_regret"]["rows"])
     assert {row["candidate"] for row in before["precision"]["rows"]} >= {"float32"}
     assert "float32" in study.precision_table(before["precision"])
-    after = run(path, "regret")
-    assert list(after) == ["regret", "product_regret", "precision"]
+    after = run(path, "choices")
+    assert list(after) == ["choices", "product_regret", "precision"]
     assert {name: after[name] for name in before} == before
-    assert [row["by"] for row in after["regret"]["summary"]][:2] == ["autokern", "autokern, cholesky"]
+    ways = [row["by"] for row in after["choices"]["summary"]]
+    assert {"stock", "no measurement", "calibrate --quick", "calibrate --full", "the same, cholesky"} <= set(ways)
+    assert "calibrate --full" in choices.document(after["choices"])
+    assert all({"problem", "best", "lost"} <= row.keys() for row in after["choices"]["rows"])
+
+
+def test_problems_of_a_study_are_off_every_grid_and_partly_those_of_programs() -> None:
+    found = choices.problems(40, "cpu")
+    assert found == choices.problems(40, "cpu")
+    assert len(set(found)) == 40
+    dtypes = ("float32", "float64")
+    grid = {problem for op in registered() for dtype in dtypes for problem in op.grid("full", dtype, "cpu")}
+    assert len(grid.intersection(found)) < 4
+    asked = set(choices.asked(20, random.Random(choices.SEED)))
+    assert len(asked) == 20
+    assert asked <= set(found)
+
+
+def test_recorded_hosts_predict_each_other() -> None:
+    rows = choices.replayed()
+    assert len(rows) == len(list((choices.HERE / "hosts").glob("*.json")))
+    assert all(row["regret_geomean"] >= 1 and row["problems"] > 100 for row in rows)
 
 
 def test_unknown_studies_are_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:

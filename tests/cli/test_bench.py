@@ -13,14 +13,14 @@ import torch
 from typer.testing import CliRunner
 
 from autokern.cli import bench, bench_tables
-from autokern.cli.bench.problems import LIMITS
+from autokern.cli.bench.regret import AGAIN
 from autokern.cli.commands import app
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.system import host
 from autokern.tuning import timer
-from autokern.tuning.profile import Timing
+from autokern.tuning.drawing import LIMITS
 
 
 @pytest.mark.slow
@@ -93,30 +93,25 @@ def _two_candidates(make_op, ratio: float, clock: SimpleNamespace):
 
 def test_regret_of_a_good_and_of_a_bad_choice(make_op, clock):
     problem = _two_candidates(make_op, 0.5, clock)
-    good, bad = (
-        bench.regret([problem], math.inf, lambda p, name=name: name, rounds=(3, 5))[0] for name in ("other", "stock")
-    )
-    assert (good.best, good.regret) == ("other", 1.0)
-    assert good.over_stock == pytest.approx(0.5)
-    assert (bad.best, bad.over_stock) == ("other", 1.0)
-    assert bad.regret == pytest.approx(2.0)
-    assert set(bad.seconds) == set(bad.ratios) == {"stock", "other"}
+    (row,) = bench.timed([problem], math.inf, rounds=(3, 5))
+    assert row.fastest == row.best(0) == row.best(1) == "other"
+    assert (row.regret("other"), row.over_stock("other")) == (1.0, pytest.approx(0.5))
+    assert (row.regret("stock"), row.over_stock("stock")) == (pytest.approx(2.0), 1.0)
+    assert set(row.ratios) == {"stock", "other", AGAIN}
+    assert row.seconds == pytest.approx(1e-3)
 
 
-def test_the_luckiest_timing_is_no_regret(make_op, monkeypatch, clock):
-    """Of two equal candidates one always looks faster at first; only fresh timings of both count."""
+def test_the_luckiest_timing_is_no_regret():
+    """Of two equal candidates one always looks faster in one half; the other half says how fast it is."""
+    ratios = {"stock": (1.0, 1.0), "other": (0.8, 1.25), AGAIN: (1.0, 1.0)}
+    row = bench.Row(problem=Problem(op="qr"), seconds=1e-3, ratios=ratios)
+    assert row.regret("stock") == pytest.approx(math.sqrt(1 / 1.25 * 1.0))
+    assert row.over_stock("other") == pytest.approx(1.0)
+
+
+def test_timing_stops_at_its_deadline(make_op, clock):
     problem = _two_candidates(make_op, 1.0, clock)
-    told = iter([{"stock": 1.0, "other": 0.8}, {"stock": 1.0, "other": 1.0}])
-    monkeypatch.setattr(
-        timer, "compare", lambda calls, **more: {n: Timing(1e-3, r) for n, r in next(told).items() if n in calls}
-    )
-    row = bench.regret([problem], math.inf, lambda p: "stock")[0]
-    assert (row.regret, row.best) == (1.0, "stock")
-
-
-def test_regret_stops_at_its_deadline(make_op, clock):
-    problem = _two_candidates(make_op, 1.0, clock)
-    assert bench.regret([problem], time.perf_counter() - 1, lambda p: "stock") == []
+    assert bench.timed([problem], time.perf_counter() - 1) == []
 
 
 def test_a_candidate_that_fails_takes_no_part(make_op, clock):
@@ -126,27 +121,27 @@ def test_a_candidate_that_fails_takes_no_part(make_op, clock):
         raise RuntimeError("no")
 
     get("bench_probe").candidate("broken")(broken)
-    row = bench.regret([problem], math.inf, lambda p: "stock", rounds=(2, 2))[0]
-    assert "broken" not in row.seconds
-    assert bench.regret([problem], math.inf, lambda p: "broken") == []
+    (row,) = bench.timed([problem], math.inf, rounds=(2, 2))
+    assert "broken" not in row.ratios
+    assert row.regret("broken") == row.regret("stock"), "stock runs in its place"
+
+
+def _row(n: int, seconds: float = 1e-3, **ratios: float) -> bench.Row:
+    both = {"stock": (1.0, 1.0), AGAIN: (1.02, 1.02), **{name: (ratio, ratio) for name, ratio in ratios.items()}}
+    return bench.Row(problem=Problem(op="qr", m=n, n=n), seconds=seconds, ratios=both)
 
 
 def test_verdict():
-    def row(regret: float, over_stock: float) -> bench.Row:
-        empty: dict[str, float] = {}
-        return bench.Row(
-            problem=Problem(op="qr"), chosen="a", best="b", regret=regret, over_stock=over_stock, seconds=empty,
-            ratios=empty, noise=empty,
-        )  # fmt: skip
-
-    found = bench.verdict([*[row(1.0, 0.5)] * 19, row(2.0, 1.1)])
-    assert found.problems == 20
+    rows = [*[_row(n, a=0.5) for n in range(1, 20)], _row(20, a=1.1, b=0.55), _row(21, seconds=1e-6, a=9.0)]
+    found = bench.verdict(rows, lambda problem: "a")
+    assert found.problems == 20, "what takes less than 30 us does not count"
     assert found.regret_geomean == pytest.approx(2 ** (1 / 20))
     assert found.regret_p95 == 1.0
     assert found.slower_share == pytest.approx(1 / 20)
     assert found.speedup == pytest.approx((2**19 / 1.1) ** (1 / 20))
+    assert bench.noise_floor(rows).regret_geomean == pytest.approx(1.02)
     with pytest.raises(SettingsError):
-        bench.verdict([])
+        bench.verdict([], lambda problem: "a")
 
 
 def _table(**options) -> list[bench.Cell]:
@@ -219,19 +214,38 @@ def test_benchmark_is_printed_in_tables(capsys, monkeypatch):
         bench.Cell(problem=graded, candidate="gemm", seconds=5e-4, ratio=4.0, refused="a reason"),
         bench.Cell(problem=graded, candidate="cpu", failed="no device"),
     ]
-    rows = bench.Row(
-        problem=plain, chosen="stock", best="gemm", regret=2.0, over_stock=1.0, seconds={}, ratios={}, noise={}
-    )
-    models = [bench.Workload(name="step", dtype="float64", off=2e-3, on=1e-3, speedup=2.0, pairs=5, difference=0.0)]
-    regret = {"all": bench.verdict([rows])}
-    bench_tables.show(bench.Benchmark(host={}, kernel_matrices=cells, regret=regret, problems=[rows], workloads=models))
+    row = bench.Row(problem=plain, seconds=1e-3, ratios={"stock": (1.0, 1.0), "gemm": (0.5, 0.5), AGAIN: (1.0, 1.0)})
+    models = [
+        bench.Workload(
+            name="step", dtype="float64", off=2e-3, on=1e-3, speedup=2.0, low=1.8, high=2.2, pairs=5, difference=0.0
+        )
+    ]
+    regret = {"all": bench.verdict([row], lambda problem: "stock")}
+    judged = {"regret": regret, "floor": bench.noise_floor([row]), "problems": [row], "chosen": ["stock"]}
+    bench_tables.show(bench.Benchmark(host={}, kernel_matrices=cells, workloads=models, **judged))
     out = capsys.readouterr().out
     for words in (
         "1.00 ms",
         "4.00¹",
         "¹ gemm: never chosen here, a reason",
         "² cpu: not timed, no device",
-        "chose stock",
+        "chose stock, best is gemm",
+        "noise",
     ):
         assert words in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_an_exact_choice_is_compared_with_what_is_exact_where_stock_is_loose():
+    ratios = {"stock": (1.0, 1.0), "matrix-free": (0.5, 0.5), "fused": (0.9, 0.9), "recursive": (0.8, 0.8)}
+    loose = Problem(op="exact_log_prob", m=3000, n=3000, d=2, variant="rbf/cg", grad="theta")
+    for problem, name, expected in (
+        (loose, "fused", 0.9 / 0.8),
+        (loose, "recursive", 1.0),
+        (loose, "stock", 2.0),
+        (loose.replace(variant="rbf/cholesky"), "fused", 1.8),
+    ):
+        row = bench.Row(problem=problem, seconds=1.0, ratios={**ratios, AGAIN: (1.0, 1.0)})
+        found = bench.verdict([row], lambda problem, name=name: name)
+        assert found.regret_geomean == pytest.approx(expected)
+        assert found.speedup == pytest.approx(1 / ratios[name][0])

@@ -12,15 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 import autokern
+from autokern.cli import quiet, tables
 from autokern.cli import run as runner
-from autokern.cli import tables
 from autokern.cli.commands import app
+from autokern.core import units
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.tuning import store
+from autokern.tuning import grade, store
 from autokern.tuning.profile import Ban, Profile, Timing, Trial
 
 
@@ -82,6 +83,14 @@ def test_show_tells_crossovers_bans_and_set_up(run, measured, home):
     found = json.loads(result.stdout)
     assert [c["above"] for c in found["ops"][0]["crossovers"]] == ["choleskyqr2"]
     assert str(home) not in result.stdout
+
+
+def test_show_tells_how_many_problems_were_learnt(run, home):
+    known = _profile()
+    trials = [Trial(t.problem, t.timings, calls=3 * (k < 2)) for k, t in enumerate(known.trials)]
+    store.save(dispatch.session().settings, msgspec.structs.replace(known, trials=trials))
+    assert "2 problems learnt from use" in run("show").output
+    assert json.loads(run("show", "--json").stdout)["learnt"] == 2
 
 
 def test_show_of_one_op_lists_its_problems(run, measured):
@@ -186,6 +195,54 @@ def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
     assert store.read_file(file).trials
     assert (home / f"{host.current().fingerprint}.json").is_file()
     assert run("show", "qr").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--accuracy", "rough"], "there are same, approximate"),
+        (["--workload", "/gone/workload.json"], "/gone/workload.json"),
+        (["--output", "/gone/folder/file.json"], "no such folder"),
+        (["--budget", "nan"], "more than 0"),
+    ],
+)
+def test_calibrate_tells_a_fault_of_the_order_before_it_waits_or_measures(run, monkeypatch, arguments, told):
+    monkeypatch.setattr("autokern.cli.quiet.wait", lambda *_: pytest.fail("it waited"))
+    result = run("calibrate", *arguments)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_calibrate_says_where_no_problem_has_a_choice(run, make_op):
+    op = make_op("alone")
+    op.candidate("stock")(lambda a: 2 * a)
+    result = run("calibrate", "--ops", "alone", "--budget", "0.5")
+    assert result.exit_code == 2
+    assert "no problem of alone has more than one candidate" in result.stderr
+    op.candidate("other")(lambda a: a + a)
+    result = run("calibrate", "--ops", "alone", "--budget", "0.0000001")
+    assert "allow more with --budget" in result.stderr
+
+
+def test_a_second_calibration_measures_only_what_the_first_one_left_and_what_is_new(run, make_op, monkeypatch):
+    monkeypatch.setattr(quiet, "verdict", lambda *_: ("", True))  # others may use the cores
+    monkeypatch.setattr(grade, "WORTHLESS", 2.0)
+    op = make_op("tiny")
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("other")(lambda a: a + a)
+
+    def measured():
+        """The problems: one that others disturbed is tried again, and each trial is kept."""
+        return {trial.problem for trial in dispatch.session().profile.trials}
+
+    first = run("calibrate", "--ops", "tiny", "--budget", "3")
+    assert " problems measured in " in first.output
+    count = len(measured())
+    assert 0 < count <= 14, "of sizes from 2 to 8 in two dtypes"
+    op.candidate("new")(lambda a: a * 2)
+    assert run("calibrate", "--ops", "tiny", "--budget", "3").exit_code == 0
+    assert count <= len(measured()) <= 14
+    assert any("new" in trial.timings for trial in dispatch.session().profile.trials)
 
 
 def test_calibrate_keeps_what_it_has_when_it_is_interrupted(run, monkeypatch):
@@ -353,4 +410,4 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     [(2.5, "2.50 s"), (0.123, "123 ms"), (1.234e-3, "1.23 ms"), (9.9e-4, "990 µs"), (1e-6, "1.00 µs")],
 )
 def test_durations_have_three_digits(seconds, text):
-    assert tables.duration(seconds) == text
+    assert units.duration(seconds) == text

@@ -49,7 +49,7 @@ def _by_name(quick: bool = True) -> dict[str, doctor.Finding]:
 def test_everything_is_looked_at_and_hooks_are_really_tried():
     dispatch.reset()
     told = CliRunner().invoke(app, ["doctor", "--quick", "--json"])
-    found = {f["name"]: f for f in json.loads(told.stdout)}
+    found = {f["name"]: f for f in json.loads(told.stdout)["checks"]}
     names = {"versions", "environment", "cache folder", "profile", "threads", "memory", "BLAS", "GPU", "TF32", "hooks"}
     assert names <= set(found)
     assert found["hooks"]["status"] == "ok", found["hooks"]
@@ -124,8 +124,12 @@ def test_profile_present_absent_foreign_and_damaged(tmp_path):
     store.save(settings, msgspec.structs.replace(PROFILE, host=here.fields, fingerprint="0" * 32))
     foreign = doctor._cache(settings)[1]
     assert foreign.status == "note"
-    assert "1 of another state" in foreign.found
+    assert "1 profile of another state" in foreign.found
     store.save(settings, msgspec.structs.replace(PROFILE, host=here.fields, fingerprint=here.fingerprint))
+    kept = doctor._cache(settings)[1]
+    assert (kept.status, "graded 1 few" in kept.found) == ("note", True)
+    complete = msgspec.structs.replace(PROFILE, levels={"qr/float64@cpu": "quick"})
+    store.save(settings, msgspec.structs.replace(complete, host=here.fields, fingerprint=here.fingerprint))
     kept = doctor._cache(settings)[1]
     assert (kept.status, "1 problems of 1 ops" in kept.found, "2026-01-02" in kept.found) == ("ok", True, True)
     (settings.home / f"{here.fingerprint}.json").write_bytes(b"{}")
@@ -133,9 +137,31 @@ def test_profile_present_absent_foreign_and_damaged(tmp_path):
     assert doctor._cache(settings)[1].status == "note"  # put aside by now
 
 
+def test_layers_in_force_and_layers_that_are_priors(tmp_path):
+    here, folder = host.current(), tmp_path / "site"
+    folder.mkdir()
+    good = {"levels": {"qr/float64@cpu": "quick"}}
+    own = msgspec.structs.replace(PROFILE, host=here.fields, fingerprint=here.fingerprint, **good)
+    other = msgspec.structs.replace(PROFILE, host={**here.fields, "system": {}}, fingerprint="0" * 32)
+    store.write_file(folder / "other.json", other)
+    settings = Settings(home=tmp_path / "home", profile=(folder,))
+    found = doctor._cache(settings)[1]
+    assert (found.status, "1 profile of another state" in found.found) == ("note", True)
+    assert "autokern profile export" in found.advice
+    store.write_file(folder / "own.json", own)
+    found = doctor._cache(settings)[1]
+    assert found.status == "ok"
+    assert f"in force by AUTOKERN_PROFILE: {folder / 'own.json'}" in found.found
+    assert f"priors only: {folder / 'other.json'}" in found.found
+    (folder / "own.json").write_bytes(b"{}nonsense")
+    assert doctor._cache(settings)[1].status == "note"  # nothing tells that it was ours
+    missing = doctor._cache(Settings(home=tmp_path / "home", profile=(folder, tmp_path / "gone.json")))[1]
+    assert (missing.status, "gone.json" in missing.found) == ("problem", True)
+
+
 def test_pinned_profile_that_is_none(tmp_path):
     (tmp_path / "pinned.json").write_text("{}nonsense")
-    settings = Settings(home=tmp_path / "home", profile=tmp_path / "pinned.json")
+    settings = Settings(home=tmp_path / "home", profile=(tmp_path / "pinned.json",))
     assert doctor._cache(settings)[1].status == "problem"
 
 

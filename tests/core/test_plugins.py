@@ -285,6 +285,7 @@ def test_candidates_are_tried(install, body, words):
     assert bool(words) == bool(wrong)
 
 
+@pytest.mark.slow
 def test_trying_is_a_program_of_its_own():
     told = subprocess.run(
         [sys.executable, subprocess_probe.PROGRAMS["plugins"]], capture_output=True, text=True, check=True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import importlib, sys, threading, warnings
 from unittest import mock
@@ -50,6 +52,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 def test_ops_are_imported_whole_whatever_happens_meanwhile():
     told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert told.stdout.split()[-1:] == ["right"], told.stderr

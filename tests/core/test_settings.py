@@ -24,11 +24,13 @@ GOOD = [
     ("AUTOKERN", "False", "enabled", False),
     ("AUTOKERN", " YES ", "enabled", True),
     ("AUTOKERN_HOME", "/somewhere/else", "home", Path("/somewhere/else")),
-    ("AUTOKERN_PROFILE", "/a/profile.json", "profile", Path("/a/profile.json")),
+    ("AUTOKERN_PROFILE", "/a/profile.json", "profile", (Path("/a/profile.json"),)),
+    ("AUTOKERN_PROFILE", "/a::b.json:/a:", "profile", (Path("/a"), Path("b.json"))),
     ("AUTOKERN_CALIBRATE", "first-use", "calibrate", "first-use"),
     ("AUTOKERN_CALIBRATE", "Never", "calibrate", "never"),
     ("AUTOKERN_BUDGET", "2.5", "budget", 2.5),
     ("AUTOKERN_BUDGET", "0", "budget", 0.0),
+    ("AUTOKERN_RECORD", "asked.json", "record", Path("asked.json")),
     ("AUTOKERN_FORCE", "qr=cpu", "force", (("qr", "cpu"),)),
     ("AUTOKERN_FORCE", "qr=cpu, kernel_matmul=tiled", "force", (("kernel_matmul", "tiled"), ("qr", "cpu"))),
     ("AUTOKERN_FORCE", "random:17", "random_seed", 17),
@@ -49,17 +51,26 @@ GOOD = [
     ("AUTOKERN_THREADS", "auto", "threads", "auto"),
     ("AUTOKERN_THREADS", "off", "threads", "off"),
     ("AUTOKERN_THREADS", "3", "threads", 3),
+    ("AUTOKERN_RANKS", "Off", "ranks", "off"),
+    ("AUTOKERN_RANKS", "30", "ranks", 30.0),
     ("AUTOKERN_GRAPHS", "on", "graphs", "on"),
     ("AUTOKERN_DETERMINISTIC", "1", "deterministic", True),
     ("AUTOKERN_STRICT", "on", "strict", True),
+    ("AUTOKERN_LEARN", "Record", "learn", "record"),
+    ("AUTOKERN_WORKERS", "0", "workers", False),
     ("AUTOKERN_LOG", "debug", "log", "debug"),
 ]
 
 BAD = [
+    ("AUTOKERN_RANKS", "all"),
+    ("AUTOKERN_RANKS", "0"),
     ("AUTOKERN", "2"),
     ("AUTOKERN", "maybe"),
     ("AUTOKERN_HOME", "~no-such-user-of-this-machine/profiles"),
     ("AUTOKERN_PROFILE", "~no-such-user-of-this-machine/profile.json"),
+    ("AUTOKERN_RECORD", "~no-such-user-of-this-machine/asked.json"),
+    ("AUTOKERN_PROFILE", "a.json:~no-such-user-of-this-machine/profile.json"),
+    ("AUTOKERN_PROFILE", ": :"),
     ("AUTOKERN_CALIBRATE", "always"),
     ("AUTOKERN_BUDGET", "soon"),
     ("AUTOKERN_MAX_ERROR", "0"),
@@ -99,6 +110,8 @@ BAD = [
     ("AUTOKERN_THREADS", "all"),
     ("AUTOKERN_DETERMINISTIC", "3"),
     ("AUTOKERN_STRICT", "perhaps"),
+    ("AUTOKERN_LEARN", "yes"),
+    ("AUTOKERN_WORKERS", "two"),
     ("AUTOKERN_LOG", "loud"),
 ]
 
@@ -158,7 +171,7 @@ def test_the_environment_is_read_when_asked(monkeypatch):
 def test_home_and_profile_expand_the_tilde(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert from_environment({"AUTOKERN_HOME": "~/x"}).home == tmp_path / "x"
-    assert from_environment({"AUTOKERN_PROFILE": "~/p.json"}).profile == tmp_path / "p.json"
+    assert from_environment({"AUTOKERN_PROFILE": "~/p.json"}).profile == (tmp_path / "p.json",)
 
 
 # --- asking the settings ----------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class Scenario:
     may : dict
         Reasons by pattern of a fact (or ``warnings``, ``random state``) for not comparing it at all.
     drift : bool
-        Whether to run once more with checks for drift at every second call.
+        Whether to run once more with checks for drift at every second call, and with comparisons at every call.
     threads : int
         Of torch.
     most : int

@@ -142,6 +142,7 @@ def inputs_of(acquisition):
     return types.SimpleNamespace(**names)
 
 
+@pytest.mark.slow
 def test_several_threads_of_the_user_may_come_first():
     program = """
 import threading, warnings

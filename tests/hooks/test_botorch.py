@@ -118,8 +118,14 @@ def test_models_that_are_not_known_run_stock(make, enabled):
     assert loss.requires_grad
 
 
+LONG = {"tasks", "categories", "two outputs of categories"}
+"""Models whose fits take seconds."""
+
+
 @pytest.mark.filterwarnings("ignore:A not p.d.")  # the library factorises the summands of a linear kernel
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize(
+    "make", [pytest.param(m, id=name, marks=[pytest.mark.slow] * (name in LONG)) for name, m in MODELS.items()]
+)
 def test_a_fit_ends_where_stock_ends(make):
     """Where the objective is flat, the last digits of a gradient decide where a search stops."""
     fitted = []

@@ -30,7 +30,7 @@ def outcome(function, shapes):
     return type(found), found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(SHAPES, max_size=4))
 def test_results_and_errors_are_torchs(shapes):
     expected = outcome(stock, shapes)

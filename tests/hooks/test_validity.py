@@ -553,3 +553,45 @@ def test_hooks_that_fail_to_go_in_leave_nothing_behind():
     autokern.disable()
     with autokern.enabled():
         assert install.is_enabled()
+
+
+def test_a_function_of_the_users_that_transforms_a_parameter_is_called_as_documented():
+    calls = []
+
+    def transform(x):
+        calls.append(1)
+        return torch.nn.functional.softplus(x)
+
+    constraint = gpytorch.constraints.GreaterThan(1e-4, transform=transform, inv_transform=lambda y: y.expm1().log())
+    x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
+
+    class Model(gpytorch.models.ExactGP):
+        def __init__(self):
+            super().__init__(x, x.sum(1), gpytorch.likelihoods.GaussianLikelihood())
+            self.mean_module = gpytorch.means.ConstantMean()
+            self.covar_module = gpytorch.kernels.RBFKernel(lengthscale_constraint=constraint)
+
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    model = Model()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+
+    def counted():
+        found = []
+        for run in (
+            lambda: mll(model(x), x.sum(1)).backward(),
+            lambda: model(x[:5] + 1).variance,
+            lambda: model(x + 1).mean,
+        ):
+            model.train(not found)
+            before = len(calls)
+            run()
+            found.append(len(calls) - before)
+        return found
+
+    step, *predictions = counted()
+    with autokern.enabled():
+        ours, *more = counted()
+    assert ours == step
+    assert all(0 <= one - other <= 2 for one, other in zip(more, predictions, strict=True)), (more, predictions)

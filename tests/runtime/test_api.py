@@ -34,6 +34,7 @@ NAMES = [
     "Problem",
     "Profile",
     "ProfileError",
+    "RanksError",
     "SettingsError",
     "calibrate",
     "covariance",
@@ -44,6 +45,7 @@ NAMES = [
     "linalg",
     "op",
     "profile",
+    "ranks",
     "stats",
     "using",
 ]
@@ -113,7 +115,9 @@ def test_a_problem_is_completed():
 def test_every_op_is_explained(op, device):
     found = autokern.explain(op.name, n=300, device=device)
     assert isinstance(found, Decision)
-    assert found.candidate == op.default_candidate(found.problem)
+    if found.source != "other hosts":
+        assert found.candidate == op.default_candidate(found.problem)
+    assert found.source in ("unmeasured", "only choice", "other hosts")
     assert str(found).startswith(f"{op.name}(m=300, n=300")
 
 
@@ -123,6 +127,8 @@ def test_every_op_is_explained(op, device):
         ({"size": 4}, "no 'size'"),
         ({"n": -1}, "n=-1"),
         ({"m": 2.5}, "m=2.5"),
+        ({"m": True}, "m=True"),
+        ({"variant": 5}, "variant=5"),
         ({"n": "many"}, "n='many'"),
         ({"dtype": "float16"}, "float16"),
         ({"dtype": torch.int64}, "int64"),
@@ -255,7 +261,7 @@ def spd(request):
 
 
 ON_MODELS = {"objective", "kernel_matrix", "kernel_matmul", "exact_log_prob", "dense_log_prob", "task_log_prob"}
-ON_MODELS |= {"predict", "posterior", "fantasy"}
+ON_MODELS |= {"predict", "posterior", "fantasy", "solve"}
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
@@ -303,3 +309,47 @@ def test_cholesky_takes_jitter():
     ones = torch.ones(4, 4, dtype=torch.float64)
     with pytest.warns(NumericalWarning, match=r"added jitter of 1\.0e-02"):
         autokern.linalg.cholesky(ones, jitter=1e-2)
+
+
+# --- variants and gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "variant"),
+    [
+        ("exact_log_prob", {"n": 1000, "variant": "matern52"}, "matern52/cg"),
+        ("exact_log_prob", {"n": 100, "variant": "matern52"}, "matern52/cholesky"),
+        ("exact_log_prob", {"n": 1000, "variant": "matern52/cholesky"}, "matern52/cholesky"),
+        ("exact_log_prob", {"n": 100, "variant": "rbf+periodic+cosine"}, "cosine+periodic+rbf/cholesky"),
+        ("kernel_matrix", {"n": 100, "variant": "cross"}, "rbf/cross/ard"),
+        ("pinverse_root", {"n": 100, "variant": "lower"}, "lower"),
+    ],
+)
+def test_a_variant_is_completed_as_a_call_of_its_size_would_be(op, fields, variant):
+    assert autokern.explain(op, **fields).problem.variant == variant
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "told"),
+    [
+        ("exact_log_prob", {"variant": "nonsense"}, "variant 'nonsense' was asked for; exact_log_prob knows"),
+        ("exact_log_prob", {"variant": "rbf+cg"}, "variant 'rbf\\+cg'"),
+        ("kernel_matrix", {"grad": "everything"}, "grad 'everything'"),
+        ("qr", {"variant": "rbf"}, "qr knows none"),
+    ],
+)
+def test_a_problem_that_never_occurs_is_refused(op, fields, told):
+    with pytest.raises(SettingsError, match=told):
+        autokern.explain(op, n=100, **fields)
+
+
+def test_a_rough_prediction_has_no_digits():
+    def told(uncertainty: float) -> str:
+        found = Decision(
+            problem=Problem(op="qr"), candidate="native", reason="r", source="extrapolated", margin=136.75,
+            uncertainty=uncertainty,
+        )  # fmt: skip
+        return str(found).splitlines()[2]
+
+    assert told(0.75) == "  about 140 times as fast as stock, within a factor of 2.1 (extrapolated)"
+    assert told(0.05) == "  136.75 times as fast as stock, known to 5 % (extrapolated)"

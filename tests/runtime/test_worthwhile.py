@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 
 import pytest
 import torch
+from support.loads import busy
 
 import autokern
-from autokern.core.problem import Features
+from autokern.core.problem import Features, Problem
 from autokern.runtime import dispatch, first_use
+from autokern.system import host
 from autokern.tuning import plans
-from autokern.tuning.profile import Profile
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.profile import Profile, Timing, Trial, dated
 
 
 class Clock:
@@ -100,7 +104,7 @@ def test_every_call_is_reported_though_it_is_measured_in_between(call, budgets):
 
 
 def test_calls_in_a_block_of_orders_are_reported_too(call, budgets):
-    with autokern.using(exclude=["other"]):
+    with autokern.using(exclude=["compiled"]):
         call(150, took=0.1)
         assert len(budgets) == 1
         assert sum(autokern.stats()["double"].values()) == 150
@@ -149,7 +153,7 @@ def test_a_decision_that_fails_after_the_measurement_leaves_the_entry_in_service
     def failing(*_):
         raise UserWarning("a warning that is an error")
 
-    monkeypatch.setattr(dispatch.session(), "_shared", failing)
+    monkeypatch.setattr(dispatch.session().shared, "decision", failing)
     call(150, took=0.1)
     assert sum(autokern.stats()["double"].values()) == 151
 
@@ -166,6 +170,52 @@ def test_sizes_share_what_an_op_has_taken(call, budgets):
     for size in range(2, 12):
         call(10, took=0.1, size=size)
     assert len(budgets) == 1
+
+
+def test_nothing_is_measured_while_others_use_the_cores(call, budgets):
+    busy(2.0)
+    dispatch.reset()
+    call(300, took=0.1)
+    assert budgets == []
+    assert autokern.stats()["double"] == {"stock": 300}
+    busy(0.0)
+    call(600, took=0.1)
+    assert len(budgets) == 1
+
+
+def test_an_order_to_measure_at_once_is_put_off_while_others_use_the_cores(call, budgets, monkeypatch):
+    busy(2.0)
+    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
+    dispatch.reset()
+    call(10, took=0.1)
+    assert budgets == []
+    busy(0.0)
+    call(100, took=0.1)
+    assert len(budgets) == 1
+
+
+def test_an_op_of_a_few_trials_is_measured_in_a_later_process_and_not_in_each(call, budgets, monkeypatch):
+    trial = Trial(Problem(op="double", m=4, n=4), {"stock": Timing(1e-6), "fast": Timing(1e-6)})
+    few = Profile(trials=[trial])
+    dispatch.session().adopt(few)
+    call(100, took=0.1)
+    assert len(budgets) == 1
+    assert dispatch.session().profile.fruitless == {}, "the whole grid of three is known now"
+    dispatch.reset().adopt(Profile(trials=[trial], fruitless={"double/float64@cpu": dated()}))
+    call(100, took=0.1)
+    assert len(budgets) == 1
+
+
+def test_a_first_use_that_leaves_a_few_trials_is_marked(call, budgets, monkeypatch):
+    trial = Trial(Problem(op="double", m=4, n=4), {"stock": Timing(1.0), "fast": Timing(1.0)})
+
+    def short(*args, publish, **more):
+        publish(Profile(trials=[trial], fingerprint=host.current().fingerprint))
+
+    monkeypatch.setattr(first_use, "calibrate", short)
+    call(100, took=0.1)
+    assert set(dispatch.session().profile.fruitless) == {"double/float64@cpu"}
+    assert dispatch.session().profile.trials == [trial]
 
 
 def test_other_orders_stand(call, budgets, monkeypatch):
@@ -197,14 +247,18 @@ def test_the_time_of_a_call_that_raises_counts(make_op, clock, budgets):
     assert len(budgets) == 1
 
 
-def test_a_plan_near_a_problem_begins_with_it_and_goes_outwards(make_op):
+def test_a_calibration_near_a_problem_begins_with_it(make_op):
     op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)))
     op.candidate("stock")(lambda a: a)
     op.candidate("other")(lambda a: a)
-    grid = op.grid("quick", "float64", "cpu")
-    near = grid[-1].replace(m=7, n=7)
-    queue = plans.plan(op, "quick", "float64", "cpu", Profile(), near=near).queue
-    assert queue[0] == near
-    gaps = [abs(op.coordinates(near)[0] - op.coordinates(p)[0]) for p in queue]
-    assert gaps == sorted(gaps)
-    assert set(grid) <= set(queue)
+    near = op.grid("quick", "float64", "cpu")[-1].replace(m=7, n=7)
+    pool = plans.Pool(op, "cpu", "quick", ["float64"], near=near)
+    (first,) = pool.asks(CostModel(Profile()), {}, math.inf)
+    assert first.problem == near
+    rest = [ask.problem for ask in pool.asks(CostModel(Profile()), {near: {"stock", "other"}}, math.inf, count=100)]
+    assert len(rest) > 2
+    assert near not in rest
+    assert all(ask.seconds > 0 for ask in pool.asks(CostModel(Profile()), {}, math.inf, count=100))
+    assert pool.asks(CostModel(Profile()), {}, 1e-9) == [], (
+        "a trial that takes longer than there is time does not begin"
+    )

@@ -16,11 +16,13 @@ def told(*lines):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_the_collector_pauses_and_goes_on():
     assert told("import autokern, gc; print(gc.get_stats()[2]['collections'])")[-1] == "0"
     assert told("import autokern.auto", STATE)[-2:] == ["True", "False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "state"), [("disable", ["False", "False"]), ("freeze", ["True", "True"])])
 def test_what_the_user_has_set_stays(before, state):
     assert told(f"import gc; gc.{before}()", "import autokern", STATE)[-2:] == state

@@ -91,6 +91,7 @@ def _run(number: int) -> dict[str, Any]:
         measure(self, op, *rest, **more)
 
     FirstUse._calibrate = counted  # type: ignore[method-assign]
+    FirstUse._crowded = lambda self: False  # type: ignore[method-assign]  # the others would put it off
     session = dispatch.reset()
     _ = session.profile  # read now, so that it lacks what others measure meanwhile
     a = (torch.eye(30, dtype=torch.float64) + 0.01).expand(2, 30, 30).contiguous()
@@ -139,7 +140,7 @@ MUTATIONS = [
     Mutation(
         "a publish forgets what is kept",
         "tuning/store.py",
-        "wanted = wanted.merge(kept).merge(profile) if kept else wanted",
+        "wanted = wanted.merge(kept) if kept_wins else wanted.merge(kept).merge(profile)",
         "published = True",
         "stampede",
     ),

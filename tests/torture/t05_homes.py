@@ -156,6 +156,7 @@ def _child(home: Home) -> None:
     from autokern.runtime import dispatch, drift, first_use, spotcheck  # noqa: F401  (later no file can be read)
     from autokern.tuning import store
 
+    first_use.FirstUse._crowded = lambda self: False  # type: ignore[method-assign]  # homes are tried, not loads
     with tempfile.TemporaryDirectory() as ordinary:
         os.environ["AUTOKERN_HOME"] = ordinary
         _train(autokern.enabled)
@@ -177,12 +178,13 @@ def _child(home: Home) -> None:
         os.setuid(home.user)
     store._reset()
     dispatch.reset()
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AutokernWarning)
         loss = _train(autokern.enabled)
     told = [str(one.message) for one in caught if issubclass(one.category, AutokernWarning)]
-    print(json.dumps({"loss": loss, "stock": stock, "warnings": told, "seconds": time.perf_counter() - start}))
+    seconds = min(time.perf_counter() - start, time.process_time() - worked)  # others may use the cores
+    print(json.dumps({"loss": loss, "stock": stock, "warnings": told, "seconds": seconds}))
 
 
 MUTATIONS = [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from harness import Findings, Mutation, main
@@ -20,7 +22,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
 from autokern.core.settings import Settings
-from autokern.runtime import dispatch
+from autokern.runtime import dispatch, learning
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
@@ -52,7 +54,7 @@ class Size(NamedTuple):
         return errors / len(GRID) <= binom.isf(self.chance, self.runs, 0.01)
 
 
-SIZES = {"ci": Size(240, 1e-3), "full": Size(1500, 0.5)}
+SIZES = {"fault": Size(60, 1e-3), "ci": Size(240, 1e-3), "full": Size(1500, 0.5)}
 
 
 def _op(name: str, work: tuple[int, int]) -> Op:
@@ -114,6 +116,36 @@ def nothing_known(found: Findings, size: Size) -> None:
     found.figures["far away"] = far.reason
 
 
+def learnt(found: Findings, size: Size) -> None:
+    """Learn from use, from a profile that knows nothing: no win of stock under another name, and every true gap."""
+    for (name, work), (where, surroundings) in itertools.product(
+        {"same": (10, 10), "gap": (13, 10)}.items(), SURROUNDINGS.items()
+    ):
+        if name == "gap" and where != "idle":
+            continue
+        op = _op(f"torture.learnt.{name}.{where}", work)
+        with surroundings():
+            decisions = [choice for _ in range(size.runs) for choice in _learnt(op)]
+        wins = sum(choice != "stock" for choice in decisions)
+        told = f"{wins} of {len(decisions)} changed ({wins / len(decisions):.2%})"
+        errors = wins if name == "same" else len(decisions) - wins
+        found.expect(size.allows(errors), f"learnt, {name}, {where}: {told}")
+        found.figures[f"learnt, {name}, {where}"] = told
+
+
+def _learnt(op: Op) -> list[str]:
+    """Compare at every call until the verdicts are there, and return the choices."""
+    always = {"_OF_CASE": 1e9, "_OF_PROCESS": 1e9, "_SAVING": 0.0, "_OVERRUN": 1e9}
+    with mock.patch.multiple(learning, **always):
+        call = believed(op, ratio=1.0, noise=0.5, learn="on")
+        for n in GRID:
+            a = torch.rand(n, n, dtype=torch.float64)
+            for _ in range(30):
+                call(a)
+        dispatch.session().learning._registered = False  # nothing is kept of it
+    return [decision.candidate for decision, _ in dispatch.decisions()]
+
+
 def drift(found: Findings, size: Size) -> None:
     """A candidate that slows down in the middle of its life is noticed and gives way; one that stays ahead goes on."""
     noticed: list[int] = []
@@ -154,13 +186,20 @@ MUTATIONS = [
         "no_gap",
     ),
     Mutation(
-        "candidates are timed one after the other, and once",
-        "tuning/timer.py",
-        "        for turn in range(rounds[1]):",
-        "        for turn in range(1):",
+        "whatever was faster in the middle is promoted",
+        "runtime/case.py",
+        "enough and self.median + _SURE * self.error <= required",
+        "self.median < 0",
+        "learnt",
+    ),
+    Mutation(
+        "what was measured counts for nothing",
+        "tuning/residuals.py",
+        "+= noise**2 + NUGGET**2",
+        "+= 25.0",
         "gap",
     ),
 ]
 
 if __name__ == "__main__":
-    main({"no_gap": no_gap, "gap": gap, "nothing_known": nothing_known, "drift": drift}, SIZES)
+    main({"no_gap": no_gap, "gap": gap, "nothing_known": nothing_known, "learnt": learnt, "drift": drift}, SIZES)

@@ -43,7 +43,7 @@ def test_no_promise_is_broken(name, torture_size, torture_report):
 @pytest.mark.timeout(1900)
 @pytest.mark.parametrize(("name", "mutation"), FAULTS, ids=[f"{name}: {m.name}" for name, m in FAULTS])
 def test_a_deliberate_fault_is_found(name, mutation, tmp_path, torture_report):
-    found = harness.run(name, "ci", mutation.part, package=harness.mutated(mutation, tmp_path))
+    found = harness.run(name, "fault", mutation.part, package=harness.mutated(mutation, tmp_path))
     told = json.dumps(found["broken"][:1])
     torture_report(f"{name}, with a fault ({mutation.name})", {"caught": f"{found['count']} times, first {told}"})
     assert found["broken"], f"{mutation.part} did not find that {mutation.name}; it told {found['figures']}"

@@ -66,10 +66,10 @@ def op_of(name: str, stock: Run, other: Run) -> Op:
     return op
 
 
-def believed(op: Op) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Start a session that knows the other candidate to be faster; return the dispatched op."""
-    here, timings = host.current(), {"stock": Timing(1e-3), "other": Timing(5e-4, 0.5, 0.01, 5)}
+def believed(op: Op, ratio: float = 0.5, noise: float = 0.01, learn: str = "off") -> Run:
+    """Start a session that knows the other candidate to be faster, or what else is told; return the dispatched op."""
+    here, timings = host.current(), {"stock": Timing(1e-4), "other": Timing(1e-4 * ratio, ratio, noise, 5)}
     trials = [Trial(Problem(op=op.name, m=n, n=n), timings) for n in GRID]
-    session = dispatch.reset(Settings(calibrate="never"))
+    session = dispatch.reset(Settings(calibrate="never", learn=learn))
     session.adopt(Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials))
     return dispatch.route(op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -9,8 +10,9 @@ from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.runtime.first_use import FirstUse
+from autokern.tuning import calibration, timer
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.profile import Profile
+from autokern.tuning.profile import Profile, Timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,12 +66,59 @@ def test_a_whole_alone_is_published_once(ops):
     assert len(published) == 1
 
 
+def test_a_long_calibration_publishes_in_between(ops, monkeypatch):
+    """A process that is killed loses what it measured since."""
+    part, _, _ = ops
+    published = []
+    monkeypatch.setattr(calibration, "_UNPUBLISHED", 0.0)
+    found = calibrate([part], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
+    assert [len(profile.trials) for profile in published] == [*range(1, len(found.trials) + 1), len(found.trials)]
+
+
+def test_progress_goes_from_begin_to_end_once(ops):
+    part, whole, _ = ops
+    shown = []
+
+    def progress(fraction, text):
+        shown.append((fraction, text))
+
+    calibrate([whole, part], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], progress=progress)
+    fractions = [fraction for fraction, _ in shown]
+    assert fractions == sorted(fractions)
+    assert fractions[0] < 0.2
+    assert [text for fraction, text in shown if fraction == 1.0 or text == "done"] == ["done"]
+
+
 def test_first_use_does_not_calibrate_while_calibrating(ops, monkeypatch):
     _, whole, _ = ops
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
     dispatch.reset()
     monkeypatch.setattr(FirstUse, "_calibrate", lambda *_, **__: pytest.fail("a calibration inside of another"))
     calibrate([whole], "quick", 0.5, ["cpu"], Profile(), dtypes=["float64"])
+
+
+def test_what_was_disturbed_is_tried_once_more_and_not_kept(ops, monkeypatch):
+    part, _, _ = ops
+    sizes, honest = [], timer.compare
+
+    def compare(calls, **more):
+        found = honest(calls, **more)
+        sizes.append(calls)
+        spoilt = len(sizes) <= 2  # the first two problems
+        return {n: msgspec.structs.replace(t, disturbed=0.9 * spoilt) for n, t in found.items()}
+
+    monkeypatch.setattr(timer, "compare", compare)
+    found = calibrate([part], "quick", 5.0, ["cpu"], Profile(), dtypes=["float64"])
+    assert len(sizes) == len(found.trials) + 2
+    assert not any(trial.disturbed for trial in found.trials)
+    assert found.levels == {"part/float64@cpu": "quick"}
+
+    sizes.clear()
+    monkeypatch.setattr(timer, "compare", lambda calls, **_: {n: Timing(1.0, disturbed=0.9) for n in calls})
+    found = calibrate([part], "quick", 5.0, ["cpu"], Profile(), dtypes=["float64"])
+    assert found.trials == []
+    assert found.levels == {}
+    assert found.fruitless == {}, "a program may measure it when it is quiet"
 
 
 def test_stock_of_a_composite_op_dispatches_its_parts_in_earnest(ops):
@@ -98,3 +147,15 @@ def test_an_interrupted_calibration_publishes_what_it_has(ops, monkeypatch):
     assert {t.problem.op for t in published[-1].trials} == {"part"}
     assert not inside.active
     assert not inside.measuring
+
+
+def test_a_problem_at_hand_that_the_op_makes_no_sample_of_does_not_end_the_calibration(make_op):
+    def sample(problem, generator):
+        return (torch.ones(problem.m, problem.n, dtype={"": torch.float64}[problem.variant]),)
+
+    op = make_op("rare", sample=sample)
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("other")(lambda a: a + a)
+    near = Problem(op="rare", m=4, n=4, variant="unknown")
+    found = calibrate([op], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], near=near)
+    assert {trial.problem.variant for trial in found.trials} == {""}

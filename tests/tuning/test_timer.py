@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import math
 import random
 from types import SimpleNamespace
 
 import pytest
 
-from autokern.tuning import timer
+from autokern.tuning import grade, timer
 from autokern.tuning.policy import NOISE
 from autokern.tuning.timer import compare, once, standard_error
 
@@ -22,6 +24,7 @@ class Clock:
         self.calls: list[str] = []
         self.queued = 0.0
         self.switches = 0
+        self.waited = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -39,11 +42,26 @@ class Clock:
         return self.calls.count(name)
 
 
+class Waits:
+    """The seconds that threads waited for a core, counted only once there are any."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    @property
+    def known(self) -> bool:
+        return self._clock.waited > 0
+
+    def __call__(self) -> float:
+        return self._clock.waited
+
+
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=made))
     monkeypatch.setattr(timer, "_switches", lambda: made.switches)
+    monkeypatch.setattr(timer, "Waited", lambda: contextlib.nullcontext(Waits(made)))
     return made
 
 
@@ -287,6 +305,49 @@ def test_a_sample_that_was_disturbed_is_taken_again(clock):
     found = compare({"stock": disturbed}, rounds=(1, 1), min_time=0, warm={"stock": 1e-3})
     assert found["stock"].seconds == pytest.approx(1e-3)
     assert next(times, None) is None
+
+
+def _waiting(clock, seconds: float, waits):
+    """A function of so many seconds that waits for a core in addition, each call as long as the iterator says."""
+
+    def call() -> None:
+        wait = next(waits)
+        clock.now += seconds + wait
+        clock.waited += wait
+
+    return call
+
+
+def test_a_reference_that_waits_for_a_core_gives_no_confident_ratio(clock):
+    calls = {"stock": _waiting(clock, 2e-3, itertools.repeat(0.19)), "fast": clock.work("fast", 1e-3)}
+    found = compare(calls, rounds=(1, 3), min_time=0, seconds=0.1, warm={"stock": 0.19, "fast": 1e-3})
+    assert found["stock"].disturbed > 0.9
+    assert found["fast"].disturbed > 0.9
+    assert abs(math.log(found["fast"].ratio / 0.5)) < 1.7 * found["fast"].noise
+    assert grade.trusted(found) == {}
+
+
+def test_undisturbed_rounds_count_where_there_are_enough(clock):
+    waits = itertools.cycle([0.05, 0.05, 0.0])
+    calls = {"stock": _waiting(clock, 2e-3, waits), "fast": clock.work("fast", 1e-3)}
+    found = compare(calls, rounds=(5, 9), min_time=0, warm={"stock": 2e-3, "fast": 1e-3})
+    assert found["fast"].ratio == pytest.approx(0.5)
+    assert (found["stock"].disturbed, found["fast"].disturbed) == (0.0, 0.0)
+    assert set(grade.trusted(found)) == {"stock", "fast"}
+
+
+def test_a_disturbed_comparison_takes_more_rounds_and_then_ends(clock):
+    calls = {"stock": _waiting(clock, 2e-3, itertools.repeat(2e-3)), "fast": clock.work("fast", 1.9e-3)}
+    found = compare(calls, rounds=(3, 5), min_time=0, warm={"stock": 2e-3, "fast": 1.9e-3})
+    assert found["fast"].rounds == 10
+    assert found["fast"].noise > 0.3
+
+
+def test_what_waits_for_a_core_is_not_dropped_as_absurd(clock):
+    waits = itertools.chain([0.05] * 3, itertools.repeat(0.0))
+    calls = {"stock": clock.work("stock", 1e-3), "other": _waiting(clock, 9e-4, waits)}
+    found = compare(calls, rounds=(5, 9), min_time=0, warm=dict.fromkeys(calls, 1.0))
+    assert found["other"].ratio == pytest.approx(0.9)
 
 
 def test_standard_error():

@@ -15,12 +15,13 @@ import msgspec
 
 from autokern.cli.bench.end_to_end import Workload, end_to_end
 from autokern.cli.bench.kernel_matrices import Cell, kernel_matrices
-from autokern.cli.bench.problems import contenders, random_problems
-from autokern.cli.bench.regret import Row, Verdict, regret, verdict
+from autokern.cli.bench.regret import LEAST, Row, Verdict, noise_floor, timed, verdict
 from autokern.runtime import dispatch
-from autokern.system import host
+from autokern.system import host, threads
+from autokern.system.load import Watch
 from autokern.system.progress import display
 from autokern.tuning.calibration import chosen_devices
+from autokern.tuning.drawing import contenders, random_problems
 
 __all__ = [
     "Benchmark",
@@ -32,10 +33,15 @@ __all__ = [
     "end_to_end",
     "everything",
     "kernel_matrices",
+    "noise_floor",
     "random_problems",
-    "regret",
+    "timed",
     "verdict",
 ]
+
+
+_DOUBTFUL = 0.4
+"""Standard error of a log ratio from which on a problem is left out: more than that of a single round."""
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +55,26 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
         Every way to a kernel matrix, against stock.
     regret : dict of Verdict
         The choices against the best candidates, by op and for ``"all"``.
+    floor : Verdict or None
+        The same of stock under another name: what is noise.
     problems : list of Row
         The problems behind `regret`.
+    chosen : list of str
+        The candidate that was chosen for each of them.
     workloads : list of Workload
         Whole models, off against on.
+    busy : str
+        What else used the machine meanwhile; empty where nothing did.
     """
 
     host: dict[str, Any]
     kernel_matrices: list[Cell] = []
     regret: dict[str, Verdict] = {}
+    floor: Verdict | None = None
     problems: list[Row] = []
+    chosen: list[str] = []
     workloads: list[Workload] = []
+    busy: str = ""
 
 
 def everything(full: bool, report: Callable[[Benchmark], None] = lambda part: None) -> Benchmark:
@@ -72,7 +87,11 @@ def everything(full: bool, report: Callable[[Benchmark], None] = lambda part: No
     report : callable
         Called with each part as soon as it is measured.
     """
-    devices, fields = chosen_devices(None), host.current().fields
+    devices, fields, watch = chosen_devices(None), host.current().fields, Watch()
+
+    def busy() -> str:
+        found = watch.reading()
+        return str(found) if found.crowded(threads.current()) else ""
 
     def until(quick: float) -> float:
         return math.inf if full else time.perf_counter() + quick
@@ -80,22 +99,33 @@ def everything(full: bool, report: Callable[[Benchmark], None] = lambda part: No
     with display("1/3 kernel matrices") as progress:
         sizes, seconds = ((100, 1000, 4000), 5.0) if full else ((100, 1000), 0.6)
         cells = kernel_matrices(sizes, until(27), devices=devices, seconds=seconds, progress=progress)
-    report(Benchmark(host=fields, kernel_matrices=cells))
+    report(Benchmark(host=fields, kernel_matrices=cells, busy=busy()))
     rows: list[Row] = []
     for device in devices:
         with display(f"2/3 regret, {device}") as progress:
-            rows += _regret(full, device, until(22 / len(devices)), progress)
+            rows += _timed(full, device, until(22 / len(devices)), progress)
+    rows = [row for row in rows if row.is_steady]
+    choices = {row.problem: dispatch.explain(row.problem).candidate for row in rows}
     groups = {op: [row for row in rows if row.problem.op == op] for op in sorted({row.problem.op for row in rows})}
-    verdicts = {name: verdict(group) for name, group in ({**groups, "all": rows} if rows else {}).items()}
-    report(Benchmark(host=fields, regret=verdicts, problems=rows))
+    verdicts = {
+        name: verdict(of, choices.__getitem__) for name, of in ({**groups, "all": rows} if rows else {}).items()
+    }
+    judged = Benchmark(
+        host=fields,
+        regret=verdicts,
+        floor=noise_floor(rows) if rows else None,
+        problems=rows,
+        chosen=[choices[row.problem] for row in rows],
+    )
+    report(msgspec.structs.replace(judged, busy=busy()))
     with display("3/3 whole models") as progress:
         workloads = end_to_end(until(12), progress=progress)
-    report(Benchmark(host=fields, workloads=workloads))
-    return Benchmark(host=fields, kernel_matrices=cells, regret=verdicts, problems=rows, workloads=workloads)
+    report(Benchmark(host=fields, workloads=workloads, busy=busy()))
+    return msgspec.structs.replace(judged, kernel_matrices=cells, workloads=workloads, busy=busy())
 
 
-def _regret(full: bool, device: str, deadline: float, progress: Callable[[float, str], None]) -> list[Row]:
+def _timed(full: bool, device: str, deadline: float, progress: Callable[[float, str], None]) -> list[Row]:
     flops, bytes = (2e10, 1e9) if full else (5e8, 5e7)
     problems = random_problems(120 if full else 40, seed=1, device=device, flops=flops, bytes=bytes)
-    seconds = 2.0 if full else 0.3
-    return regret(problems, deadline, lambda p: dispatch.explain(p).candidate, seconds=seconds, progress=progress)
+    rows = timed(problems, deadline, seconds=1.0 if full else 0.15, progress=progress)
+    return [row for row in rows if row.seconds >= LEAST]

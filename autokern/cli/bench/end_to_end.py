@@ -38,6 +38,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         Median seconds of one step.
     speedup : float
         Median of the paired ratios off over on.
+    low, high : float
+        Quartiles of these ratios.
     pairs : int
         Number of pairs.
     difference : float
@@ -49,6 +51,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     off: float
     on: float
     speedup: float
+    low: float
+    high: float
     pairs: int
     difference: float
 
@@ -156,13 +160,17 @@ def _workload(
         if turn >= _WARMUP + 2 and time.perf_counter() > until:
             break
     kept = {side: values[_WARMUP:] for side, values in seconds.items()}
+    ratios = [a / b for a, b in zip(kept["off"], kept["on"], strict=True)]
+    low, median, high = statistics.quantiles(ratios if ratios[1:] else 2 * ratios, n=4, method="inclusive")
     off, on = (steps[side].result for side in ("off", "on"))
     return Workload(
         name=name,
         dtype=dtype,
         off=statistics.median(kept["off"]),
         on=statistics.median(kept["on"]),
-        speedup=statistics.median(a / b for a, b in zip(kept["off"], kept["on"], strict=True)),
+        speedup=median,
+        low=low,
+        high=high,
         pairs=len(kept["on"]),
         difference=abs(on - off) / max(abs(off), 1e-12),
     )

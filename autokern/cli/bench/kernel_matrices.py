@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern.cli.bench.problems import synchronize
 from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
@@ -55,6 +54,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         Why there is no timing; empty where there is one.
     setup_seconds : float
         Seconds of the first call, which compiles; 0 where nothing is compiled.
+    disturbed : float
+        Share of the timing in which threads waited for a core that other programs used.
     event_seconds, profiler_seconds : float
         Seconds of one call by CUDA events, and of its kernels by the torch profiler; 0 without CUDA.
     """
@@ -68,6 +69,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
     failed: str = ""
     setup_seconds: float = 0.0
+    disturbed: float = 0.0
     event_seconds: float = 0.0
     profiler_seconds: float = 0.0
 
@@ -152,9 +154,9 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
             continue
         call = trial(op, candidate.run, problem, args)
         try:
-            first = timer.once(call, synchronize) if candidate.compiles else 0.0
+            first = timer.once(call, host.settle) if candidate.compiles else 0.0
             found = call()
-            warm[name] = timer.once(call, synchronize)
+            warm[name] = timer.once(call, host.settle)
         except Exception as error:
             update(name, failed=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:120])
             continue
@@ -165,9 +167,9 @@ def _cells(op: Op, problem: Problem, candidates: Sequence[Candidate], seconds: f
         calls[name] = call
     if "stock" not in calls:
         return list(cells.values())
-    timings = timer.compare(calls, synchronize=synchronize, seconds=seconds, rounds=(5, 15), warm=warm)
+    timings = timer.compare(calls, synchronize=host.settle, seconds=seconds, rounds=(5, 15), warm=warm)
     for name, timing in timings.items():
-        update(name, seconds=timing.seconds, ratio=1 / timing.ratio)
+        update(name, seconds=timing.seconds, ratio=1 / timing.ratio, disturbed=timing.disturbed)
         if problem.device == "cuda":
             repeats = max(1, min(50, math.ceil(0.01 / timing.seconds)))
             update(name, event_seconds=_by_events(calls[name], repeats))
@@ -185,7 +187,7 @@ def _impossible(candidate: Candidate, problem: Problem) -> str:
 
 def _by_events(call: Callable[[], Any], repeats: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    synchronize()
+    host.settle()
     start.record()
     for _ in range(repeats):
         call()
@@ -198,6 +200,6 @@ def _by_profiler(call: Callable[[], Any], repeats: int) -> float:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(repeats):
             call()
-        synchronize()
+        host.settle()
     microseconds = sum(float(event.self_device_time_total) for event in profile.key_averages())
     return microseconds / 1e6 / repeats

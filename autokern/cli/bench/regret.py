@@ -1,7 +1,8 @@
 """Regret: how much slower the chosen candidate is than the best one, on random problems that were never calibrated.
 
-The best of several noisy timings is mostly the luckiest. So the choice, the apparent best and stock are timed once more
-side by side, and only these fresh timings count.
+The best of several noisy timings is mostly the luckiest. So each problem is timed twice: one half of the rounds says
+which candidate is the best, the other half how long it and the choice take, and the halves change places. Stock runs
+under two names; what the second loses to the first is the noise floor of every figure.
 """
 
 from __future__ import annotations
@@ -11,59 +12,76 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
-from autokern.cli.bench.problems import contenders, synchronize
 from autokern.core.errors import SettingsError
 from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
+from autokern.hooks import install
+from autokern.system import host
 from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
+from autokern.tuning.drawing import contenders
 from autokern.tuning.trial import Trialled, trial
 
+AGAIN = "stock, again"
+"""The second name of stock."""
+LEAST = 3e-5
+"""Seconds of stock from which a problem counts: below, what surrounds a call takes longer than the call."""
+_STEADY = 0.4
+"""Difference of the logs of two ratios of one candidate, that of a single round."""
+_SHORT = 0.01
 _log = logging.getLogger("autokern")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem, timed with every candidate that could serve it.
+    """One problem, timed twice with every candidate that could serve it.
 
     Parameters
     ----------
     problem : Problem
         The problem.
-    chosen : str
-        The candidate that was chosen for it.
-    best : str
-        The fastest candidate; the chosen one where that is as fast within the uncertainty.
-    regret : float
-        Time of the chosen candidate over that of the best one, at least 1.
-    over_stock : float
-        Time of the chosen candidate over stock's.
-    seconds : dict
-        Median seconds of one call, by candidate.
+    seconds : float
+        Seconds of one call of stock.
     ratios : dict
-        Median of the paired ratios to stock, by candidate.
-    noise : dict
-        Standard error of the log of each ratio.
+        By candidate, the medians of the paired ratios to stock in both halves of the rounds.
     """
 
     problem: Problem
-    chosen: str
-    best: str
-    regret: float
-    over_stock: float
-    seconds: dict[str, float]
-    ratios: dict[str, float]
-    noise: dict[str, float]
+    seconds: float
+    ratios: dict[str, tuple[float, float]]
+
+    def best(self, half: int) -> str:
+        """Return the fastest candidate in one half of the rounds."""
+        return min((name for name in self.ratios if name != AGAIN), key=lambda name: self.ratios[name][half])
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether both halves agree on how fast every candidate is, to a third; elsewhere something else ran."""
+        return all(abs(math.log(a / b)) < _STEADY for a, b in self.ratios.values())
+
+    @property
+    def fastest(self) -> str:
+        """The fastest candidate over all rounds."""
+        return min((name for name in self.ratios if name != AGAIN), key=lambda name: math.prod(self.ratios[name]))
+
+    def regret(self, chosen: str) -> float:
+        """Return the time of a candidate over that of the best one of the other half."""
+        found = self.ratios[chosen if chosen in self.ratios else "stock"]
+        return math.sqrt(math.prod(found[half] / self.ratios[self.best(1 - half)][half] for half in (0, 1)))
+
+    def over_stock(self, chosen: str) -> float:
+        """Return the time of a candidate over stock's."""
+        return math.sqrt(math.prod(self.ratios.get(chosen, self.ratios["stock"])))
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Summary of a set of rows.
+    """Summary of a way of choosing, over a set of rows.
 
     Parameters
     ----------
@@ -84,17 +102,16 @@ class Verdict(msgspec.Struct, frozen=True):
     speedup: float
 
 
-def regret(
+def timed(
     problems: Sequence[Problem],
     deadline: float,
-    choose: Callable[[Problem], str],
     *,
-    seconds: float = 2.0,
-    rounds: tuple[int, int] = (5, 15),
+    seconds: float = 1.0,
+    rounds: tuple[int, int] = (4, 8),
     compiles: bool = False,
     progress: Progress = silent,
 ) -> list[Row]:
-    """Time every candidate of each problem, and compare the chosen one with the best.
+    """Time every candidate of each problem.
 
     Parameters
     ----------
@@ -102,12 +119,10 @@ def regret(
         Problems; each must offer a choice.
     deadline : float
         Time of `time.perf_counter` after which no further problem begins.
-    choose : callable
-        Maps a Problem to the name of the chosen candidate.
     seconds : float
-        Time for the comparison of all candidates, and again for that of the last three; a round is never cut.
+        Time for each half of the rounds; a round is never cut.
     rounds : tuple of int
-        Fewest and most rounds of each comparison.
+        Fewest and most rounds of each half.
     compiles : bool
         Whether candidates take part whose first call compiles.
     progress : callable, optional
@@ -116,7 +131,7 @@ def regret(
     Returns
     -------
     list of Row
-        In the order of the problems; those on which memory ran out are left out.
+        In the order of the problems; those that cannot be sampled, or on which memory ran out, are left out.
     """
     rows = []
     began = time.perf_counter()
@@ -126,43 +141,41 @@ def regret(
             break
         used = (now - began) / (deadline - began) if math.isfinite(deadline) else 0.0
         progress(max(index / len(problems), used), str(problem))
-        with contextlib.suppress(MemoryError, torch.OutOfMemoryError):
-            rows.append(_row(problem, choose(problem), min(seconds, deadline - now), rounds, compiles))
+        with contextlib.suppress(MemoryError, torch.OutOfMemoryError), install.enabled():  # parts are dispatched
+            rows.append(_row(problem, min(seconds, deadline - now), rounds, compiles))
     progress(1.0, "done")
     return [row for row in rows if row is not None]
 
 
-def _row(problem: Problem, chosen: str, seconds: float, rounds: tuple[int, int], compiles: bool) -> Row | None:
+def _row(problem: Problem, seconds: float, rounds: tuple[int, int], compiles: bool) -> Row | None:
     op = get(problem.op)
-    candidates = contenders(problem, compiles)
-    if chosen not in [c.name for c in candidates]:
-        candidates.append(op[chosen])
-    args = op.sample(problem, torch.Generator().manual_seed(4321 + problem.n))
+    try:
+        args = op.sample(problem, torch.Generator().manual_seed(4321 + problem.n))
+    except Exception:
+        _log.debug("%s cannot be timed", problem, exc_info=True)
+        return None  # a program asked a kind of problem that the op makes no sample of
     inside.active = True  # calls made by a candidate are not dispatched
     try:
-        calls, warm = _warmed(op, problem, args, candidates)
-        if "stock" not in calls or chosen not in calls:
+        calls, warm = _warmed(op, problem, args, contenders(problem, compiles))
+        if "stock" not in calls:
             return None
-        options: dict[str, Any] = {"synchronize": synchronize, "seconds": seconds, "rounds": rounds, "warm": warm}
-        first = timer.compare(calls, **options)
-        apparent = min(first, key=lambda name: first[name].ratio)
-        last = {name: calls[name] for name in dict.fromkeys(("stock", chosen, apparent))}
-        fresh = timer.compare(last, **options) if len(last) > 1 else first
+        calls[AGAIN], warm[AGAIN] = trial(op, op.stock.run, problem, args), warm["stock"]
+        options: dict[str, Any] = {
+            "seconds": seconds,
+            "rounds": rounds,
+            "warm": warm,
+            "min_time": _min_time(warm["stock"]),
+        }
+        halves = [timer.compare(calls, synchronize=host.settle, **options) for _ in range(2)]
     finally:
         inside.active = False
-    timings = {**first, **fresh}
-    ratio = {name: timings[name].ratio for name in last}
-    best = min(last, key=lambda name: (ratio[name], name != chosen))
-    return Row(
-        problem=problem,
-        chosen=chosen,
-        best=best,
-        regret=ratio[chosen] / ratio[best],
-        over_stock=ratio[chosen],
-        seconds={name: t.seconds for name, t in timings.items()},
-        ratios={name: t.ratio for name, t in timings.items()},
-        noise={name: t.noise for name, t in timings.items()},
-    )
+    ratios = {name: (halves[0][name].ratio, halves[1][name].ratio) for name in calls}
+    return Row(problem=problem, seconds=min(half["stock"].seconds for half in halves), ratios=ratios)
+
+
+def _min_time(seconds: float) -> float:
+    """Return the seconds of a sample: two calls where they are short, so that an uncounted one comes first."""
+    return max(1e-3, 1.5 * seconds) if seconds < _SHORT else 1e-3
 
 
 def _warmed(
@@ -175,7 +188,7 @@ def _warmed(
         call = trial(op, candidate.run, problem, args)
         try:
             call()
-            warm[candidate.name] = timer.once(call, synchronize)
+            warm[candidate.name] = timer.once(call, host.settle)
             calls[candidate.name] = call
         except (MemoryError, torch.OutOfMemoryError):
             raise
@@ -184,21 +197,38 @@ def _warmed(
     return calls, warm
 
 
-def verdict(rows: Sequence[Row]) -> Verdict:
-    """Return the summary of rows.
+def verdict(rows: Iterable[Row], choose: Callable[[Problem], str]) -> Verdict:
+    """Return how well a way of choosing does on rows, of which those below `LEAST` seconds do not count.
 
     Raises
     ------
     SettingsError
-        If there are none.
+        If none is left.
     """
-    if not rows:
+    chosen = [(row, choose(row.problem)) for row in rows if row.seconds >= LEAST]
+    if not chosen:
         raise SettingsError("a verdict over no problem was asked for; allow more time")
-    regrets = sorted(row.regret for row in rows)
+    regrets = sorted(_rivals(row, name).regret(name) for row, name in chosen)
+    over_stock = [row.over_stock(name) for row, name in chosen]
     return Verdict(
-        problems=len(rows),
+        problems=len(chosen),
         regret_geomean=statistics.geometric_mean(regrets),
-        regret_p95=regrets[min(len(regrets) - 1, math.ceil(0.95 * len(regrets)) - 1)],
-        slower_share=sum(row.over_stock > 1.05 for row in rows) / len(rows),
-        speedup=1 / statistics.geometric_mean(row.over_stock for row in rows),
+        regret_p95=regrets[math.ceil(0.95 * len(regrets)) - 1],
+        slower_share=sum(ratio > 1.05 for ratio in over_stock) / len(over_stock),
+        speedup=1 / statistics.geometric_mean(over_stock),
     )
+
+
+def _rivals(row: Row, name: str) -> Row:
+    """Return a row without what is as loose as stock, where the choice is exact and such a one is preferred."""
+    op = get(row.problem.op)
+    if op.may_cost(row.problem) <= 1.0 or name not in row.ratios or name == AGAIN or op[name].accuracy != "better":
+        return row
+    exact = {n: r for n, r in row.ratios.items() if n != AGAIN and op[n].accuracy == "better"}
+    return msgspec.structs.replace(row, ratios=exact)
+
+
+def noise_floor(rows: Iterable[Row]) -> Verdict:
+    """Return the verdict on stock under another name, where stock alone is there to choose from."""
+    pairs = [msgspec.structs.replace(row, ratios={n: row.ratios[n] for n in ("stock", AGAIN)}) for row in rows]
+    return verdict(pairs, lambda problem: AGAIN)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, keops
 
+from autokern.kernels.elementary import decay, root_
 from autokern.kernels.family import TINY, Family, Spare, of_unit_lengthscale
 
 __all__ = ["MATERN12", "MATERN32", "MATERN52"]
@@ -41,15 +42,16 @@ def _value52(u: Any) -> Any:
 def _epilogue12(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     a = u.add_(TINY).sqrt_()
     if slope is None:
-        return a.neg_().exp_()
-    torch.neg(a, out=slope).exp_()
+        return decay(a, a)
+    decay(a, slope)
     slope.div_(a).mul_(-0.5).masked_fill_(a <= _ZERO, 0.0)
-    return a.neg_().exp_()
+    return decay(a, a)
 
 
 def _epilogue32(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torch.empty_like) -> torch.Tensor:
-    a = u.sqrt_()
-    e = torch.neg(a, out=spare(u) if slope is None else slope).exp_()
+    e = spare(u) if slope is None else slope
+    a = root_(u, e)
+    decay(a, e)
     k = torch.addcmul(e, a, e, out=a)
     if slope is not None:
         slope.mul_(-0.5)
@@ -57,8 +59,9 @@ def _epilogue32(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torc
 
 
 def _epilogue52(u: torch.Tensor, slope: torch.Tensor | None, spare: Spare = torch.empty_like) -> torch.Tensor:
-    a = u.sqrt_()
-    e = torch.neg(a, out=spare(u) if slope is None else slope).exp_()
+    e = spare(u) if slope is None else slope
+    a = root_(u, e)
+    decay(a, e)
     if slope is None:
         a.addcmul_(a, a, value=1 / 3)
         return torch.addcmul(e, a, e, out=a)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, keops
 
+from autokern.kernels.elementary import exp_
 from autokern.kernels.family import Family, of_unit_lengthscale
 
 __all__ = ["RBF", "decay", "exponential", "plain"]
@@ -19,7 +20,7 @@ def exponential(u: Any) -> Any:
 
 def decay(u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
     """Turn u into its exponential in place, which is its own slope."""
-    k = u.exp_()
+    k = exp_(u)
     if slope is not None:
         slope.copy_(k)
     return k

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel, RQKernel
 
+from autokern.kernels.elementary import exp_
 from autokern.kernels.family import Family, Shape
 
 __all__ = ["RQ"]
@@ -36,9 +37,9 @@ def _first(u: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
 
 def _epilogue(u: torch.Tensor, slope: torch.Tensor | None, alpha: torch.Tensor) -> torch.Tensor:
     if slope is None:
-        return u.log1p_().mul_(-alpha).exp_()
+        return exp_(u.log1p_().mul_(-alpha))
     torch.add(u, 1, out=slope)
-    k = u.log1p_().mul_(-alpha).exp_()
+    k = exp_(u.log1p_().mul_(-alpha))
     torch.div(k, slope, out=slope).mul_(-alpha)
     return k
 

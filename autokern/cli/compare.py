@@ -1,0 +1,198 @@
+"""`autokern compare`: a program off and on in turn, as whole processes, until the difference is known."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from autokern.cli.run import Order
+from autokern.core.errors import AutokernError
+from autokern.core.units import duration, sized
+from autokern.system import threads
+from autokern.system.load import Watch
+
+__all__ = ["Comparison", "Run", "compare", "interval"]
+
+_LEAST, _CLOSE, _PART = 3, 0.03, 0.25
+"""Pairs from which on the difference may be known: if its interval is this narrow, or this part of the difference."""
+_SHORT, _UNSTEADY = 1.0, 0.1
+"""Seconds below which a program is mostly its start, and the spread of times above which they are not steady."""
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
+"""97.5 % quantiles of Student's distribution, by degrees of freedom from 1 on."""
+_SERVED_NONE = "autokern served no call"
+_LAUNCH = """
+import os, sys, time
+began = time.perf_counter()
+quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=quiet)
+_, status, usage = os.wait4(child, 0)
+unit = 1 if sys.platform == "darwin" else 1024
+print(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, unit * usage.ru_maxrss)
+print(os.waitstatus_to_exitcode(status))
+"""
+"""Starts a program and tells its figures; it is a small process, since a peak of memory begins with the parent's."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run of the program: seconds from start to end, CPU seconds, and the peak of its memory in bytes."""
+
+    seconds: float
+    cpu: float
+    peak: int
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """A program with autokern off and on.
+
+    Parameters
+    ----------
+    program : str
+        Its name.
+    off, on : list of Run
+        Its runs, in pairs.
+    speedup, low, high : float
+        Geometric mean of off over on, and its 95 % interval.
+    known : bool
+        Whether that is narrow enough.
+    warnings : list of str
+        Reasons to doubt the result.
+    """
+
+    program: str
+    off: list[Run]
+    on: list[Run]
+    speedup: float
+    low: float
+    high: float
+    known: bool
+    warnings: list[str]
+
+    def __str__(self) -> str:
+        off, on = (statistics.median(run.seconds for run in runs) for runs in (self.off, self.on))
+        counted = f"{self.low:.2f} to {self.high:.2f} with 95 % confidence, {len(self.off)} runs each in turn"
+        counted = counted if len(self.off) > 1 else "one run each"
+        if self.low <= 1.0 <= self.high:
+            took = f"{duration(off)} without autokern and {duration(on)} with it"
+            return f"No difference is known: {self.program} takes {took} ({self.speedup:.2f} times as fast; {counted})."
+        verb = "saves" if self.speedup > 1 else "costs"
+        cpu = statistics.median(a.cpu / max(b.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True))
+        more = statistics.median(a.peak - b.peak for a, b in zip(self.on, self.off, strict=True))
+        memory = f"{sized(int(abs(more)))} {'more' if more > 0 else 'less'} memory"
+        return (
+            f"autokern {verb} {duration(abs(off - on))} of {duration(off)}: {self.program} runs {self.speedup:.2f} "
+            f"times as fast ({counted}), with {memory} and {cpu:.2f} times less CPU time."
+        )
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios and its 95 % interval.
+
+    Examples
+    --------
+    >>> [round(value, 2) for value in interval([2.0, 2.0, 2.0])]
+    [2.0, 2.0, 2.0]
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = statistics.fmean(logs)
+    if len(logs) < 2:
+        return math.exp(middle), 0.0, math.inf
+    quantile = _T[min(len(logs) - 1, len(_T)) - 1]
+    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+
+
+def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object]) -> Comparison:
+    """Run a program off and on in turn.
+
+    Parameters
+    ----------
+    order : Order
+        The program.
+    pairs : int
+        Most pairs of runs.
+    budget : float
+        Seconds after which no further pair begins.
+    say : callable
+        Called with a line of text after each run.
+
+    Raises
+    ------
+    AutokernError
+        If the program fails, or the system has no ``wait4``, as Windows has not.
+    """
+    if not hasattr(os, "wait4"):
+        raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")
+    began, watch = time.perf_counter(), Watch()
+    first, told = _run(order, on=True, stats=True)  # uncounted: compiled files, what autokern measures in its course
+    say(f"first run, with autokern, uncounted: {duration(first.seconds)}")
+    runs: dict[bool, list[Run]] = {False: [], True: []}
+    known = False
+    while len(runs[True]) < pairs and not known:
+        last = runs[False][-1].seconds + runs[True][-1].seconds if runs[True] else 0.0
+        if len(runs[True]) >= 1 and time.perf_counter() - began + last > budget:
+            break
+        for on in (False, True) if len(runs[True]) % 2 == 0 else (True, False):
+            runs[on].append(_run(order, on)[0])
+        off, on_ = runs[False][-1].seconds, runs[True][-1].seconds
+        say(f"pair {len(runs[True])}: {duration(off)} without autokern, {duration(on_)} with it")
+        speedup, low, high = interval([a.seconds / b.seconds for a, b in zip(*runs.values(), strict=True)])
+        half = 0.5 * math.log(high / low) if low else math.inf
+        known = len(runs[True]) >= _LEAST and half <= max(_CLOSE, _PART * abs(math.log(speedup)))
+    found = watch.reading()
+    doubts = _doubts(runs, known, _SERVED_NONE in told)
+    if found.crowded(threads.current()):
+        doubts.append(f"meanwhile {found}; times are of a busy machine")
+    return Comparison(
+        program=order.target, off=runs[False], on=runs[True], speedup=speedup, low=low, high=high, known=known,
+        warnings=doubts,
+    )  # fmt: skip
+
+
+def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[str]:
+    doubts = []
+    if unserved:
+        doubts.append("autokern served no call in the program's own process; those of its workers are not counted")
+    if not known:
+        doubts.append("the difference is not known to 3 %: allow more with --pairs and --budget, or quiet the machine")
+    seconds = {on: [run.seconds for run in of] for on, of in runs.items()}
+    spreads = [statistics.stdev(of) / statistics.fmean(of) for of in seconds.values() if len(of) > 1]
+    if max(spreads, default=0.0) > _UNSTEADY:
+        doubts.append(f"times vary by {100 * max(spreads):.0f} % from run to run")
+    if statistics.median(seconds[False]) < _SHORT:
+        doubts.append("the program takes less than a second, most of which is its start")
+    return doubts
+
+
+def _run(order: Order, on: bool, stats: bool = False) -> tuple[Run, str]:
+    """Run the program to its end; return its figures and what it wrote to standard error."""
+    ours = ["-m", "autokern", "run", *["--stats"] * stats] if on else []
+    command = [sys.executable, *ours, *["-m"] * order.module, order.target, *order.arguments]
+    environment = {**os.environ, "AUTOKERN": "1" if on else "0"}
+    launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, *command]
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(
+            launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment,
+            start_new_session=True,
+        ) as child:  # fmt: skip
+            try:
+                figures = child.communicate()[0].split()
+            except BaseException:
+                os.killpg(child.pid, signal.SIGKILL)  # and what the program has started
+                raise
+        errors.seek(0)
+        told = errors.read()
+    status = int(figures[3]) if child.returncode == 0 else child.returncode
+    if status:
+        side = "with autokern" if on else "without autokern"
+        last = "\n".join(told.strip().splitlines()[-5:])
+        raise AutokernError(f"{order.target} ended with status {status} {side}:\n{last}")
+    return Run(float(figures[0]), float(figures[1]), int(figures[2])), told

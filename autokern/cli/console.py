@@ -1,0 +1,116 @@
+"""The command line's application, and what its commands share: messages, JSON, options."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from typer.core import TyperGroup
+
+from autokern.core.errors import AutokernError, AutokernWarning
+from autokern.core.units import legible
+
+__all__ = [
+    "Explain", "Full", "Json", "Module", "Output", "Quick", "Stats", "app", "check_output", "document", "emit",
+    "message",
+]  # fmt: skip
+
+SCHEMA = 1
+"""Version of the JSON documents; fields may be added to one, and none is removed or changes its meaning."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")]
+Full = Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")]
+Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write JSON to this file.")]
+Module = Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python does.")]
+Stats = Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")]
+Explain = Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")]
+
+
+_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "bench", "record", "profile", "clear")
+
+
+class _Commands(TyperGroup):
+    """Prints every error of autokern as one message, and warnings without the lines of code that raised them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of commands, those first that are used first."""
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command of a context."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", AutokernWarning)
+            usual, say = warnings.showwarning, message
+
+            def shown(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+                if issubclass(category, AutokernWarning):
+                    say(str(message))
+                else:
+                    usual(message, category, *place, **more)
+
+            warnings.showwarning = shown
+            try:
+                return super().invoke(ctx)
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(0) from None
+            except AutokernError as error:
+                message(str(error))
+                raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Measure this machine once, and let GPyTorch take the fastest path on every call.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text: its panels show <bool> behind each flag
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def message(text: str) -> None:
+    """Print a line for people on standard error."""
+    typer.echo(legible(f"autokern: {text}", sys.stderr), err=True)
+
+
+def emit(value: object, name: str = "rows") -> None:
+    """Print a value as a JSON document; a list stands in it under a name."""
+    typer.echo(document(value, name))
+
+
+def document(value: object, name: str = "rows") -> bytes:
+    """Return a value as indented JSON with all of its fields, the defaults too, and the version of its form."""
+    plain = _plain(value)
+    body = plain if isinstance(plain, dict) else {name: plain}
+    return msgspec.json.format(msgspec.json.encode({"schema": SCHEMA, **body}), indent=2)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as dicts and lists; msgspec leaves out defaults where profiles must be small."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_plain(item) for item in value]
+    return value
+
+
+def check_output(file: Path | None) -> None:
+    """Raise AutokernError if a file cannot be written, before what takes long."""
+    if file is None:
+        return
+    parent = file.absolute().parent
+    found = "there is no such folder" if not parent.is_dir() else "it is a folder" if file.is_dir() else ""
+    if not found and not os.access(file if file.exists() else parent, os.W_OK):
+        found = "it cannot be written"
+    if found:
+        raise AutokernError(f"asked to write {file}; found: {found}. Name another file")

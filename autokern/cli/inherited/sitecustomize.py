@@ -1,0 +1,82 @@
+"""Enable autokern in this process as soon as it imports gpytorch or linear_operator; until then import nothing.
+
+`autokern run` puts the folder of this file in front of ``PYTHONPATH``. Python imports a module of this name when it
+starts; the one that would have been imported without autokern is run too. Pythons from 3.6 on can read it, since a
+program may start others.
+"""
+
+import importlib.machinery
+import os
+import sys
+
+TYPE_CHECKING = False  # every process pays for what is imported here
+if TYPE_CHECKING:
+    from typing import Any
+
+_LIBRARIES = ("linear_operator", "gpytorch")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _run_the_next() -> None:
+    """Let the module of this name that stands behind this one take its place: the program's own, or another autokern's.
+
+    Those in front have been run, or are not to be.
+    """
+    paths = [os.path.abspath(path or os.curdir) for path in sys.path]
+    behind = sys.path[paths.index(_HERE) + 1 :] if _HERE in paths else sys.path
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
+    if spec is not None and spec.loader is not None:
+        from importlib._bootstrap import module_from_spec  # importlib.util would import much
+
+        module = sys.modules[__name__] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+def _enable() -> None:
+    """Enable autokern, if it is the one that this file is part of."""
+    package = os.path.dirname(os.path.dirname(_HERE))
+    import importlib.util
+    import warnings
+
+    spec = importlib.util.find_spec("autokern")
+    if spec is None or not spec.origin or os.path.dirname(os.path.abspath(spec.origin)) != package:
+        return
+    try:
+        import autokern.auto  # noqa: F401
+    except Exception as error:  # an import of the program's own goes on
+        warnings.warn(f"autokern stays off in this process: {error!r}", stacklevel=2)
+
+
+def _is_under_way(name: str) -> bool:
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+
+
+class _Watch:
+    """A finder that finds nothing itself: it follows the import of a library by enabling autokern."""
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name not in _LIBRARIES or path is not None:
+            return None
+        finders = list(sys.meta_path)
+        behind = finders[finders.index(self) + 1 :] if self in finders else []  # those in front have been asked
+        found = (finder.find_spec(name, path, target) for finder in behind if hasattr(finder, "find_spec"))
+        spec: Any = next(filter(None, found), None)
+        if not hasattr(getattr(spec, "loader", None), "exec_module"):
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: "Any") -> None:
+            execute(module)
+            others = [other for other in _LIBRARIES if other != name]
+            if self in sys.meta_path and not any(map(_is_under_way, others)):
+                sys.meta_path.remove(self)
+                _enable()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if __name__ == "sitecustomize":
+    if os.environ.get("AUTOKERN", "").strip().lower() not in ("0", "false", "off", "no"):
+        sys.meta_path.insert(0, _Watch())
+    _run_the_next()

@@ -1,0 +1,94 @@
+"""Quiet: a calibration from the command line notices that others use the cores, says so, and waits for a while.
+
+Waiting takes a share of the budget. What is measured on a busy machine is graded, and a run of which nothing can be
+trusted ends with a finding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from autokern.core.registry import get, registered
+from autokern.system import threads
+from autokern.system.load import Load, Watch
+from autokern.tuning.calibration import DTYPES
+from autokern.tuning.grade import Grade, grades
+from autokern.tuning.plans import contenders
+from autokern.tuning.profile import Profile, group_key
+
+__all__ = ["look", "verdict", "wait"]
+
+_SHARE, _LONGEST = 0.25, 60.0
+"""Part of the budget, and most seconds, that waiting takes."""
+_LOOK, _STEP = 0.25, 1.0
+"""Seconds of the first look at the machine, and of each further one."""
+
+
+def look(seconds: float = _LOOK) -> Load:
+    """Return how busy others keep the cores, after so many seconds."""
+    watch = Watch()
+    time.sleep(seconds)
+    return watch.reading()
+
+
+def wait(budget: float, waits: bool, say: Callable[[str], object]) -> float:
+    """Wait until others leave the cores, and return the seconds that are left of a budget.
+
+    Parameters
+    ----------
+    budget : float
+        Seconds of the calibration, of which waiting takes a quarter at most, and never more than a minute.
+    waits : bool
+        Whether to wait at all.
+    say : callable
+        Called with each line of text for the user.
+    """
+    began, count = time.perf_counter(), threads.current()
+    found = look(min(_LOOK, 0.1 * budget))
+    if not found.crowded(count):
+        return budget
+    most = min(_LONGEST, _SHARE * budget)
+    if waits:
+        say(f"{found}; waiting up to {most:.0f} s for quiet (--no-wait measures at once)")
+        while time.perf_counter() - began < most:
+            if not look(min(_STEP, most)).crowded(count):
+                return budget - (time.perf_counter() - began)
+    say(f"{found}; measuring with what is free: what is disturbed too much is not kept")
+    return budget - (time.perf_counter() - began)
+
+
+def verdict(before: Profile, after: Profile, ops: Iterable[str] | None, found: Load) -> tuple[str, bool]:
+    """Judge a calibration during which the machine was so busy.
+
+    Returns
+    -------
+    str
+        What the user should know; empty where it was quiet.
+    bool
+        Whether any group that was measured can be trusted, or nothing was left to measure.
+    """
+    if not found.crowded(threads.current()):
+        return "", True
+    names = {op.name for op in registered()} if ops is None else set(ops)
+    known = {trial.problem: trial for trial in before.trials}
+    new = [t.problem for t in after.trials if t.problem.op in names and t != known.get(t.problem)]
+    there = grades(after)
+    if not new and all(_is_known(name, there) for name in names):
+        return f"nothing was left to measure; meanwhile {found}", True
+    words = Counter(there[key].grade for key in {group_key(*problem.group) for problem in new})
+    told = ", ".join(f"{count} {word}" for word, count in words.items()) or "none"
+    again = "`autokern calibrate` measures again when the machine is quiet"
+    if words["good"]:
+        return f"meanwhile {found}: groups measured are graded {told}; {again}", True
+    return f"nothing trustworthy was measured: meanwhile {found}. Groups measured are graded {told}; {again}", False
+
+
+def _is_known(name: str, there: Mapping[str, Grade]) -> bool:
+    """Whether all groups of an op were measured often enough and undisturbed, or it leaves no choice."""
+    words = {grade.grade for key, grade in there.items() if key.partition("/")[0] == name}
+    if words:
+        return words.isdisjoint({"few", "disturbed"})
+    op = get(name)
+    return all(len(contenders(op, problem, "quick")) < 2 for d in DTYPES for problem in op.grid("quick", d, "cpu"))

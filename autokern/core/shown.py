@@ -1,0 +1,71 @@
+"""Shown: results as HTML for notebooks, as data frames and as plots, of what is installed for them."""
+
+from __future__ import annotations
+
+import html
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autokern.core.errors import AutokernError
+
+__all__ = ["axes", "frame", "table"]
+
+_MOST = 40
+"""Rows that a notebook shows."""
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()) -> str:
+    """Return an HTML table; columns that begin with ``>`` are aligned right. Colours are the reader's own.
+
+    Examples
+    --------
+    >>> "&lt;b&gt;" in table("<b>", [">n"], [["1"]])
+    True
+    """
+    found = [list(row) for row in rows]
+    sides = ["right" if column.startswith(">") else "left" for column in columns]
+    more = [f"and {len(found) - _MOST:,} more: to_frame() has all"] if len(found) > _MOST else []
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        made = (
+            f'<{tag} style="text-align:{side};vertical-align:top">{html.escape(cell).replace(chr(10), "<br>")}</{tag}>'
+            for side, cell in zip(sides, row, strict=True)
+        )
+        return f"<tr>{''.join(made)}</tr>"
+
+    head = cells("th", [column.removeprefix(">") for column in columns])
+    body = "".join(cells("td", row) for row in found[:_MOST])
+    below = "".join(f"<div>{html.escape(note)}</div>" for note in (*more, *notes))
+    heading = f"<div><strong>{html.escape(title)}</strong></div>"
+    return f"<div>{heading}<table><thead>{head}</thead><tbody>{body}</tbody></table>{below}</div>"
+
+
+def frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Any:
+    """Return a data frame.
+
+    Raises
+    ------
+    AutokernError
+        If pandas is not installed.
+    """
+    return _installed("pandas", "to_frame()").DataFrame(list(rows), columns=list(columns))
+
+
+def axes(given: Any) -> Any:
+    """Return the axes to draw on, new ones unless some are given.
+
+    Raises
+    ------
+    AutokernError
+        If matplotlib is not installed.
+    """
+    return _installed("matplotlib.pyplot", "plot()").subplots(layout="constrained")[1] if given is None else given
+
+
+def _installed(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise AutokernError(f"{what} needs {package}; found: {error}. `pip install {package}` provides it") from error

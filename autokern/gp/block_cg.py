@@ -1,0 +1,212 @@
+"""Conjugate gradients for several columns at once on a preconditioned matrix, and what their coefficients tell.
+
+The coefficients are those of a Lanczos process, so that ``w^T log(M) w`` follows from them (Golub and Meurant 2010).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from autokern.gp.preconditioners.base import Preconditioner, Probed
+
+__all__ = ["Solution", "logdets", "refined", "solve"]
+
+Multiply = Callable[[torch.Tensor], torch.Tensor]
+_SEEN = 8
+"""Iterations before the rate of convergence is believed."""
+_NEARLY = 1e-3
+"""Relative residual to which products in a lower precision are believed at a time."""
+
+
+class Solution(NamedTuple):
+    """The result of conjugate gradients on ``M = S^T K S``.
+
+    Parameters
+    ----------
+    solution : Tensor
+        ``K^-1 r``, shape ``(n,)``.
+    probed : Probed
+        Of the probes.
+    residual : float
+        The relative residual of ``K a = r``.
+    left : float
+        The largest relative residual of any column, ``K a = r`` or ``M u = w``, in units of its tolerance.
+    products : int
+        Products with the matrix.
+    expected : float
+        Products that were expected to reach the tolerance: infinite where the residual does not fall.
+    steps, ratios : Tensor
+        Coefficients alpha and beta of each iteration and probe, NaN after a column's end.
+    shift : Tensor or float
+        What the matrix adds to ``w^T log(M) w`` of each probe if the coefficients are of one near it.
+    """
+
+    solution: torch.Tensor
+    probed: Probed
+    residual: float
+    left: float
+    products: int
+    expected: float
+    steps: torch.Tensor
+    ratios: torch.Tensor
+    shift: torch.Tensor | float = 0.0
+
+
+def solve(
+    multiply: Multiply, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
+    tolerances: tuple[float, float], most: int, patience: float,
+) -> Solution:  # fmt: skip
+    """Solve ``K a = r`` and ``S^T K S u = w`` for all probes, each column until its relative residual is low enough.
+
+    Parameters
+    ----------
+    multiply : callable
+        Returns ``K v`` for columns ``(n, t)``.
+    by : Preconditioner
+        Gives S.
+    rhs : Tensor
+        The vector r, shape ``(n,)``.
+    probes : Tensor
+        The probes w, shape ``(n, t)``.
+    tolerances : tuple of float
+        The relative residuals to reach: of the vector, and of the probes.
+    most : int
+        Most products.
+    patience : float
+        Stop as soon as more products than these are expected.
+    """
+    count = probes.shape[1] + 1
+    r = torch.cat((by.turned(rhs.unsqueeze(-1)), probes), 1)
+    b = rhs.clone()
+    norms = torch.linalg.vector_norm(r, dim=0)
+    norms[0] = size = torch.linalg.vector_norm(b)
+    goals = norms * tolerances[1]
+    goals[0] = size * tolerances[0]
+    x, kx, y = torch.zeros_like(r), torch.zeros_like(r), torch.zeros_like(r)
+    p, rho = r.clone(), r.square().sum(0)
+    first = torch.zeros_like(r)
+    sp = by.apply(p)
+    sw = sp[:, 1:].clone()
+    active = torch.nonzero(rho > 0).squeeze(-1)
+    if len(active) < count:  # a column of zeros is solved
+        r, p, rho, sp = r[:, active], p[:, active], rho[active], sp[:, active]
+    steps, ratios, worst, made, expected = [], [], [], 0, 0.0
+    while len(active) and made < most:
+        kp = multiply(sp)
+        made += 1
+        if made == 1:
+            _add(first, kp, active)
+        q = by.turned(kp)
+        curvature = (p * q).sum(0)
+        alpha = rho / curvature
+        if not torch.isfinite(alpha).all() or bool((alpha <= 0).any()):
+            expected = math.inf
+            break
+        for total, part in ((y, p), (x, sp), (kx, kp)):
+            _add(total, part * alpha, active)
+        r = r.addcmul_(q, alpha, value=-1)
+        fresh = r.square().sum(0)
+        beta = fresh / rho
+        left = fresh.sqrt() / goals[active]
+        if active[0] == 0:
+            left[0] = torch.linalg.vector_norm(b - kx[:, 0]) / goals[0]
+        steps.append(_spread(alpha, active, count))
+        ratios.append(_spread(beta, active, count))
+        worst.append(float(left.max()))
+        expected = _expected(worst, 1.0)
+        if expected > patience:
+            break
+        going = left > 1
+        if not going.all():
+            active, r, p, fresh, beta = active[going], r[:, going], p[:, going], fresh[going], beta[going]
+        p, rho = torch.addcmul(r, p, beta), fresh
+        sp = by.apply(p)
+    most_left = worst[-1] if worst else math.inf if len(active) else 0.0
+    residual = _relative(b - kx[:, 0], size)
+    probed = Probed(probes, y[:, 1:], sw, x[:, 1:], first[:, 1:], kx[:, 1:])
+    kept = [torch.stack(each)[:, 1:] if each else r.new_empty(0, count - 1) for each in (steps, ratios)]
+    return Solution(
+        x[:, 0], probed, residual, max(most_left, residual / tolerances[0]), made, expected, kept[0], kept[1]
+    )
+
+
+def refined(
+    nearly: Multiply, multiply: Multiply, by: Preconditioner, rhs: torch.Tensor, probes: torch.Tensor,
+    tolerances: tuple[float, float], most: int, patience: float,
+) -> Solution:  # fmt: skip
+    """Solve as `solve` does, mostly by products in a lower precision; residuals are of the matrix itself.
+
+    The log determinant gets back what the lower precision changes, to first order: ``u^T S^T (K - K') S w``.
+
+    Parameters
+    ----------
+    nearly : callable
+        Returns ``K' v``, the product in the lower precision.
+    multiply, by, rhs, probes, tolerances, most, patience
+        Those of `solve`.
+    """
+    goals = (max(tolerances[0], _NEARLY), tolerances[1])
+    found = solve(nearly, by, rhs, probes, goals, most, patience)
+    if found.left > 1:
+        return found
+    x, done, count = found.solution, found.probed, probes.shape[1]
+    kx, kw, ku = multiply(torch.cat((x.unsqueeze(-1), done.sw, done.su), 1)).split((1, count, count), 1)
+    made, size, kx = found.products + 1, torch.linalg.vector_norm(rhs), kx[:, 0]
+    shift = torch.linalg.vecdot(done.su, kw - done.kw, dim=0)
+    off = torch.linalg.vector_norm(probes - by.turned(ku), dim=0) / torch.linalg.vector_norm(probes, dim=0)
+    residual, before = _relative(rhs - kx, size), math.inf
+    while residual > tolerances[0] and residual < 0.5 * before and made < most:
+        goal = max(0.5 * tolerances[0] / residual, _NEARLY)
+        more = solve(nearly, by, rhs - kx, probes[:, :0], (goal, 1.0), most - made, math.inf)
+        x, kx, made = x + more.solution, kx + multiply(more.solution.unsqueeze(-1))[:, 0], made + more.products + 1
+        residual, before = _relative(rhs - kx, size), residual
+    left = max(residual / tolerances[0], float(off.max()) / (2 * tolerances[1]))
+    return found._replace(
+        solution=x, probed=done._replace(kw=kw, ku=ku), residual=residual, left=left, products=made,
+        expected=float(made), shift=shift,
+    )  # fmt: skip
+
+
+def _relative(vector: torch.Tensor, size: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector) / size) if size > 0 else 0.0
+
+
+def _add(total: torch.Tensor, part: torch.Tensor, active: torch.Tensor) -> None:
+    if len(active) == total.shape[1]:
+        total += part
+    else:
+        total[:, active] += part
+
+
+def _spread(values: torch.Tensor, active: torch.Tensor, count: int) -> torch.Tensor:
+    out = torch.full((count,), math.nan, dtype=torch.float64, device="cpu")
+    out[active] = values.double()
+    return out
+
+
+def _expected(worst: list[float], tolerance: float) -> float:
+    """Return the products after which the tolerance is reached at the mean rate so far."""
+    made = len(worst)
+    if worst[-1] <= tolerance or made < _SEEN:
+        return float(made)
+    rate = (math.log(worst[0]) - math.log(worst[-1])) / (made - 1) if worst[-1] > 0 else math.inf
+    return made + math.log(worst[-1] / tolerance) / rate if rate > 0 else math.inf
+
+
+def logdets(solved: Solution, n: int) -> torch.Tensor:
+    """Return ``w^T log(M) w`` of each probe, by Gauss quadrature."""
+    found = []
+    for alpha, beta in zip(solved.steps.unbind(1), solved.ratios.unbind(1), strict=True):
+        size = int(torch.isfinite(alpha).sum())
+        inverse = 1 / alpha[:size]
+        diagonal = inverse.clone()
+        diagonal[1:] += beta[: size - 1] * inverse[:-1]
+        beside = beta[: size - 1].sqrt() * inverse[:-1]
+        matrix = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
+        values, vectors = torch.linalg.eigh(matrix)
+        found.append(n * (vectors[0].square() * values.clamp_min(1e-300).log()).sum())
+    return torch.stack(found) + solved.shift

@@ -1,0 +1,226 @@
+"""The log density of a Gaussian with a large kernel matrix, by preconditioned conjugate gradients and probes.
+
+``log |K| = log |P| + E w^T log(M) w`` with ``M = S^T K S``, ``P^-1 = S S^T`` and random signs w: the preconditioner
+gives nearly all of the log determinant and of its gradient exactly, and probes estimate the rest. Systems are solved to
+a stated relative residual. The probes are always the same for a number of points, so a density is a smooth function.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from autokern.core.autograd import each_cotangent, spent_by_backward
+from autokern.gp import block_cg, likelihood
+from autokern.gp.block_cg import Solution
+from autokern.gp.preconditioners.base import Preconditioner, UnfitError
+from autokern.gp.preconditioners.choice import Kept
+from autokern.gp.solved import Solved, note
+from autokern.kernels import over_ranks, products
+from autokern.kernels.partition import usual
+from autokern.kernels.parts import Parts
+from autokern.kernels.tree import Tree
+from autokern.system import buffers
+
+__all__ = ["DENSE", "log_prob"]
+
+_OF_PROBES = 1e-3
+"""The relative residual to which probes are solved, at most: their errors are far below the differences of probes."""
+_REFINED = 1e-4
+"""Products in single precision serve where probes need no lower residual."""
+DENSE = 2**29
+"""Bytes up to which the matrix is held: products then cost no kernel."""
+_FEW = 8
+"""Products that are no reason to try another preconditioner."""
+_LONGEST = 100
+"""Products after which nothing is expected of a preconditioner."""
+_LOG_2_PI = math.log(2 * math.pi)
+_log = logging.getLogger("autokern")
+
+
+class _State(NamedTuple):
+    by: Preconditioner
+    solved: Solution
+    value: float
+
+
+def log_prob(
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
+) -> torch.Tensor | None:
+    """Return the log density of a residual, noting how it was computed; None where iterations do not converge.
+
+    Parameters
+    ----------
+    tree : Tree
+        The covariance without noise, of n points, on the CPU.
+    noise : Tensor
+        Variances added to the diagonal, shape ``(..., 1)`` or ``(..., n)``.
+    residual : Tensor
+        Targets less their mean, shape ``(..., n)``.
+    kept : Kept
+        What a fit keeps.
+    probes : int
+        Number of probes.
+    tolerance : float
+        Relative residual to reach.
+    """
+    parts, shape, tensors = likelihood.arranged(tree, noise, residual)
+    if residual.numel() != residual.shape[-1] or shape.numel() != 1:
+        return None
+    with torch.no_grad():
+        flat = [t.detach().reshape(t.shape[t.dim() - d :]) for t, d in zip(tensors, [1, 1, *parts.dims], strict=True)]
+        state = _state(parts.tree(flat[2:]), flat[0].expand_as(flat[1]), flat[1], kept, probes, tolerance)
+    if state is None:
+        return None
+    out: torch.Tensor = _Density.apply(parts, state, *tensors)
+    return out.view(shape)
+
+
+def _state(
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, kept: Kept, probes: int, tolerance: float
+) -> _State | None:
+    n = len(residual)
+    given = (noise, residual, *tree.points, *tree.shapes, *tree.weights)
+    if not all(torch.isfinite(t).all() for t in given) or not (noise > 0).all() or probes < 1:
+        return None
+    signs = torch.randint(0, 2, (n, probes), generator=torch.Generator().manual_seed(n), dtype=torch.int8, device="cpu")
+    signs = signs.to(residual.dtype).mul_(2).sub_(1)
+    with _Matrix(tree, noise) as matrix:
+        found = _solved(matrix, tree, noise, residual, signs, kept, tolerance)
+    if found is None:
+        return None
+    name, by, solved = found
+    left = block_cg.logdets(solved, n)
+    quadratic = float(torch.dot(residual.double(), solved.solution.double()))
+    value = -0.5 * (quadratic + by.logdet + float(left.mean()) + n * _LOG_2_PI)
+    error = 0.5 * float(left.std()) / math.sqrt(probes) if probes > 1 else math.inf
+    report = Solved(solved.residual, solved.products, name, probes, error)
+    note(report)
+    _log.debug("log density of %d points: %s", n, report)
+    return _State(by, solved, value) if math.isfinite(value) else None
+
+
+def _solved(
+    matrix: _Matrix, tree: Tree, noise: torch.Tensor, residual: torch.Tensor, signs: torch.Tensor, kept: Kept,
+    tolerance: float,
+) -> tuple[str, Preconditioner, Solution] | None:  # fmt: skip
+    """Return the preconditioner that needs the fewest products, with its solutions.
+
+    The likeliest one is tried first; others are, where it needs more than what served before did, or than a few. They
+    are dropped as soon as they are expected to need more.
+    """
+    if kept.rests():
+        return None
+    best: tuple[str, Preconditioner, Solution] | None = None
+    patience = float(_LONGEST)
+    tried = 0
+    for name in kept.names(tree, noise):
+        tried += 1
+        try:
+            by = kept.made(name, tree, noise)
+        except UnfitError:
+            continue
+        solved = matrix.solved(by, residual, signs, (tolerance, min(_OF_PROBES, 100 * tolerance)), patience)
+        if solved.left <= 1 and solved.products < patience:
+            best, patience = (name, by, solved), solved.products
+            if solved.products <= max(_FEW, 2 * kept.products) or (name == "vecchia" and kept.leaves_much(tree, noise)):
+                break
+    if kept.served is None or tried > 1:
+        kept.choose(*((None, 0) if best is None else (best[0], best[2].products)))
+    return best
+
+
+class _Matrix:
+    """A kernel matrix with noise, held where it is small, for products with few columns."""
+
+    def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
+        self._tree, self._noise, n = tree, noise, len(noise)
+        self._plan = usual(noise.device)
+        self._lease = None
+        self._low: Tree | None = None
+        if n * n * noise.element_size() <= DENSE:
+            self._lease = buffers.borrow((n, n), noise)
+            products.filled(tree, None, self._lease.tensor, self._plan).diagonal().add_(noise)
+
+    def multiply(self, v: torch.Tensor) -> torch.Tensor:
+        """Return the product with columns ``(n, t)``."""
+        if self._lease is not None:
+            return self._lease.tensor @ v
+        return over_ranks.product(self._tree, None, v, self._plan).addcmul_(self._noise.unsqueeze(-1), v)
+
+    def solved(
+        self, by: Preconditioner, rhs: torch.Tensor, signs: torch.Tensor, tolerances: tuple[float, float],
+        patience: float,
+    ) -> Solution:  # fmt: skip
+        """Solve for targets and probes; in double precision, tiles in single precision serve nearly all products."""
+        if self._lease is None and rhs.dtype is torch.float64 and tolerances[1] >= _REFINED:
+            found = block_cg.refined(self._nearly, self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
+            if found.left <= 1 or patience < found.expected < math.inf:
+                return found
+        return block_cg.solve(self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
+
+    def _nearly(self, v: torch.Tensor) -> torch.Tensor:
+        if self._low is None:
+            self._low = self._tree.each(lambda t: t.float())
+        found = over_ranks.product(self._low, None, v.float(), self._plan).double()
+        return found.addcmul_(self._noise.unsqueeze(-1), v)
+
+    def __enter__(self) -> _Matrix:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lease is not None:
+            self._lease.release()
+
+
+class _Density(torch.autograd.Function):
+    """A density that is computed already; its first derivatives by tiles, second ones by the plain formula."""
+
+    @staticmethod
+    def forward(ctx, parts, state, noise, residual, *tensors):  # type: ignore[no-untyped-def]
+        ctx.parts, ctx.gradients = parts, state
+        ctx.save_for_backward(noise, residual, *tensors)
+        lead = residual.shape[:-1]
+        return residual.new_full(lead, state.value)
+
+    @staticmethod
+    @spent_by_backward
+    @each_cotangent
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        parts, state, saved = ctx.parts, ctx.gradients, ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            return None, None, *likelihood.plain(parts, saved, wanted, grad)
+        return None, None, *_gradients(parts, state, saved, wanted, grad)
+
+
+def _gradients(
+    parts: Parts, state: _State, tensors: tuple[torch.Tensor, ...], wanted: tuple[bool, ...], grad: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Return the gradients by noise, residual and the tensors of the tree."""
+    noise, residual, *own = tensors
+    solved, by = state.solved, state.solved.probed
+    a, count = solved.solution, by.w.shape[1]
+    scale = grad.reshape(())
+    found: list[Any] = [None] * len(tensors)
+    if wanted[1]:
+        found[1] = (a * -scale).view(residual.shape)
+    if not (wanted[0] or any(wanted[2:])):
+        return found
+    other = state.by.gradients(by)
+    if wanted[0]:
+        each = a.square().sub_((by.su * by.sw).mean(1)).sub_(other.noise.to(a.dtype))
+        total = each.sum().view(1) if noise.shape[-1] == 1 < len(a) else each
+        found[0] = (total * (0.5 * scale)).view(noise.shape)
+    if any(wanted[2:]):
+        flat = [t.reshape(t.shape[t.dim() - d :]) for t, d in zip(own, parts.dims, strict=True)]
+        left = torch.cat((a.unsqueeze(-1), by.su), 1)
+        right = torch.cat((a.unsqueeze(-1) * 0.5, by.sw * (-0.5 / count)), 1)
+        exact, _ = over_ranks.gradients(parts.tree(flat), None, left, right, usual(a.device))
+        for index, (one, two, like) in enumerate(zip(exact, other.tensors, own, strict=True)):
+            found[2 + index] = ((one - 0.5 * two.to(one.dtype)) * scale).view(like.shape)
+        found[2:] = [one if want else None for one, want in zip(found[2:], wanted[2:], strict=True)]
+    return found

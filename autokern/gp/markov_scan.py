@@ -1,0 +1,135 @@
+"""Scans over the blocks of a Markov chain in a logarithm of their number of steps (Särkkä and García-Fernández 2021).
+
+An element tells of some consecutive data, given the state before them: the state after them is Gaussian with the mean
+``A s + b`` and the covariance ``Q``, and their density as a function of s is ``exp(h^T s - s^T J s / 2)`` up to a
+factor. Elements side by side combine to one; what is before and behind each comes down the same tree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Around", "Element", "State", "around", "filtered", "inverse_of_unit_plus", "pulled"]
+
+State = tuple[torch.Tensor, torch.Tensor]
+"""Mean ``(1, d, c)`` and covariance ``(1, d, d)`` of a state."""
+
+
+class Element(NamedTuple):
+    """Elements side by side, each tensor with them in its first dimension.
+
+    Parameters
+    ----------
+    a, q, j : Tensor
+        Shapes ``(k, d, d)``.
+    b, h : Tensor
+        Shapes ``(k, d, c)`` for c columns of data.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    q: torch.Tensor
+    h: torch.Tensor
+    j: torch.Tensor
+
+    def part(self, which: slice) -> Element:
+        """Return some of the elements."""
+        return Element(*(t[which] for t in self))
+
+
+class Around(NamedTuple):
+    """What is known beside each element, and of the whole.
+
+    Parameters
+    ----------
+    mean, covariance : Tensor
+        Of the state before an element, by all data before it: ``(k, d, c)`` and ``(k, d, d)``.
+    h, j : Tensor
+        The data behind an element as a function of the state there: ``(k, d, c)`` and ``(k, d, d)``.
+    whole_h, whole_j : Tensor
+        All data as a function of the first state: ``(d, c)`` and ``(d, d)``.
+    """
+
+    mean: torch.Tensor
+    covariance: torch.Tensor
+    h: torch.Tensor
+    j: torch.Tensor
+    whole_h: torch.Tensor
+    whole_j: torch.Tensor
+
+
+def _unit(like: torch.Tensor) -> torch.Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def inverse_of_unit_plus(product: torch.Tensor) -> torch.Tensor:
+    """Return ``(I + product)^-1``."""
+    found: torch.Tensor = torch.linalg.inv_ex(_unit(product) + product).inverse
+    return found
+
+
+def _symmetric(matrix: torch.Tensor) -> torch.Tensor:
+    return (matrix + matrix.mT) * 0.5
+
+
+def filtered(mean: torch.Tensor, covariance: torch.Tensor, of: Element) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the state before elements by the data of each as well."""
+    gain = covariance @ inverse_of_unit_plus(of.j @ covariance)
+    return mean + gain @ (of.h - of.j @ mean), _symmetric(gain)
+
+
+def _after(mean: torch.Tensor, covariance: torch.Tensor, of: Element) -> tuple[torch.Tensor, torch.Tensor]:
+    mean, covariance = filtered(mean, covariance, of)
+    return of.a @ mean + of.b, _symmetric(of.a @ covariance @ of.a.mT + of.q)
+
+
+def pulled(of: Element, h: torch.Tensor, j: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what is told of the state before elements by their data and what is told of the state behind them."""
+    turned = of.a.mT @ inverse_of_unit_plus(j @ of.q)
+    return turned @ (h - j @ of.b) + of.h, _symmetric(turned @ j @ of.a + of.j)
+
+
+def _combined(one: Element, two: Element) -> Element:
+    inverse = inverse_of_unit_plus(one.q @ two.j)
+    a = inverse @ one.a
+    h = a.mT @ (two.h - two.j @ one.b) + one.h
+    j = a.mT @ (two.j @ one.a) + one.j
+    b = two.a @ (inverse @ (one.b + one.q @ two.h)) + two.b
+    q = two.a @ (inverse @ one.q) @ two.a.mT + two.q
+    return Element(two.a @ a, b, _symmetric(q), h, _symmetric(j))
+
+
+def _even(of: Element) -> Element:
+    """Return an even number of elements: the one added has no data and leaves the state as it is."""
+    k, d = of.b.shape[:2]
+    if k % 2 == 0:
+        return of
+    none, nothing = torch.zeros_like(of.b[:1]), of.b.new_zeros(1, d, d)
+    added = _unit(of.a).unsqueeze(0), none, nothing, none, nothing
+    return Element(*(torch.cat(pair) for pair in zip(of, added, strict=True)))
+
+
+def _side_by_side(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    return torch.stack((one, two), 1).flatten(0, 1)
+
+
+def around(elements: Element, stationary: torch.Tensor, first: State | None = None) -> Around:
+    """Return what is before and behind each of the elements of a chain whose first state is given, or stationary."""
+    levels, left, right = [], slice(None, None, 2), slice(1, None, 2)
+    of, count = elements, len(elements.b)
+    while len(of.b) > 1:
+        of = _even(of)
+        levels.append(of)
+        of = _combined(of.part(left), of.part(right))
+    mean, covariance = (torch.zeros_like(of.b), stationary.unsqueeze(0)) if first is None else first
+    h, j = torch.zeros_like(of.b), torch.zeros_like(of.j)
+    for level in reversed(levels):
+        half = len(level.b) // 2
+        mean, covariance, h, j = mean[:half], covariance[:half], h[:half], j[:half]
+        next_mean, next_covariance = _after(mean, covariance, level.part(left))
+        mean, covariance = _side_by_side(mean, next_mean), _side_by_side(covariance, next_covariance)
+        earlier_h, earlier_j = pulled(level.part(right), h, j)
+        h, j = _side_by_side(earlier_h, h), _side_by_side(earlier_j, j)
+    return Around(mean[:count], covariance[:count], h[:count], j[:count], of.h[0], of.j[0])

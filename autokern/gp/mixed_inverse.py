@@ -1,0 +1,170 @@
+"""Gradients of a density by an inverse in single precision of a factor in double precision, with its errors seen.
+
+Value, solution and log determinant come from the factor, and so are exact. The inverse enters the gradients alone, as
+``tr(K^-1 dK)``. To round the factor to single precision hardly changes that; to sum products in it does, on the
+diagonal above all, which is summed in double precision. Two identities tell what is left: ``tr(K^-1 K) = n``, and the
+solution by the inverse is that by the factor. Where one is missed by too much, an inverse in double precision serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+import torch
+
+from autokern.gp import likelihood
+from autokern.gp.factors import inverted
+from autokern.kernels import products
+from autokern.kernels.partition import Place, usual
+from autokern.kernels.tree import Node, Tree
+from autokern.system import buffers
+
+__all__ = ["Mixed", "mixed_for"]
+
+_OF_TRACE = 1e-4
+"""Largest error of ``tr(K^-1 K)``, per point. Up to it, gradients were within 7e-5 of exact ones (norm of all)."""
+_OF_SOLUTION = 1e-3
+"""Largest relative error of a solution by the inverse: what a chance hit of the trace does not hide."""
+_RESTS = 50
+"""Steps without a trial after one that failed."""
+_PANEL = 256
+"""Rows and columns of the blocks of an inverse: products of such are nearly as fast as of large ones."""
+_SINGLE = torch.empty(0, dtype=torch.float32, device="cpu")
+_log = logging.getLogger("autokern")
+
+
+class Mixed:
+    """Gradients of the densities of one kernel, for `likelihood.log_prob`; what is kept only saves hopeless trials."""
+
+    def __init__(self) -> None:
+        self._rest = 0
+
+    def __call__(
+        self, tree: Tree, state: likelihood.State, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """Return the gradients wanted by noise, residual and the tensors of a tree."""
+        self._rest -= 1
+        if self._rest < 0 and state.factor.dim() == 2 and (wanted[0] or any(wanted[2:])):
+            found = _by_single(tree, state, noise)
+            if found is not None:
+                half = 0.5 * grad
+                return [one * half if want else None for one, want in zip(found, wanted, strict=True)]
+            self._rest = _RESTS
+        return likelihood.gradients_by(state, inverted, noise, wanted, grad)
+
+
+_kept: weakref.WeakKeyDictionary[Any, Mixed] = weakref.WeakKeyDictionary()
+
+
+def mixed_for(owner: Any) -> Mixed:
+    """Return what is kept for an owner, a kernel."""
+    return _kept.setdefault(owner, Mixed())
+
+
+def _by_single(tree: Tree, state: likelihood.State, noise: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return twice the gradients, or None where single precision does not suffice."""
+    n, white = len(state.factor), state.white.squeeze(-1)
+    outer = _outer(tree.node)
+    if outer is None:  # the sum over the whole covariance is wanted, which is the gradient of a scale
+        weights = [state.factor.new_ones(()), *tree.weights]
+        tree = Tree(Node("scale", "", (tree.node,)), tree.points, tree.shapes, weights)
+    a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True).squeeze(-1)
+    with buffers.borrow((n, n), _SINGLE) as lease:
+        _invert(state.factor, lease.tensor)
+        diagonal, solved = _square(lease.tensor, white)
+        missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0
+        found = _contracted(tree, a, lease.tensor, diagonal) if missed <= _OF_SOLUTION else []
+    if not found:
+        _log.debug("gradients of %d points in double precision: solution %.1e off in single", n, missed)
+        return None
+    by_noise = a.square().sub_(diagonal)
+    along = torch.dot(white, white) - n - torch.dot(by_noise, noise.expand(n))
+    first = len(tree.points) + len(tree.shapes)
+    scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
+    error = along - sum(found[index] * scale for index, scale in scales)
+    if not abs(error.item()) <= _OF_TRACE * n:
+        _log.debug("gradients of %d points in double precision: trace %.1e off in single", n, error)
+        return None
+    if outer is None:
+        del found[first]
+    total = sum(scale for _, scale in scales)
+    for index, _ in scales if outer else ():  # each has its share of the variance, and of the error
+        found[index] = found[index] + error / total
+    by_noise = by_noise.sum(-1, keepdim=True) if noise.shape[-1] == 1 else by_noise
+    return [by_noise, a * -2, *found]
+
+
+def _outer(node: Node, at: int = 0) -> list[int] | None:
+    """Return the numbers of the weights of all terms of a covariance, or None where one has none."""
+    if node.kind in ("scale", "constant"):
+        return [at]
+    found: list[int] = []
+    for child in node.children if node.kind == "sum" else ():
+        own = _outer(child, at)
+        if own is None:
+            return None
+        found += own
+        at += _weights(child)
+    return found or None
+
+
+def _weights(node: Node) -> int:
+    return (node.kind in ("scale", "constant")) + sum(_weights(child) for child in node.children)
+
+
+def _invert(factor: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the inverse of a lower factor into the lower triangle of `out`, panel after panel of rows.
+
+    Blocks on the diagonal are filled, with zeros above it.
+    """
+    panels = _panels(len(factor))
+    memory = out.new_empty(_PANEL * len(factor))
+    for top, bottom in panels:
+        rows = out[top:bottom]
+        rows[:, :bottom] = factor[top:bottom, :bottom]
+        unit = torch.eye(bottom - top, dtype=out.dtype, device=out.device)
+        corner = torch.linalg.solve_triangular(rows[:, top:bottom], unit, upper=False)
+        if top:
+            carried = memory[: (bottom - top) * top].view(bottom - top, top)
+            for left, right in panels[: top // _PANEL]:
+                torch.mm(rows[:, left:top], out[left:top, left:right], out=carried[:, left:right])
+            torch.mm(corner, carried, out=rows[:, :top]).neg_()
+        torch.tril(corner, out=rows[:, top:bottom])
+
+
+def _square(root: torch.Tensor, white: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn the lower triangle of a root X into that of ``X^T X``, in place: rows below a panel are all that it needs.
+
+    Returns the diagonal of ``X^T X``, and ``X^T white``, both summed in the precision of `white`.
+    """
+    memory = root.new_empty(_PANEL * len(root))
+    diagonal, solved = torch.zeros_like(white), torch.zeros_like(white)
+    for top, bottom in _panels(len(root)):
+        rows = root[top:bottom, :bottom]
+        diagonal[:bottom] += torch.linalg.vector_norm(rows, dim=0, dtype=white.dtype).square_()
+        solved[:bottom] += rows.mT @ white[top:bottom].to(root.dtype)
+        product = memory[: rows.numel()].view_as(rows)
+        rows.copy_(torch.mm(root[top:, top:bottom].mT, root[top:, :bottom], out=product))
+    return diagonal, solved
+
+
+def _panels(n: int) -> list[tuple[int, int]]:
+    return [(start, min(n, start + _PANEL)) for start in range(0, n, _PANEL)]
+
+
+def _contracted(tree: Tree, a: torch.Tensor, inverse: torch.Tensor, diagonal: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients of ``sum((a a^T - inverse) * K)`` by the tensors of a tree; of the inverse, half is read."""
+
+    def write(at: Place, out: torch.Tensor) -> None:
+        top, bottom, left, right = at
+        if top != left:  # the mirrored tile too
+            out.copy_(inverse[top:bottom, left:right]).addr_(a[top:bottom], a[left:right], beta=-2, alpha=2)
+            return
+        out.copy_(inverse[top:bottom, top:bottom]).tril_(-1)
+        out.add_(out.mT.clone())
+        out.diagonal().copy_(diagonal[top:bottom])
+        out.addr_(a[top:bottom], a[top:bottom], beta=-1)
+
+    return products.gradients_by(tree, write, usual(a.device))

@@ -1,0 +1,86 @@
+"""Preconditioner: a factor of an approximate inverse, its log determinant, and the gradients of what it stands for."""
+
+from __future__ import annotations
+
+import abc
+from typing import NamedTuple
+
+import torch
+
+from autokern.kernels.tree import Tree
+
+__all__ = ["Gradients", "Preconditioner", "Probed", "UnfitError", "cholesky", "in_double"]
+
+
+class UnfitError(Exception):
+    """A preconditioner cannot be made for a matrix."""
+
+
+class Gradients(NamedTuple):
+    """Gradients by the noise of each point, ``(n,)``, and by the tensors of a tree, in the order of `parts.apart`."""
+
+    noise: torch.Tensor
+    tensors: list[torch.Tensor]
+
+
+class Probed(NamedTuple):
+    """Probes ``w`` and what was computed with them, each of shape ``(n, t)``.
+
+    Parameters
+    ----------
+    w : Tensor
+        The probes, independent signs.
+    u : Tensor
+        The solutions of ``S^T K S u = w``.
+    sw, su : Tensor
+        ``S w`` and ``S u``.
+    kw, ku : Tensor
+        ``K S w`` and ``K S u``.
+    """
+
+    w: torch.Tensor
+    u: torch.Tensor
+    sw: torch.Tensor
+    su: torch.Tensor
+    kw: torch.Tensor
+    ku: torch.Tensor
+
+
+class Preconditioner(abc.ABC):
+    """A square matrix ``S`` for which ``M = S^T K S`` is near the identity.
+
+    Attributes
+    ----------
+    logdet : float
+        ``-2 log |det S|``, near ``log |K|``.
+    """
+
+    logdet: float
+
+    @abc.abstractmethod
+    def apply(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S v`` for columns ``(n, t)``."""
+
+    @abc.abstractmethod
+    def turned(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S^T v`` for columns ``(n, t)``."""
+
+    @abc.abstractmethod
+    def gradients(self, by: Probed) -> Gradients:
+        """Return the gradients of ``log |K|`` without the part ``(S u)^T dK (S w)`` in the mean over the probes.
+
+        Both parts together are an unbiased estimate, and its variance vanishes as M nears the identity.
+        """
+
+
+def in_double(tree: Tree) -> Tree:
+    """Return a tree of plain tensors in double precision, outside of autograd."""
+    return tree.each(lambda t: t.detach().double())
+
+
+def cholesky(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the lower factor of a matrix, or of each of a batch; raises UnfitError where one is not definite."""
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    if info.any():
+        raise UnfitError
+    return lower

@@ -1,0 +1,173 @@
+"""Partial pivoted Cholesky: the covariance explained by some points, and the noise.
+
+``P = D + K_nI K_II^-1 K_In`` for pivots I that are chosen greedily (Harbrecht, Peters and Schneider 2012). The pivots
+are kept over the steps of a fit, so a step costs products of tall matrices only. All is done in double precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
+from autokern.kernels import products
+from autokern.kernels import tree as trees
+from autokern.kernels.partition import usual
+from autokern.kernels.tree import Tree
+
+__all__ = ["Pivoted", "candidates", "factor", "greedy", "most", "pivots"]
+
+_JITTER = 1e-9
+_ELEMENTS = 2**24
+_CANDIDATES = 2048
+_LEFT = 1e-3
+"""Variance that pivots may leave, in units of the noise: what is left is estimated by probes."""
+
+
+def most(n: int) -> int:
+    """Return the largest rank that costs no more than a few products with the matrix, and little memory."""
+    return min(n // 4, math.isqrt(20 * n), _ELEMENTS // n, 512)
+
+
+def candidates(n: int, rank: int) -> torch.Tensor:
+    """Return the places among which pivots are chosen, always the same for a number of points."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")
+    return order[: max(_CANDIDATES, 4 * rank)]
+
+
+def greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
+    """Return pivots, each where most variance is left by those before.
+
+    Parameters
+    ----------
+    row : callable
+        Returns a row of the covariance.
+    left : Tensor
+        The variances; what pivots leave of them is written there.
+    least : float
+        Variance of the noise: little beside it ends the choice.
+    rank : int
+        Most pivots.
+    """
+    enough = max(_LEFT * least, 1e-12 * float(left.max()))
+    rows, chosen = left.new_empty(rank, len(left)), list[int]()
+    for step in range(rank):
+        at = int(left.argmax())
+        value = float(left[at])
+        if not value > enough:
+            break
+        rows[step] = torch.addmv(row(at), rows[:step].mT, rows[:step, at], alpha=-1).div_(math.sqrt(value))
+        left.addcmul_(rows[step], rows[step], value=-1)
+        left[at] = 0
+        chosen.append(at)
+    return chosen
+
+
+def factor(square: torch.Tensor) -> torch.Tensor:
+    """Return the lower factor of the covariance of pivots, which gets a jitter."""
+    square.diagonal().add_(_JITTER * float(square.diagonal().max()))
+    return cholesky(square)
+
+
+def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, float]:
+    """Return the places of pivots, and the mean variance that they leave, in units of the noise.
+
+    Pivots are chosen among some points, always the same for a number of points. There are fewer than `rank` where they
+    leave little beside the noise.
+
+    Parameters
+    ----------
+    tree : Tree
+        Points ``(n, d)``, no batch.
+    noise : Tensor
+        Variances of the noise, ``(n,)``.
+    rank : int
+        Most pivots.
+    """
+    places, least = candidates(len(noise), rank), float(noise.detach().min())
+    tree = _at(in_double(tree), places)
+    variance = float(trees.dense(_at(tree, torch.tensor([0], device="cpu"))))
+    left = torch.full((len(places),), variance, dtype=torch.float64, device="cpu")
+
+    def row(at: int) -> torch.Tensor:
+        return trees.dense(tree, [z[at : at + 1] for z in tree.points]).squeeze(-1)
+
+    chosen = greedy(row, left, least, rank)
+    return places[chosen], float(left.mean()) / least
+
+
+def _at(tree: Tree, places: torch.Tensor) -> Tree:
+    return tree._replace(points=[z[places] for z in tree.points])
+
+
+class Pivoted(Preconditioner):
+    """The symmetric-by-noise factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T``, ``L L^T = K_II``.
+
+    Parameters
+    ----------
+    tree : Tree
+        Points ``(n, d)``, no batch.
+    noise : Tensor
+        Variances added to the diagonal, ``(n,)``, positive.
+    chosen : Tensor
+        Places of the pivots.
+
+    Raises
+    ------
+    UnfitError
+        If there is no pivot, or the covariance of the pivots is not positive definite.
+    """
+
+    def __init__(self, tree: Tree, noise: torch.Tensor, chosen: torch.Tensor) -> None:
+        if not len(chosen):
+            raise UnfitError
+        self._tree, self._chosen, self._dtype = in_double(tree), chosen, noise.dtype
+        self._inner = _at(self._tree, chosen)
+        self._noise = noise.detach().double()
+        n, r, z = len(noise), len(chosen), self._tree.points[0]
+        cross = products.filled(self._tree, self._inner.points, z.new_empty(n, r), usual(z.device))
+        self._lower = factor(trees.dense(self._inner))
+        wide = torch.linalg.solve_triangular(self._lower.mT, cross, upper=True, left=False)
+        self._root = self._noise.rsqrt().unsqueeze(-1)
+        self._b = wide.mul_(self._root)
+        values, vectors = torch.linalg.eigh(self._b.mT @ self._b)
+        values.clamp_min_(0)
+        self.logdet = float(self._noise.log().sum() + values.log1p().sum())
+        grown = (1 + values).sqrt()
+        self._inverse = (vectors * -(1 / (1 + values))) @ vectors.mT
+        c = (vectors * (-1 / (grown * (1 + grown)))) @ vectors.mT
+        self._thin, self._c = self._b.to(self._dtype), c.to(self._dtype)
+        self._scale = self._root.to(self._dtype)
+
+    def apply(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S v``."""
+        return self._within(v).mul_(self._scale)
+
+    def turned(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S^T v``."""
+        return self._within(v * self._scale)
+
+    def _within(self, v: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(v, self._thin, self._c @ (self._thin.mT @ v))
+
+    def gradients(self, by: Probed) -> Gradients:
+        """Return the gradients of ``log |P|`` less those of ``(S w)^T P (S w)`` in the mean."""
+        sw = by.sw.double() / math.sqrt(by.sw.shape[1])
+        b, lower = self._b, self._lower
+        explained = torch.linalg.solve_triangular(lower, b / self._root, upper=False, left=False)  # K_nI K_II^-1
+        inner = explained * self._root
+        solved = torch.addmm(inner, b, self._inverse @ (b.mT @ inner)).mul_(self._root)  # P^-1 K_nI K_II^-1
+        by_cross = solved.sub_(sw @ (sw.mT @ explained)).mul_(2)
+        by_square = (explained.mT @ by_cross).mul_(-0.5)
+        diagonal = (1 + ((b @ self._inverse) * b).sum(-1)) / self._noise
+        plan = usual(b.device)
+        count = len(self._tree.points)
+        first = products.gradients_from(self._tree, self._inner.points, by_cross, plan)
+        rows, columns, rest = first[:count], first[count : 2 * count], first[2 * count :]
+        second = products.gradients_from(self._inner, None, by_square, plan)
+        for whole, one, two in zip(rows, columns, second[:count], strict=True):
+            whole.index_add_(0, self._chosen, one + two)
+        rest = [one + two for one, two in zip(rest, second[count:], strict=True)]
+        return Gradients(diagonal - sw.square().sum(-1), [*rows, *rest])

@@ -1,0 +1,147 @@
+"""Vecchia's approximation: each point given a few near predecessors, a sparse factor of the inverse matrix.
+
+Column i of ``S`` has entries at the set of point i: the last column of ``L^-T`` of the small covariance ``L L^T`` of
+the set (Vecchia 1988; Katzfuss and Guinness 2021). The diagonal of ``S^T K S`` is one exactly. Everything small is
+computed in double precision, a few hundred sets at a time, by several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, cholesky, in_double
+from autokern.gp.preconditioners.neighbours import Conditioning
+from autokern.kernels import tree as trees
+from autokern.kernels.parts import apart
+from autokern.kernels.tree import Tree
+from autokern.system import thread_pool
+from autokern.system.thread_pool import Member
+
+__all__ = ["Vecchia"]
+
+_CACHED = 2**18
+"""Elements of the small covariances that are computed together."""
+
+
+class Vecchia(Preconditioner):
+    """The factor for a tree and noise.
+
+    Parameters
+    ----------
+    tree : Tree
+        Points ``(n, d)``, no batch.
+    noise : Tensor
+        Variances added to the diagonal, ``(n,)``.
+    given : Conditioning
+        An ordering with sets of predecessors.
+
+    Raises
+    ------
+    UnfitError
+        If a small covariance is not positive definite.
+    """
+
+    def __init__(self, tree: Tree, noise: torch.Tensor, given: Conditioning) -> None:
+        from scipy.sparse import csr_array
+
+        self._tree, self._noise, self._given = in_double(tree), noise.detach().double(), given
+        n, size = given.sets.shape
+        self._coefficients = noise.new_empty((n, size), dtype=torch.float64)
+
+        def column(start: int, stop: int) -> None:
+            covariance = self._covariances(self._tree, start, stop)
+            self._coefficients[start:stop] = _last(cholesky(covariance))
+
+        self._in_chunks(lambda _: column)
+        self.logdet = -2 * float(self._coefficients[:, -1].log().sum())
+        entries = self._coefficients.to(noise.dtype).mul_(given.there).view(-1).numpy()
+        starts = torch.arange(0, n * size + 1, size, dtype=torch.int32, device="cpu").numpy()
+        self._rows: Any = csr_array((entries, given.sets.view(-1).int().numpy(), starts), shape=(n, n))
+        self._columns: Any = self._rows.T
+
+    def apply(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S v``."""
+        return torch.from_numpy(self._columns @ v.contiguous().numpy())
+
+    def turned(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``S^T v``."""
+        return torch.from_numpy(self._rows @ v.contiguous().numpy())
+
+    def gradients(self, by: Probed) -> Gradients:
+        """Return what moves with S: ``-2 sum log S_ii`` and ``u^T dS^T K S w + u^T S^T K dS w``."""
+        parts, own = apart(self._tree)
+        points = len(self._tree.points)
+        count = thread_pool.size(own[0].device)
+        sums = [[torch.zeros_like(t) for t in (self._noise, *own)] for _ in range(count)]
+        double = Probed(*(t.double() for t in by))
+
+        def chunk(number: int) -> Callable[[int, int], None]:
+            noise, *totals = sums[number]
+
+            def add(start: int, stop: int) -> None:
+                sets = self._given.sets[start:stop]
+                with torch.enable_grad():
+                    copies = [t[sets] for t in own[:points]] + [t.clone() for t in own[points:]]
+                    copies = [t.requires_grad_() for t in copies]
+                    covariance = self._covariances(parts.tree(copies), start, stop)
+                cotangent = self._cotangent(double, covariance.detach(), start, stop)
+                noise.index_add_(0, sets.view(-1), cotangent.diagonal(dim1=-2, dim2=-1).reshape(-1))
+                found = torch.autograd.grad(covariance, copies, cotangent, materialize_grads=True)
+                for total, one in zip(totals[:points], found[:points], strict=True):
+                    total.index_add_(0, sets.view(-1), one.reshape(-1, one.shape[-1]))
+                for total, one in zip(totals[points:], found[points:], strict=True):
+                    total.add_(one)
+
+            return add
+
+        self._in_chunks(chunk)
+        noise, *totals = (sum(each[1:], each[0]) for each in zip(*sums, strict=True))
+        return Gradients(noise, totals)
+
+    def _cotangent(self, by: Probed, covariance: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Return the derivative by small covariances, zero where a set has no point."""
+        sets, there = self._given.sets[start:stop], self._given.there[start:stop]
+        c = self._coefficients[start:stop]
+        u, w = by.u[start:stop], by.w[start:stop]
+        g = (torch.bmm(by.kw[sets], u.unsqueeze(-1)) + torch.bmm(by.ku[sets], w.unsqueeze(-1))).squeeze(-1)
+        g = g.div_(by.w.shape[1]).mul_(there)
+        last = c[:, -1:]
+        g[:, -1:] -= 2 / last
+        by_solution = g / last
+        by_solution[:, -1:] -= torch.linalg.vecdot(g, c).unsqueeze(-1) / (2 * last.square())
+        lower = cholesky(covariance)
+        turned = torch.cholesky_solve(by_solution.unsqueeze(-1), lower)
+        return turned.mul_(-last.unsqueeze(-1)) @ (c * there).unsqueeze(-2) * there.unsqueeze(-1)
+
+    def _covariances(self, tree: Tree, start: int, stop: int) -> torch.Tensor:
+        """Return the noisy covariances of some sets: the identity where a set has no point."""
+        sets, there = self._given.sets[start:stop], self._given.there[start:stop]
+        if tree is self._tree:
+            tree = tree._replace(points=[z[sets] for z in tree.points])
+        found = trees.dense(tree) + torch.diag_embed(self._noise[sets])
+        if there.all():
+            return found
+        pairs = there.unsqueeze(-1) & there.unsqueeze(-2)
+        return found * pairs + torch.diag_embed((~there).double())
+
+    def _in_chunks(self, of: Callable[[int], Callable[[int, int], None]]) -> None:
+        n, size = self._given.sets.shape
+        each = max(16, _CACHED // size**2)
+
+        def work(member: Member) -> None:
+            step = of(member.number)
+            for start in range(member.number * each, n, member.count * each):
+                member.check()
+                step(start, min(n, start + each))
+
+        thread_pool.run(work, thread_pool.size(self._noise.device))
+
+
+def _last(lower: torch.Tensor) -> torch.Tensor:
+    """Return the last columns of the turned inverses of lower factors."""
+    unit = lower.new_zeros(lower.shape[-1], 1)
+    unit[-1] = 1
+    return torch.linalg.solve_triangular(lower.mT, unit.expand(*lower.shape[:-1], 1), upper=True).squeeze(-1)

@@ -1,0 +1,201 @@
+"""Linear systems with a covariance plus noise, solved by preconditioned conjugate gradients to a stated residual.
+
+Which preconditioner serves is found on the system itself: the likeliest first, another at a later solve where the
+first took more than a few products, then the one that took fewer. The residual is checked by a product of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from autokern.gp import solved
+from autokern.gp.preconditioners.base import UnfitError
+from autokern.gp.preconditioners.choice import Kept
+from autokern.gp.preconditioners.columns import by_columns
+from autokern.gp.solved import Solved
+from autokern.kernels.tree import Tree
+
+__all__ = ["of_matrix", "of_tree"]
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+_LONGEST = 200
+"""Products after which nothing is expected of a preconditioner."""
+_FEW = 8
+"""Products that are no reason to try another preconditioner."""
+_SEEN = 8
+"""Iterations before the rate of convergence is believed."""
+_ROUNDS = 3
+"""Times that iterations begin again from what they reached, where rounding led them astray."""
+_ELEMENTS = 2**24
+"""Elements of the columns that are solved together, so that their copies take little memory."""
+
+
+class _Found(NamedTuple):
+    x: torch.Tensor
+    residual: float
+    products: int
+
+
+class _System:
+    """A covariance in the form of a tree, with noise, and what was found on it."""
+
+    def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
+        self._tree, self._noise = tree.each(lambda t: t.detach().clone()), noise.detach().clone()
+        self._sets = Kept(self._tree.points[0])
+        self._made: dict[str, Product] = {}
+        self.products: dict[str, float] = {}
+
+    def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
+        """Whether a tree and its noise are the same by value."""
+        mine, yours = _tensors(self._tree, self._noise), _tensors(tree, noise)
+        return self._tree.node == tree.node and all(
+            a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(mine, yours, strict=True)
+        )
+
+    def names(self) -> list[str]:
+        """Return the names of preconditioners, the one to begin with first."""
+        first, second = self._sets.names(self._tree, self._noise)
+        products = self.products.get(first, 0.0)
+        other = self.products.get(second, 0.0)  # 0 where it was not tried
+        return [second, first] if products > _FEW and other < products else [first, second]
+
+    def inverse(self, name: str) -> Product:
+        """Return the product with the approximate inverse of a name."""
+        made = self._made.get(name)
+        if made is None:
+            by = self._sets.made(name, self._tree, self._noise)
+            made = self._made[name] = lambda v: by.apply(by.turned(v))
+        return made
+
+
+def _tensors(tree: Tree, noise: torch.Tensor) -> list[torch.Tensor]:
+    return [noise, *tree.points, *tree.shapes, *tree.weights]
+
+
+_latest: list[_System] = []
+"""The last system: predictions solve with the same one again and again."""
+
+
+def of_tree(
+    multiply: Product, tree: Tree, noise: torch.Tensor, rhs: torch.Tensor, tolerance: float
+) -> torch.Tensor | None:
+    """Return the solution of a system whose covariance is that of points; None where iterations do not converge.
+
+    Parameters
+    ----------
+    multiply : callable
+        Returns the product of the noisy covariance with columns ``(n, t)``.
+    tree : Tree
+        The covariance without noise, of plain tensors, without a batch.
+    noise : Tensor
+        Variances added to the diagonal, ``(n,)``, positive.
+    rhs : Tensor
+        Columns ``(n, t)``.
+    tolerance : float
+        Relative residual to reach.
+    """
+    system = next((known for known in list(_latest) if known.is_of(tree, noise)), None)
+    if system is None:
+        system = _System(tree, noise)
+        _latest[:] = [system]
+    for name in system.names():
+        try:
+            inverse = system.inverse(name)
+        except UnfitError:
+            continue
+        found = _all_columns(multiply, inverse, rhs, tolerance)
+        reached = found.residual <= tolerance
+        system.products[name] = found.products if reached else math.inf
+        if reached:
+            return _recorded(found, name)
+    return None
+
+
+def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, tolerance: float) -> torch.Tensor | None:
+    """Return the same for a covariance that is a matrix ``(n, n)``."""
+
+    def multiply(v: torch.Tensor) -> torch.Tensor:
+        return (matrix @ v).addcmul_(noise.unsqueeze(-1), v)
+
+    try:
+        inverse = by_columns(matrix, noise)
+    except UnfitError:
+        return None
+    found = _all_columns(multiply, inverse, rhs, tolerance)
+    return _recorded(found, "pivoted") if found.residual <= tolerance else None
+
+
+def _recorded(found: _Found, name: str) -> torch.Tensor:
+    solved.note(Solved(found.residual, found.products, name, found.x.shape[1], 0.0))
+    return found.x
+
+
+def _all_columns(multiply: Product, inverse: Product, rhs: torch.Tensor, tolerance: float) -> _Found:
+    """Solve some columns at a time."""
+    parts = []
+    for columns in rhs.split(max(1, _ELEMENTS // len(rhs)), 1):
+        parts.append(_refined(multiply, inverse, columns, tolerance))
+        if not parts[-1].residual <= tolerance:
+            break
+    products = max(part.products for part in parts)
+    return _Found(torch.cat([part.x for part in parts], 1), max(part.residual for part in parts), products)
+
+
+def _refined(multiply: Product, inverse: Product, b: torch.Tensor, tolerance: float) -> _Found:
+    """Iterate, and again from there, until the residual itself is small enough."""
+    size = torch.linalg.vector_norm(b, dim=0)
+    size = torch.where(size > 0, size, 1.0)
+    x, r, products, residual = torch.zeros_like(b), b, 0, math.inf
+    for _ in range(_ROUNDS):
+        step, made = _iterated(multiply, inverse, r, size * tolerance)
+        if step is None:
+            return _Found(x, math.inf, products + made)
+        x += step
+        r = b - multiply(x)
+        products += made + 1
+        before, residual = residual, float((torch.linalg.vector_norm(r, dim=0) / size).max())
+        if residual <= tolerance or not residual < before / 2:
+            break
+    return _Found(x, residual, products)
+
+
+def _iterated(
+    multiply: Product, inverse: Product, b: torch.Tensor, enough: torch.Tensor
+) -> tuple[torch.Tensor | None, int]:
+    """Return a solution with residuals below some norms, by the recursion, and the products that it took."""
+    x, r = torch.zeros_like(b), b.clone()
+    left = float((torch.linalg.vector_norm(r, dim=0) / enough).max())
+    if left <= 1:
+        return x, 0
+    z = inverse(r)
+    p, rho = z, (r * z).sum(0)
+    first = left
+    for made in range(1, _LONGEST + 1):
+        q = multiply(p)
+        curvature = (p * q).sum(0)
+        alpha = torch.where(rho > 0, rho / curvature, 0.0)  # a column that is solved stays as it is
+        if not torch.isfinite(alpha).all() or (alpha < 0).any():
+            return None, made
+        x.addcmul_(p, alpha)
+        r.addcmul_(q, alpha, value=-1)
+        left = float((torch.linalg.vector_norm(r, dim=0) / enough).max())
+        if left <= 1:
+            return x, made
+        if made >= _SEEN and not _converges(first, left, made):
+            return None, made
+        z = inverse(r)
+        fresh = (r * z).sum(0)
+        p = torch.addcmul(z, p, torch.where(rho > 0, fresh / rho, 0.0))
+        rho = fresh
+    return None, _LONGEST
+
+
+def _converges(first: float, left: float, made: int) -> bool:
+    """Whether the mean rate so far leads below one within the products that are allowed."""
+    rate = math.log(first / left) / made
+    return rate > 0 and made + math.log(left) / rate <= 2 * _LONGEST

@@ -1,0 +1,118 @@
+"""Linear solves with large covariances plus noise, where the library runs conjugate gradients: the op `solve`.
+
+Both of the library's functions that ask for a solution differentiate it themselves. A solve is differentiated with the
+factor of the forward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from linear_operator import settings as library
+from linear_operator.operators import AddedDiagLinearOperator
+
+from autokern.hooks.bypass import stay_out
+from autokern.hooks.install import hook
+from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
+from autokern.hooks.reading import unless_it_fails
+from autokern.hooks.solver_choice import EXACT, ORDERED, regime
+from autokern.kernels.embedded import Embedded
+from autokern.runtime.dispatch import route
+
+__all__: list[str] = []
+
+_RANK, _LEAST = 15, 2000
+"""The library's defaults of `max_preconditioner_size` and `min_preconditioning_size`; others are the user's order."""
+_LOOSE = 1
+"""The library's tolerance of training; a looser one is the user's order."""
+
+_dispatch = route("solve", looked=True)
+_solve_module = sys.modules["linear_operator.functions._solve"]
+_quad_module = sys.modules["linear_operator.functions._inv_quad"]
+
+
+class _Reuse(threading.local):
+    """The operator whose solve this thread is differentiating: it keeps its factor."""
+
+    operator: Any = None
+
+
+_reuse = _Reuse()
+_stock_solve = _solve_module._solve
+
+
+@hook(_solve_module, "_solve")
+def _solve(linear_op: Any, rhs: Any) -> Any:
+    known = _reuse.operator
+    if known is not None and _same_tensors(known, linear_op):
+        linear_op = known
+    found = _asked(linear_op)
+    return _stock_solve(linear_op, rhs) if found is None else _dispatch(linear_op, _expanded(linear_op, rhs), *found)
+
+
+_stock_quad_solve = _quad_module._solve
+
+
+@hook(_quad_module, "_solve")
+def _quad_solve(linear_op: Any, rhs: Any) -> Any:
+    found = None if library.fast_computations.log_prob.off() else _asked(linear_op)
+    if found is None:
+        return _stock_quad_solve(linear_op, rhs)
+    return _dispatch(linear_op, _expanded(linear_op, rhs), *found)
+
+
+def _expanded(operator: Any, rhs: Any) -> Any:
+    """Return columns that all matrices of a batch share as one set for each, as backward passes have them."""
+    return rhs.expand(*operator.batch_shape, *rhs.shape[-2:]) if rhs.dim() < operator.dim() else rhs
+
+
+def _asked(operator: Any) -> tuple[Embedded | None, bool] | None:
+    """Return the kernel of a system where it has one, and whether the user orders conjugate gradients.
+
+    None where the library factorises, and where its own preconditioner is ordered.
+    """
+    if stay_out():
+        return None
+    n = operator.size(-1)
+    found = regime(n, library.fast_computations.solves)
+    if found == EXACT or library.cg_tolerance.value() > _LOOSE or library.max_preconditioner_size.value() != _RANK:
+        return None
+    least = library.min_preconditioning_size.value()
+    if least != _LEAST and n < least:
+        return None
+    return _kernel_of(operator), found == ORDERED
+
+
+@unless_it_fails
+def _kernel_of(operator: Any) -> Embedded | None:
+    """Return the kernel of a covariance that is never formed, None for any other matrix."""
+    if operator.__class__ is not AddedDiagLinearOperator or operator.preconditioner_override is not None:
+        return None
+    covariance = operator._linear_op
+    if covariance.__class__ is not MatrixFreeKernelOperator or not covariance._same or operator.dim() > 2:
+        return None
+    return covariance._kernel
+
+
+def _same_tensors(one: Any, other: Any) -> bool:
+    """Whether two operators are made of the very same tensors in the same way; autograd sees to their versions."""
+    mine, yours = one.representation(), other.representation()
+    return (
+        type(one) is type(other) and len(mine) == len(yours) and all(a is b for a, b in zip(mine, yours, strict=True))
+    )
+
+
+_stock_solve_backward = _solve_module.Solve.backward
+
+
+@hook(_solve_module.Solve, "backward")
+def _solve_backward(ctx: Any, grad_output: Any) -> Any:
+    """Solve with the factor of the forward pass, where the library builds its operator again and factorises it."""
+    before = _reuse.operator
+    _reuse.operator = None if stay_out() else getattr(ctx, "_linear_op", None)
+    try:
+        return _stock_solve_backward(ctx, grad_output)
+    finally:
+        _reuse.operator = before

@@ -1,0 +1,148 @@
+"""Products with kernel matrices, and their gradients, over the ranks of a job.
+
+Points and vectors are the same on all ranks. Each rank evaluates its part of the tiles, and one all-reduce sums what
+they give. Where no ranks are joined, or links would take longer than they save, `products` does all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from autokern.kernels import partition, products
+from autokern.kernels.partition import Plan
+from autokern.kernels.parts import apart
+from autokern.kernels.tree import Node, Tree
+from autokern.system import ranks, thread_pool
+from autokern.system.ranks import Ranks
+
+__all__ = ["LEAST", "gradients", "measure", "pays", "product", "seconds"]
+
+LEAST = 2**24
+"""Elements of a matrix below which ranks share nothing: a product takes some milliseconds."""
+_MOST = 2.0
+"""Times that what is saved must be of what links take."""
+_SAMPLE = 2048
+
+_rate = 1e8
+"""Elements of a symmetric matrix that this job's ranks multiply in a second, the slowest of them."""
+
+
+def measure(here: Ranks) -> None:
+    """Measure how many elements the ranks multiply in a second; all of them learn the least."""
+    global _rate
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(_SAMPLE, 3, generator=generator, dtype=torch.float64, device="cpu")
+    tree, plan, best = Tree(Node("leaf", "matern52"), [x], [], []), partition.usual(x.device), float("inf")
+    for _ in range(3):
+        here.barrier()
+        began = time.perf_counter()
+        products.product(tree, None, x.repeat(1, 4)[:, :11].contiguous(), plan)
+        best = min(best, time.perf_counter() - began)
+    _rate = min(here.objects(_SAMPLE**2 / best))
+
+
+def seconds(here: Ranks, alone: float, count: int) -> float:
+    """Return the seconds of a product that takes one rank so many, where a result of `count` bytes is summed."""
+    return alone / here.size + here.link.seconds(count) + 2 * here.link.latency
+
+
+def pays(here: Ranks, elements: int, count: int) -> bool:
+    """Whether ranks are worth sharing a product with so many elements, whose result has `count` bytes."""
+    alone = elements / _rate
+    return elements >= LEAST and _MOST * (seconds(here, alone, count) - alone / here.size) < alone * (1 - 1 / here.size)
+
+
+def _shared(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, count: int) -> Ranks | None:
+    """Return the ranks that share a product, or None."""
+    here = ranks.active()
+    if here is None or rhs.device.type != "cpu":
+        return None
+    elements = tree.points[0].shape[-2] * (others or tree.points)[0].shape[-2]
+    return here if pays(here, elements, count * rhs.element_size()) else None
+
+
+def _data(
+    tree: Tree, others: list[torch.Tensor] | None, plan: Plan, *more: torch.Tensor
+) -> dict[str, Sequence[torch.Tensor | str]]:
+    return {
+        "kernels": [repr((tree.node, plan))],
+        "points": [*tree.points, *(others or ())],
+        "hyperparameters": [*tree.shapes, *tree.weights],
+        "vectors": more,
+    }
+
+
+def _slice(n: int, by: list[float], number: int) -> slice:
+    """Return the stretch of n points of one rank; all of them cover the points."""
+    cut = [round(n * sum(by[:k]) / partition.ALIGNED) * partition.ALIGNED for k in range(1, len(by))]
+    edges = [0, *(min(n, at) for at in cut), n]
+    return slice(edges[number], edges[number + 1])
+
+
+def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Return ``K rhs``, with arguments and result of `products.product`."""
+    n, t = tree.points[0].shape[-2], rhs.shape[-1]
+    here = _shared(tree, others, rhs, n * t)
+    if here is None:
+        return products.product(tree, others, rhs, plan)
+    m = rhs.shape[-2]
+    plan = plan._replace(symmetric=True, columns=False)
+
+    def work(out: torch.Tensor, by: list[float]) -> None:
+        whole = out.view(n, t)
+        if others is None:
+            only = partition.dealt(n, plan.tile, thread_pool.size(rhs.device), by, here.rank)
+            whole.copy_(products.product(tree, None, rhs, plan, only))
+        elif n >= m:
+            rows = _slice(n, by, here.rank)
+            if rows.stop > rows.start:
+                whole[rows] = products.product(_at(tree, rows), others, rhs, plan)
+        else:
+            columns = _slice(m, by, here.rank)
+            if columns.stop > columns.start:
+                whole.copy_(products.product(tree, [z[columns] for z in others], rhs[columns], plan))
+
+    out = here.summed("product", (n, m, t, len(tree.points)), _data(tree, others, plan, rhs), rhs, n * t, work)
+    return out.view(n, t)
+
+
+def gradients(
+    tree: Tree, others: list[torch.Tensor] | None, left: torch.Tensor, right: torch.Tensor, plan: Plan,
+    want_rhs: bool = False,
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
+    """Return the gradients of ``sum(left * (K right))``, with arguments and result of `products.gradients`."""
+    tensors = apart(tree, others)[1]
+    sizes = [t.numel() for t in tensors] + [right.numel() * want_rhs]
+    here = _shared(tree, others, right, sum(sizes))
+    if here is None or any(t.dtype is not right.dtype for t in tensors):
+        return products.gradients(tree, others, left, right, plan, want_rhs)
+    (n, t), m = left.shape, right.shape[0]
+
+    def work(out: torch.Tensor, by: list[float]) -> None:
+        found = [part.view(like.shape) for part, like in zip(out.split(sizes), tensors, strict=False)]
+        by_rhs = out[len(out) - sizes[-1] :].view_as(right) if want_rhs else None
+        rows = slice(None) if others is None else _slice(n, by, here.rank)
+        only = None
+        if others is None:
+            only = partition.dealt(n, plan.tile, thread_pool.size(right.device), by, here.rank)
+        elif rows.stop == rows.start:
+            return
+        ours, last = products.gradients(_at(tree, rows), others, left[rows], right, plan, want_rhs, only)
+        points = len(tree.points)
+        for index, (total, one) in enumerate(zip(found, ours, strict=True)):
+            (total[rows] if index < points else total).copy_(one.view_as(total[rows] if index < points else total))
+        if by_rhs is not None and last is not None:
+            by_rhs.copy_(last)
+
+    data = _data(tree, others, plan, left, right)
+    flat = here.summed("gradients", (n, m, t, int(want_rhs)), data, right, sum(sizes), work)
+    parts = flat.split(sizes)
+    found = [part.view(like.shape) for part, like in zip(parts, tensors, strict=False)]
+    return found, parts[-1].view_as(right) if want_rhs else None
+
+
+def _at(tree: Tree, rows: slice) -> Tree:
+    return tree._replace(points=[z[rows] for z in tree.points])

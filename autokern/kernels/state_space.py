@@ -1,0 +1,128 @@
+"""Matérn kernels on a line as Markov chains (Hartikainen and Särkkä 2010).
+
+The state of a leaf is the process and its first derivatives, by the distance ``a = sqrt(2 nu) |z - z'|``. Its feedback
+``F`` has the eigenvalue -1 alone, so transitions are ``exp(F a) = exp(-a) (I + N a + N^2 a^2 / 2)`` with ``N = F + I``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from autokern.kernels.tree import Node
+
+__all__ = ["Chain", "Leaf", "chain", "leaves_of"]
+
+_FEEDBACK = {
+    "matern12": [[-1.0]],
+    "matern32": [[0.0, 1.0], [-1.0, -2.0]],
+    "matern52": [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, -3.0, -3.0]],
+}
+_STATIONARY = {
+    "matern12": [[1.0]],
+    "matern32": [[1.0, 0.0], [0.0, 1.0]],
+    "matern52": [[1.0, 0.0, -1 / 3], [0.0, 1 / 3, 0.0], [-1 / 3, 0.0, 1.0]],
+}
+
+
+class Leaf(NamedTuple):
+    """A leaf of a sum: its family, and the numbers of the weights that multiply it."""
+
+    family: str
+    weights: tuple[int, ...]
+
+
+def leaves_of(node: Node) -> list[Leaf] | None:
+    """Return the leaves of a tree of sums and scales over Matérn families, None for any other tree."""
+    numbers = iter(range(node_weights(node)))
+
+    def collect(node: Node, above: tuple[int, ...]) -> list[Leaf] | None:
+        if node.kind == "leaf":
+            return [Leaf(node.family, above)] if node.family in _FEEDBACK else None
+        if node.kind == "scale":
+            return collect(node.children[0], (*above, next(numbers)))
+        if node.kind != "sum":
+            return None
+        parts = [collect(child, above) for child in node.children]
+        return None if None in parts else [leaf for part in parts for leaf in part or ()]
+
+    return collect(node, ())
+
+
+def node_weights(node: Node) -> int:
+    """Return the number of weights of a form."""
+    return (node.kind in ("scale", "constant")) + sum(node_weights(child) for child in node.children)
+
+
+class Chain(NamedTuple):
+    """The Markov chain of a family.
+
+    Parameters
+    ----------
+    order : int
+        Size of the state.
+    feedback : Tensor
+        ``F``, shape ``(order, order)``.
+    powers : Tensor
+        ``I, N, N^2 / 2``, shape ``(3, order, order)``.
+    stationary : Tensor
+        Covariance of the state, shape ``(order, order)``.
+    """
+
+    order: int
+    feedback: torch.Tensor
+    powers: torch.Tensor
+    stationary: torch.Tensor
+
+    def transition(self, a: torch.Tensor) -> torch.Tensor:
+        """Return ``exp(F a)``, shape ``(..., order, order)``."""
+        return self._decayed(a, self.powers.flatten(1)).unflatten(-1, (self.order, self.order))
+
+    def seen(self, a: torch.Tensor) -> torch.Tensor:
+        """Return the first row of ``exp(F a)``: how the process depends on a state before it, ``(..., order)``."""
+        return self._decayed(a, self.powers[:, 0])
+
+    def ahead(self, a: torch.Tensor) -> torch.Tensor:
+        """Return the covariances of the process with a state after it, ``(..., order)``."""
+        return self._decayed(a, self.powers @ self.stationary[0])
+
+    def _decayed(self, a: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
+        a = a.unsqueeze(-1)
+        polynomial = powers[0] + a * powers[1]
+        if self.order > 2:
+            polynomial = polynomial + a * a * powers[2]
+        return (-a).exp() * polynomial
+
+    def correlation(self, a: torch.Tensor) -> torch.Tensor:
+        """Return the correlation of the process at distances."""
+        decay = a.neg().exp_()
+        if self.order == 1:
+            return decay
+        if self.order == 2:
+            return (a + 1) * decay
+        return torch.addcmul(a, a, a, value=1 / 3).add_(1) * decay
+
+    def with_slope(self, difference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return correlations at signed differences, and their derivatives: none at no distance. Not differentiable."""
+        a = difference.abs()
+        decay = a.neg().exp_()
+        if self.order == 1:
+            return decay, difference.sign_().mul_(decay).neg_()
+        if self.order == 2:
+            return torch.addcmul(decay, a, decay), difference.mul_(decay).neg_()
+        slope = torch.addcmul(difference, difference, a).mul_(decay).mul_(-1 / 3)
+        return torch.addcmul(a, a, a, value=1 / 3).add_(1).mul_(decay), slope
+
+
+@functools.cache
+def chain(name: str) -> Chain:
+    """Return the chain of a family, on the CPU in double precision."""
+    like = {"dtype": torch.float64, "device": "cpu"}
+    feedback = torch.tensor(_FEEDBACK[name], **like)  # type: ignore[arg-type]
+    order = len(feedback)
+    unit = torch.eye(order, **like)  # type: ignore[call-overload]
+    nilpotent = feedback + unit
+    powers = torch.stack([unit, nilpotent, nilpotent @ nilpotent / 2])
+    return Chain(order, feedback, powers, torch.tensor(_STATIONARY[name], **like))  # type: ignore[arg-type]

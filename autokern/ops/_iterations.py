@@ -1,0 +1,120 @@
+"""Conjugate gradients as users meet them: the products of a density, and how far off the gradients are.
+
+`calibration/large.py --ship` writes `iterations.json` from what its study counted: the least products of any system,
+the usual ones, the errors of stock's gradients, how many times as long as the candidate `stock`, whose parts are
+dispatched, the library takes by itself, and the points up to which exact candidates serve while nothing is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from linear_operator.utils.errors import NotPSDError
+
+from autokern.core.candidate import Candidate, Run
+from autokern.core.problem import Problem
+from autokern.ops._shared import families, iterates
+
+__all__ = ["Iterated", "counted", "exact_up_to", "is_preconditioned", "or_iterate"]
+
+_MAY_COST = 1.3
+"""Times of stock's time that exact gradients may take at least, where stock's are loose."""
+_OF_FAMILY, _FORMLESS = 12.0, 8.0
+"""What the rest of a step takes, in products: of each family where the matrix is formed, and where it is not."""
+
+_PRECONDITIONED = 2000
+"""The library's default of `min_preconditioning_size`."""
+
+
+class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the study counted: by number of points, and over all of its models."""
+
+    least: int
+    points: list[int]
+    usual: list[float]
+    errors: list[float]
+    alone: float
+    exact: int
+
+
+@functools.cache
+def counted() -> Counted:
+    """Return what the package ships."""
+    text = importlib.resources.files("autokern.ops").joinpath("iterations.json").read_bytes()
+    return msgspec.json.decode(text, type=Counted)
+
+
+def is_preconditioned(problem: Problem) -> bool:
+    """Whether the library makes a preconditioner, as it does by default from so many points on."""
+    return iterates(problem) and problem.n >= _PRECONDITIONED
+
+
+def _usual(n: int) -> float:
+    """Return the products that a system of n points usually takes, by the next smaller size of the study."""
+    below = [usual for size, usual in zip(counted().points, counted().usual, strict=True) if size <= n]
+    return below[-1] if below else counted().usual[0]
+
+
+class Iterated:
+    """What an op says of its problems where stock iterates to a loose tolerance."""
+
+    def approximates(self, problem: Problem) -> bool:
+        """Whether stock iterates."""
+        return iterates(problem)
+
+    def may_cost(self, problem: Problem) -> float:
+        """Return how many times stock's time exact gradients may take: on a CPU, what the library takes by itself.
+
+        Above the points up to which that was found to suffice, iterations to a tight residual take much less.
+        """
+        if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
+            return 1.0
+        return max(_MAY_COST, counted().alone) if problem.device == "cpu" else _MAY_COST
+
+    def harder(self, problem: Problem, candidate: Candidate, products: int = 0) -> float:
+        """Return how many times as long what iterates takes as with the least products."""
+        if not iterates(problem) or not candidate.loose:
+            return 1.0
+        rest = self.rest(problem, candidate)
+        least = counted().least
+        return (max(products or _usual(problem.n), least) + rest) / (least + rest)
+
+    def rest(self, problem: Problem, candidate: Candidate) -> float:
+        """Return what a call takes beside the products of conjugate gradients, in products."""
+        return _OF_FAMILY * len(families(problem)) if candidate.name == "stock" else _FORMLESS
+
+    def remark(self, problem: Problem) -> str:
+        """Return how far off the gradients of stock are expected to be."""
+        if not iterates(problem):
+            return ""
+        low, high = (f"{100 * error:.0f} %" for error in counted().errors)
+        worth = f"its gradients are off by {low} to {high} on models like this"
+        return f"stock iterates, by default to a tolerance of 1: {worth}"
+
+
+def or_iterate(stock: Run) -> Callable[[Run], Run]:
+    """Return a decorator of exact candidates: stock answers where it iterates and the matrix has no factor."""
+
+    def decorate(run: Run) -> Run:
+        @functools.wraps(run)
+        def either(*args: Any) -> Any:
+            *_, exact = args
+            try:
+                return run(*args)
+            except NotPSDError:
+                if exact:
+                    raise
+            return stock(*args)
+
+        return either
+
+    return decorate
+
+
+def exact_up_to(problem: Problem) -> int:
+    """Return the points up to which an exact candidate serves while nothing is measured."""
+    return counted().exact if iterates(problem) else 0

@@ -1,0 +1,162 @@
+"""The candidate `state-space` of `exact_log_prob` and `predict`: Matérn processes on a line, in linear time."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import gpytorch
+import torch
+
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp import factor_cache, markov
+from autokern.gp.arguments import variances
+from autokern.gp.lazy_covariance import PosteriorCovariance
+from autokern.gp.marginal import Marginal, ingredients
+from autokern.gp.markov_posterior import LinePosterior
+from autokern.gp.query import Query
+from autokern.kernels import tree as trees
+from autokern.kernels.state_space import leaves_of
+from autokern.ops._shared import families
+
+__all__ = ["ENOUGH", "LINE", "prediction_word", "predicts", "register", "register_prediction", "unsupported", "word"]
+
+LINE = "line"
+"""The word of a variant for a sum of Matérn kernels on many points of one dimension, of a single model."""
+ENOUGH = 400
+"""Training points from which on blocks take less time than a factor on any CPU; fewer have no such word.
+
+No grid has it: from there on the counts of work leave no doubt."""
+
+
+def word(marginal: Marginal, value: torch.Tensor) -> str:
+    """Return the word of the variant of a density, with the slash before it; empty where points are not on a line."""
+    lazy, tensors = marginal.lazy, (marginal.noise, value, marginal.distribution.loc)
+    x = lazy.x1
+    if x.dim() != 2 or x.shape[-1] != 1 or len(x) < ENOUGH or lazy.batch_shape or any(t.dim() != 1 for t in tensors):
+        return ""
+    return _word_of(lazy.kernel)
+
+
+def _word_of(kernel: Any) -> str:
+    node = trees.form(kernel)
+    if node is None or leaves_of(node) is None:
+        return ""
+    own = (part.active_dims for part in kernel.modules() if isinstance(part, gpytorch.kernels.Kernel))
+    once = all(dims is None or len(dims) == 1 for dims in own)  # a dimension may be taken several times
+    return f"/{LINE}" if once else ""
+
+
+def unsupported(problem: Problem) -> str | None:
+    """Return why a problem is none of a line."""
+    if LINE not in problem.words:
+        return "for sums of Matérn kernels on points of one dimension"
+    return "on the CPU, without gradients by the points" if problem.device != "cpu" or "x" in problem.grad else None
+
+
+def _order(problem: Problem) -> int:
+    return sum({"matern12": 1, "matern32": 2}.get(name, 3) for name in families(problem))
+
+
+def _features(problem: Problem) -> Features:
+    """Blocks of a few points, in double precision whatever the arguments have, and a tree over them."""
+    n, d, parts = float(problem.n), _order(problem), len(families(problem))
+    steps = max(1.0, math.log2(n / markov.BLOCK))
+    inside = n * markov.BLOCK
+    flops = inside * (3.0 * markov.BLOCK + 20.0 * d) + 40.0 * n / markov.BLOCK * d**3
+    return Features(150.0 + 60.0 * parts + 80.0 * steps, flops, 8.0 * inside * (12.0 + 14.0 * parts))
+
+
+def _memory(problem: Problem) -> int:
+    n, d, parts = problem.n + markov.BLOCK, _order(problem), len(families(problem))
+    return 8 * n * (markov.BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
+
+
+def register(op: Op) -> None:
+    """Register the candidate."""
+
+    @op.candidate("state-space", accuracy="better", unsupported=unsupported, memory=_memory, features=_features)
+    def state_space(marginal: Marginal, value: torch.Tensor, exact: bool) -> Any:
+        """Markov chains of Matérn kernels in one dimension, exact in linear time: blocks, and a scan over them."""
+        found = markov.log_prob(*ingredients(marginal, value), exact)
+        return op.stock.run(marginal, value, exact) if found is None else found
+
+
+_posteriors: weakref.WeakKeyDictionary[Any, LinePosterior] = weakref.WeakKeyDictionary()
+"""Of prediction strategies, which are made anew when their data or parameters change."""
+
+
+def prediction_word(query: Query) -> str:
+    """Return the word of the variant of a prediction without gradients, as `word` does."""
+    strategy, x = query.strategy, query.prior.x1
+    if x.dim() != 2 or x.shape[-1] != 1 or query.mean.dim() != 1 or strategy.num_train < ENOUGH:
+        return ""
+    parts, prior = factor_cache.parts(strategy), strategy.train_prior_dist
+    if parts is None or gpytorch.settings.observation_nan_policy.value() != "ignore":
+        return ""
+    lazy, diagonal = parts
+    tensors = (variances(diagonal), strategy.train_labels, prior.loc)
+    if lazy.x1.dim() != 2 or lazy.batch_shape or any(t.dim() != 1 or t.dtype is not x.dtype for t in tensors):
+        return ""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, *tensors, *lazy.kernel.parameters())):
+        return ""
+    return _word_of(lazy.kernel)
+
+
+def predicts(problem: Problem) -> str | None:
+    """Return why a prediction is none of a line."""
+    if LINE not in problem.words or "grown" in problem.words:
+        return "for sums of Matérn kernels on points of one dimension"
+    return None if problem.device == "cpu" and not problem.grad else "on the CPU, without gradients"
+
+
+def _prediction_features(problem: Problem) -> Features:
+    n = float(problem.n + problem.m)
+    return Features(800.0, n * markov.BLOCK * (3.0 * markov.BLOCK + 40.0), 8.0 * n * markov.BLOCK * 40.0)
+
+
+def _prediction_memory(problem: Problem) -> int:
+    return 8 * markov.BLOCK * (8 * problem.n + 4 * markov.BLOCK * min(problem.m, 2048)) + 64 * problem.m + 2**20
+
+
+def _origin(x: torch.Tensor) -> torch.Tensor:
+    """Return the first point, from which the others are counted; it stays when data are appended."""
+    return x[:1].detach()
+
+
+def _conditioned(strategy: Any) -> LinePosterior:
+    found = _posteriors.get(strategy)
+    if found is None:
+        parts = factor_cache.parts(strategy)
+        assert parts is not None
+        lazy, diagonal = parts
+        residual = strategy.train_labels - strategy.train_prior_dist.loc
+        tree = trees.read(lazy.kernel, lazy.x1, _origin(lazy.x1))
+        found = LinePosterior(markov.chained(tree, variances(diagonal), residual))
+        _posteriors[strategy] = found
+    return found
+
+
+def register_prediction(op: Op) -> None:
+    """Register the candidate of predictions."""
+
+    @op.candidate(
+        "state-space",
+        accuracy="better",
+        unsupported=predicts,
+        memory=_prediction_memory,
+        features=_prediction_features,
+        parts=True,
+    )
+    def state_space(query: Query) -> Any:
+        """Markov chains of Matérn kernels in one dimension: means and variances in linear time, the joint when read."""
+        known, prior = _conditioned(query.strategy), query.prior
+        if not known.valid or not markov.is_clear(known.data, query.exact):
+            return op["lazy"].run(query)
+        tree = trees.read(prior.kernel, prior.x1, _origin(query.cross.x2))
+        mean, own = known.at([z.squeeze(-1) for z in tree.points])
+        covariance = PosteriorCovariance.deferred(prior, query.cross, known)
+        covariance.keep(own.to(query.mean.dtype))
+        return query.mean + mean.to(query.mean.dtype), covariance

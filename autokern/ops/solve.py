@@ -1,0 +1,263 @@
+"""The Op `solve`: ``K^-1 B`` of a large covariance with noise, where stock runs conjugate gradients.
+
+Arguments: ``operator, rhs, kernel, ordered``. The operator is a tensor of dense parts and diagonals, as
+`inv_quad_logdet` takes it, or the sum of a covariance that is never formed and a diagonal; `kernel` is the embedded
+kernel of that one, else None. `rhs` is ``(..., n, t)``. `ordered` says that the user wants conjugate gradients. It is
+called by functions that differentiate the solution themselves, so that nothing here wants gradients.
+
+Contract: solutions are those of a matrix within ``2 n eps max |K|`` of K, or to a relative residual of 1e-5 (float32
+1e-4) or the library's `cg_tolerance`, whichever is tighter.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern.core.arguments import tensors_in
+from autokern.core.candidate import Candidate
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp import originals, systems
+from autokern.gp.arguments import DIAGONAL, variances
+from autokern.gp.factors import factorised
+from autokern.gp.preconditioners.choice import footprint
+from autokern.gp.preconditioners.pivoted import most
+from autokern.gp.solved import tolerance
+from autokern.kernels import embedded as forms
+from autokern.kernels import tree as trees
+from autokern.kernels.embedded import Embedded
+from autokern.ops._iterations import Iterated, exact_up_to
+from autokern.ops._shared import (
+    CG_ITERATIONS,
+    CG_VECTORS,
+    EPS,
+    is_ours,
+    iterates,
+    matrix_problem,
+    positive_definite,
+    random_matrix,
+    regime_features,
+)
+from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_unstructured
+from autokern.system import buffers, pages
+
+__all__ = ["SOLVE"]
+
+_LEAST = 1000
+"""Rows below which a factorisation takes less than iterations."""
+_COLUMNS = 72
+"""Rows for each column up to which a factorisation takes fewer operations than a dozen products."""
+_PRODUCTS = 12
+FREE, ORDERED = "free", "ordered"
+
+
+class _Solve(Iterated, Op):
+    name = "solve"
+    summary = "solutions with a large covariance plus noise, where the library runs conjugate gradients"
+    contract = "those of a matrix within 2 n eps max|K| of K, or to a residual of 1e-5 (float32 1e-4)"
+    raises = (NanError, NotPSDError)
+    composite = True
+
+    def key(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> Any:
+        return (
+            operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
+            rhs.device, None if kernel is None else forms.key(kernel), ordered, torch.is_grad_enabled(),
+            kernel is None and is_unstructured(operator),
+        )  # fmt: skip
+
+    def problem_of(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> Problem | None:
+        tensors = list(tensors_in((operator, rhs)))
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return None
+        if kernel is None and not is_unstructured(operator):
+            return None
+        rows, columns = operator.shape[-2:]
+        if rows != columns or rows < 2 or not is_ours(rhs) or rhs.shape[-2] != rows:
+            return None
+        single = operator.dim() == 2
+        if not single and rhs.shape[:-2] != operator.shape[:-2]:
+            return None
+        if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
+            return None
+        names = ["dense"] if kernel is None else sorted(trees.leaves(kernel.node))
+        words = ["+".join(names), "cg", *([FREE] if kernel is not None else []), *([ORDERED] if ordered else [])]
+        return matrix_problem(
+            self.name,
+            rhs,
+            m=rows,
+            n=rows,
+            d=0 if kernel is None else sum(kernel.widths),
+            rhs=rhs.numel() // rows if single else rhs.shape[-1],
+            batch=1 if single else operator.shape[:-2].numel(),
+            variant="/".join(words),
+            grad="",
+        )
+
+    def reference(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+        return torch.linalg.solve(operator.to_dense(), rhs)
+
+    def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
+        k = positive_definite(problem, generator)
+        k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
+        diagonal = ConstantDiagLinearOperator(k.new_full((*k.shape[:-2], 1), 0.1), problem.n)
+        operator = AddedDiagLinearOperator(DenseLinearOperator(k), diagonal)
+        return operator, random_matrix(problem, generator, problem.n, problem.rhs), None, ORDERED in problem.words
+
+    def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
+        k, rhs, found = args[0].to_dense().double(), args[1].double(), out.double()
+        residual = (k @ found - rhs).abs().amax(-2)
+        change = 2 * problem.n * EPS[problem.dtype] * k.abs().amax((-2, -1)).unsqueeze(-1)
+        unit = change * found.abs().sum(-2) + EPS[problem.dtype] * rhs.abs().amax(-2)
+        return float((residual / unit).max())
+
+    def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
+        base = Problem(op="solve", rhs=1, dtype=dtype, device=device, variant="dense/cg")
+        sizes = [(1000, 1), (1000, 100), (1500, 11), (2000, 1)]
+        sizes += [(2500, 1), (2500, 300), (3600, 1), (1400, 1), (4500, 30)] if level == "full" else []
+        return [base.replace(m=n, n=n, rhs=t) for n, t in sizes]
+
+    def features(self, problem: Problem) -> Features:
+        elements = float(problem.batch * problem.n**2)
+        flops = elements * (problem.n / 3 + 2.0 * problem.rhs)
+        return Features(6.0 + problem.batch, flops, 3.0 * elements * problem.itemsize)
+
+    def memory(self, problem: Problem) -> int:
+        """A factor in place of a copy of the sum; two sums of parts may be there."""
+        return int(problem.batch * (2.1 * problem.n**2 + 3 * problem.n * problem.rhs) * problem.itemsize)
+
+    def extra_features(self, problem: Problem) -> tuple[float, ...]:
+        return regime_features(problem)
+
+    def rest(self, problem: Problem, candidate: Candidate) -> float:
+        """Nothing beside its products."""
+        return 1.0
+
+    def remark(self, problem: Problem) -> str:
+        """Return how loosely stock solves."""
+        return "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions"
+
+    def default_candidate(self, problem: Problem) -> str:
+        """What fits a factor is factorised where that takes no more than some products do; else iterations."""
+        factor = max(exact_up_to(problem), _COLUMNS * problem.rhs)
+        if FREE not in problem.words:
+            if problem.device != "cpu" or ORDERED in problem.words:
+                return "stock"
+            if problem.n <= factor:
+                return "cholesky"
+        return "stock" if self["preconditioned"].unsupported(problem) else "preconditioned"
+
+
+SOLVE = _Solve()
+
+
+def _stock_features(problem: Problem) -> Features:
+    elements = problem.batch * problem.n**2
+    flops = 2.0 * CG_ITERATIONS * elements * problem.rhs
+    return Features(300.0, flops, 1.0 * CG_ITERATIONS * elements * problem.itemsize)
+
+
+def _vectors(problem: Problem) -> int:
+    return (CG_VECTORS + 10 * problem.rhs) * problem.batch * problem.n * problem.itemsize
+
+
+@SOLVE.candidate("stock", features=_stock_features, memory=_vectors)
+def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+    """linear_operator's conjugate gradients, with a preconditioner of rank 15 from 2,000 rows on."""
+    found: torch.Tensor = originals.solve(operator, rhs)
+    return found
+
+
+_factors: weakref.WeakKeyDictionary[Any, torch.Tensor] = weakref.WeakKeyDictionary()
+"""Of operators that a backward pass solves with again: functions of the library make one of their own for each call."""
+
+
+def _no_factor(problem: Problem) -> str | None:
+    if FREE in problem.words:
+        return "the covariance is not formed"
+    return "the user orders conjugate gradients" if ORDERED in problem.words else None
+
+
+@SOLVE.candidate("cholesky", accuracy="better", unsupported=_no_factor)
+def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+    """One Cholesky factorisation in borrowed memory, and two triangular solves."""
+    lower = _factors.get(operator)
+    if lower is not None:
+        return _substituted(lower, rhs)
+    matrix, diagonal = dense_and_diagonal(operator)
+    kept = any(t.requires_grad for t in tensors_in((operator, rhs)))
+    with buffers.Lease(pages.empty(matrix.shape, matrix)) if kept else buffers.borrow(matrix.shape, matrix) as lease:
+        k = lease.tensor.copy_(matrix)
+        if diagonal is not None:
+            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        lower, info = factorised(k)
+        if not torch.any(info):
+            if kept:
+                _factors[operator] = lower
+            return _substituted(lower, rhs)
+    return stock(operator, rhs, kernel, ordered)  # which iterates, and says what it finds
+
+
+def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    white = torch.linalg.solve_triangular(lower, rhs, upper=False)
+    return torch.linalg.solve_triangular(lower.mT, white, upper=True)
+
+
+def _no_iterations(problem: Problem) -> str | None:
+    if problem.n < _LEAST or problem.batch > 1 or problem.device != "cpu":
+        return f"for one matrix of {_LEAST} rows or more on the CPU"
+    return None if iterates(problem) else "the covariance is factorised"
+
+
+def _thin(problem: Problem) -> int:
+    factor = footprint(problem.n) if FREE in problem.words else problem.n * 4 * most(problem.n) * 8
+    among = 2**26 if FREE in problem.words else 8 * max(2048, 4 * most(problem.n)) ** 2
+    return factor + among + 8 * min(problem.n * problem.rhs, 2**24 + problem.n) * problem.itemsize
+
+
+def _iterated_features(problem: Problem) -> Features:
+    elements = float(problem.n**2)
+    evaluated = 6.0 * problem.d if FREE in problem.words else 0.0
+    flops = _PRODUCTS * elements * (evaluated + 2.0 * problem.rhs) + 6.0 * problem.n * most(problem.n) ** 2
+    return Features(1000.0, flops, _PRODUCTS * elements * problem.itemsize)
+
+
+@SOLVE.candidate(
+    "preconditioned",
+    accuracy="better",
+    unsupported=_no_iterations,
+    features=_iterated_features,
+    memory=_thin,
+    parts=True,
+    as_stock=True,
+)
+def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+    """Conjugate gradients to a stated residual, preconditioned by neighbours or pivots as this system needs it."""
+    with torch.no_grad():
+        found = _iterated(operator, rhs, kernel)
+    return stock(operator, rhs, kernel, ordered) if found is None else found
+
+
+def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor | None:
+    n = operator.shape[-1]
+    if kernel is None:
+        matrix, noise = dense_and_diagonal(operator)
+    elif operator.__class__ is AddedDiagLinearOperator and type(operator._diag_tensor) in DIAGONAL:
+        matrix, noise = None, variances(operator._diag_tensor)
+    else:
+        return None
+    if noise is None or noise.dim() > 1 or not (noise > 0).all() or not torch.isfinite(rhs).all():
+        return None
+    noise, goal = noise.expand(n), tolerance(rhs.dtype)
+    columns = rhs.movedim(-2, 0).reshape(n, -1)
+    if matrix is not None:
+        found = systems.of_matrix(matrix, noise, columns, goal)
+    else:
+        assert kernel is not None
+        tree = forms.read(kernel, operator._linear_op.x1)
+        found = systems.of_tree(operator._matmul, tree, noise, columns, goal)
+    return None if found is None else found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()

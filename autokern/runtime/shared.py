@@ -1,0 +1,63 @@
+"""Shared decisions: neighbours in size are decided together, so a stream of growing sizes does not pay for each."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+from autokern.core.decision import Decision
+from autokern.core.feasibility import Feasibility
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings
+from autokern.runtime.memo import Decide
+from autokern.system import memory_limit
+
+__all__ = ["Shared"]
+
+
+class Shared:
+    """The decisions that problems share whose sizes agree in their first binary digits.
+
+    Parameters
+    ----------
+    decide : callable
+        Decides a table under settings.
+    most : int
+        Decisions beyond which all are forgotten.
+    """
+
+    def __init__(self, decide: Decide, most: int) -> None:
+        self._decide, self._most = decide, most
+        self._known: dict[tuple[Problem, Settings], Decision] = {}
+        self._lock = threading.Lock()
+
+    def decision(self, table: Feasibility, settings: Settings) -> Decision:
+        """Decide a problem as its neighbours are decided.
+
+        Where memory or an order by exact size or problem matters, it is decided for itself.
+        """
+        exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
+        if exact or max(table.memory.values()) >= memory_limit.LARGE:
+            return self._decide(table, settings)
+        problem, coarse = table.problem, table.problem.coarse
+        decision = self._known.get((coarse, settings))
+        if decision is None:
+            decision = self._decide(table if coarse == problem else Feasibility(table.op, coarse), settings)
+            with self._lock:
+                if len(self._known) >= self._most:
+                    self._known.clear()
+                self._known[coarse, settings] = decision
+        if table.why_not(table.op[decision.candidate]) is not None:
+            return self._decide(table, settings)
+        return msgspec.structs.replace(decision, problem=problem)
+
+    def drop(self, problem: Problem) -> None:
+        """Let later keys of a problem, and of its neighbours, be decided afresh."""
+        with self._lock:
+            self._known = {key: known for key, known in self._known.items() if key[0] != problem.coarse}
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._known.clear()

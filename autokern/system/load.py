@@ -1,0 +1,207 @@
+"""Load: how busy other programs keep the cores that this process may use, read without waiting.
+
+Load averages react after minutes. So two readings of counters are compared: the busy time of the cores less that of
+this process, and the time that its threads were ready to run and had no core (`/proc/self/task/*/schedstat`). Where the
+system keeps no such counter, a figure is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from autokern.system import cgroups
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows has no such count
+    resource = None
+
+__all__ = ["Load", "Snapshot", "Waited", "Watch", "snapshot"]
+
+_STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
+_LEAST = 0.08
+"""Seconds below which ticks of 10 ms tell nothing about the cores."""
+_SPARE = 0.3
+"""Cores that others may use beyond those that are free: a desktop at rest uses some."""
+_MOST_THREADS = 16
+"""Threads that are looked at: of many workers that meet at barriers, some tell of all, and each costs 2 µs."""
+_LOST = 0.1
+"""Share of the wanted time without a core from which on a process is disturbed."""
+
+
+class Load(NamedTuple):
+    """How busy a machine was over an interval.
+
+    Parameters
+    ----------
+    cores : int
+        Cores that this process may use.
+    others : float or None
+        How many of them others kept busy.
+    lost : float or None
+        Share of the time in which threads of this process wanted a core and had none.
+    switches : float or None
+        Involuntary context switches of this process, per second.
+    throttled : float or None
+        Share of the time for which the CPU quota of a control group stopped it.
+    """
+
+    cores: int
+    others: float | None = None
+    lost: float | None = None
+    switches: float | None = None
+    throttled: float | None = None
+
+    def crowded(self, threads: int) -> bool:
+        """Whether a process that computes in so many threads is disturbed; False where nothing is known."""
+        taken = self.others is not None and self.others + min(threads, self.cores) > self.cores + _SPARE
+        return taken or max(self.lost or 0.0, self.throttled or 0.0) > _LOST
+
+    def __str__(self) -> str:
+        if (self.throttled or 0.0) > _LOST:
+            return f"the CPU quota of its control group stops this process for {self.throttled:.0%} of the time"
+        if self.others is None:
+            return f"this process waits for a core {self.lost or 0:.0%} of its time"
+        return f"others use {min(self.others, self.cores):.1f} of {self.cores} cores"
+
+
+class Snapshot(NamedTuple):
+    """Counters at one time; None for those that the system does not keep."""
+
+    at: float
+    cores: int
+    busy: float | None
+    own: float
+    waited: float | None
+    switches: int | None
+    throttled: float | None
+
+
+class Watch:
+    """Compares the counters of two times.
+
+    Parameters
+    ----------
+    read : callable, optional
+        Returns a Snapshot.
+    """
+
+    def __init__(self, read: Callable[[], Snapshot] | None = None) -> None:
+        self._read = read or snapshot
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an interval."""
+        self._start = self._read()
+
+    def reading(self) -> Load:
+        """Return the load of the interval until now, which goes on."""
+        start, now = self._start, self._read()
+        seconds, own = now.at - start.at, now.own - start.own
+        others = lost = switches = throttled = None
+        if seconds >= _LEAST:
+            if now.busy is not None and start.busy is not None:
+                others = max(0.0, (now.busy - start.busy - own) / seconds)
+            if now.switches is not None and start.switches is not None:
+                switches = (now.switches - start.switches) / seconds
+            if now.throttled is not None and start.throttled is not None:
+                throttled = (now.throttled - start.throttled) / seconds
+        if now.waited is not None and start.waited is not None:
+            waited = max(0.0, now.waited - start.waited)  # a thread that has ended takes its own along
+            lost = waited / max(waited + own, 1e-9)
+        return Load(now.cores, others, lost, switches, throttled)
+
+
+class Waited:
+    """Seconds that the present threads of this process have waited for a core; a context manager, cheap to read.
+
+    Parameters
+    ----------
+    tasks : Path, optional
+        The folder of this process's threads.
+
+    Attributes
+    ----------
+    known : bool
+        Whether the system counts them.
+    """
+
+    def __init__(self, tasks: Path = _TASKS) -> None:
+        self._files: list[int] = []
+        with contextlib.suppress(OSError):
+            for folder in itertools.islice(tasks.iterdir(), _MOST_THREADS):  # the oldest first
+                with contextlib.suppress(OSError):  # the thread has ended
+                    self._files.append(os.open(folder / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
+        self.known = bool(self._files) and self._total() is not None
+
+    def __enter__(self) -> Waited:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+    def __call__(self) -> float:
+        """Return the seconds until now, 0 where they are not known."""
+        return self._total() or 0.0 if self.known else 0.0
+
+    def _total(self) -> float | None:
+        total = 0
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                fields = os.pread(file, 80, 0).split()
+                if len(fields) != 3:
+                    return None
+                total += int(fields[1])
+        return total / 1e9
+
+
+def snapshot() -> Snapshot:
+    """Return the counters now."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    with Waited() as waited:
+        seconds = waited() if waited.known else None
+    return Snapshot(
+        at=time.perf_counter(),
+        cores=len(cpus) if cpus else os.cpu_count() or 1,
+        busy=busy_seconds(cgroups.text_of(_STAT), cpus),
+        own=time.process_time(),
+        waited=seconds,
+        switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else None,
+        throttled=cgroups.throttled(),
+    )
+
+
+def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
+    """Return the seconds that some CPUs have been busy, taken by other virtual machines included.
+
+    Parameters
+    ----------
+    text : str
+        The content of `/proc/stat`; where it is empty, psutil is asked for all CPUs.
+    cpus : set of int or None
+        Numbers of the CPUs; None for all.
+    """
+    ticks, found = 0, False
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and (cpus is None or int(name[3:]) in cpus):
+            user, nice, system, _, _, *more = map(int, fields[:8])  # neither idle nor waiting for a disk
+            ticks, found = ticks + user + nice + system + sum(more), True
+    if found:
+        return ticks / os.sysconf("SC_CLK_TCK")
+    try:
+        import psutil
+
+        times = psutil.cpu_times()
+    except Exception:  # whatever the system refuses
+        return None
+    return float(times.user + times.system + getattr(times, "nice", 0.0))

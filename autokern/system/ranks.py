@@ -1,0 +1,317 @@
+"""Ranks: the processes of one job that compute together, the collectives that they share, and how these fail.
+
+A group of its own by gloo, apart from the program's: that may start one, or none. Every collective begins with a small
+header of each rank, which says what it asks for and sums up its data. Ranks that ask for other things, or hold other
+data, get an error that names them before anything is computed. A rank that has died, hangs or has failed is named too
+(`witness`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import math
+import os
+import pickle
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
+
+from autokern.core.errors import RanksError
+from autokern.system.witness import Witness
+
+__all__ = ["TIMEOUT", "Link", "Ranks", "active", "held", "is_job", "join", "use"]
+
+TIMEOUT = 300.0
+"""Seconds after which a rank that does not answer ends the job, by default."""
+_NUMBERS = 12
+"""Whole numbers in a header: the call, its kind, sizes and sums, and nanoseconds of the work before."""
+_KINDS = ("objects", "product", "gradients", "barrier")
+_LEAST_WORK = 0.02
+"""Seconds of work, on all ranks, that tell their speeds."""
+_MARK = "_AUTOKERN_RANK"
+"""Variable by which processes that a rank starts know that they are none themselves."""
+_UNEVEN = 1.2
+"""Gain from which on work is dealt by other shares."""
+_STEPS = 32
+"""Shares of work are multiples of one over so many times the number of ranks."""
+
+_joined = 0
+
+
+class Link(NamedTuple):
+    """What an all-reduce takes: seconds of a tiny one, and bytes in a second of a large one."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, count: int) -> float:
+        """Return the seconds of an all-reduce of so many bytes."""
+        return self.latency + count / self.bandwidth
+
+
+class Ranks:
+    """The ranks of a job, seen by one of them.
+
+    Parameters
+    ----------
+    store : Store
+        The job's key-value store.
+    rank, size : int
+        Rank of this process, and number of ranks.
+    timeout : float
+        Seconds to wait for another rank.
+    shy : bool
+        Whether the ranks stand back once the program has a process group of its own.
+
+    Attributes
+    ----------
+    link : Link
+        Measured between these ranks.
+    rates : list of float
+        Speed of each rank, as its part of that of all.
+    even : bool
+        Whether work is always dealt evenly.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, shy: bool = False) -> None:
+        self.rank, self.size, self.timeout, self.shy = rank, size, timeout, shy
+        self.even, self.rates, self._shares = False, [1.0 / size] * size, [1.0 / size] * size
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._broken: RanksError | None = None
+        self._seconds = 0.0
+        limit = datetime.timedelta(seconds=timeout)
+        self._group: Any = distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, limit)
+        signs = PrefixStore("witness", store)
+        self._witness = Witness(signs, rank, size, min(2.0, max(0.1, timeout / 20)))
+        self.barrier()
+        self.link = self._measured()
+
+    def mine(self) -> bool:
+        """Whether the present thread may share its work: the one that joined, and not in a forked child."""
+        ours = os.getpid() == self._pid and threading.get_ident() == self._thread
+        return ours and not (self.shy and distributed.is_initialized())
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._met("barrier", (), {})
+
+    def objects(self, own: Any) -> list[Any]:
+        """Return what each rank gives, in the order of the ranks; only between processes that trust each other."""
+        data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        lengths = [int(row[2]) for row in self._met("objects", (len(data),), {}, alike=False)]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
+        padded[: len(data)] = data
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        self._wait(lambda: self._group.allgather([found], [padded]))
+        return [pickle.loads(bytes(f[:n].tolist())) for f, n in zip(found, lengths, strict=True)]
+
+    def shares(self) -> list[float]:
+        """Return the shares of work that ranks are dealt next; they sum to one."""
+        return self._shares
+
+    def summed(
+        self, kind: str, sizes: Sequence[int], data: Mapping[str, Sequence[torch.Tensor | str]], like: torch.Tensor,
+        count: int, work: Callable[[torch.Tensor, list[float]], None],
+    ) -> torch.Tensor:  # fmt: skip
+        """Return the sum over the ranks of what each one's work writes.
+
+        Parameters
+        ----------
+        kind : str
+            What is asked for.
+        sizes : sequence of int
+            Its sizes, which must be the same on all ranks; at most four.
+        data : mapping
+            Tensors or words by what they are called in errors, the same on all ranks bit by bit; at most four.
+        like : Tensor
+            Has the dtype of the result.
+        count : int
+            Elements of the result.
+        work : callable
+            Writes the part of this rank into zeros, given the shares of work of all ranks.
+
+        Raises
+        ------
+        RanksError
+            On all ranks, if one asks for something else, holds other data, fails or does not come.
+        """
+        flat = like.new_zeros(count + 1)
+        self._met(kind, sizes, data)
+        failed: BaseException | None = None
+        began = time.perf_counter()
+        try:
+            work(flat[:-1], self._shares)
+        except BaseException as error:  # the others must not wait for this rank
+            failed = error
+            self._witness.note(f"failed {type(error).__name__}: {str(error)[:200]}")
+            flat.zero_()[-1] = 1
+        self._seconds = time.perf_counter() - began
+        self._wait(lambda: self._group.allreduce([flat]))
+        if failed is not None:
+            raise failed
+        if flat[-1] > 0:
+            raise self._lost(None)
+        return flat[:-1]
+
+    def leave(self) -> None:
+        """Take no part any more; the group is closed. A forked child has no threads that could close it."""
+        if os.getpid() != self._pid:
+            return
+        self._witness.close("left")
+        self._broken = self._broken or RanksError("autokern: this process has left its ranks")
+        self._group = None
+
+    def _measured(self) -> Link:
+        latency, bandwidth = math.inf, 0.0
+        for numbers, repeats in ((1, 20), (2**19, 4)):
+            own = torch.zeros(numbers, dtype=torch.float64, device="cpu")
+            for _ in range(repeats):
+                self.barrier()
+                began = time.perf_counter()
+                self._wait(lambda own=own: self._group.allreduce([own]))  # type: ignore[misc]
+                seconds = time.perf_counter() - began
+                if numbers == 1:
+                    latency = min(latency, seconds)
+                else:
+                    bandwidth = max(bandwidth, 8 * numbers / max(seconds, 1e-9))
+        found = self.objects((latency, bandwidth))
+        return Link(max(one[0] for one in found), min(one[1] for one in found))
+
+    def _met(
+        self, kind: str, sizes: Sequence[int], data: Mapping[str, Sequence[torch.Tensor | str]], alike: bool = True
+    ) -> list[list[int]]:
+        """Let the headers of all ranks meet, and return them; raise an error where they differ."""
+        if self._broken is not None:
+            raise self._broken
+        self._witness.call += 1
+        sums = [_sum(tensors) for tensors in data.values()]
+        own = [self._witness.call, _KINDS.index(kind), *sizes, *[0] * (4 - len(sizes)), *sums]
+        own += [0] * (_NUMBERS - 1 - len(own)) + [int(self._seconds * 1e9)]
+        self._seconds = 0.0
+        mine = torch.tensor(own, dtype=torch.int64, device="cpu")
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        self._wait(lambda: self._group.allgather([found], [mine]))
+        rows: list[list[int]] = [row.tolist() for row in found]
+        self._compare(rows, list(data), alike)
+        self._deal([row[-1] for row in rows])
+        return rows
+
+    def _compare(self, rows: list[list[int]], names: list[str], alike: bool) -> None:
+        first = rows[0]
+        for rank, row in enumerate(rows):
+            if row[:2] != first[:2] or (alike and row[2:6] != first[2:6]):
+                asked = [f"{_KINDS[r[1]]} number {r[0]} of sizes {r[2:6]}" for r in (row, first)]
+                raise RanksError(
+                    f"autokern: rank {rank} asks for {asked[0]}, rank 0 for {asked[1]}. All ranks must run the same "
+                    "program on the same data, or AUTOKERN_RANKS=off"
+                )
+        differ = [(rank, [n for n, a, b in zip(names, row[6:], first[6:], strict=False) if a != b])
+                  for rank, row in enumerate(rows)]  # fmt: skip
+        told = [f"rank {rank} in {' and '.join(unlike)}" for rank, unlike in differ if unlike]
+        if told:
+            raise RanksError(
+                f"autokern: ranks hold different data: {'; '.join(told)} is not what rank 0 has. Give all ranks the "
+                "same data, seeds, CPUs, libraries and numbers of threads, or AUTOKERN_RANKS=off"
+            )
+
+    def _deal(self, taken: list[int]) -> None:
+        """Deal by the speeds that all ranks know, where that gains much; all ranks deal alike."""
+        if self.even or min(taken) < _LEAST_WORK * 1e9:
+            return
+        speeds = [share / took for share, took in zip(self._shares, taken, strict=True)]
+        self.rates = [0.5 * (rate + speed / sum(speeds)) for rate, speed in zip(self.rates, speeds, strict=True)]
+        total, unit = sum(self.rates), _STEPS * self.size
+        fresh = [max(unit // (4 * self.size), round(unit * rate / total)) for rate in self.rates]
+        new = [share / sum(fresh) for share in fresh]
+
+        def slowest(shares: list[float]) -> float:
+            return max(share / rate for share, rate in zip(shares, self.rates, strict=True))
+
+        if slowest(self._shares) > _UNEVEN * slowest(new):
+            self._shares = new
+
+    def _wait(self, start: Callable[[], Any]) -> None:
+        try:
+            start().wait()
+        except RuntimeError as error:
+            self._broken = self._lost(error)
+            raise self._broken from None
+
+    def _lost(self, error: BaseException | None) -> RanksError:
+        """Return the error that names the ranks that a collective waits for in vain."""
+        end = f"in collective {self._witness.call}; it was waited for at most {self.timeout:g} s"
+        return RanksError(f"autokern: {self._witness.told(error)} {end}")
+
+
+def _sum(tensors: Sequence[torch.Tensor | str]) -> int:
+    """Return a checksum of the bits of tensors, and of words."""
+    found = 0
+    for t in tensors:
+        found = zlib.crc32(t.encode() if isinstance(t, str) else t.detach().contiguous().numpy().data, found)
+    return found
+
+
+_active: Ranks | None = None
+
+
+def use(ranks: Ranks | None) -> None:
+    """Let these ranks share the work of this process, or none."""
+    global _active
+    _active = ranks
+
+
+def held() -> Ranks | None:
+    """Return the ranks of this process, whether or not the present thread may share its work with them."""
+    return _active
+
+
+def active() -> Ranks | None:
+    """Return the ranks that the present thread shares its work with, or None."""
+    return _active if _active is not None and _active.mine() else None
+
+
+def is_job() -> bool:
+    """Whether torchrun, or what sets its variables, started this process as one of several; no rank did."""
+    size = os.environ.get("WORLD_SIZE", "")
+    named = all(os.environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    pid, _, address = os.environ.get(_MARK, "").partition(" ")
+    if address == _address() and pid != str(os.getpid()):
+        return False
+    return named and size.isdigit() and int(size) > 1 and distributed.is_available()
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _keep() -> None:
+    """Let a forked child never close what its parent uses: it would wait for threads that it has not."""
+    if _active is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_active))
+
+
+os.register_at_fork(after_in_child=_keep)
+
+
+def join(timeout: float, shy: bool = False) -> Ranks:
+    """Meet the other ranks of the job: by the program's own process group, or by torchrun's variables."""
+    global _joined
+    _joined += 1
+    if distributed.is_initialized():
+        store = distributed.distributed_c10d._get_default_store()
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+    else:
+        from torch.distributed.rendezvous import rendezvous
+
+        limit = datetime.timedelta(seconds=timeout)
+        store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
+    os.environ[_MARK] = f"{os.getpid()} {_address()}"
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Ranks(PrefixStore(f"autokern/{again}/{_joined}", store), rank, size, timeout, shy)

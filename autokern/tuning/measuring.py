@@ -1,0 +1,140 @@
+"""Measuring: candidates checked against float64 truth and timed side by side on one problem."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+import torch
+
+from autokern.core.op import Candidate, Op
+from autokern.core.problem import Problem
+from autokern.system import host, memory_limit
+from autokern.tuning import timer
+from autokern.tuning.accuracy import gradient_errors, relative_error, truth
+from autokern.tuning.grade import trusted
+from autokern.tuning.profile import Ban, Timing
+from autokern.tuning.trial import Trialled, trial
+
+__all__ = ["Measurer"]
+
+_log = logging.getLogger("autokern")
+
+_MIN_TIME = {"quick": 1e-4, "full": 5e-4}
+_ROUNDS = {"quick": (3, 7), "full": (5, 15)}
+_CHECKED_ELEMENTS = 300_000
+"""Larger results are checked only once in their group: truth costs more than timing."""
+_BESIDE = 2
+"""Times the memory of a candidate that must be free: what it is compared with is there at the same time."""
+
+
+class Measurer:
+    """Measures problems, and bans candidates that fail or give wrong numbers.
+
+    Parameters
+    ----------
+    level : {"quick", "full"}
+        How often candidates are timed.
+    banned : iterable of Ban
+        Candidates that do not run.
+
+    Attributes
+    ----------
+    banned : list of Ban
+        Candidates that were banned since.
+    setup : dict
+        Seconds of the first call of candidates that compile, by ``"op.candidate"``.
+    """
+
+    def __init__(self, level: str, banned: Iterable[Ban]) -> None:
+        self._level = level
+        self._out = {(b.op, b.candidate, b.dtype, b.device) for b in banned}
+        self._checked: set[tuple[object, ...]] = set()
+        self.banned: list[Ban] = []
+        self.setup: dict[str, float] = {}
+
+    def runnable(self, problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Return the candidates that are not banned and fit the memory twice; none where stock is not among them."""
+        usual = [c for c in candidates if not self.is_banned(c, problem)]
+        found = [c for c in usual if memory_limit.fits(_BESIDE * c.memory(problem), problem.device)]
+        return found if any(c.name == "stock" for c in found) else []
+
+    def is_banned(self, candidate: Candidate, problem: Problem) -> bool:
+        """Whether a candidate does not run on problems of a group."""
+        return (problem.op, candidate.name, problem.dtype, problem.device) in self._out
+
+    def timings(self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float) -> dict[str, Timing]:
+        """Return the timings of candidates on a problem, in about so many seconds; none where they cannot be trusted.
+
+        Raises
+        ------
+        MemoryError, torch.OutOfMemoryError
+            If memory runs out.
+        """
+        candidates = self.runnable(problem, candidates)
+        if len(candidates) < 2:
+            return {}
+        with torch.device("cpu"):  # the caller may have set another default
+            args = op.sample(problem, torch.Generator().manual_seed(1234 + problem.n))
+        calls: dict[str, Callable[[], Trialled]] = {}
+        errors: dict[str, float] = {}
+        warm: dict[str, float] = {}
+        relative: dict[str, float] = {}
+        gradient_error = exact = None
+        for candidate in candidates:
+            call = trial(op, candidate.run, problem, args)
+            try:
+                if candidate.compiles:
+                    key, first_seconds = f"{op.name}.{candidate.name}", timer.once(call, lambda: None)
+                    self.setup[key] = max(self.setup.get(key, 0.0), first_seconds)
+                first = call()
+                if candidate.accuracy == "approximate":
+                    exact = exact or truth(op, problem, args)
+                    relative[candidate.name] = relative_error(op, first, exact)
+                elif (kind := _kind(candidate, problem)) not in self._checked:
+                    if gradient_error is None:  # its unit is stock's own error, whichever candidate is checked first
+                        own = "stock" not in calls or not problem.grad
+                        gradient_error = gradient_errors(op, problem, args, first if own else calls["stock"]())
+                    errors[candidate.name] = float(max(op.check(problem, first.out, args), gradient_error(first)))
+                    self._checked.add(kind)
+                del first
+                warm[candidate.name] = timer.once(call, host.settle)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                _log.debug("candidate %s.%s failed on %s", op.name, candidate.name, problem, exc_info=True)
+                if candidate.name == "stock":
+                    return {}
+                self._ban(op, candidate, problem, f"raised {type(error).__name__} on {problem}")
+                continue
+            if errors.get(candidate.name, 0.0) > 1 and not candidate.as_stock:
+                self._ban(op, candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
+                continue
+            calls[candidate.name] = call
+        if len(calls) < 2:
+            return {}
+        found = timer.compare(
+            calls,
+            synchronize=host.settle,
+            seconds=seconds,
+            min_time=_MIN_TIME[self._level],
+            rounds=_ROUNDS[self._level],
+            warm=warm,
+        )
+        timings = trusted(found)
+        return {
+            n: msgspec.structs.replace(t, error=errors.get(n, 0.0), relative_error=relative.get(n))
+            for n, t in timings.items()
+        }
+
+    def _ban(self, op: Op, candidate: Candidate, problem: Problem, reason: str) -> None:
+        _log.info("banned %s.%s on this host: %s", op.name, candidate.name, reason)
+        self._out.add((op.name, candidate.name, problem.dtype, problem.device))
+        self.banned.append(Ban(op.name, candidate.name, problem.dtype, problem.device, reason))
+
+
+def _kind(candidate: Candidate, problem: Problem) -> tuple[object, ...]:
+    """Return what is checked once for a candidate: the variant if results are small, and otherwise the group."""
+    large = problem.batch * problem.m * problem.n > _CHECKED_ELEMENTS
+    return (*problem.group, candidate.name, () if large else problem.words, problem.batch > 1)

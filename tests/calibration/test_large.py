@@ -1,0 +1,125 @@
+"""large.py: ten models and steps beside stock, tables, and what the package ships of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import large
+import large_models
+import large_tables
+import linear_operator
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def model():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large, "ROUNDS", 1)
+        patch.setattr(large, "SECONDS", 1e-3)
+        return large.run_model("scales", 820)
+
+
+@pytest.fixture(scope="module")
+def step():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large, "ROUNDS", 1)
+        patch.setattr(large, "STEPPED", "surface")
+        return large.run_steps(820)
+
+
+def test_there_are_ten_models_of_many_kinds():
+    assert len(large_models.MODELS) == 10
+    assert {case.d for case in large_models.MODELS.values()} >= {1, 2, 3, 8}
+    noises = [case.noise for case in large_models.MODELS.values()]
+    assert (min(noises), max(noises)) == (1e-3, 1.0)
+    for name, case in large_models.MODELS.items():
+        found = large_models.model_of(name, 40)
+        assert found.train_inputs[0].shape == (40, case.d)
+        assert found.train_inputs[0].dtype is torch.float64
+        assert found.train_targets.isfinite().all()
+        assert found.likelihood.noise.item() == pytest.approx(case.noise)
+
+
+def test_targets_have_the_variance_of_the_prior():
+    x = torch.rand(4000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for twice in (1.0, 3.0, 5.0, math.inf):
+        drawn = [
+            large_models.waves(x, (2.0, twice, (0.1, 0.2, 0.3)), torch.Generator().manual_seed(seed))
+            for seed in range(5)
+        ]
+        assert torch.stack(drawn).std().item() == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_model_is_compared_with_stock_and_with_the_truth(model):
+    assert model["products"] >= 22
+    assert model["candidate"] != "stock"
+    assert model["errors"]["on"]["gradient"] < 1e-8 < model["errors"]["off"]["gradient"]
+    assert min(model["ratio"], model["alone"]) > 0
+    assert linear_operator.utils.linear_cg.__module__ == "linear_operator.utils.linear_cg"
+
+
+def test_a_step_is_compared_with_both_tolerances(step):
+    assert step["formed"]
+    assert step["errors"]["on"]["gradient"] < 1e-8
+    assert step["errors"]["tight"]["gradient"] < step["errors"]["off"]["gradient"]
+    assert min(step[f"against_{side}"]["ratio"] for side in ("off", "tight")) > 0
+
+
+def test_stock_runs_on_tiles_where_its_matrices_do_not_fit(monkeypatch):
+    monkeypatch.setattr(large.host, "available_memory", lambda device: 2**20)
+    monkeypatch.setattr(large, "ROUNDS", 1)
+    monkeypatch.setattr(large, "EXACT", 500)
+    found, alone = (large.run_steps(820, tightest) for tightest in (820, 500))
+    assert not found["formed"]
+    assert found["errors"]["tight"]["gradient"] == 0
+    assert "| 820 (tiles) |" in large.block(results([], [found]))
+    assert not {"errors", "against_tight"} & set(alone)
+    assert large.block(results([], [alone])).count("|  |") == 3
+
+
+def results(models, steps):
+    host = {"cpu": {"model": "a machine", "torch_threads": 2}}
+    return {"models": models, "steps": steps, "host": host, "versions": {"torch": "2"}, "date": "2026-01-01"}
+
+
+def test_what_is_shipped_is_what_was_counted(model):
+    cases = [
+        {**model, "n": n, "products": products, "errors": {"off": {"gradient": error, "loss": 0.1}}, "alone": alone}
+        for n, products, error, alone in ((1500, 22, 0.1, 1.5), (1500, 88, 1.0, 1.5), (2000, 22, 3.0, 1.5))
+    ]
+    found = large_tables.shipped(results(cases, []))
+    assert (found["least"], found["points"], found["usual"], found["alone"]) == (22, [1500, 2000], [44.0, 22.0], 1.5)
+    assert found["errors"][0] < found["errors"][1]
+    assert found["exact"] >= 1500
+    assert large_tables.exact_up_to(22, {1: 1e9}, 1.0) >= 3000
+    assert large_tables.exact_up_to(22, {1: 22}, 1e-3) == 0
+
+
+def test_documents_and_the_package_hold_the_figures(tmp_path, monkeypatch, model, step, capsys):
+    stored, document, shipped = (tmp_path / name for name in ("large.json", "doc.md", "iterations.json"))
+    monkeypatch.setattr(large, "SHIPPED", shipped)
+    stored.write_text(json.dumps(results([model], [step])))
+    document.write_text("a\n<!-- large: by a script -->\nold\n<!-- /large -->\nb\n")
+    shipped.write_text("{}")
+    asked = ["--output", str(stored)]
+    assert large.main([*asked, "--check", str(document)]) == 1
+    assert large.main([*asked, "--readme", str(document)]) == 0
+    assert large.main([*asked, "--check", str(document)]) == 1
+    assert "run --ship" in capsys.readouterr().out
+    assert large.main([*asked, "--ship"]) == 0
+    assert large.main([*asked, "--check", str(document)]) == 0
+    assert json.loads(shipped.read_text())["points"] == [820]
+    text = document.read_text()
+    assert "| RQ, d = 2 | 820 |" in text
+    assert "geometric mean" in text
+    assert "| 820 |" in text
+
+
+@pytest.mark.slow
+def test_help_runs_as_a_script():
+    command = [sys.executable, large.__file__, "--help"]
+    assert "large exact" in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,44 @@
+"""What is committed is what the scripts give: problems that the programs in `calibration/whole` ask, shipped hosts."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import msgspec
+import ship
+
+from autokern.core.registry import registered
+from autokern.tuning import recorded, workload
+from autokern.tuning.profile import Profile
+
+FILE = Path(__file__).parents[2] / "calibration" / "recorded_problems.json"
+
+
+def test_recorded_problems_are_a_workload_of_our_ops():
+    found = workload.read(FILE)
+    assert found.recordings == len(list((FILE.parent / "whole").glob("*.py"))) - 1, "gp_kiss asks nothing"
+    assert {problem.op for problem in found.calls} <= {op.name for op in registered()}
+    assert workload.served(found, ["cpu"]) == (found, "")
+    assert workload.encode(found) == FILE.read_bytes()
+    assert FILE.stat().st_size < 60_000
+
+
+def test_the_package_ships_what_the_recorded_hosts_measured(monkeypatch):
+    assert ship.main(["--check"]) == 0
+    monkeypatch.setattr(ship, "LARGEST", ship.FILE.stat().st_size - 1)
+    assert ship.main(["--check"]) == 1
+
+
+def test_the_check_of_the_file_sees_other_trials_and_other_fits():
+    host = recorded.hosts()[0]
+    assert ship.same(recorded.hosts(), recorded.read(ship.FILE.read_bytes()))
+    assert not ship.same([host], recorded.hosts())
+    changed = recorded.pack([Profile(host=host.fields, trials=host.trials("qr", "cpu")[1:])])
+    assert not ship.same(
+        [msgspec.structs.replace(host, pools={"qr@cpu": host.pools["qr@cpu"]})], recorded.read(changed)
+    )
+    pool = host._pool("qr", "cpu")
+    fits = {name: msgspec.structs.replace(fit, amplitude=1.01 * fit.amplitude) for name, fit in pool.fits.items()}
+    other = zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(pool, fits=fits)))
+    assert not ship.same([host], [msgspec.structs.replace(host, pools=host.pools | {"qr@cpu": other})])

@@ -1,0 +1,240 @@
+"""compare.py: a program off and on in turn, its sentence and warnings; workers.py: spawned processes are served."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from autokern.cli import compare, workers
+from autokern.cli.commands import app
+from autokern.cli.compare import Comparison, Run, interval
+from autokern.cli.run import Order
+from autokern.core.errors import AutokernError
+
+GP = """
+import sys, torch, gpytorch
+gpytorch.kernels.RBFKernel()(torch.rand(30, 2)).to_dense()
+"""
+QUIET = "import sys\nprint('noise')\n"
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text: str) -> str:
+        (tmp_path / "program.py").write_text(text)
+        return str(tmp_path / "program.py")
+
+    return write
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Let runs take what a test says, in seconds by side."""
+
+    def by(off, on):
+        clock = {False: iter(off), True: iter([on[0], *on])}
+        told = []
+
+        def run(order, on, stats=False):
+            told.append(on)
+            return Run(next(clock[on]), 1.0 if on else 2.0, 2**30), ""
+
+        monkeypatch.setattr(compare, "_run", run)
+        return told
+
+    return by
+
+
+ORDER = Order("train.py", [])
+
+
+def test_sides_take_turns_until_the_difference_is_known(timed):
+    told = timed([4.0] * 20, [2.0, 2.1, 1.9, 2.0] * 5)
+    found = compare.compare(ORDER, 20, math.inf, lambda text: None)
+    assert told == [True, False, True, True, False, False, True]  # the first is not counted
+    assert found.known
+    assert found.low < 2.0 < found.high
+    assert str(found).startswith("autokern saves 2.00 s of 4.00 s: train.py runs 2.00 times as fast (")
+    assert "2.00 times less CPU time" in str(found)
+    assert not [doubt for doubt in found.warnings if "meanwhile" not in doubt]
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "told"),
+    [
+        ([4.0, 8.0] * 2, [3.0, 5.0] * 2, "not known to 3 %"),
+        ([4.0, 8.0] * 2, [4.0, 8.0] * 2, "times vary by"),
+        ([0.3] * 4, [0.2] * 4, "less than a second"),
+    ],
+)
+def test_doubts_are_told(timed, off, on, told):
+    timed(off, on)
+    found = compare.compare(ORDER, 4, math.inf, lambda text: None)
+    assert any(told in doubt for doubt in found.warnings)
+
+
+def test_the_budget_ends_it(timed):
+    told = timed([4.0, 8.0] * 10, [3.0, 5.0] * 10)
+    assert not compare.compare(ORDER, 20, 0.0, lambda text: None).known
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize(
+    ("low", "speedup", "high", "words"),
+    [(0.9, 1.0, 1.1, "No difference is known"), (1.1, 1.2, 1.3, "saves"), (0.7, 0.8, 0.9, "costs")],
+)
+def test_the_sentence(low, speedup, high, words):
+    runs = [Run(2.0, 2.0, 2**30)] * 3
+    found = Comparison(program="p.py", off=runs, on=runs, speedup=speedup, low=low, high=high, known=True, warnings=[])
+    assert words in str(found)
+    assert str(found).count(". ") == 0
+
+
+def test_the_interval_holds_the_truth():
+    middle, low, high = interval([1.0, 2.0, 4.0])
+    assert middle == pytest.approx(2.0)
+    assert low < 1.0 < 4.0 < high
+    assert interval([3.0]) == (pytest.approx(3.0), 0.0, math.inf)
+
+
+def test_a_program_that_fails_is_told(script):
+    with pytest.raises(AutokernError, match=r"status 3 with autokern:\nboom"):
+        compare.compare(Order(script("import sys\nprint('boom', file=sys.stderr)\nsys.exit(3)"), []), 2, 1.0, print)
+
+
+def test_memory_is_the_programs_own_however_large_this_process_is(script):
+    """A process that is forked begins with the peak of its parent, which here has imported torch."""
+    found, _ = compare._run(Order(script("x = bytearray(2**25)"), []), on=False)
+    assert 2**25 < found.peak < 2**27
+
+
+def test_an_interrupt_ends_the_program_and_what_it_has_started(script, monkeypatch, tmp_path):
+    child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    path = script(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
+
+    def interrupted(self):
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare._run(Order(path, []), on=False)
+    process = int((tmp_path / "pid").read_text())
+    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_the_command_says_what_is_saved(script):
+    result = CliRunner().invoke(app, ["compare", "--pairs", "1", "--json", "--", script(GP)])
+    assert result.exit_code == 1, result.stderr  # one pair tells nothing
+    found = json.loads(result.stdout)
+    assert (len(found["off"]), len(found["on"]), found["known"]) == (1, 1, False)
+    assert "not known to 3 %" in result.stderr
+    assert "served no call" not in result.stderr
+    result = CliRunner().invoke(app, ["compare", "--pairs", "1", script(QUIET)])
+    assert "noise" not in result.stdout
+    assert "served no call" in result.stderr
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+WORKERS = """
+import multiprocessing, os, subprocess, sys
+
+def served():
+    before = sorted(m for m in ("torch", "autokern") if m in sys.modules and os.environ.get("LIGHT"))
+    import gpytorch, linear_operator
+    from gpytorch.kernels import Kernel
+    return before, hasattr(Kernel.covar_dist, "__wrapped__")
+
+if __name__ == "__main__":
+    os.environ["LIGHT"] = "1"
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, *pool.apply(served))
+            pool.close()
+            pool.join()  # a worker that is stopped while KeOps saves its cache leaves half of it
+    code = "from gpytorch.kernels import Kernel; print(hasattr(Kernel.covar_dist, '__wrapped__'))"
+    print("python", subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()[-1])
+    from joblib import Parallel, delayed
+    print("loky", *Parallel(2, backend="loky")([delayed(served)()])[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", [True, False])
+def test_processes_that_a_program_starts_are_served(script, monkeypatch, on):
+    monkeypatch.setenv("AUTOKERN_WORKERS", str(int(on)))
+    path = script(WORKERS)
+    run = subprocess.run(
+        [sys.executable, "-m", "autokern", "run", path], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [line.split() for line in run.stdout.splitlines() if line.endswith(("True", "False"))]
+    told = {words[0]: words[-1] for words in lines}
+    assert told == dict.fromkeys(("spawn", "forkserver", "python", "loky"), str(on))
+    assert not on or "spawn [] True" in run.stdout, "nothing is imported before the program does"
+
+
+OWN = """
+import builtins, os, sys
+builtins.mine = __file__
+_LIBRARIES = _enable = None
+del os, sys
+"""
+CHILD = """
+import sys, gpytorch
+from gpytorch.kernels import Kernel
+print(mine, hasattr(Kernel.covar_dist, '__wrapped__'), sum(type(f).__name__ == '_Watch' for f in sys.meta_path))
+"""
+
+
+@pytest.mark.parametrize("given", [None, "", "/a", ":/a", "/a::/b", "/a:"])
+def test_entries_of_pythonpath_stay_empty_ones_too(monkeypatch, given):
+    """An empty entry is the current folder."""
+    if given is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", given)
+    workers.inherit()
+    workers.inherit()
+    expected = f"{workers._FOLDER}:{given}" if given else workers._FOLDER
+    assert os.environ["PYTHONPATH"] == expected.replace(":", os.pathsep)
+
+
+@pytest.mark.slow
+def test_a_sitecustomize_of_the_users_own_is_a_module_of_its_own(tmp_path, monkeypatch, script):
+    """It knows its file, and its names do not meet those of autokern's, of which another may stand behind."""
+    there, other = tmp_path / "there", tmp_path / "other" / "cli" / "inherited"
+    there.mkdir()
+    (there / "sitecustomize.py").write_text(OWN)
+    (tmp_path / "child.py").write_text(CHILD)
+    shutil.copytree(workers._FOLDER, other)
+    monkeypatch.setenv("PYTHONPATH", f"{other}:{there}", prepend=":")
+    path = script(f"import subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'child.py')!r}])")
+    run = subprocess.run(
+        [sys.executable, "-m", "autokern", "run", path], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert run.stdout.split()[-3:] == [str(there / "sitecustomize.py"), "True", "0"], run.stderr
+    assert run.stderr == ""
+
+
+@pytest.mark.slow
+def test_an_exception_of_autokern_ends_a_program_as_under_python(script):
+    path = script("import autokern\ndef f():\n    raise autokern.MemoryBudgetError('too much')\nf()")
+    run = subprocess.run(
+        [sys.executable, "-m", "autokern", "run", path], capture_output=True, text=True, timeout=200, check=False
+    )
+    stock = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=200, check=False)
+    assert (run.returncode, run.stderr) == (stock.returncode, stock.stderr)

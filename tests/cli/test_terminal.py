@@ -1,0 +1,139 @@
+"""What is printed fits narrow terminals and plain character sets, and what reads it may stop."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import autokern
+from autokern.cli.commands import app
+from autokern.cli.console import document
+from autokern.core.decision import Cost, Decision
+from autokern.core.errors import MemoryBudgetError
+from autokern.core.problem import Problem
+from autokern.runtime import dispatch
+from autokern.system import host, memory_limit
+from autokern.tuning import store
+from autokern.tuning.profile import Ban, Profile, Timing, Trial
+
+GIB = 2**30
+
+
+def _profile() -> Profile:
+    here = host.current()
+    trials = [
+        Trial(
+            Problem(op="kernel_matrix", m=n, n=n, d=8, variant="matern52/same/ard", grad=grad),
+            {"stock": Timing(1e-5 * n), "symmetric": Timing(1e-5 * n * ratio, ratio)},
+        )
+        for grad in ("", "theta")
+        for n, ratio in ((10, 2.0), (50, 1.4), (200, 0.7), (400, 0.5))
+    ]
+    ban = Ban("cholesky", "looped", "float32", "cpu", "error 3 times its bound on a matrix with a large condition")
+    return Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials, banned=[ban], created="2026-01-02")
+
+
+@pytest.fixture
+def measured():
+    store.save(dispatch.session().settings, _profile())
+    dispatch.reset()
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("command", [["show"], ["show", "kernel_matrix"], ["profile", "list"]])
+def test_tables_have_whole_words_at_every_width(monkeypatch, columns, command):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = CliRunner().invoke(app, command).output
+    lines = [line for line in out.splitlines() if not re.search(r"/|, ", line)]  # paths are not broken up
+    assert max(map(len, lines)) <= columns
+    words = {"show": ("symmetric", "banned on this host", "condition"), "profile": ("in force",)}[command[0]]
+    for word in words[: 1 if command[1:] else None]:
+        assert word in " ".join(out.split())
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    "command", [["show"], ["show", "kernel_matrix"], ["explain", "kernel_matrix", "--n", "400"], ["clear"]]
+)
+def test_a_stream_of_plain_characters_gets_plain_characters(command):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    run = subprocess.run(
+        [sys.executable, "-m", "autokern", *command], capture_output=True, env=environment, timeout=200, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.isascii()
+    assert b"?" not in run.stdout
+
+
+def test_decisions_print_where_standard_output_is_plain(monkeypatch):
+    decision = Decision(
+        problem=Problem(op="qr"), candidate="stock", reason="r", source="measured", costs={"stock": Cost(seconds=1e-6)}
+    )
+    assert "µs" in str(decision)
+    monkeypatch.setattr(sys, "stdout", plain := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    print(decision)
+    print(autokern.Explanation([(decision, 3)]))
+    plain.flush()
+    assert b"1.00 us" in plain.buffer.getvalue()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_reader_that_stops_is_no_fault():
+    command = f'"{sys.executable}" -m autokern show kernel_matrix; echo "$?" >&2'
+    run = subprocess.Popen(
+        ["bash", "-c", f"{{ {command}; }} | true"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    _, errors = run.communicate(timeout=200)
+    assert errors.strip() == "0"
+
+
+@pytest.mark.parametrize("command", ["calibrate", "show", "explain", "doctor", "run", "record", "bench", "compare"])
+def test_flags_take_no_value(monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert "<bool>" not in CliRunner().invoke(app, [command, "--help"]).output
+
+
+@pytest.mark.parametrize("command", [["run"], ["run", "--fast", "x.py"], ["record", "-o"], ["compare"]])
+def test_errors_name_autokern_once(monkeypatch, capsys, command):
+    from autokern.cli.app import main
+
+    monkeypatch.setattr(sys, "argv", ["autokern", *command])
+    with pytest.raises(SystemExit, match="2"):
+        sys.exit(main())
+    assert capsys.readouterr().err.count("autokern") == 1
+
+
+@pytest.mark.parametrize("command", [["bench", "--quick"], ["calibrate"]])
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(monkeypatch, tmp_path, command):
+    monkeypatch.setattr("autokern.cli.bench.everything", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr("autokern.cli.commands.measure", lambda *_, **__: pytest.fail("it measured"))
+    for path in (tmp_path, tmp_path / "gone" / "file.json"):
+        result = CliRunner().invoke(app, [*command, "--output", str(path)])
+        assert result.exit_code == 2
+        assert str(path) in result.stderr
+
+
+def test_json_has_all_fields_and_a_version():
+    problem = Problem(op="qr", m=5, n=5)
+    found = json.loads(document(Decision(problem=problem, candidate="stock", reason="r", source="measured")))
+    assert found["schema"] == 1
+    assert set(found["problem"]) == set(Problem.__struct_fields__)
+    assert set(found) == {"schema", *Decision.__struct_fields__}
+    assert json.loads(document([problem], "problems"))["problems"][0]["batch"] == 1
+
+
+@pytest.mark.parametrize(("need", "fits"), [(7 * GIB, True), (1192 * GIB, False)])
+def test_float32_is_advised_where_half_fits(need, fits):
+    ways = memory_limit.ways_out("float64", of_kernel=True)
+    with autokern.using(memory="4GiB"), pytest.raises(MemoryBudgetError) as caught:
+        memory_limit.refuse("a matrix", need, "cpu", ways)
+    assert ("float32" in str(caught.value)) == fits
+    assert "inducing points" in str(caught.value)

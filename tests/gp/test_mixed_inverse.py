@@ -1,0 +1,251 @@
+"""Gradients by an inverse in single precision, against dense algebra in double, and the models that get them."""
+
+import copy
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from linear_operator.utils.errors import NotPSDError
+
+import autokern
+from autokern.gp import likelihood
+from autokern.gp import mixed_inverse as mixed
+from autokern.gp.factors import factorised
+from autokern.gp.originals import psd_safe_cholesky as ladder
+from autokern.kernels import tree as trees
+from autokern.runtime import api
+
+KERNELS = {
+    "matern52": lambda: ScaleKernel(MaternKernel(2.5, ard_num_dims=2)),
+    "matern12": lambda: ScaleKernel(MaternKernel(0.5)),
+    "bare": RBFKernel,
+    "scales": lambda: ScaleKernel(ScaleKernel(RQKernel())),
+    "sum": lambda: AdditiveKernel(ScaleKernel(MaternKernel(1.5)), ScaleKernel(RBFKernel(active_dims=[1]))),
+    "product": lambda: ScaleKernel(PeriodicKernel(active_dims=[0]) * RBFKernel(active_dims=[1])) + ConstantKernel(),
+}
+LOOSE = api.problem("exact_log_prob", n=2000)
+
+
+def problem(kernel, n, noise=0.05, each=False, scale=1.0):
+    """Return a tree, noise and residual whose leaves require gradients."""
+    draw = torch.Generator().manual_seed(n)
+    x = torch.rand(n, 2, generator=draw, dtype=torch.float64)
+    residual = (6 * x[:, 0]).sin() + 0.2 * torch.randn(n, generator=draw, dtype=torch.float64)
+    with torch.no_grad():
+        tree = trees.read(KERNELS[kernel]().double(), 2 * x)
+    tree = tree._replace(weights=[weight * scale for weight in tree.weights])
+    tree = tree.each(lambda t: t.detach().clone().requires_grad_())
+    variances = noise * scale * (1 + torch.rand(n if each else 1, generator=draw, dtype=torch.float64))
+    return tree, variances.requires_grad_(), (residual * scale**0.5).requires_grad_()
+
+
+def leaves(tree, noise, residual):
+    return [noise, residual, *tree.points, *tree.shapes, *tree.weights]
+
+
+def both(given, by):
+    """Return value and gradients, and those of the same factor with an inverse in double precision."""
+    found = []
+    for gradients in (by, None):
+        value = likelihood.log_prob(*given, ladder, gradients=gradients)
+        found.append((value.detach(), torch.autograd.grad(-3 * value, leaves(*given))))
+    return found
+
+
+def counted(monkeypatch):
+    """Return a list that grows with the attempts in single precision, by whether they served."""
+    served, single = [], mixed._by_single
+
+    def attempt(*args):
+        found = single(*args)
+        served.append(found is not None)
+        return found
+
+    monkeypatch.setattr(mixed, "_by_single", attempt)
+    return served
+
+
+def gap(found, exact):
+    return max(((a - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True))
+
+
+@pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 700])
+def test_blocks_of_an_inverse_are_those_of_the_whole(n):
+    draw = torch.Generator().manual_seed(n)
+    a = torch.randn(n, n, generator=draw, dtype=torch.float64)
+    k = a @ a.mT / n + torch.eye(n, dtype=torch.float64)
+    white = torch.randn(n, generator=draw, dtype=torch.float64)
+    lower, _ = factorised(k.clone())
+    for dtype, most in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        out = torch.full((n, n), torch.nan, dtype=dtype)
+        mixed._invert(lower, out)
+        root = torch.linalg.inv(lower.tril())
+        torch.testing.assert_close(out.double().tril().nan_to_num(9.0), root, rtol=most, atol=most)
+        diagonal, solved = mixed._square(out, white)
+        whole = torch.linalg.inv(k)
+        torch.testing.assert_close(out.double().tril().nan_to_num(9.0), whole.tril(), rtol=most, atol=most)
+        torch.testing.assert_close(diagonal, whole.diagonal(), rtol=most, atol=most)
+        torch.testing.assert_close(solved, root.mT @ white, rtol=most, atol=most)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("each", [False, True])
+def test_values_are_exact_and_gradients_nearly_so(kernel, each, monkeypatch):
+    served = counted(monkeypatch)
+    given = problem(kernel, 900, each=each)
+    (value, found), (exact, truth) = both(given, mixed.Mixed())
+    assert served == [True]
+    assert value == exact
+    assert gap(found, truth) < 1e-4
+
+
+def test_only_what_is_wanted_is_returned():
+    tree, noise, residual = problem("sum", 300)
+    of = leaves(tree, noise, residual)
+    truth = torch.autograd.grad(likelihood.reference(tree, noise, residual), of)
+    for wanted in (0, 1, 2, len(of) - 1):
+        for index, one in enumerate(of):
+            one.requires_grad_(index == wanted)
+        value = likelihood.log_prob(tree, noise, residual, ladder, gradients=mixed.Mixed())
+        assert gap(torch.autograd.grad(value, of[wanted]), truth[wanted : wanted + 1]) < 1e-4
+
+
+def test_a_second_backward_pass_and_second_derivatives():
+    given = problem("matern52", 60)
+    value = likelihood.log_prob(*given, ladder, gradients=mixed.Mixed())
+    first, second = (torch.autograd.grad(value, leaves(*given), retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+    wanted = leaves(*given)
+
+    def slopes(of):
+        (by_noise,) = torch.autograd.grad(of, wanted[0], create_graph=True)
+        return torch.autograd.grad(by_noise.sum(), wanted)
+
+    assert gap(slopes(value), slopes(likelihood.reference(*given))) < 1e-9
+
+
+@pytest.mark.parametrize("change", [{"noise": 1e-9}, {"scale": 1e-80}, {"scale": 1e80}])
+def test_what_single_precision_does_not_hold_is_noticed(change, monkeypatch):
+    served, by = counted(monkeypatch), mixed.Mixed()
+    monkeypatch.setattr(mixed, "_RESTS", 3)
+    given = problem("bare" if "noise" in change else "matern52", 400, **change)
+    for _ in range(5):
+        (_, found), (_, truth) = both(given, by)
+        assert all(map(torch.equal, found, truth))
+    assert served == [False, False]  # the steps between them tried nothing
+
+
+@pytest.mark.parametrize("missed", ["_OF_TRACE", "_OF_SOLUTION"])
+def test_either_identity_asks_for_double_precision(missed, monkeypatch):
+    served = counted(monkeypatch)
+    monkeypatch.setattr(mixed, missed, 1e-12)
+    (_, found), (_, truth) = both(problem("sum", 300), mixed.Mixed())
+    assert served == [False]
+    assert all(map(torch.equal, found, truth))
+
+
+def test_residuals_of_zero_and_batches_of_one():
+    tree, noise, residual = problem("matern52", 300)
+    with torch.no_grad():
+        residual.zero_()
+    (_, found), (_, truth) = both((tree, noise, residual), mixed.Mixed())
+    assert gap([found[0], *found[2:]], [truth[0], *truth[2:]]) < 1e-4
+    assert not found[1].any()
+    tree, noise, residual = problem("matern52", 300)
+    (_, found), (_, truth) = both((tree, noise, residual.detach()[None].requires_grad_()), mixed.Mixed())
+    assert all(map(torch.equal, found, truth))
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, n, kernel="matern52", noise=0.05, dtype=torch.float64):
+        draw = torch.Generator().manual_seed(n)
+        x = torch.rand(n, 2, generator=draw, dtype=dtype)
+        y = (6 * x[:, 0]).sin() + 0.2 * torch.randn(n, generator=draw, dtype=dtype)
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = KERNELS[kernel]()
+        self.to(dtype).likelihood.noise = noise
+        self.train()
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def step(model):
+    model.zero_grad()
+    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    loss = -objective(model(*model.train_inputs), model.train_targets)
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+
+def exact(model):
+    with gpytorch.settings.max_cholesky_size(10**6):
+        return step(model)
+
+
+@pytest.mark.parametrize("kernel", ["matern52", "sum"])
+def test_a_model_in_training_gets_it_by_default(kernel):
+    model = Model(1000, kernel)
+    before = autokern.stats()
+    for change in (1.0, 0.7, 1.4):
+        with torch.no_grad():
+            for parameter in model.covar_module.parameters():
+                parameter.add_(change - 1)
+        loss, found = exact(copy.deepcopy(model))
+        with autokern.enabled():
+            value, slopes = step(model)
+        torch.testing.assert_close(value, loss, rtol=1e-12, atol=1e-12)
+        size = torch.cat([g.flatten() for g in found]).norm()
+        for one, other in zip(slopes, found, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * size.item())
+    served = autokern.stats()["exact_log_prob"]
+    assert served.get("mixed-inverse", 0) == before.get("exact_log_prob", {}).get("mixed-inverse", 0) + 3
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"n": 900, "m": 900}, "1000 points or more"),
+        ({"dtype": "float32"}, "double precision"),
+        ({"batch": 2}, "one matrix"),
+        ({"device": "cuda"}, "CPU"),
+        ({"grad": "theta/x"}, "points require gradients"),
+        ({"variant": "matern52/cholesky"}, "factorised"),
+        ({"variant": "linear+matern52/cg"}, "stationary"),
+    ],
+)
+def test_other_problems_are_left_to_others(change, why):
+    candidate = autokern.op("exact_log_prob")["mixed-inverse"]
+    assert candidate.unsupported(LOOSE) is None
+    assert why in candidate.unsupported(LOOSE.replace(**change))
+
+
+def test_a_matrix_without_a_factor_is_left_to_conjugate_gradients(monkeypatch):
+    model, failed = Model(1000, noise=0.5), []
+    torch.manual_seed(0)
+    loss, found = step(model)
+
+    def indefinite(*args, **options):
+        failed.append(args)
+        raise NotPSDError("as where rounding leaves no factor")
+
+    monkeypatch.setattr(likelihood, "log_prob", indefinite)
+    torch.manual_seed(0)
+    with autokern.enabled(), autokern.using(force={"exact_log_prob": "mixed-inverse"}):
+        value, slopes = step(model)
+    assert len(failed) == 1
+    torch.testing.assert_close(value, loss, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(slopes, found, rtol=0.1, atol=0.1)

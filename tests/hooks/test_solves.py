@@ -1,0 +1,263 @@
+"""The op `solve`: large systems solved exactly or to a stated residual, in direct calls and predictions."""
+
+import copy
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from linear_operator import settings as library
+from linear_operator.operators import AddedDiagLinearOperator, DenseLinearOperator, DiagLinearOperator
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+from autokern.core.op import inside
+from autokern.gp import solved, systems
+from autokern.hooks.kernel_operator import matrix_free
+
+pytestmark = pytest.mark.usefixtures("fresh")
+N = 1100
+FORMLESS = {"kernel_matmul": "tiled-symmetric", "predict": "stock"}
+
+
+@pytest.fixture
+def fresh():
+    """No system is known, and none is left behind."""
+    systems._latest.clear()
+    yield
+    systems._latest.clear()
+
+
+def points(n=N, d=2, dtype=torch.float64, seed=0):
+    return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, kernel):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(kernel)
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def predicted(kernel, dtype):
+    x = points(dtype=dtype)
+    model = Model(x, (6 * x[:, 0]).sin(), kernel()).to(dtype)
+    model.likelihood.noise = 1e-3
+    model.covar_module.base_kernel.lengthscale = 0.3
+    with torch.no_grad():
+        found = model.eval()(points(5, dtype=dtype, seed=1))
+        return found.mean, found.variance
+
+
+def products():
+    return sum(autokern.stats().get("kernel_matmul", {}).values())
+
+
+def far(found, truth):
+    return float((found.detach().double() - truth.detach()).norm() / truth.detach().norm())
+
+
+# --- predictions that form no matrix ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel, lambda: MaternKernel(1.5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_predictions_take_few_products_and_are_tight(kernel, dtype):
+    with gpytorch.settings.fast_computations(False, False, False):
+        mean, variance = predicted(kernel, torch.float64)
+    with autokern.enabled(), autokern.using(force=FORMLESS):
+        before = products()
+        state = torch.random.get_rng_state()
+        found = predicted(kernel, dtype)
+        made = products() - before
+        assert torch.random.get_rng_state().equal(state)
+    assert 0 < made < 60
+    assert solved.latest().residual <= solved.TOLERANCE[dtype]
+    assert solved.latest().columns == 5
+    torch.testing.assert_close(found[0].double(), mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[1].double(), variance, rtol=2e-2, atol=2e-5)
+
+
+def test_a_rank_that_the_user_orders_is_the_librarys():
+    made = []
+    with autokern.enabled(), autokern.using(force=FORMLESS):
+        for rank in (15, 14):
+            before = products()
+            with library.max_preconditioner_size(rank):
+                predicted(RBFKernel, torch.float64)
+            made.append(products() - before)
+    assert made[0] < made[1]
+
+
+# --- direct calls -----------------------------------------------------------------------------------------------------
+
+
+class System:
+    """A covariance with noise whose leaves want gradients, a right-hand side, and how the covariance is made."""
+
+    def __init__(self, kernel=MaternKernel, dtype=torch.float64, each=False, shape=(N, 3), wanted=True):
+        self.x = points(dtype=dtype)
+        self.kernel = ScaleKernel(kernel()).to(dtype).requires_grad_(wanted)
+        self.kernel.base_kernel.lengthscale = 0.4
+        noise = 0.02 + 0.03 * points(N, 1, dtype)[:, 0] if each else self.x.new_full((1,), 0.03)
+        self.noise = noise.requires_grad_(wanted)
+        self.rhs = (points(shape[-2], 1, dtype, 1) + torch.arange(shape[-1]).to(dtype)).sin().expand(shape).clone()
+        self.rhs.requires_grad_(wanted)
+        self.leaves = [*self.kernel.parameters(), self.noise, self.rhs]
+
+    def matrix(self, formed):
+        covariance = DenseLinearOperator(self.kernel(self.x).to_dense())
+        if not formed:
+            covariance = matrix_free(self.kernel, self.x, self.x)
+        return AddedDiagLinearOperator(covariance, DiagLinearOperator(self.noise.expand(N)))
+
+    def truth(self, quad=False):
+        own = copy.deepcopy(self.kernel).double()
+        leaves = [*own.parameters(), *(t.detach().double().requires_grad_(t.requires_grad) for t in self.leaves[-2:])]
+        k = own(self.x.double()).to_dense() + torch.diag(leaves[-2].expand(N))
+        found = torch.linalg.solve(k, leaves[-1])
+        found = (found * leaves[-1]).sum((-2, -1)) if quad else found
+        return found, self.slopes(found, leaves)
+
+    def slopes(self, found, leaves=None):
+        leaves = leaves or self.leaves
+        return torch.autograd.grad(found.sin().sum(), leaves) if found.requires_grad else []
+
+
+@pytest.mark.parametrize(
+    ("candidate", "formed"), [("cholesky", True), ("preconditioned", True), ("preconditioned", False)]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kernel": RBFKernel, "each": True, "shape": (2, N, 1)},
+        {"dtype": torch.float32},
+        {"wanted": False, "shape": (N, 1)},
+    ],
+    ids=str,
+)
+def test_solutions_and_gradients_are_those_of_dense_algebra(candidate, formed, options):
+    system = System(**options)
+    truth, slopes = system.truth()
+    double = system.x.dtype is torch.float64
+    tolerance, bound = (1e-6, 1e-4) if double else (1e-3, 2e-2)
+    with library.cg_tolerance(tolerance), autokern.enabled(), autokern.using(force={"solve": candidate}):
+        found = system.matrix(formed).solve(system.rhs)
+        own = system.slopes(found)
+        assert autokern.stats()["solve"][candidate]
+    assert far(found, truth) < bound
+    assert all(far(one, exact) < 5 * bound for one, exact in zip(own, slopes, strict=True))
+
+
+@pytest.mark.parametrize("candidate", ["cholesky", "preconditioned"])
+def test_quadratic_forms_are_solved_as_well(candidate):
+    system = System()
+    truth, slopes = system.truth(quad=True)
+    with autokern.enabled(), autokern.using(force={"solve": candidate}):
+        found = system.matrix(formed=True).inv_quad(system.rhs)
+        own = system.slopes(found)
+    assert far(found, truth) < 1e-5
+    assert all(far(one, exact) < 1e-3 for one, exact in zip(own, slopes, strict=True))
+
+
+def test_by_default_what_fits_a_factor_is_exact_and_one_factor_serves_both_passes(monkeypatch):
+    system, count = System(), []
+    factorise = torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *a, **k: count.append(1) or factorise(*a, **k))
+    with autokern.enabled():
+        found = system.matrix(formed=True).solve(system.rhs)
+        own = system.slopes(found)
+    truth, slopes = system.truth()
+    assert len(count) == 1
+    assert far(found, truth) < 1e-10
+    assert all(far(one, exact) < 1e-8 for one, exact in zip(own, slopes, strict=True))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda: library.max_preconditioner_size(9),
+        lambda: library.cg_tolerance(2),
+        lambda: library.fast_computations(solves=False),
+        lambda: library.min_preconditioning_size(5000),
+    ],
+)
+def test_orders_of_the_user_are_obeyed(order):
+    system = System(wanted=False)
+    with order():
+        expected = system.matrix(formed=True).solve(system.rhs)
+        with autokern.enabled():
+            before = dict(autokern.stats().get("solve", {}))
+            assert system.matrix(formed=True).solve(system.rhs).allclose(expected, rtol=1e-9, atol=1e-9)
+            assert autokern.stats().get("solve", {}) == before
+
+
+def test_conjugate_gradients_that_are_ordered_run():
+    with autokern.enabled(), library.max_cholesky_size(50):
+        System(wanted=False).matrix(formed=True).solve(points(N, 1))
+        ordered, _ = next(pair for pair in autokern.explain().decisions if pair[0].problem.words[-2:-1] == ("ordered",))
+    assert ordered.candidate == "stock"
+    assert "cholesky" in ordered.excluded
+
+
+@pytest.mark.parametrize("change", ["lengthscale", "noise", "points"])
+def test_what_is_kept_of_a_system_holds_for_its_values_alone(change):
+    system = System(wanted=False)
+    with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}), torch.no_grad():
+        for step in range(3):
+            found = system.matrix(formed=False).solve(system.rhs)
+            assert far(found, system.truth()[0]) < 1e-3
+            if change == "lengthscale":
+                system.kernel.base_kernel.lengthscale = 0.3 + 0.2 * step
+            else:
+                (system.noise if change == "noise" else system.x).mul_(1.5)
+
+
+@pytest.mark.parametrize("candidate", ["cholesky", "preconditioned"])
+def test_what_has_no_factor_or_is_no_number_is_stocks_matter(candidate):
+    system = System(wanted=False)
+    k = system.kernel(system.x).to_dense()
+    indefinite = AddedDiagLinearOperator(DenseLinearOperator(k - 5), DiagLinearOperator(system.noise.expand(N)))
+    with torch.no_grad(), library.max_cg_iterations(20), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        with autokern.enabled(), autokern.using(force={"solve": candidate}):
+            before = inside.products
+            indefinite.solve(system.rhs)
+            assert inside.products > before
+            with pytest.raises(RuntimeError, match="NaNs encountered"):
+                indefinite.solve(system.rhs * float("nan"))
+
+
+def test_zeros_are_solved_by_zeros_beside_other_columns():
+    system = System(wanted=False)
+    system.rhs[:, 1] = 0
+    with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}):
+        for formed in (True, False):
+            found = system.matrix(formed).solve(system.rhs)
+            assert not found[:, 1].any()
+            assert far(found, system.truth()[0]) < 1e-3
+
+
+def test_one_set_of_columns_for_a_batch_of_matrices_is_solved_in_both_passes():
+    x = points(900)
+    scales = torch.tensor([0.3, 0.5], dtype=torch.float64).view(2, 1, 1)
+    k = torch.exp(-(torch.cdist(x, x) ** 2) / scales**2)
+    rhs, weights = points(900, 3, seed=1), points(900, 3, seed=2)
+
+    def found(solve):
+        noise = torch.tensor([[0.1], [0.2]], dtype=torch.float64).requires_grad_()
+        out = solve(noise)
+        (out * weights).sum().backward()
+        return out.detach(), noise.grad
+
+    def ours(noise):
+        return AddedDiagLinearOperator(DenseLinearOperator(k), DiagLinearOperator(noise.expand(2, 900))).solve(rhs)
+
+    truth = found(lambda noise: torch.linalg.solve(k + torch.diag_embed(noise.expand(2, 900)), rhs))
+    with autokern.enabled():
+        for one, other in zip(found(ours), truth, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)

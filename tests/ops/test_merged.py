@@ -1,0 +1,425 @@
+"""Points that occur several times count once: densities, gradients of both orders, and where the ordinary way runs."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.structured import Regression, close, gradients, loss_of, served
+
+import autokern
+from autokern.core.problem import Problem
+from autokern.core.registry import get
+from autokern.gp import likelihood, marginal, small, structure
+from autokern.gp.reading import Reading
+from autokern.kernels import tree as trees
+from autokern.ops.exact_log_prob import EXACT_LOG_PROB
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MERGED = {"exact_log_prob": "merged", "objective": "stock"}
+KERNELS = {
+    "rbf": RBFKernel,
+    "scaled ARD matern": lambda: ScaleKernel(MaternKernel(2.5, ard_num_dims=2)),
+    "rough": lambda: ScaleKernel(MaternKernel(0.5)),
+    "sum": lambda: (
+        ScaleKernel(RBFKernel(active_dims=(0,)) * PeriodicKernel(active_dims=(1,))) + ScaleKernel(MaternKernel(1.5))
+    ),
+    "active dimension": lambda: ScaleKernel(RBFKernel(active_dims=(0,)), active_dims=(1, 0)),
+}
+
+
+def repeated(n=300, m=60, d=2, dtype=torch.float64, seed=0):
+    """Points of which m differ, in any order, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(m, d, generator=generator, dtype=torch.float64)
+    x = x[torch.cat([torch.arange(m), torch.randint(m, (n - m,), generator=generator)])]
+    y = (5 * x[:, 0]).sin() + 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)
+    return x.to(dtype), y.to(dtype)
+
+
+def regression(x, y, kernel=None, noise=None):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        kernel = ScaleKernel(MaternKernel(2.5)) if kernel is None else kernel
+        likelihood = GaussianLikelihood() if noise is None else FixedNoiseGaussianLikelihood(noise)
+        return Regression(x, y, kernel, likelihood).train()
+
+
+def truth(model):
+    """The same model in float64, and its loss by the plain formula."""
+    model = copy.deepcopy(model).double()
+    x, y = (t.double() for t in (*model.train_inputs, model.train_targets))
+    noise = model.likelihood.noise_covar.noise
+    k = model.covar_module.active_dims
+    tree = trees.read(model.covar_module, x if k is None else x.index_select(-1, k))
+    return model, likelihood.reference(tree, noise, y - model.mean_module(x)) / len(y)
+
+
+def distinct(x):
+    return structure.of(x).distinct
+
+
+# --- what it computes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("per_point", [False, True], ids=["one noise", "noise of each point"])
+def test_density_and_gradients_of_both_orders(make, dtype, per_point):
+    x, y = repeated(dtype=dtype)
+    noise = 0.05 + torch.rand(len(y), generator=torch.Generator().manual_seed(2)).to(dtype) if per_point else None
+    model = regression(x, y, make(), noise)
+    exact_model, exact = truth(model)
+    with autokern.enabled(), autokern.using(force=MERGED):
+        loss = loss_of(model)
+        assert served() == {"merged": 1}
+        first = gradients(loss, model, create_graph=True)
+    expected = gradients(exact, exact_model, create_graph=True)
+    rounding = 1e-10 if dtype is torch.float64 else 1e-3
+    assert loss.item() == pytest.approx(exact.item(), rel=rounding)
+    close(first, expected, rounding)
+    second = gradients(sum(g.square().sum() for g in first), model)
+    wanted = gradients(sum(g.square().sum() for g in expected), exact_model)
+    close(second, wanted, 100 * rounding)
+
+
+def described(x, value, noise, mean):
+    """A marginal whose noise, mean and value want gradients."""
+    prior = gpytorch.distributions.MultivariateNormal(mean, ScaleKernel(RBFKernel()).double()(x))
+    found = marginal.read(prior, noise)
+    assert found is not None
+    return found, value, True
+
+
+def test_gradients_by_noise_mean_and_targets():
+    x, y = repeated(seed=3)
+    leaves = [y.requires_grad_(), torch.tensor([0.2]).double().requires_grad_(), torch.zeros_like(y).requires_grad_()]
+    args = described(x, *leaves)
+    out, exact = EXACT_LOG_PROB["merged"].run(*args), EXACT_LOG_PROB.reference(*args)
+    torch.testing.assert_close(out, exact, rtol=1e-11, atol=0)
+    found = torch.autograd.grad(out, leaves, retain_graph=True)
+    close(found, torch.autograd.grad(exact, leaves), 1e-10)
+    for one, again in zip(found, torch.autograd.grad(out, leaves), strict=True):  # a second backward pass
+        torch.testing.assert_close(one, again, rtol=1e-9, atol=1e-12)
+
+
+def test_batched_gradients():
+    x, y = repeated(seed=4)
+    leaves = [y.requires_grad_(), torch.tensor([0.2]).double().requires_grad_(), torch.zeros_like(y).requires_grad_()]
+    weights = torch.tensor([1.0, -2.0, 0.5]).double()
+    out = EXACT_LOG_PROB["merged"].run(*described(x, *leaves))
+    single = torch.autograd.grad(out, leaves, retain_graph=True)
+    several = torch.autograd.grad(out, leaves, weights, is_grads_batched=True)
+    for one, each in zip(single, several, strict=True):
+        torch.testing.assert_close(each, weights.view(-1, *[1] * one.dim()) * one, rtol=1e-9, atol=1e-12)
+
+
+def test_all_points_are_the_same_one():
+    x, y = repeated(250, 1)
+    model = regression(x, y)
+    exact_model, exact = truth(model)
+    with autokern.enabled(), autokern.using(force=MERGED):
+        loss = loss_of(model)
+    assert served() == {"merged": 1}
+    torch.testing.assert_close(loss, exact, rtol=1e-11, atol=0)
+    close(gradients(loss, model), gradients(exact, exact_model), 1e-9)
+
+
+def test_a_fit_ends_where_stock_ends():
+    def fitted():
+        model = regression(*repeated(seed=5))
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
+        for _ in range(15):
+            optimiser.zero_grad()
+            (-loss_of(model)).backward()
+            optimiser.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    stock = fitted()
+    with autokern.enabled(), autokern.using(force=MERGED):
+        ours = fitted()
+    assert served() == {"merged": 15}
+    torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-8)
+
+
+def test_where_stock_iterates_the_density_is_the_exact_one():
+    model = regression(*repeated(1000, 150))
+    exact = truth(model)[1]
+    with autokern.enabled(), autokern.using(force=MERGED):
+        loss = loss_of(model)
+    assert served() == {"merged": 1}
+    torch.testing.assert_close(loss, exact, rtol=1e-10, atol=0)
+
+
+# --- which points are the same ----------------------------------------------------------------------------------------
+
+
+def test_only_equal_rows_are_one_point():
+    x, _ = repeated(240, 60)
+    assert distinct(x) == 60
+    near = x.clone()
+    near[60:] *= 1 + torch.rand(180, 2, dtype=torch.float64) * 1e-12
+    assert distinct(near) == 240
+    signed = torch.zeros(240, 2, dtype=torch.float64)
+    signed[::2] *= -1
+    assert distinct(signed) == 2
+    for number in (torch.nan, torch.inf):
+        other = x.clone()
+        other[7, 1] = number
+        assert structure.of(other).repeats is None
+    few = torch.cat([torch.rand(230, 2), torch.full((10, 2), 0.5)])
+    assert distinct(few) == 240
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_groups_and_counts(dtype):
+    x, _ = repeated(300, 40, 3, dtype)
+    found = structure.of(x.T.contiguous().T).repeats  # columns in memory
+    assert torch.equal(x[found.first][found.group], x)
+    assert len(x[found.first].unique(dim=0)) == 40
+    assert torch.equal(found.group.bincount(), found.counts.long())
+
+
+def test_hashes_that_collide_merge_nothing(monkeypatch):
+    monkeypatch.setattr(structure, "_MIX", structure.np.uint64(0))
+    assert structure.of(repeated(seed=77)[0]).repeats is None
+
+
+def test_points_are_looked_at_again_when_their_values_change():
+    x, _ = repeated(300, 60)
+    assert distinct(x) == 60
+    x.data.copy_(torch.rand(300, 2))
+    assert distinct(x) == 300
+    x.data[150:] = x.data[:150]
+    assert distinct(x) == 150
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(structure, "_kept", {})
+    monkeypatch.setattr(structure, "_KEPT_BYTES", 3 * 300 * 2 * 8)
+    for seed in range(10):
+        structure.of(repeated(seed=seed)[0])
+        assert len(structure._kept) <= 3
+    large = repeated(1000, 100)[0]
+    assert structure.of(large) is structure.of(large.clone())
+    assert len(structure._kept) == 1
+    del large
+    gc.collect()
+    assert not structure._kept
+
+
+def test_a_large_set_that_changes_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(structure, "_kept", {})
+    monkeypatch.setattr(structure, "_KEPT_BYTES", 0)
+    first, second = repeated()[0], repeated(seed=1)[0]
+    second[-1] = first[-1]
+    for _ in range(5):
+        first[0] += 1
+        structure.of(first)
+    assert weakref.getweakrefcount(first) == 1
+    known = structure.of(second)
+    del first
+    gc.collect()
+    assert structure.of(second) is known
+
+
+def test_threads_share_what_is_kept(monkeypatch):
+    monkeypatch.setattr(structure, "_kept", {})
+    monkeypatch.setattr(structure, "_KEPT_BYTES", 0)
+
+    def look(seed):
+        for step in range(30):
+            assert structure.of(repeated(seed=100 * seed + step)[0]).distinct == 60
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(look, range(4)))
+    gc.collect()
+    assert not structure._kept
+
+
+def test_a_model_whose_points_change_is_right():
+    x, y = repeated()
+    model = regression(x, y)
+    with autokern.enabled():
+        for points in (x, torch.rand(300, 2).double(), repeated(seed=9)[0], repeated(m=299, seed=9)[0]):
+            model.train_inputs[0].data.copy_(points)
+            with autokern.using(force=MERGED):
+                loss = loss_of(model)
+            torch.testing.assert_close(loss, truth(model)[1], rtol=1e-10, atol=0)
+
+
+# --- what it does not serve -------------------------------------------------------------------------------------------
+
+
+def test_problems_that_are_not_served():
+    whole = Problem(op="exact_log_prob", m=400, n=1000, d=3, grad="theta", variant="rbf/cholesky")
+    why = EXACT_LOG_PROB["merged"].unsupported
+    assert why(whole) is None
+    for change in (
+        {"m": 950}, {"n": 100, "m": 50}, {"batch": 2}, {"grad": "theta/x"}, {"device": "cuda"},
+        {"variant": "linear+rbf/cholesky"}, {"m": 1001},
+    ):  # fmt: skip
+        assert why(whole.replace(**change))
+
+
+def test_gradients_by_the_points_and_batches_take_the_ordinary_way():
+    x, y = repeated()
+    model = regression(x.requires_grad_(), y)
+    with autokern.enabled(), autokern.using(force=MERGED):
+        loss = loss_of(model)
+    found = torch.autograd.grad(loss, x)[0]
+    plain = x.detach().requires_grad_()
+    model.set_train_data(plain, strict=False)
+    torch.testing.assert_close(found, torch.autograd.grad(truth_at(model, plain), plain)[0], rtol=1e-7, atol=1e-9)
+    batch = regression(x.detach().expand(2, -1, -1), y.expand(2, -1))
+    with autokern.enabled(), autokern.using(force=MERGED):
+        both = loss_of(batch)
+    torch.testing.assert_close(both, loss.detach().expand(2), rtol=1e-9, atol=0)
+    assert "merged" not in served()
+
+
+def truth_at(model, x):
+    tree = trees.read(model.covar_module, x)
+    residual = model.train_targets - model.mean_module(x)
+    return likelihood.reference(tree, model.likelihood.noise, residual) / len(residual)
+
+
+def outcome(run):
+    """Value, or kind and text of the error, and the warnings on the way."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = run()
+        except Exception as error:
+            found = type(error), str(error)
+    return found, [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-17, 1e-13, -1e-3])
+def test_noise_that_rounding_may_swallow_is_the_ordinary_ways_matter(noise):
+    def run():
+        model = regression(*repeated(250, 50), RBFKernel())
+        model.likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(-1.0))
+        model.likelihood.noise_covar.initialize(noise=torch.tensor([noise]).double())
+        return loss_of(model).item()
+
+    with autokern.enabled():
+        with autokern.using(force={"exact_log_prob": "fused", "objective": "stock"}):
+            ordinary = outcome(run)
+        with autokern.using(force=MERGED):
+            assert outcome(run) == ordinary
+            assert served()["merged"] == 1
+    if not isinstance(outcome(run)[0], float):
+        assert outcome(run)[0] == ordinary[0]
+
+
+def test_noise_of_a_point_alone_may_be_too_little():
+    x, y = repeated()
+    noise = torch.full_like(y, 0.1)
+    noise[17] = 1e-16
+    with autokern.enabled(), gpytorch.settings.min_fixed_noise(double_value=1e-20):
+        model = regression(x, y, noise=noise)
+        with autokern.using(force={"exact_log_prob": "fused", "objective": "stock"}):
+            ordinary = outcome(lambda: loss_of(model).item())
+        with autokern.using(force=MERGED):
+            assert outcome(lambda: loss_of(model).item()) == ordinary
+
+
+def test_parameters_that_are_no_numbers_raise_as_stock_does():
+    def run():
+        model = regression(*repeated(), RBFKernel())
+        model.covar_module.raw_lengthscale.data.fill_(torch.nan)
+        return loss_of(model).item()
+
+    stock = outcome(run)
+    with autokern.enabled(), autokern.using(force=MERGED):
+        assert outcome(run) == stock
+
+
+def test_samples_have_as_many_points_that_differ():
+    problem = Problem(op="exact_log_prob", m=70, n=300, d=3, grad="theta", variant="matern52/cholesky")
+    op = get("exact_log_prob")
+    args = op.sample(problem, torch.Generator().manual_seed(0))
+    assert op.problem_of(*args) == problem
+    assert op.check(problem, op["merged"].run(*args), args) < 1
+
+
+# --- by arrays --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("per_point", [False, True], ids=["one noise", "noise of each point"])
+@pytest.mark.parametrize("op", ["objective", "exact_log_prob"])
+def test_arrays_merge_as_well(make, dtype, per_point, op, monkeypatch):
+    rows = []
+    density = small.density
+    monkeypatch.setattr(small, "density", lambda k, *args: rows.append(len(k)) or density(k, *args))
+    x, y = repeated(dtype=dtype)
+    noise = 0.05 + torch.rand(len(y), generator=torch.Generator().manual_seed(2)).to(dtype) if per_point else None
+    model = regression(x, y, make(), noise)
+    exact_model, exact = truth(model)
+    with autokern.enabled(), autokern.using(force={"objective": "stock", op: "arrays"}):
+        loss = loss_of(model)
+        found = gradients(loss, model, create_graph=True)
+    expected = gradients(exact, exact_model, create_graph=True)
+    assert len(rows) == 1
+    assert rows[0] <= 60
+    rounding = 1e-10 if dtype is torch.float64 else 1e-3
+    assert loss.item() == pytest.approx(exact.item(), rel=rounding)
+    close(found, expected, rounding)
+    second = gradients(sum(g.square().sum() for g in found), model)
+    close(second, gradients(sum(g.square().sum() for g in expected), exact_model), 100 * rounding)
+
+
+def test_arrays_of_noise_that_rounding_may_swallow_and_of_points_that_want_gradients_take_all_rows(monkeypatch):
+    rows = []
+    density = small.density
+    monkeypatch.setattr(small, "density", lambda k, *args: rows.append(len(k)) or density(k, *args))
+    x, y = repeated(250, 50)
+    with autokern.enabled(), gpytorch.settings.min_fixed_noise(double_value=1e-20):
+        outcome(lambda: loss_of(regression(x, y, RBFKernel(), torch.full_like(y, 1e-14))))
+        loss = loss_of(regression(x.requires_grad_(), y))
+    assert loss.requires_grad
+    assert set(rows) == {250}
+
+
+def test_a_batch_of_models_whose_points_repeat():
+    xs, ys = zip(*(repeated(220, m, seed=m) for m in (40, 90)), strict=True)
+    batch = torch.Size([2])
+    kernel = ScaleKernel(MaternKernel(2.5, batch_shape=batch), batch_shape=batch)
+    model = Regression(torch.stack(xs), torch.stack(ys), kernel, GaussianLikelihood(batch_shape=batch)).train()
+    with autokern.enabled(), autokern.using(force={"objective": "arrays"}):
+        ours = loss_of(model)
+        assert autokern.stats()["objective"] == {"arrays": 1}
+    stock = loss_of(model)
+    torch.testing.assert_close(ours, stock, rtol=1e-9, atol=0)
+    pairs = zip(gradients(ours.sum(), model), gradients(stock.sum(), model), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+def test_a_model_as_botorch_fits_it(monkeypatch):
+    rows = []
+    density = small.density
+    monkeypatch.setattr(small, "density", lambda k, *args: rows.append(len(k)) or density(k, *args))
+    x, y = repeated(400, 70)
+    model = regression(x, y)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    exact_model, exact = truth(model)
+    with autokern.enabled():
+        loss, found = Reading(mll).evaluate(dict(mll.named_parameters()))
+    assert rows == [70]
+    torch.testing.assert_close(-loss, exact, rtol=1e-11, atol=0)
+    close([-g for g in found], gradients(exact, exact_model), 1e-9)

@@ -1,0 +1,130 @@
+"""Notebooks: what a last line shows is small HTML, and results become data frames and plots."""
+
+from __future__ import annotations
+
+import builtins
+import html.parser
+import types
+
+import pytest
+import torch
+
+import autokern
+from autokern.core.errors import AutokernError, SettingsError
+from autokern.core.problem import Problem
+from autokern.tuning.profile import Ban, Profile, Timing, Trial
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_window():
+    import matplotlib as mpl
+
+    mpl.use("agg")
+
+
+def profile() -> Profile:
+    trials = [
+        Trial(
+            Problem(op="qr", m=10 * n, n=n, batch=batch),
+            {"stock": Timing(1e-3 * n), "choleskyqr2": Timing(5e-4 * n, 0.5)},
+        )
+        for batch in (1, 3)
+        for n in range(10, 300)
+    ]
+    return Profile(fingerprint="ab" * 16, trials=trials, banned=[Ban("qr", "cpu", "float32", "cpu", "a < b & c")])
+
+
+def explanation() -> autokern.Explanation:
+    for n in range(3, 60):
+        autokern.linalg.qr(torch.randn(2 * n, n, dtype=torch.float64))
+    return autokern.explain()
+
+
+class Parser(html.parser.HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "br":
+            return
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        if self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+@pytest.mark.parametrize("make", [profile, explanation, lambda: autokern.explain("qr", n=50)])
+def test_the_html_is_well_formed_and_small(make):
+    text = make()._repr_html_()
+    found = Parser(text)
+    assert len({len(row) for row in found.rows}) == 1
+    assert 1 < len(found.rows) <= 41
+    assert len(text) < 20_000
+    assert "<script" not in text
+    assert "qr" in found.text
+
+
+def test_text_is_escaped_and_what_is_left_out_is_counted():
+    assert "a < b & c" in Parser(profile()._repr_html_()).text
+    assert "17 more" in Parser(explanation()._repr_html_()).text
+
+
+def test_a_last_line_on_a_terminal_is_short():
+    assert repr(profile()) == "Profile(580 problems of 1 ops, host abababab)"
+    assert repr(Profile()) == "Profile(nothing measured)"
+    found = explanation()
+    assert repr(found) == str(found)
+
+
+def test_frames():
+    found = profile().to_frame()
+    assert (len(found), set(found.candidate)) == (1160, {"stock", "choleskyqr2"})
+    assert found[found.candidate == "choleskyqr2"].speedup.unique().tolist() == [2.0]
+    found = explanation().to_frame()
+    assert (len(found), found.calls.sum()) == (57, 57)
+    found = autokern.explain("qr", n=50).to_frame()
+    assert found[found.runs].candidate.tolist() == ["stock"]
+    assert set(found.candidate) == {"stock"} | set(autokern.explain("qr", n=50).excluded) | set(
+        autokern.explain("qr", n=50).costs
+    )
+
+
+def test_plots():
+    ax = profile().plot("qr")
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert {line.get_label() for line in ax.lines} == {"stock", "choleskyqr2"}
+    assert all(len(line.get_xdata()) == 290 for line in ax.lines)
+    assert profile().plot("qr", ax=ax) is ax
+    assert explanation().plot().patches
+    assert autokern.explain("qr", n=50).plot().get_title().startswith("qr(m=50")
+    with pytest.raises(SettingsError, match="eigh on cpu in float64 was asked for; the profile knows qr"):
+        profile().plot("eigh")
+
+
+@pytest.mark.parametrize(("name", "call"), [("pandas", "to_frame"), ("matplotlib", "plot")])
+def test_what_is_not_installed_is_named(monkeypatch, name, call):
+    found, usual = explanation(), builtins.__import__
+    monkeypatch.setattr(
+        "autokern.core.shown.importlib",
+        types.SimpleNamespace(import_module=lambda module: usual(f"no_such_{module.partition('.')[0]}")),
+    )
+    with pytest.raises(AutokernError, match=f"pip install {name}"):
+        getattr(found, call)()
+
+
+def test_dir_names_what_is_public():
+    assert dir(autokern) == sorted([*autokern.__all__, "__version__"])

@@ -1,0 +1,113 @@
+"""orders.py: names in orders are checked, where they are given; deterministic runs leave measurements aside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+import autokern
+from autokern.core.errors import SettingsError
+from autokern.core.problem import Problem
+from autokern.core.settings import Settings, from_environment
+from autokern.runtime import dispatch
+from autokern.system import host
+from autokern.tuning import store
+from autokern.tuning.profile import Profile, Timing, Trial
+
+BAD = [
+    ("AUTOKERN_EXCLUDE", "nonsense", "'nonsense' was excluded"),
+    ("AUTOKERN_EXCLUDE", "choleskyqr", "did you mean 'choleskyqr2'"),
+    ("AUTOKERN_EXCLUDE", "qr=nonsense", "op qr has no candidate 'nonsense'"),
+    ("AUTOKERN_EXCLUDE", "qrr=cpu", "unknown op 'qrr'"),
+    ("AUTOKERN_FORCE", "qr=nonsense", "op qr has no candidate 'nonsense'"),
+    ("AUTOKERN_THRESHOLD", "nope:cuda=5", "unknown op 'nope'"),
+    ("AUTOKERN_THRESHOLD", "qr:nope=5", "torch knows no such device"),
+    ("AUTOKERN_THRESHOLD", "objective:cuda=5", "only ops with a candidate 'cpu'"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "told"), BAD)
+def test_a_name_that_is_of_nothing_is_refused(name, text, told):
+    with pytest.raises(SettingsError, match=told):
+        dispatch.reset(from_environment({name: text}))
+
+
+@pytest.mark.parametrize("text", ["keops", "tf32", "compiled,qr=choleskyqr2", "kernel_matmul=xla", "posterior=arrays"])
+def test_names_of_plugins_and_of_what_is_not_installed_are_known(text):
+    found = dispatch.reset(from_environment({"AUTOKERN_EXCLUDE": text, "AUTOKERN_THRESHOLD": "qr:cuda=512"}))
+    assert found.settings.exclude == set(text.split(","))
+
+
+@pytest.mark.parametrize("orders", [{"exclude": "zz"}, {"exclude": ["qr=zz"]}, {"force": {"qr": "zz"}}])
+def test_using_refuses_names_that_are_of_nothing(orders):
+    with pytest.raises(SettingsError, match="zz"), autokern.using(**orders):
+        pass
+
+
+def test_one_name_of_an_op_or_device_is_a_name():
+    found = autokern.calibrate("pinverse_root", budget=0.3, devices="cpu", progress=False)
+    assert {trial.problem.op for trial in found.trials} <= {"pinverse_root"}
+
+
+@pytest.mark.parametrize("variable", ["AUTOKERN_BUDGET", "AUTOKERN_EXCLUDE"])
+def test_importing_auto_with_a_bad_variable_warns_and_runs_stock(monkeypatch, variable):
+    monkeypatch.setenv(variable, "soon")
+    script = "import autokern.auto\nfrom autokern.hooks.install import is_enabled\nprint(is_enabled())"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False)
+    assert (run.returncode, run.stdout.splitlines()[-1:]) == (0, ["False"]), run.stderr
+    assert "autokern stays off: " in run.stderr
+    assert "soon" in run.stderr
+
+
+def measured(settings: Settings) -> Profile:
+    here = host.current()
+    trials = [
+        Trial(Problem(op="qr", m=10 * n, n=n), {"stock": Timing(1e-3 * n), "choleskyqr2": Timing(2e-4 * n, 0.2)})
+        for n in (10, 20, 40)
+    ]
+    return Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials)
+
+
+def test_a_deterministic_run_leaves_measurements_aside_unless_they_are_pinned(tmp_path, monkeypatch):
+    usual = from_environment()
+    store.save(usual, measured(usual))
+    dispatch.reset(usual)
+    assert autokern.explain("qr", m=200, n=20).candidate == "choleskyqr2"
+    monkeypatch.setenv("AUTOKERN_DETERMINISTIC", "1")
+    frozen = dispatch.reset().settings
+    assert autokern.profile().trials == []
+    assert autokern.explain("qr", m=200, n=20).candidate == "stock"
+    autokern.linalg.qr(torch.randn(200, 20, dtype=torch.float64))
+    assert autokern.stats()["qr"] == {"stock": 1}
+    with pytest.raises(SettingsError, match="AUTOKERN_DETERMINISTIC"):
+        autokern.calibrate("qr", budget=0.1)
+    file = tmp_path / "pinned.json"
+    store.write_file(file, measured(usual))
+    dispatch.reset(msgspec.structs.replace(frozen, profile=(file,)))
+    assert autokern.explain("qr", m=200, n=20).candidate == "choleskyqr2"
+    dispatch.reset(msgspec.structs.replace(frozen, force=(("qr", "choleskyqr2"),)))
+    assert autokern.explain("qr", m=200, n=20).reason == "forced by the user"
+
+
+@pytest.mark.parametrize("op", ["exact_log_prob", "predict", "objective", "kernel_matmul"])
+def test_a_deterministic_run_has_no_unmeasured_default(op):
+    dispatch.reset(Settings(calibrate="never", deterministic=True))
+    found = autokern.explain(op, n=3000)
+    assert (found.candidate, found.source) in {("stock", "order"), ("stock", "only choice")}
+
+
+def test_decisions_inside_using_are_explained():
+    a = torch.randn(60, 6, dtype=torch.float64)
+    with autokern.using(force={"qr": "choleskyqr2"}):
+        autokern.linalg.qr(a)
+        ((decision, calls),) = autokern.explain().decisions
+        assert (decision.candidate, calls) == ("choleskyqr2", 1)
+    autokern.linalg.qr(a)
+    with autokern.using(force={"qr": "choleskyqr2"}):
+        autokern.linalg.qr(a)
+    assert {d.candidate: calls for d, calls in autokern.explain().decisions} == {"choleskyqr2": 2, "stock": 1}
+    assert autokern.stats()["qr"] == {"choleskyqr2": 2, "stock": 1}

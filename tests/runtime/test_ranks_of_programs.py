@@ -1,0 +1,114 @@
+"""Programs of several ranks under `autokern run`: unchanged scripts, groups of their own, and the choice to share."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autokern
+from autokern.core.errors import SettingsError
+from autokern.runtime.ranks import unlike
+from autokern.system import ranks
+
+SCRIPT = Path(__file__).parents[1] / "support" / "rank_script.py"
+
+
+def printed(count: int, *arguments: str, **environment: str) -> list[str]:
+    """Run the script in so many ranks; return what each printed."""
+    run = ["-m", "autokern", "run", str(SCRIPT), *arguments]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    command = [sys.executable, *(torchrun if count > 1 else []), *run]
+    common = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "AUTOKERN_CALIBRATE": "never"}
+    done = subprocess.run(
+        command, env=os.environ | common | environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"^found .*$", done.stdout, re.MULTILINE)
+
+
+def numbers(line: str) -> list[float]:
+    return [float(word) for word in line.split()[1:3]]
+
+
+@pytest.mark.slow
+def test_a_script_that_knows_nothing_of_ranks_shares_its_products():
+    forced = {"AUTOKERN_FORCE": "kernel_matmul=distributed", "AUTOKERN_RANKS": "120"}
+    alone, (first, second) = printed(1)[0], printed(2, **forced)
+    assert first == second
+    assert "distributed" in first
+    assert numbers(first) == pytest.approx(numbers(alone), rel=1e-10)
+
+
+@pytest.mark.slow
+def test_a_program_with_a_group_of_its_own_is_left_alone():
+    first, second = printed(2, "own")
+    assert "distributed" not in first + second
+
+
+@pytest.mark.slow
+def test_processes_that_a_rank_starts_are_no_ranks_and_end():
+    script = SCRIPT.with_name("rank_children.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "AUTOKERN_RANKS": "on"}
+    done = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^found .*$", done.stdout, re.MULTILINE) == ["found True 3 None"] * 2
+
+
+@pytest.mark.slow
+def test_ranks_whose_orders_disagree_take_those_of_rank_0():
+    script = SCRIPT.with_name("rank_orders.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^found .*$", done.stdout, re.MULTILINE)
+    within = {line for line in found if "off never" in line}
+    assert len(within) == 1, done.stdout
+    assert "(('cholesky', 'stock'),)" in within.pop()
+    assert {"found cholesky", "found qr"} < set(found)
+
+
+def test_a_process_that_is_one_alone_has_no_ranks(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert not ranks.is_job()
+    assert ranks.active() is None
+    with pytest.raises(SettingsError, match="torchrun"), autokern.ranks():
+        pass
+
+
+def test_ranks_that_differ_are_named():
+    def facts(threads: int) -> dict[str, object]:
+        return {"common": {"torch": "2.13", "threads": threads}}
+
+    assert unlike([facts(1), facts(1)]) == ""
+    assert unlike([facts(1), facts(1), facts(4)]) == "rank 2 has threads 4, rank 0 1"
+
+
+class _Ranks:
+    """Four ranks whose links cost nothing."""
+
+    size, link = 4, ranks.Link(1e-4, 1e12)
+
+    def mine(self):
+        return True
+
+
+def test_the_candidate_is_chosen_where_links_cost_less_than_they_save(monkeypatch):
+    asked = {"m": 20_000, "n": 20_000, "d": 3, "rhs": 11, "variant": "rbf/same"}
+    assert autokern.explain("kernel_matmul", **asked).candidate != "distributed"
+    ranks.use(_Ranks())
+    try:
+        assert autokern.explain("kernel_matmul", **asked).candidate == "distributed"
+        monkeypatch.setattr(_Ranks, "link", ranks.Link(1e3, 1e3))
+        assert autokern.explain("kernel_matmul", **asked).candidate != "distributed"
+        small = asked | {"m": 1000, "n": 1000}
+        assert autokern.explain("kernel_matmul", **small).candidate != "distributed"
+    finally:
+        ranks.use(None)

@@ -1,0 +1,129 @@
+"""load.py: readings of counters that a test writes, and of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from autokern.system import cgroups
+from autokern.system.load import Load, Snapshot, Waited, Watch, busy_seconds, snapshot
+
+STAT = """cpu  900 0 300 5000 60 0 40 0 0 0
+cpu0 400 100 100 2500 30 10 20 70 9 9
+cpu1 500 0 200 2500 30 0 20 0 0 0
+intr 1 2 3
+"""
+
+
+def _reading(*snapshots: Snapshot) -> Load:
+    left = iter(snapshots)
+    return Watch(lambda: next(left)).reading()
+
+
+def test_others_use_what_this_process_does_not():
+    found = _reading(Snapshot(10.0, 2, 100.0, 5.0, 1.0, 7, 0.0), Snapshot(12.0, 2, 103.0, 6.0, 2.0, 27, 1.0))
+    assert found == Load(cores=2, others=1.0, lost=0.5, switches=10.0, throttled=0.5)
+    alone = [Snapshot(0.0, 2, 0.0, 0.0, None, None, None), Snapshot(1.0, 2, 0.5, 0.9, None, None, None)]
+    assert _reading(*alone).others == 0
+
+
+def test_a_short_interval_tells_nothing_of_the_cores():
+    found = _reading(Snapshot(0.0, 2, 0.0, 0.0, 0.0, 0, 0.0), Snapshot(0.01, 2, 0.01, 0.0, 0.0, 3, 0.0))
+    assert found == Load(cores=2, lost=0.0)
+
+
+def test_what_the_system_does_not_count_is_unknown_and_disturbs_nobody():
+    found = _reading(*[Snapshot(float(at), 4, None, 0.0, None, None, None) for at in (0, 1)])
+    assert found == Load(cores=4)
+    assert not found.crowded(4)
+
+
+def test_a_thread_that_ended_meanwhile_takes_its_wait_along():
+    assert _reading(Snapshot(0.0, 1, None, 0.0, 5.0, 0, None), Snapshot(1.0, 1, None, 1.0, 2.0, 0, None)).lost == 0.0
+
+
+@pytest.mark.parametrize(
+    ("found", "threads", "crowded"),
+    [
+        (Load(2, others=0.1), 2, False),
+        (Load(2, others=1.0), 2, True),
+        (Load(2, others=1.0), 1, False),
+        (Load(64, others=30.0), 8, False),
+        (Load(2, others=0.0), 8, False),  # more threads than cores is no one else's doing
+        (Load(2, lost=0.5), 1, True),
+        (Load(2, throttled=0.5), 1, True),
+        (Load(2, throttled=0.01), 1, False),
+    ],
+)
+def test_crowded(found, threads, crowded):
+    assert found.crowded(threads) is crowded
+
+
+def test_load_in_words():
+    assert str(Load(2, others=1.93)) == "others use 1.9 of 2 cores"
+    assert str(Load(2, others=2.04)) == "others use 2.0 of 2 cores"
+    assert "quota" in str(Load(2, others=0.0, throttled=0.5))
+    assert str(Load(2, lost=0.25)) == "this process waits for a core 25% of its time"
+
+
+@pytest.mark.skipif(not hasattr(os, "sysconf"), reason="ticks are those of POSIX")
+def test_busy_seconds_of_the_cores_that_may_be_used():
+    tick = os.sysconf("SC_CLK_TCK")
+    assert busy_seconds(STAT, {0}) == (400 + 100 + 100 + 10 + 20 + 70) / tick  # what a hypervisor took included
+    assert busy_seconds(STAT, {1}) == 720 / tick
+    assert busy_seconds(STAT, None) == 1420 / tick
+
+
+def test_busy_seconds_without_proc_are_psutils(monkeypatch):
+    found = busy_seconds("", {0})
+    assert found is not None
+    assert found > 0
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert busy_seconds("", {0}) is None
+
+
+def test_threads_that_wait(tmp_path):
+    for number, waited in ((1, 2_000_000_000), (2, 500_000_000)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "schedstat").write_text(f"77 {waited} 3\n")
+    (tmp_path / "3").mkdir()  # it has ended
+    with Waited(tmp_path) as waited:
+        assert waited.known
+        assert waited() == 2.5
+        (tmp_path / "2" / "schedstat").write_text("99 1500000000 4\n")
+        assert waited() == 3.5
+        open_files = list(waited._files)
+    for file in open_files:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(file)
+
+
+def test_waiting_that_is_not_counted(tmp_path):
+    with Waited(tmp_path / "none") as waited:
+        assert (waited.known, waited()) == (False, 0.0)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "schedstat").write_text("")
+    with Waited(tmp_path) as waited:
+        assert (waited.known, waited()) == (False, 0.0)
+
+
+@pytest.mark.parametrize(("line", "controller"), [("throttled_usec 1500000", ""), ("throttled_time 1500000000", "cpu")])
+def test_seconds_throttled_by_a_quota(tmp_path, line, controller):
+    (tmp_path / "own").write_text(f"3:{controller}:/mine\n")
+    folder = tmp_path / controller / "mine"
+    assert cgroups.throttled(tmp_path, tmp_path / "own") is None
+    folder.mkdir(parents=True)
+    (folder / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled 4\n{line}\n")
+    assert cgroups.throttled(tmp_path, tmp_path / "own") == 1.5
+
+
+def test_this_machine():
+    found = snapshot()
+    assert found.cores >= 1
+    assert found.own > 0
+    if Path("/proc/stat").exists():
+        assert found.busy is not None
+    assert Watch(snapshot).reading().cores == found.cores

@@ -1,0 +1,72 @@
+"""What is installed: pins for every Python that is allowed, links that work on an index, docs that name all pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import autokern
+
+ROOT = Path(__file__).parents[1]
+PINS = [Requirement(line) for line in (ROOT / "tests" / "constraints.txt").read_text().splitlines() if "==" in line]
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_each_python_has_one_pin_of_a_package(python):
+    valid = [pin for pin in PINS if pin.marker is None or pin.marker.evaluate({"python_version": python})]
+    assert max(Counter(pin.name for pin in valid).values()) == 1
+    pinned = {pin.name: str(pin.specifier) for pin in valid}
+    assert {"numpy", "scipy", "torch", "pytest", "hypothesis"} <= set(pinned)
+    old = {"numpy": "==2.2.6", "scipy": "==1.15.3", "pandas": "==2.3.3"}  # the last that have a build for 3.10
+    assert (python == "3.10") == (old.items() <= pinned.items())
+    assert ("botorch" in pinned) == (python != "3.10")
+
+
+def test_the_version_is_stated_once():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'path = "autokern/__init__.py"' in text
+    assert not re.search(r"^version = ", text, re.MULTILINE)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", autokern.__version__)
+
+
+def test_the_readme_of_an_index_has_no_relative_links(monkeypatch):
+    pytest.importorskip("hatchling")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = (ROOT / "README.md").read_text()
+    assert "](docs/" in text
+    assert not re.search(r"\]\((?!https?://|#)", hook.for_an_index(text))
+    there = hook.for_an_index(text, "https://example.org/autokern")
+    assert "](https://example.org/autokern/docs/promises.md)" in there
+
+
+def test_links_in_docs_lead_to_files():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+            target = page.parent / link
+            assert target.exists(), (page.name, link)
+            assert page.name == "README.md" or target.resolve().is_relative_to(ROOT / "docs"), (page.name, link)
+
+
+def test_every_page_is_in_the_menu():
+    menu = set(re.findall(r": ([\w-]+\.md)$", (ROOT / ".mkdocs.yml").read_text(), re.MULTILINE))
+    assert menu == {page.name for page in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_api_page_names_what_is_public():
+    text = (ROOT / "docs" / "api.md").read_text()
+    missing = {name for name in autokern.__all__ if not re.search(rf"(- |autokern\.){name}\b", text)}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("kind", [DeprecationWarning, FutureWarning])
+def test_warnings_of_torch_about_scripting_abort_nothing(kind):
+    warnings.warn("`torch.jit.script` is deprecated. Please switch to `torch.compile`.", kind, stacklevel=1)

@@ -1,0 +1,94 @@
+"""drawing.py: random problems off the grid that offer a choice, the same for the same seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from autokern.core.errors import SettingsError
+from autokern.core.problem import Features, Problem
+from autokern.core.registry import get, registered
+from autokern.system import host
+from autokern.tuning import drawing
+from autokern.tuning.drawing import contenders, draw, random_problems
+
+
+@pytest.mark.parametrize("op", [op.name for op in registered()])
+def test_problems_of_each_op_offer_a_choice_within_the_limits(op):
+    found = draw(get(op), 40, ["float64", "float32"], "cpu", "1")
+    grid = [p for dtype in ("float64", "float32") for p in get(op).grid("full", dtype, "cpu")]
+    assert len(found) == len(set(found)) <= 40
+    assert bool(found) == any(len(contenders(p)) > 1 for p in grid)
+    shapes = {(p.variant, p.grad, p.m == p.n, p.batch > 1) for p in grid}
+    for problem in found:
+        assert (problem.op, problem.device) == (op, "cpu")
+        assert len(contenders(problem)) > 1
+        assert problem.batch <= drawing._MOST_BATCH
+        assert problem.d >= 2 or "ard" not in problem.words
+        work = get(op).stock.features(problem)
+        assert max(work.flops / 2e10, work.bytes / 1e9) <= 1
+        square = problem.m == problem.n
+        assert {(problem.variant, problem.grad, s, problem.batch > 1) for s in (square, False)} & shapes
+    if all(p.m >= p.n for p in grid):
+        assert all(p.m >= p.n for p in found)
+
+
+def test_sizes_are_off_the_grid_and_spread_over_octaves():
+    found = draw(get("cholesky"), 200, ["float64"], "cpu", "1")
+    grid = {p.n for p in get("cholesky").grid("full", "float64", "cpu")}
+    assert sum(p.n not in grid for p in found) > 0.8 * len(found)
+    octaves = Counter(p.n.bit_length() for p in found)
+    assert len(octaves) > 4
+
+
+def test_the_same_seed_gives_the_same_and_a_study_measures_nothing_that_was_calibrated():
+    op = get("matmul")
+    one, again, other = (draw(op, 60, ["float64"], "cpu", seed) for seed in ("a", "a", "b"))
+    assert one == again
+    assert len(set(one) & set(other)) < 10
+    assert random_problems(30, 3, ops=["qr", "matmul"]) == random_problems(30, 3, ops=["qr", "matmul"])
+
+
+def test_problems_come_in_turns_of_op_and_dtype():
+    found = random_problems(40, ops=["qr", "matmul"])
+    assert Counter(p.op for p in found) == {"qr": 20, "matmul": 20}
+    assert {p.dtype for p in found} == {"float32", "float64"}
+    assert [p.op for p in found[:4]] == ["qr", "matmul"] * 2
+
+
+def test_a_tiny_grid_gives_few_problems_and_ends(make_op):
+    op = make_op("toy", grid=lambda level, dtype, device: [Problem(op="toy", m=3, n=3, dtype=dtype, device=device)])
+    op.candidate("stock")(lambda a: a)
+    assert draw(op, 10, ["float64"], "cpu", "1") == []
+    with pytest.raises(SettingsError, match="no op offers more than one candidate"):
+        random_problems(3, ops=["toy"])
+    op.candidate("other")(lambda a: a)
+    assert set(draw(op, 10, ["float64", "float32"], "cpu", "1")) == {
+        Problem(op="toy", m=3, n=3, dtype=dtype) for dtype in ("float64", "float32")
+    }
+
+
+def test_an_op_of_one_dtype_and_one_without_a_grid(make_op):
+    def grid(level, dtype, device):
+        return [Problem(op="toy", m=n, n=n, dtype=dtype) for n in (2, 9)] if dtype == "float32" else []
+
+    op = make_op("toy", grid=grid, features=lambda p: Features(calls=1))
+    for name in ("stock", "other"):
+        op.candidate(name)(lambda a: a)
+    assert {p.dtype for p in draw(op, 4, ["float32"], "cpu", "1")} == {"float32"}
+    assert draw(op, 4, ["float64"], "cpu", "1") == []
+    assert {p.dtype for p in draw(op, 4, ["float64", "float32"], "cpu", "1")} == {"float32"}
+
+
+def test_what_does_not_fit_the_memory_is_not_drawn(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda device: 2**22)
+    found = draw(get("cholesky"), 30, ["float64"], "cpu", "1")
+    assert all(c.name == "stock" or c.memory(p) <= 2**21 for p in found for c in contenders(p))
+
+
+def test_an_accelerator_is_asked_larger_problems_than_a_processor(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda device: 2**34)
+    op = get("kernel_matmul")
+    here, there = ([op.stock.features(p).flops for p in draw(op, 200, ["float32"], d, "1")] for d in ("cpu", "cuda"))
+    assert max(here) <= 2e10 < max(there) <= 2e11

@@ -1,0 +1,76 @@
+"""grade.py: how far measurements can be trusted, and that disturbed ones replace no quiet ones."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autokern.core.problem import Problem
+from autokern.tuning import plans, timer
+from autokern.tuning.calibration import calibrate
+from autokern.tuning.grade import GRADES, grades, trusted
+from autokern.tuning.profile import QUIET, Profile, Timing, Trial, decode
+from autokern.tuning.workload import Workload
+
+
+def _profile(count: int, disturbed: int = 0, noise: float = 0.01) -> Profile:
+    trials = []
+    for index in range(count):
+        share = 0.2 if index < disturbed else QUIET
+        timings = {"stock": Timing(1e-3, disturbed=share), "fast": Timing(5e-4, 0.5, noise, 5, disturbed=share)}
+        trials.append(Trial(Problem(op="qr", m=index + 1, n=index + 1), timings))
+    return Profile(trials=trials)
+
+
+def test_grades():
+    key = "qr/float64@cpu"
+    words = {
+        "good": _profile(9, disturbed=3),
+        "disturbed": _profile(9, disturbed=4),
+        "noisy": _profile(9, noise=0.25),
+        "few": _profile(4),
+    }
+    assert set(words) == set(GRADES)
+    for word, profile in words.items():
+        assert grades(profile)[key].grade == word
+    words["few"].levels[key] = "quick"  # a grid may be as small
+    assert grades(words["few"])[key].grade == "good"
+    found = grades(words["disturbed"])[key]
+    assert (found.problems, found.disturbed, found.noise) == (9, 4, 0.01)
+    assert grades(Profile()) == {}
+
+
+def test_timings_that_are_trusted():
+    quiet, bad = Timing(1e-3), Timing(1e-3, disturbed=0.9)
+    assert set(trusted({"stock": quiet, "a": quiet, "b": bad})) == {"stock", "a"}
+    assert trusted({"stock": bad, "a": quiet, "b": quiet}) == {}
+    assert trusted({"stock": quiet, "b": bad}) == {}
+
+
+def test_a_disturbed_timing_replaces_no_quiet_one():
+    problem = Problem(op="qr", m=3, n=3)
+    first = Profile(trials=[Trial(problem, {"stock": Timing(1.0), "a": Timing(1.0), "b": Timing(1.0, disturbed=0.2)})])
+    later = {"stock": Timing(2.0), "a": Timing(2.0, disturbed=0.2), "b": Timing(2.0), "c": Timing(2.0, disturbed=0.2)}
+    merged = first.merge(Profile(trials=[Trial(problem, later)])).trials[0]
+    assert {name: t.seconds for name, t in merged.timings.items()} == {"stock": 2.0, "a": 1.0, "b": 2.0, "c": 2.0}
+
+
+def test_disturbance_is_kept_in_files_and_absent_where_there_was_none():
+    profile = _profile(2, disturbed=1)
+    text = msgspec.json.encode(profile)
+    assert text.count(b"disturbed") == 2
+    assert decode(text) == profile
+    assert [trial.disturbed for trial in profile.trials] == [True, False]
+
+
+def test_disturbed_problems_are_measured_again_and_quiet_ones_are_not(make_op, monkeypatch):
+    monkeypatch.setattr(timer, "compare", lambda calls, **_: dict.fromkeys(calls, Timing(2e-4)))
+    op = make_op("double")
+    op.candidate("stock")(lambda a: 2 * a)
+    op.candidate("other")(lambda a: a + a)
+    grid = list(plans.Pool(op, "cpu", "quick", ["float64"]).able)[:3]
+    timings = [{"stock": Timing(1e-4), "other": Timing(1e-4, disturbed=share)} for share in (0.0, 0.2, 0.0)]
+    known = Profile(trials=[Trial(p, t) for p, t in zip(grid, timings, strict=True)])
+    workload = Workload(dict.fromkeys(grid, 1))
+    found = calibrate([op], "quick", 1.0, ["cpu"], known, dtypes=["float64"], workload=workload)
+    kept = {trial.problem: trial.timings["stock"].seconds for trial in found.trials}
+    assert [kept[problem] == 1e-4 for problem in grid] == [True, False, True]
