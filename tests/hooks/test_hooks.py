@@ -272,7 +272,7 @@ print("as it should be")
 
 
 @pytest.mark.slow
-def test_any_order_of_imports():
+def test_any_order_of_imports(tmp_path: Path):
     orders = {
         "first": "import autokern.auto\nimport gpytorch",
         "last": "import linear_operator\nimport gpytorch\nimport torch\nimport autokern.auto",
@@ -282,11 +282,13 @@ def test_any_order_of_imports():
         orders["before botorch"] = "import autokern.auto\nimport botorch"
         orders["after botorch"] = "import botorch\nimport autokern.auto"
 
-    def start(imports: str) -> subprocess.Popen[str]:
+    def start(name: str, imports: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", USE.format(imports=imports)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
+        environment = {**os.environ, "KEOPS_CACHE_FOLDER": str(tmp_path / name)}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    runs = {name: start(imports) for name, imports in orders.items()}
+    runs = {name: start(name, imports) for name, imports in orders.items()}
     told = {name: run.communicate(timeout=200)[0] for name, run in runs.items()}
     for name, run in runs.items():
         assert run.returncode == 0, (name, told[name])
