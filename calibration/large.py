@@ -189,6 +189,15 @@ def run_steps(n: int, tightest: int = EXACT) -> dict[str, Any]:
     return figure
 
 
+def added(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return earlier results with those of a new run on the same machine in their places."""
+    if before["host"] != new["host"]:
+        raise SystemExit("the results of another machine cannot be added to: leave out --add")
+    models = {(row["n"], row["model"]): row for row in [*before["models"], *new["models"]]}
+    steps = {row["n"]: row for row in [*before["steps"], *new["steps"]]}
+    return {**before, "models": list(models.values()), "steps": [steps[n] for n in sorted(steps)]}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; 0 is fine, 1 a document or a file that does not hold the figures of the JSON, 2 bad usage."""
     parser = argparse.ArgumentParser(description="Compare large exact training steps with autokern off and on.")
@@ -198,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tight", type=int, default=EXACT, help=f"points up to which steps to {TIGHT:g} run as well")
     parser.add_argument("--home", type=Path, help="folder with a profile; default: none, nothing is measured")
     parser.add_argument("--output", type=Path, default=JSON_PATH, help="the JSON to write or to read")
+    parser.add_argument("--add", action="store_true", help="keep what the JSON holds of other models and sizes")
     parser.add_argument("--ship", action="store_true", help="run nothing, write what the package ships")
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--readme", type=Path, metavar="FILE", help="run nothing, rewrite the tables in FILE")
@@ -218,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["AUTOKERN_CALIBRATE"] = "never"
         dispatch.reset()
         began = time.perf_counter()
-        results = {**describe(autokern.profile().host, quick=False), "models": [], "steps": []}
+        results: dict[str, Any] = {**describe(autokern.profile().host, quick=False), "models": [], "steps": []}
         names = [name for name in (MODELS if options.models is None else options.models) if name != "none"]
         for n in SIZES if options.sizes is None else options.sizes:
             for name in names:
@@ -228,6 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results["steps"].append(run_steps(n, options.tight))
             console.print(block({**results, "models": [], "steps": results["steps"][-1:]}).splitlines()[-3])
         console.print(f"{time.perf_counter() - began:.0f} s")
+    if options.add:
+        results = added(json.loads(options.output.read_text(encoding="utf-8")), results)
     save(results, options.output)
     return 0
 
