@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import gpytorch
