@@ -232,7 +232,7 @@ def measured(
 
     def run(key: str, function: str, *arguments: Any) -> None:
         if key not in found:
-            one = found[key] = in_child("baselines", function, name, *arguments, limit=LIMIT)
+            one = found[key] = in_child("baselines", function, name, *arguments, limit=LIMIT, returned=False)
             report(f"{name}, {key}: {one.get('failed') or one['points'][-1]}")
 
     if of["n"]:

@@ -118,7 +118,7 @@ def learned(n: int, steps: int, points: int, part_steps: int, dispatched: bool =
 
 def in_stock(*arguments: Any) -> dict[str, Any]:
     """Return what the same takes in stock, whose memory has no limit: seconds, or how far it came in how many."""
-    found = in_child("elevation", "learned", *arguments, False, limit=STOCK_LIMIT)
+    found = in_child("elevation", "learned", *arguments, False, limit=STOCK_LIMIT, returned=False)
     if "failed" in found:
         return {**found, "limit": STOCK_LIMIT}
     return {name: value for name, value in found.items() if name not in ("heights", "predicted")}
