@@ -16,31 +16,35 @@ import typer
 
 from autokern import __version__
 from autokern.cli import (
-    bench,
-    bench_tables,
+    commands_bench,
     commands_compare,
     commands_profile,
     commands_record,
     doctor,
     quiet,
     ranks_check,
+    report,
     run,
     tables,
 )
 from autokern.cli.console import (
+    BUDGET,
     Explain,
     Full,
+    Html,
     Json,
     Module,
     Output,
     Quick,
+    Report,
     Stats,
     app,
     check_output,
-    document,
     emit,
+    level_of,
     message,
 )
+from autokern.cli.report.measurements import of_profile
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.registry import get
 from autokern.core.settings import LEVELS_OF_ACCURACY
@@ -57,19 +61,13 @@ from autokern.tuning.workload import read
 
 __all__ = [
     "app",
+    "commands_bench",
     "commands_compare",
     "commands_profile",
     "commands_record",
 ]  # importing a module registers its commands
 
-_BUDGET = {"quick": 20.0, "full": 300.0}
 _LONGEST = 86_400.0
-
-
-def _level(quick: bool, full: bool) -> str:
-    if quick and full:
-        raise SettingsError("--quick and --full were both asked for; choose one")
-    return "full" if full else "quick"
 
 
 def _version(asked: bool) -> None:
@@ -102,8 +100,8 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """Measure this machine and remember it."""
-    level = _level(quick, full)
-    seconds = _BUDGET[level] if budget is None else budget
+    level = level_of(quick, full)
+    seconds = BUDGET[level] if budget is None else budget
     if not 0 < seconds <= _LONGEST:
         raise SettingsError(f"a budget of {seconds:g} s was asked for; give more than 0 and at most {_LONGEST:g} s")
     names = None if ops is None else [name.strip() for name in ops.split(",") if name.strip()]
@@ -176,9 +174,12 @@ def _print_known(found: summary.Known, title: str) -> None:
 @app.command()
 def show(
     op: Annotated[str | None, typer.Argument(help="Show every measured problem of this op.")] = None,
+    html: Html = None,
     json: Json = False,
 ) -> None:
     """Show which candidate is fastest from which size on."""
+    if html is not None:
+        report.check(html, "--html")
     found, settings = summary.known(api.profile(), None if op is None else [get(op).name]), dispatch.session().settings
     if json:
         emit(found)
@@ -191,6 +192,8 @@ def show(
             advice = f"no layer of AUTOKERN_PROFILE holds it; unset that, and {advice}"
         message(f"nothing{what} was measured on this machine as it is now; {advice}")
         raise typer.Exit(1)
+    if html is not None:
+        report.write(html, of_profile(api.profile(), found, op))
     if json:
         return
     if found.winners:
@@ -266,6 +269,7 @@ def run_program(
     module: Module = None,
     stats: Stats = False,
     decisions: Explain = False,
+    html: Report = None,
 ) -> None:
     """Run a script or module with autokern enabled, otherwise just as python would run it.
 
@@ -273,33 +277,9 @@ def run_program(
 
     Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
     """
-    flags = ["--stats"] * stats + ["--explain"] * decisions + (["-m", module] if module else [])
-    order = run.parse([*flags, *context.args])
+    flags = ["--stats"] * stats + ["--explain"] * decisions + (["--report", str(html)] if html else [])
+    order = run.parse([*flags, *(["-m", module] if module else []), *context.args])
     raise typer.Exit(0 if order is None else run.execute(order))
-
-
-@app.command("bench")
-def benchmark(quick: Quick = False, full: Full = False, output: Output = None, json: Json = False) -> None:
-    """Measure what autokern is worth on this machine."""
-    level = _level(quick, full)
-    check_output(output)
-    if not dispatch.session().settings.enabled:
-        raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
-    if not api.profile().trials:
-        message("nothing was measured here yet: measuring first, for 20 s")
-        measure(budget=_BUDGET["quick"])
-    found = bench.everything(level == "full", (lambda part: None) if json else bench_tables.show)
-    if output is not None:
-        try:
-            output.write_bytes(document(found) + b"\n")
-        except OSError as error:
-            raise AutokernError(f"asked to write {output}; found: {error.strerror}. Name another file") from None
-    if json:
-        emit(found)
-    wrong = sum(not cell.agrees for cell in found.kernel_matrices)
-    if wrong:
-        message(f"{tables.counted(wrong, 'result')} of kernel_matrix differ from stock: see the table")
-    raise typer.Exit(1 if wrong else 0)
 
 
 @app.command()

@@ -12,21 +12,26 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from autokern.core.errors import AutokernError, AutokernWarning
+from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
 from autokern.core.units import legible
 
 __all__ = [
-    "Explain", "Full", "Json", "Module", "Output", "Quick", "Stats", "app", "check_output", "document", "emit",
-    "message",
+    "BUDGET", "Explain", "Full", "Html", "Json", "Module", "Output", "Quick", "Report", "Stats", "app", "check_output",
+    "document", "emit", "level_of", "message",
 ]  # fmt: skip
 
 SCHEMA = 1
 """Version of the JSON documents; fields may be added to one, and none is removed or changes its meaning."""
 
+BUDGET = {"quick": 20.0, "full": 300.0}
+"""Seconds that a calibration takes by default, by level."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")]
 Full = Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")]
 Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write JSON to this file.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots to this file.")]
+Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page with plots.")]
 Module = Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python does.")]
 Stats = Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")]
 Explain = Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")]
@@ -79,6 +84,13 @@ app = typer.Typer(
 def message(text: str) -> None:
     """Print a line for people on standard error."""
     typer.echo(legible(f"autokern: {text}", sys.stderr), err=True)
+
+
+def level_of(quick: bool, full: bool) -> str:
+    """Return the level that two flags ask for; raises SettingsError if both do."""
+    if quick and full:
+        raise SettingsError("--quick and --full were both asked for; choose one")
+    return "full" if full else "quick"
 
 
 def emit(value: object, name: str = "rows") -> None:

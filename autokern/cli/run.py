@@ -11,8 +11,10 @@ import io
 import os
 import runpy
 import sys
+import time
 import types
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +36,7 @@ class Order(NamedTuple):
     module: bool = False
     stats: bool = False
     decisions: bool = False
+    report: Path | None = None
 
 
 def parse(arguments: list[str], command: str = "run") -> Order | None:
@@ -47,9 +50,15 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
         If there is no program, or an option that is not known.
     """
     flags = {"--stats": False, "--explain": False}
-    rest = list(arguments)
-    while rest and rest[0] in flags:
-        flags[rest.pop(0)] = True
+    rest, report = list(arguments), None
+    while rest and (rest[0] in flags or (command == "run" and rest[0].partition("=")[0] == "--report")):
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag != "--report":
+            flags[flag] = True
+        elif not (value := value if equals else rest.pop(0) if rest else ""):
+            raise SettingsError("--report names no file; expected --report FILE SCRIPT [ARGS]")
+        else:
+            report = Path(os.path.abspath(value))  # the program may change its working directory
     if not rest:
         raise SettingsError(f"nothing to run was named; expected {command} SCRIPT [ARGS] or {command} -m MODULE [ARGS]")
     target, *others = rest
@@ -61,9 +70,10 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
     elif module and target != "-m":
         target = target.removeprefix("-m")
     elif target.startswith("-"):
-        expected = "expected a script, or -m and a module; before them only --stats and --explain"
+        options = "--stats, --explain and --report FILE" if command == "run" else "--stats and --explain"
+        expected = f"expected a script, or -m and a module; before them only {options}"
         raise SettingsError(f"{command} has no option {target}: {expected}")
-    return Order(target, others, module, *flags.values())
+    return Order(target, others, module, flags["--stats"], flags["--explain"], report)
 
 
 def check(order: Order) -> None:
@@ -84,9 +94,12 @@ def execute(order: Order) -> int:
     ------
     SettingsError
         If the file is not there, or an environment variable cannot be obeyed; nothing has run then.
+    AutokernError
+        If a report was asked for that cannot be made or written; nothing has run then.
     """
     global _begun
     check(order)
+    report_at_end = _reporter(order)
     workers.inherit()
     install.enable()
     settings = dispatch.session().settings
@@ -97,6 +110,7 @@ def execute(order: Order) -> int:
         from autokern.cli import tables  # now: at exit it may be too late to import
 
         atexit.register(_report, order, tables)
+    report_at_end()
     sys.argv = [order.target, *order.arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd() if order.module else str(Path(order.target).resolve().parent)
@@ -143,6 +157,32 @@ def _report(order: Order, tables: types.ModuleType) -> None:
         tables.show(tables.decisions(api.explain().decisions), stderr=True)  # type: ignore[union-attr]
     if order.stats:
         tables.show(tables.stats(dispatch.stats()), stderr=True)
+
+
+def _reporter(order: Order) -> Callable[[], object]:
+    """Check that a report can be written, and return what has it written at the end of this process.
+
+    Of several ranks the first one writes; a forked child is not the program.
+    """
+    file = order.report
+    if file is None or (system.is_job() and os.environ.get("RANK") != "0"):
+        return lambda: None
+    from autokern.cli import report  # now: at exit it may be too late to import
+    from autokern.cli.report.program import of_program
+
+    report.check(file, "--report")
+    process = os.getpid()
+
+    def write(began: float) -> None:
+        if os.getpid() != process:
+            return
+        try:
+            report.write(file, of_program(order.target, time.perf_counter() - began))
+            print(f"autokern: the report is in {file}", file=sys.stderr)
+        except Exception as error:  # the program's status stays
+            print(f"autokern: no report was written: {error}", file=sys.stderr)
+
+    return lambda: atexit.register(write, time.perf_counter())
 
 
 def _raised_by_runpy(error: BaseException) -> bool:

@@ -31,12 +31,15 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     relative_error : float or None
         Measured error of a candidate that approximates, relative to the largest entry. None for one within the op's
         bound, and where none was measured.
+    uncertainty : float
+        Standard deviation of the log of its time over that of stock.
     """
 
     seconds: float | None = None
     flops: float = 0.0
     memory: int = 0
     relative_error: float | None = None
+    uncertainty: float = 0.0
 
     def words(self) -> tuple[str, str, str, str]:
         """Return latency, throughput, memory and error in words."""
@@ -99,6 +102,18 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """What neighbours in size share that run the same candidate: the key by which its errors are remembered."""
         return self.problem.coarse, self.candidate
 
+    @property
+    def saved(self) -> tuple[float, float, float] | None:
+        """Seconds that a call saves against stock, as predicted, and their bounds at one standard deviation.
+
+        None where nothing was measured; negative where an exact result is preferred to a faster one.
+        """
+        own = self.predicted.get(self.candidate)
+        if own is None:
+            return None
+        low, high = (self.margin * math.exp(sign * self.uncertainty) for sign in (-1, 1))
+        return own * (self.margin - 1.0), own * (low - 1.0), own * (high - 1.0)
+
     def __str__(self) -> str:
         lines = [str(self.problem), f"  runs {self.candidate}: {self.reason}"]
         if self.margin != 1.0:
@@ -115,14 +130,14 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         lines += [f"    {name:<20} cannot: {why}" for name, why in self.excluded.items()]
         return legible("\n".join(lines))
 
-    def _table(self) -> list[tuple[str, Cost | None, str]]:
+    def candidates(self) -> list[tuple[str, Cost | None, str]]:
         """Return candidates with their costs, and why they cannot serve."""
         names = dict.fromkeys((*self.costs, *self.excluded))
         return [(name, self.costs.get(name), self.excluded.get(name, "")) for name in names]
 
     def _repr_html_(self) -> str:
         rows = []
-        for name, cost, why in self._table():
+        for name, cost, why in self.candidates():
             words = ("", "", "", "") if cost is None or cost.seconds is None else cost.words()
             rows.append((name, *words, "runs" if name == self.candidate else why and f"cannot: {why}"))
         columns = ("candidate", ">latency", ">throughput", ">memory", ">error", "")
@@ -142,7 +157,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         rows = (
             {"candidate": name, "runs": name == self.candidate, "cannot": why}
             | {field: None if cost is None else getattr(cost, field) for field in fields}
-            for name, cost, why in self._table()
+            for name, cost, why in self.candidates()
         )
         return shown.frame(rows, ("candidate", "runs", *fields, "cannot"))
 

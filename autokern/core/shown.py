@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autokern.core.errors import AutokernError
 
-__all__ = ["axes", "frame", "table"]
+__all__ = ["axes", "frame", "require", "table"]
 
 _MOST = 40
 """Rows that a notebook shows."""
@@ -63,9 +63,19 @@ def axes(given: Any) -> Any:
     return _installed("matplotlib.pyplot", "plot()").subplots(layout="constrained")[1] if given is None else given
 
 
+def require(names: Iterable[str], what: str) -> None:
+    """Raise AutokernError if one of some packages is not installed; none is imported."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise _missing(name, what, "it is not installed")
+
+
 def _installed(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0]
-        raise AutokernError(f"{what} needs {package}; found: {error}. `pip install {package}` provides it") from error
+        raise _missing(name.partition(".")[0], what, str(error)) from error
+
+
+def _missing(package: str, what: str, found: str) -> AutokernError:
+    return AutokernError(f"{what} needs {package}; found: {found}. `pip install {package}` provides it")

@@ -156,6 +156,26 @@ class Folder:
         return str(self.path / name) if self.fd is None else name
 
 
+def write_whole(path: Path, data: bytes | None) -> None:
+    """Write a file under a path that the user names, all or nothing; without data, only try whether that would work.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
+    ProfileError
+        If the file is there and no regular file.
+    """
+    target = Path(os.path.realpath(path))  # a link stays: its target is replaced
+    if target.exists() and not target.is_file():  # a rename would replace even a device
+        raise ProfileError("it is no regular file")
+    with contextlib.closing(Folder(target.parent, private=False)) as folder:
+        with folder.temporary(target.name, data or b"", mode=0o666) as temporary:
+            if data is not None:
+                folder.replace(temporary, target.name)
+        folder.sync()
+
+
 def _reached(path: Path, create: bool) -> int:
     """Open a folder name by name, so that no part of its path can be exchanged for a link after the check."""
     fd = os.open(path.anchor, _FOLDER)

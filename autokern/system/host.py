@@ -127,6 +127,17 @@ def available_memory(device: str) -> int:
     return free
 
 
+def peak_memory() -> int:
+    """Return the most bytes of RAM that this process has held at once."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
 def memory_limited_by(device: str) -> str:
     """Return in words what bounds `available_memory` of a device now."""
     if torch.device(device).type != "cpu":

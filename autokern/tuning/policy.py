@@ -105,6 +105,7 @@ def decide(
             flops=flops,
             memory=table.memory[candidate.name],
             relative_error=model.relative_error(op, candidate.name, problem) if approximate else None,
+            uncertainty=found.sigma if found else 0.0,
         )
 
     return Decision(

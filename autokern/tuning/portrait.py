@@ -108,23 +108,20 @@ def _frame(profile: Profile) -> Any:
 
 def _plot(profile: Profile, op: str, device: str, dtype: str, ax: Any) -> Any:
     """Draw the time of each candidate over the size, for the commonest kind of problem of an op."""
-    there = [t for t in profile.trials if (t.problem.op, t.problem.device, t.problem.dtype) == (op, device, dtype)]
-    kinds: dict[tuple[Any, ...], list[Any]] = {}
-    for trial in there:
-        p = trial.problem
-        kinds.setdefault((p.variant, p.grad, p.batch, p.d, p.rhs), []).append(trial)
-    if not kinds:
+    from autokern.tuning import sweep  # it needs profiles itself
+
+    chosen = sweep.commonest(
+        t for t in profile.trials if (t.problem.op, t.problem.device, t.problem.dtype) == (op, device, dtype)
+    )
+    if not chosen:
         known = ", ".join(sorted({t.problem.op for t in profile.trials})) or "nothing"
         raise SettingsError(f"a plot of {op} on {device} in {dtype} was asked for; the profile knows {known}")
-    kind, chosen = max(kinds.items(), key=lambda pair: len(pair[1]))
-    chosen.sort(key=lambda trial: (trial.problem.n, trial.problem.m))
     ax = shown.axes(ax)
     for name in dict.fromkeys(name for trial in chosen for name in trial.timings):
         of = [trial for trial in chosen if name in trial.timings]
         sizes, seconds = [t.problem.n for t in of], [t.timings[name].seconds for t in of]
         ax.plot(sizes, seconds, marker="o", linewidth=2.5 if name == "stock" else 1.2, label=name)
-    words = [kind[0], f"gradient of {kind[1]}" if kind[1] else "", f"batch {kind[2]}" if kind[2] != 1 else ""]
-    title = ", ".join(filter(None, (f"{op} on {device} in {dtype}", *words, f"d={kind[3]}" if kind[3] else "")))
+    title = chosen[0].problem.family
     ax.set(xscale="log", yscale="log", xlabel="n", ylabel="seconds of a call", title=title)
     ax.legend(fontsize="small")
     return ax

@@ -22,7 +22,7 @@ import msgspec
 
 from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.settings import Settings
-from autokern.system.files import FLAGS, LARGEST, Folder, Version, contents, opened
+from autokern.system.files import FLAGS, LARGEST, Folder, Version, contents, opened, write_whole
 from autokern.tuning.checksum import NewerError, body_of, sealed, unsealed
 from autokern.tuning.profile import SCHEMA, Profile, decode
 
@@ -137,15 +137,8 @@ def write_file(path: Path, profile: Profile, *, compact: bool = False) -> None:
     ProfileError
         If the file cannot be written, or is there and no regular file.
     """
-    target = Path(os.path.realpath(path))  # a link stays: its target is replaced
     try:
-        if target.exists() and not target.is_file():  # a rename would replace even a device
-            raise ProfileError("it is no regular file")
-        data = plain(profile) if compact else msgspec.json.format(plain(profile), indent=2) + b"\n"
-        with contextlib.closing(Folder(target.parent, private=False)) as folder:
-            with folder.temporary(target.name, data, mode=0o666) as temporary:
-                folder.replace(temporary, target.name)
-            folder.sync()
+        write_whole(path, plain(profile) if compact else msgspec.json.format(plain(profile), indent=2) + b"\n")
     except (OSError, ProfileError) as error:
         raise ProfileError(f"asked to write a profile to {path}; found: {error}. Name another file") from error
 

@@ -1,0 +1,131 @@
+"""Pages as plain data: text that is ready to be read, and numbers for plots and bars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from autokern.tuning.sweep import Sweep
+
+__all__ = ["Card", "Line", "Page", "Plot", "Section", "Table", "Tile", "drawn", "without_paths"]
+
+_PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
+
+
+class Tile(msgspec.Struct, frozen=True):
+    """One figure at the top of a page."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table; columns that begin with ``>`` are aligned right. Bars are parts of the longest one, of each row."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    bars: list[float] = []
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """A line that opens: what it is about, its figure with a bar, and below the reasons and a table."""
+
+    title: str
+    words: str
+    value: str
+    bar: float = 0.0
+    lines: list[str] = []
+    table: Table | None = None
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a plot, with its band and with points beside it; stock is the reference of all others."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    low: list[float] = []
+    high: list[float] = []
+    points: list[tuple[float, float]] = []
+    stock: bool = False
+    note: str = ""
+
+
+class Plot(msgspec.Struct, frozen=True, kw_only=True):
+    """A plot of time over size, both logarithmic.
+
+    Parameters
+    ----------
+    title, xlabel, ylabel : str
+        Its words.
+    lines : list of Line
+        At least one.
+    choices : list of (float, float, str)
+        From where to where which line is chosen.
+    marks : list of float
+        Sizes that the program asked.
+    """
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: list[Line]
+    choices: list[tuple[float, float, str]] = []
+    marks: list[float] = []
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a page under a heading."""
+
+    title: str
+    notes: list[str] = []
+    facts: list[tuple[str, str]] = []
+    tables: list[Table] = []
+    cards: list[Card] = []
+    plots: list[Plot] = []
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole page: its headings, its figures, and its sections."""
+
+    kind: str
+    title: str
+    words: str
+    tiles: list[Tile] = []
+    notes: list[str] = []
+    sections: list[Section] = []
+
+
+def without_paths(text: str) -> str:
+    """Return text with an ellipsis for each path of this machine.
+
+    Examples
+    --------
+    >>> without_paths("no compiler in /opt/gcc/bin; matern52/same/ard")
+    'no compiler in …; matern52/same/ard'
+    """
+    return _PATH.sub("…", text)
+
+
+def drawn(found: Sweep, marks: Iterable[int] = ()) -> Plot:
+    """Return the plot of a sweep."""
+    lines = []
+    for curve in found.curves:
+        ranges = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b, name in found.choices if name == curve.candidate]
+        line = Line(
+            name=curve.candidate, x=list(map(float, curve.sizes)), y=curve.seconds, low=curve.low, high=curve.high,
+            points=[(float(n), seconds) for n, seconds in curve.measured], stock=curve.candidate == "stock",
+            note=f"runs at n = {', '.join(ranges)}" if ranges else "",
+        )  # fmt: skip
+        lines.append(line)
+    lines.sort(key=lambda line: (not line.stock, not line.note))  # stable: then those fastest at the smallest size
+    p = found.problem
+    shape = "" if p.m == p.n else f"; m = {p.m / p.n:.3g} n" if p.m > p.n else f"; m = {p.m:,}"
+    choices = [(float(a), float(b), name) for a, b, name in found.choices]
+    return Plot(
+        title=p.family + shape, xlabel="n", ylabel="time of a call", lines=lines, choices=choices,
+        marks=[float(n) for n in sorted(set(marks))],
+    )  # fmt: skip
