@@ -1,0 +1,449 @@
+"""Reports: what a page says, that a program's end is as ever, and that a real browser shows it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import gpytorch
+import msgspec
+import pytest
+import torch
+from support import browser
+from typer.testing import CliRunner
+
+import autokern
+from autokern.cli import report
+from autokern.cli import run as runner
+from autokern.cli.bench import Benchmark, Cell, Row, Verdict, Workload
+from autokern.cli.commands import app
+from autokern.cli.report import program, render
+from autokern.cli.report.benchmark import of_benchmark
+from autokern.cli.report.page import Page, Section, Table, drawn, without_paths
+from autokern.core.decision import Cost, Decision
+from autokern.core.errors import AutokernError, MemoryBudgetError
+from autokern.core.problem import Problem
+from autokern.runtime import dispatch
+from autokern.system import host
+from autokern.tuning.profile import Timing, Trial
+from autokern.tuning.sweep import sweep
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "calibration" / "hosts" / "amd-epyc.json"
+GP = """
+import os, sys, torch, gpytorch
+os.chdir("/")
+for n in (30, 60):
+    gpytorch.kernels.RBFKernel()(torch.rand(n, 2)).to_dense()
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+"""
+
+
+class Parsed(HTMLParser):
+    """The text of a page, its elements, and the sections that it has."""
+
+    void = ("meta", "br", "link", "img", "input", "hr")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.text, self.ids, self.addresses = [], [], "", [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.addresses += [v for name, v in attrs if name in ("src", "href", "xlink:href", "action", "srcset")]
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.void:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+def decided(calls_of: str = "cdist", **changes) -> Decision:
+    fields = {
+        "problem": Problem(op="kernel_matrix", m=50, n=50, d=2, variant="rbf/same/iso"), "candidate": calls_of,
+        "reason": "predicted <fast> in /opt/secret/folder", "source": "measured", "margin": 2.0, "uncertainty": 0.1,
+        "predicted": {"cdist": 1e-3, "stock": 2e-3}, "excluded": {"xla": "no compiler in /root/.cache/jax"},
+        "costs": {name: Cost(seconds=seconds, memory=2**20) for name, seconds in (("cdist", 1e-3), ("stock", 2e-3))},
+    }  # fmt: skip
+    return Decision(**fields | changes)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Let this process have run a program: a session with measurements of a real machine, and some calls."""
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(RECORDED))
+    dispatch.reset()
+    for n in (20, 40, 40, 80):
+        x = torch.rand(n, 3, dtype=torch.float64)
+        autokern.covariance.matrix(gpytorch.kernels.RBFKernel().double(), x)
+        autokern.linalg.qr(torch.rand(10 * n, n, dtype=torch.float64))
+
+
+def made(page: Page, folder: Path) -> tuple[str, Parsed]:
+    report.write(folder / "page.html", page)
+    text = (folder / "page.html").read_text()
+    return text, Parsed(text)
+
+
+def test_what_calls_saved_follows_from_their_decisions():
+    found = program.gain(decided(), 10)
+    assert (found.calls, found.stock, found.own) == (10, pytest.approx(0.02), pytest.approx(0.01))
+    assert found.low < found.saved < found.high
+    assert program.gain(decided("stock", margin=1.0, uncertainty=0.0), 5).saved == 0.0
+    assert program.gain(decided(predicted={}), 5) is None
+    slower = program.gain(decided(margin=0.5), 2)
+    assert str(slower) == "−1.00 ms"
+    assert str(found + slower) == "9.00 ms"
+
+
+@pytest.mark.usefixtures("served")
+def test_the_page_of_a_program_says_what_was_saved_and_why(tmp_path):
+    text, found = made(program.of_program("train.py", 12.3), tmp_path)
+    words = " ".join(found.text.split())
+    for part in (
+        "train.py", "12.3 s", "saved, predicted", "predicted from measured times, not measured on this run",
+        "Saved by op", "Saved by key, and why", "Where candidates cross", "Threads", "Memory", "Host",
+        "peak of this process", "kernel_matrix(m=40, n=40, d=3", "predicted to be the fastest", host.cpu_model(),
+    ):  # fmt: skip
+        assert part in words, part
+    assert found.tags.count("svg") == found.tags.count("figure") == 2
+    sums = [found for *_, found in ((d, c, program.gain(d, c)) for d, c in dispatch.decisions()) if found]
+    assert program.signed(sum(one.saved for one in sums)) in words
+    assert len(text) < 300_000
+    _is_alone(text, found)
+
+
+def _is_alone(text: str, found: Parsed) -> None:
+    """Assert that a page needs nothing beside it and tells no place on this machine."""
+    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
+    assert all(address.startswith("#") for address in found.addresses)
+    outside = set(re.findall(r"https?://[^\s\"'<]+", text))
+    assert outside <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}  # names of the SVG format
+    assert not re.search(r"url\((?!#)|@import", text)
+    assert len(set(found.ids)) == len(found.ids)
+    for place in (str(ROOT), str(Path.home()) + "/", os.environ["AUTOKERN_HOME"], sys.prefix):
+        assert place not in text
+
+
+def test_text_is_escaped_and_paths_are_left_out(tmp_path, monkeypatch):
+    rows = [(decided(), 3), (decided(predicted={}, source="unmeasured"), 2)]
+    monkeypatch.setattr(dispatch, "decisions", lambda: rows)
+    text, found = made(program.of_program("<b>&train.py", 1.0), tmp_path)
+    assert "<b>&train.py" in found.text
+    assert "b" not in found.tags[: found.tags.index("h1")]
+    assert "predicted <fast> in …" in found.text
+    assert "cannot: no compiler in …" in found.text
+    assert "/opt" not in text
+    assert "2 calls are of keys of which nothing is measured" in found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("matern52/same/ard with theta/x", "matern52/same/ard with theta/x"),
+        ("in ~/cache/a.so, not there", "in …, not there"),
+        (r"C:\Users\me\x.dll fails", "… fails"),
+        ("file '/a/b c/d'", "file '… c/d'"),
+        ("1/2 and 3 / 4", "1/2 and 3 / 4"),
+    ],
+)
+def test_paths_are_told_from_words(text, told):
+    assert without_paths(text) == told
+
+
+def test_a_process_that_was_served_nothing_has_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "decisions", list)
+    monkeypatch.setattr(dispatch, "stats", dict)
+    _, found = made(program.of_program("empty.py", 0.1), tmp_path)
+    assert "autokern served no call in this process" in found.text
+    assert "svg" not in found.tags
+
+
+def test_a_sweep_keeps_the_shape_and_leaves_out_what_does_not_fit():
+    def decide(problem: Problem) -> Decision:
+        if problem.n > 500:
+            raise MemoryBudgetError("too large")
+        name = "cdist" if problem.n > 100 else "stock"
+        return Decision(
+            problem=problem, candidate=name, reason="", source="measured", predicted={"stock": 1.0, "cdist": 2.0},
+            costs={"cdist": Cost(seconds=2.0, uncertainty=0.5)},
+        )  # fmt: skip
+
+    tall, timings = Problem(op="qr", m=500, n=50), {"stock": Timing(1.0)}
+    trials = [Trial(p, timings) for p in (tall, tall.replace(m=100, n=100), tall.replace(dtype="float32"))]
+    found = sweep(tall, 10, 5000, decide, trials)
+    stock, other = found.curves
+    assert (stock.sizes[0], stock.sizes[-1] <= 500, len(stock.sizes) > 15) == (10, True, True)
+    assert stock.measured == [(50, 1.0)]
+    assert (stock.low, stock.high) == (stock.seconds, stock.seconds)
+    assert other.low[0] < 2.0 < other.high[0]
+    assert [(a <= b, name) for a, b, name in found.choices] == [(True, "stock"), (True, "cdist")]
+    plot = drawn(found, [50])
+    assert plot.title.endswith("; m = 10 n")
+    assert [line.stock for line in plot.lines] == [True, False]
+    square = sweep(tall.replace(m=50), 7, 7, decide)
+    assert square.choices == [(7, 7, "stock")]
+    wide = sweep(tall.replace(m=3), 10, 40, decide)
+    assert wide.problem.m == 3
+
+
+@pytest.mark.parametrize("count", [1, 9, 40])
+def test_lines_of_a_plot_differ_by_colour_or_dash(count):
+    lines = [
+        {"name": f"c{k}", "x": [1.0, 9.0], "y": [1e-6, 1e-3], "low": [], "high": [], "points": [[1.0, 1e-6]],
+         "stock": k == 0, "note": ""} for k in range(count)
+    ]  # fmt: skip
+    plot = {"title": 't "<', "xlabel": "n", "ylabel": "time", "lines": lines, "choices": [], "marks": [3.0]}
+    assert len(set(render.styles(plot).values())) == min(count, 33)
+    code = f"import json, sys; sys.path.insert(0, {str(Path(render.__file__).parent)!r}); import render; "
+    code += "plot = json.load(sys.stdin); print(render.svg(plot, 0)); render.svg(plot, 1)"
+    out = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], input=msgspec.json.encode(plot), capture_output=True, check=False
+    )
+    assert out.returncode == 0, out.stderr
+    text = out.stdout.decode()
+    Parsed(text)
+    assert 'aria-label="t &#34;&lt;: time over n"' in text
+    assert not re.search(r"#0[0-9a-f]{5}\b", text)
+    assert "var(--ink)" in text
+
+
+def test_a_missing_library_is_told_before_the_program_starts(monkeypatch, tmp_path):
+    (tmp_path / "program.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    usual = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else usual(name))
+    order = runner.parse(["--report", str(tmp_path / "out.html"), str(tmp_path / "program.py")])
+    with pytest.raises(AutokernError, match=r"--report needs matplotlib; .*`pip install matplotlib`"):
+        runner.execute(order)
+    result = CliRunner().invoke(app, ["show", "--html", str(tmp_path / "out.html")])
+    assert (result.exit_code, "--html needs matplotlib" in result.stderr) == (2, True)
+    assert not {"ran", "out.html"} & {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["", "gone/out.html", "folder"])
+@pytest.mark.parametrize("command", [["show", "--html"], ["bench", "--quick", "--html"]])
+def test_a_file_that_cannot_be_written_is_told_at_once(monkeypatch, tmp_path, command, name):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("autokern.cli.bench.everything", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr("autokern.cli.commands_bench.measure", lambda *_, **__: pytest.fail("it measured"))
+    result = CliRunner().invoke(app, [*command, str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert re.search(r"asked to write .*; found: .*\. Name another file", result.stderr)
+
+
+@pytest.mark.parametrize("name", ["", "gone/out.html"])
+def test_no_program_runs_whose_report_cannot_be_written(tmp_path, name):
+    (tmp_path / "program.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    order = runner.parse([f"--report={tmp_path / name}", str(tmp_path / "program.py")])
+    with pytest.raises(AutokernError, match="asked to write"):
+        runner.execute(order)
+    assert not (tmp_path / "ran").exists()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_reports_are_options_of_run_alone():
+    order = runner.parse(["--stats", "--report", "a.html", "-m", "pkg", "--report", "theirs"])
+    assert (order.report, order.module, order.arguments) == (Path.cwd() / "a.html", True, ["--report", "theirs"])
+    with pytest.raises(AutokernError, match="--report names no file"):
+        runner.parse(["--report"])
+    for command in ("compare", "record"):
+        with pytest.raises(AutokernError, match=f"{command} has no option --report"):
+            runner.parse(["--report", "a.html", "train.py"], command)
+
+
+def _run(folder: Path, end: str, *, report: str = "out.html", **environment: str):
+    (folder / "pro gram.py").write_text(GP + end)
+    return subprocess.run(
+        [sys.executable, "-m", "autokern", "run", "--report", report, "pro gram.py"], capture_output=True, text=True,
+        cwd=folder, env={**os.environ, "AUTOKERN_PROFILE": str(RECORDED), **environment}, timeout=250, check=False,
+    )  # fmt: skip
+
+
+ENDS = {"raise ValueError('theirs')": 1, "sys.exit(7)": 7, "": 0, "import matplotlib; matplotlib.rcParams = None": 0}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the program forks")
+@pytest.mark.parametrize("end", [next(iter(ENDS)), *(pytest.param(e, marks=pytest.mark.slow) for e in [*ENDS][1:])])
+def test_a_program_ends_as_ever_and_leaves_its_report(tmp_path, end):
+    done = _run(tmp_path, end)
+    assert done.returncode == ENDS[end], done.stderr
+    assert ("ValueError: theirs" in done.stderr) == ("raise" in end)
+    assert done.stderr.count("the report is in") == 1
+    text = (tmp_path / "out.html").read_text()
+    found = Parsed(text)
+    assert "pro gram.py" in found.text
+    assert "kernel_matrix(m=60, n=60, d=2" in found.text
+    _is_alone(text, found)
+
+
+@pytest.mark.slow
+def test_a_folder_that_goes_meanwhile_leaves_the_status_alone(tmp_path):
+    (tmp_path / "there").mkdir()
+    done = _run(
+        tmp_path, f"import shutil; shutil.rmtree({str(tmp_path / 'there')!r}); sys.exit(3)", report="there/o.html"
+    )
+    assert done.returncode == 3
+    assert "no report was written" in done.stderr
+
+
+@pytest.mark.slow
+def test_of_ranks_the_first_one_writes(tmp_path):
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "AUTOKERN_RANKS": "off"}
+    for rank in "10":
+        done = _run(tmp_path, "", RANK=rank, LOCAL_RANK=rank, **job)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "out.html").exists() == (rank == "0")
+
+
+@pytest.mark.parametrize("command", [["show"], ["show", "qr"], ["show", "qr", "--json"]])
+def test_show_writes_a_page(monkeypatch, tmp_path, command):
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(_small(tmp_path)))
+    dispatch.reset()
+    result = CliRunner().invoke(app, [*command, "--html", str(tmp_path / "out.html")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out.html").read_text()
+    found = Parsed(text)
+    words = " ".join(found.text.split())
+    assert "Where candidates cross" in words
+    assert ("Measured problems" in words) == (command[1:] != [])
+    assert found.tags.count("svg") == 2
+    _is_alone(text, found)
+
+
+def _small(folder: Path) -> Path:
+    """Write what the recorded machine measured of QR alone."""
+    found = msgspec.json.decode(RECORDED.read_bytes())
+    keep = [trial for trial in found["trials"] if trial["problem"]["op"] == "qr"]
+    (folder / "small.json").write_bytes(msgspec.json.encode({**found, "trials": keep}))
+    return folder / "small.json"
+
+
+def benchmark() -> Benchmark:
+    qr = Problem(op="qr", m=500, n=50)
+    matrix = Problem(op="kernel_matrix", m=100, n=100, d=8, variant="rbf/same/ard")
+    row = Row(problem=qr, seconds=1e-3, ratios={"stock": (1.0, 1.0), "choleskyqr2": (0.5, 0.6)})
+    cells = [
+        Cell(problem=matrix.replace(m=n, n=n), candidate=name, seconds=1e-6 * n, ratio=1.0, agrees=name != "wrong")
+        for n in (100, 1000) for name in ("stock", "gemm", "wrong")
+    ]  # fmt: skip
+    cells.append(Cell(problem=matrix, candidate="xla", failed="no JAX in /opt/x/y"))
+    one = Verdict(1, 1.02, 1.1, 0.0, 1.8)
+    work = Workload(name="training <40>", dtype="float64", off=2.0, on=1.0, speedup=2.0, low=1.9, high=2.1, pairs=5,
+                    difference=0.0)  # fmt: skip
+    return Benchmark(
+        host=host.current().fields, kernel_matrices=cells, regret={"qr": one, "all": one}, floor=one, problems=[row],
+        chosen=["choleskyqr2"], workloads=[work], busy="others use 1 of 2 cores",
+    )  # fmt: skip
+
+
+def test_a_benchmark_writes_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("autokern.cli.commands_bench.bench.everything", lambda full, tell: benchmark())
+    monkeypatch.setattr("autokern.cli.commands_bench.measure", lambda **options: None)
+    result = CliRunner().invoke(app, ["bench", "--quick", "--json", "--html", str(tmp_path / "out.html")])
+    assert result.exit_code == 1  # of results that differ
+    text = (tmp_path / "out.html").read_text()
+    found = Parsed(text)
+    for words in ("training <40>", "2.00 ×", "Kernel matrices", "no JAX in …", "differs from stock", "noise", "busy"):
+        assert words in found.text, words
+    assert found.tags.count("svg") == 1
+    _is_alone(text, found)
+    made(of_benchmark(Benchmark(host=host.current().fields)), tmp_path)  # nothing was measured in time
+
+
+def test_a_page_that_cannot_be_made_leaves_the_file(tmp_path):
+    (tmp_path / "page.html").write_text("before")
+    wrong = Page(kind="run", title="t", words="", sections=[Section(title="s", tables=[Table(["a"], [["1", "2"]])])])
+    with pytest.raises(AutokernError, match="the page cannot be made"):
+        made(wrong, tmp_path)
+    assert (tmp_path / "page.html").read_text() == "before"
+
+
+# In a real browser: sizes that are not zero, no request, no complaint, no scrolling sideways.
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    if browser.installed() is None:
+        pytest.skip(f"no Chromium is installed ({', '.join(browser.NAMES)})")
+    shown = browser.Browser(tmp_path_factory.mktemp("browser"))
+    yield shown
+    shown.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Pages of all three kinds, made from what a machine has recorded."""
+    folder = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOKERN_PROFILE", str(RECORDED))
+        dispatch.reset()
+        for n in (20, 40, 80):
+            x = torch.rand(n, 3, dtype=torch.float64)
+            autokern.covariance.matrix(gpytorch.kernels.RBFKernel().double(), x)
+            autokern.linalg.qr(torch.rand(10 * n, n, dtype=torch.float64))
+        report.write(folder / "run.html", program.of_program("a" * 90 + ".py", 3.0))
+        assert CliRunner().invoke(app, ["show", "--html", str(folder / "show.html")]).exit_code == 0
+        report.write(folder / "bench.html", of_benchmark(benchmark()))
+    dispatch.reset()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("name", ["run", "show", "bench"])
+def test_a_browser_shows_it(chromium, pages, name, width, scheme):
+    file = pages / f"{name}.html"
+    chromium.open(file, width, scheme)
+    if "AUTOKERN_SCREENSHOTS" in os.environ:
+        chromium.screenshot(Path(os.environ["AUTOKERN_SCREENSHOTS"], f"{name}-{width}-{scheme}.png"))
+    assert chromium.requests() == [file.as_uri()]
+    assert chromium.complaints() == []
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    text = chromium.value("document.body.innerText")
+    assert {"run": "Saved by op", "show": "Fastest candidates", "bench": "Whole models"}[name] in text
+    size = "{ const b = e.getBoundingClientRect(); return Math.min(b.width, b.height) }"
+    sizes = chromium.value(f"[...document.querySelectorAll('figure svg')].map(e => {size})")
+    assert len(sizes) == {"run": 2, "bench": 1}.get(name, len(sizes)) > 0
+    assert min(sizes) > 150
+    lines = chromium.value(
+        "[...document.querySelectorAll('figure svg')].map(s => [...s.querySelectorAll('path')]"
+        ".filter(p => p.getBoundingClientRect().width > 50).length)"
+    )
+    assert min(lines) >= 2
+    ink, paper = (
+        chromium.value(f"getComputedStyle({of}).{what}").removeprefix("rgb(").split(",")[0]
+        for of, what in (("document.querySelector('figure svg text')", "fill"), ("document.body", "backgroundColor"))
+    )
+    assert (int(ink) < int(paper)) == (scheme == "light")
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_the_template(tmp_path):
+    pytest.importorskip("hatchling")
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "autokern", tmp_path / "autokern", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "import zipfile; from hatchling.build import build_wheel as b; print(*zipfile.ZipFile(b('.')).namelist())"
+    out = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "autokern/cli/report/page.html" in out.split()
