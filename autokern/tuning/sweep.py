@@ -99,7 +99,8 @@ def sweep(
     decisions = _decided(problem, low, high, decide, points)
     measured: dict[str, list[tuple[int, float]]] = {}
     for trial in trials:
-        if kind(trial.problem) == kind(problem) and _alike(trial.problem, problem):
+        within = kind(trial.problem) == kind(problem) and low <= trial.problem.n <= high
+        if within and _alike(trial.problem, problem):
             for name, timing in trial.timings.items():
                 measured.setdefault(name, []).append((trial.problem.n, timing.seconds))
     names = dict.fromkeys(name for decision in decisions for name in decision.predicted)

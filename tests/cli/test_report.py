@@ -415,8 +415,8 @@ def pages(tmp_path_factory):
 def test_a_browser_shows_it(chromium, pages, name, width, scheme):
     file = pages / f"{name}.html"
     chromium.open(file, width, scheme)
-    if "AUTOKERN_SCREENSHOTS" in os.environ:
-        chromium.screenshot(Path(os.environ["AUTOKERN_SCREENSHOTS"], f"{name}-{width}-{scheme}.png"))
+    if "REPORT_SCREENSHOTS" in os.environ:
+        chromium.screenshot(Path(os.environ["REPORT_SCREENSHOTS"], f"{name}-{width}-{scheme}.png"))
     assert chromium.requests() == [file.as_uri()]
     assert chromium.complaints() == []
     assert chromium.value("document.documentElement.scrollWidth") <= width

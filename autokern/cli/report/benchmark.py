@@ -47,7 +47,7 @@ def _workloads(found: Sequence[Workload]) -> list[Section]:
         for w in found
     ]
     longest = max(w.speedup for w in found)
-    table = Table(columns, rows, [w.speedup / longest for w in found])
+    table = Table(columns, rows, [w.speedup / longest for w in found], "× stock")
     return [Section(title="Whole models", tables=[table], notes=["Seconds of a step, autokern off and on in turn."])]
 
 

@@ -37,7 +37,7 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
         crossings = [f"{c.below} to {c.size:,.0f}" for c in row.crossovers]
         words = ", ".join([*crossings, row.crossovers[-1].above]) if row.crossovers else row.fastest
         banned = f"; banned: {', '.join(row.banned)}" if row.banned else ""
-        place = f"{row.device} {row.dtype}"
+        place = f"{row.device}\N{NO-BREAK SPACE}{row.dtype}"
         rows.append([row.op, place, f"{row.problems:,}", row.grade, f"{row.speedup:.2f}", words + banned])
     longest = max(speedups, default=0.0)
     columns = ["op", "on", ">problems", "grade", ">× stock", "fastest by size"]
@@ -48,7 +48,9 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
         "candidate; sizes are those of single matrices without gradients.",
         *grades,
     ]
-    sections = [Section(title="Fastest candidates", tables=[Table(columns, rows, bars)], notes=notes)]
+    sections = [
+        Section(title="Fastest candidates", tables=[Table(columns, rows, bars, "gain over stock")], notes=notes)
+    ]
     sections += [*_plots(profile, found), *_winners(found), *_rest(found)]
     sections.append(machine.host_section(fields, profile.fingerprint))
     problems = sum(row.problems for row in found.ops)

@@ -23,11 +23,15 @@ class Tile(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table; columns that begin with ``>`` are aligned right. Bars are parts of the longest one, of each row."""
+    """A table; columns that begin with ``>`` are aligned right.
+
+    Each row may have a bar, as a part of the longest one; `bar` says of what.
+    """
 
     columns: list[str]
     rows: list[list[str]]
     bars: list[float] = []
+    bar: str = ""
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

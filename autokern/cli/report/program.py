@@ -161,7 +161,7 @@ def _by_op(gains: Gains) -> Section | None:
         predicted = ("–", "–", "not measured") if one is None else (duration(one.stock), duration(one.own), str(one))
         rows.append([op, f"{calls[op]:,}", names + more, *predicted])
     columns = ["op", ">calls", "what ran, calls", ">stock", ">autokern", ">saved, predicted"]
-    table = Table(columns, rows, _bars([sums.get(op, Gain()).saved for op in order]))
+    table = Table(columns, rows, _bars([sums.get(op, Gain()).saved for op in order]), "saved")
     note = "Times are of all calls of an op, as predicted. Ops that call others, which are served too, include those."
     return Section(title="Saved by op", tables=[table], notes=[note])
 

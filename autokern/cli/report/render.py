@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ _SIZE = (5.0, 3.4)
 """Inches; a plot is as wide as its place, so this sets the size of its text beside it."""
 _STRIP = 0.045
 """Height of the strip of choices, as a part of the plot's."""
+_MOST_TICKS = 7
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11, "text.color": _TEXT,
     "axes.edgecolor": _SOFT, "axes.labelcolor": _TEXT, "xtick.color": _TEXT, "ytick.color": _TEXT,
@@ -45,7 +47,7 @@ def svg(plot: dict[str, Any], number: int) -> str:
     """Return a plot as an SVG element; `number` keeps the names inside apart from those of other plots."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 
     mpl.use("svg")
     style = styles(plot)
@@ -56,26 +58,38 @@ def svg(plot: dict[str, Any], number: int) -> str:
         ax.set(xscale="log", yscale="log", xlabel=plot["xlabel"], ylabel=plot["ylabel"])
         for line in reversed(plot["lines"]):  # stock is drawn last, above all others
             _draw(ax, line, *style[line["name"]])
+        low, high = ax.get_xlim()
+        bottom, top = ax.get_ylim()
+        bottom *= (bottom / top) ** _STRIP  # room for the strip
+        for axis, ends in ((ax.xaxis, (low, high)), (ax.yaxis, (bottom, top))):
+            axis.set_major_locator(FixedLocator(_ticks(*ends)))
+            axis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(EngFormatter(unit="s", sep="\N{NO-BREAK SPACE}"))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        low, high = ax.get_xlim()
-        if high / low < 30:
-            ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        bottom, top = ax.get_ylim()
-        if top / bottom < 30:
-            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set(xlim=(low, high), ylim=(bottom, top))
         across = ax.get_xaxis_transform()
         if plot["choices"]:
             _strip(ax, plot["choices"], style, across)
         if plot["marks"]:
             ax.plot(plot["marks"], [1.0] * len(plot["marks"]), "|", color=_TEXT, markersize=9, transform=across,
                     clip_on=False)  # fmt: skip
-        ax.set_xlim(low, high)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata=_NO_METADATA)
     return _inline(out.getvalue(), plot)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return some round numbers from one end to the other: decades, or their halves and fifths, or steps between."""
+    from matplotlib.ticker import MaxNLocator
+
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for parts in ((1,), (1, 2, 5)):
+        found = [part * 10.0**k for k in range(first, last + 1) for part in parts if low <= part * 10.0**k <= high]
+        if 3 <= len(found) <= _MOST_TICKS:
+            return found
+    if len(found) > _MOST_TICKS:
+        return [10.0**k for k in range(first, last + 1, 1 + (last - first) // _MOST_TICKS)]
+    return [value for value in MaxNLocator(4).tick_values(low, high) if low <= value <= high]
 
 
 def _draw(ax: Any, line: dict[str, Any], colour: int | None, dash: int) -> None:
@@ -120,6 +134,13 @@ def _font(found: str) -> str:
     return "font-family: inherit" if found.startswith("font-family") else "system-ui, sans-serif"
 
 
+def marked(text: str) -> str:
+    """Return text as HTML, with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def document(page: dict[str, Any]) -> str:
     """Return the HTML document of a page."""
     import jinja2
@@ -129,7 +150,7 @@ def document(page: dict[str, Any]) -> str:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     numbers = itertools.count()
-    environment.globals.update(svg=lambda plot: svg(plot, next(numbers)), styles=styles)
+    environment.globals.update(svg=lambda plot: svg(plot, next(numbers)), styles=styles, marked=marked)
     return environment.get_template("page.html").render(page=page)
 
 
