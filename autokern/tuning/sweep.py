@@ -93,8 +93,9 @@ def sweep(
     Examples
     --------
     >>> from autokern.runtime.dispatch import explain
-    >>> sweep(Problem(op="qr", m=100, n=50), 10, 100, explain).choices
-    [(10, 100, 'stock')]
+    >>> choices = sweep(Problem(op="qr", m=100, n=50), 10, 100, explain).choices
+    >>> choices[0][0], choices[-1][1]
+    (10, 100)
     """
     decisions = _decided(problem, low, high, decide, points)
     measured: dict[str, list[tuple[int, float]]] = {}

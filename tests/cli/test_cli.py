@@ -381,10 +381,17 @@ def test_run_refuses_what_it_cannot_run(monkeypatch, capsys, arguments, words):
 
 
 def test_run_leaves_options_behind_the_program_to_it():
-    assert runner.parse(["--stats", "s.py", "--explain", "-m"]) == ("s.py", ["--explain", "-m"], False, True, False)
-    assert runner.parse(["-m", "pytest", "--stats"]) == ("pytest", ["--stats"], True, False, False)
-    assert runner.parse(["-mpytest"]) == ("pytest", [], True, False, False)
-    assert runner.parse(["--", "--odd.py"]) == ("--odd.py", [], False, False, False)
+    assert runner.parse(["--stats", "s.py", "--explain", "-m"]) == (
+        "s.py",
+        ["--explain", "-m"],
+        False,
+        True,
+        False,
+        None,
+    )
+    assert runner.parse(["-m", "pytest", "--stats"]) == ("pytest", ["--stats"], True, False, False, None)
+    assert runner.parse(["-mpytest"]) == ("pytest", [], True, False, False, None)
+    assert runner.parse(["--", "--odd.py"]) == ("--odd.py", [], False, False, False, None)
     assert runner.parse(["--help"]) is None
     with pytest.raises(SettingsError, match="-m"):
         runner.parse(["-m"])

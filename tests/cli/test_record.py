@@ -246,7 +246,7 @@ def test_options_before_the_program_are_autokerns():
     for words in (["-o", "f"], ["-of"], ["--output", "f"], ["--output=f"], ["-o=f"]):
         order = record.parse([*words, "--stats", "s.py", "-o", "g"])
         assert order.file == Path("f").absolute(), words
-        assert order.program == ("s.py", ["-o", "g"], False, True, False)
+        assert order.program == ("s.py", ["-o", "g"], False, True, False, None)
     assert record.parse(["-m", "module"]).file == Path(record.DEFAULT).absolute()
     assert record.parse(["--help"]) is None
     with pytest.MonkeyPatch.context() as patch:
