@@ -82,12 +82,12 @@ def _kernel_matrices(cells: Sequence[Cell]) -> list[Section]:
     for cell in cells:
         p = cell.problem
         groups.setdefault((p.variant, p.dtype, p.device, p.grad, p.d), []).append(cell)
-    plots, left = list[Plot](), dict[tuple[str, str], None]()
+    plots, left = list[Plot](), dict[str, dict[str, None]]()
     for (variant, dtype, device, grad, d), group in groups.items():
         by: dict[str, list[tuple[float, float]]] = {}
         for cell in group:
             if reason := _left_out(cell):
-                left[cell.candidate, without_paths(reason)] = None
+                left.setdefault(without_paths(reason), {})[cell.candidate] = None
             else:
                 by.setdefault(cell.candidate, []).append((float(cell.problem.n), cell.seconds))
         lines = [
@@ -97,11 +97,10 @@ def _kernel_matrices(cells: Sequence[Cell]) -> list[Section]:
         title = f"{variant} on {device} in {dtype}, d={d}{', with gradients' if grad else ''}"
         if lines:
             plots.append(Plot(title=title, xlabel="n", ylabel="time of a call", lines=lines))
-    if not plots:
-        return []
-    tables = [Table(["not drawn", "reason"], [list(pair) for pair in left])] if left else []
     notes = ["Measured time of each way to a kernel matrix; each result is compared with stock's before it is timed."]
-    return [Section(title="Kernel matrices", plots=plots, tables=tables, notes=notes)]
+    found = [Section(title="Kernel matrices", plots=plots, notes=notes)] if plots else []
+    facts = [(reason, ", ".join(names)) for reason, names in left.items()]
+    return found + ([Section(title="Kernel matrices that are not drawn", facts=facts)] if facts else [])
 
 
 def _left_out(cell: Cell) -> str:
