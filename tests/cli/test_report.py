@@ -146,7 +146,8 @@ def _is_alone(text: str, found: Parsed) -> None:
 
 
 def test_text_is_escaped_and_paths_are_left_out(tmp_path, monkeypatch):
-    rows = [(decided(), 3), (decided(predicted={}, source="unmeasured"), 2)]
+    alone = decided("stock", predicted={}, source="only choice")
+    rows = [(decided(), 3), (decided(predicted={}, source="unmeasured"), 2), (alone, 7)]
     monkeypatch.setattr(dispatch, "decisions", lambda: rows)
     text, found = made(program.of_program("<b>&train.py", 1.0), tmp_path)
     assert "<b>&train.py" in found.text
@@ -155,6 +156,7 @@ def test_text_is_escaped_and_paths_are_left_out(tmp_path, monkeypatch):
     assert "cannot: no compiler in …" in found.text
     assert "/opt" not in text
     assert "2 calls are of keys of which nothing is measured" in found.text
+    assert found.text.count("no choice") == 1
 
 
 @pytest.mark.parametrize(

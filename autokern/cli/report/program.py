@@ -89,11 +89,12 @@ def of_program(name: str, seconds: float) -> Page:
         "predicted time of stock less that of what ran. `autokern compare` measures what a program saves as a whole."
     ]
     notes += _sources(gains)
-    if listed > total.calls:
-        ops = ",".join(sorted({decision.problem.op for decision, _, one in gains if one is None}))
+    unknown = [(d, calls) for d, calls, one in gains if one is None and d.source != "only choice"]
+    if unknown:
+        ops = ",".join(sorted({decision.problem.op for decision, _ in unknown}))
         notes.append(
-            f"{listed - total.calls:,} calls are of keys of which nothing is measured: what they saved is not counted. "
-            f"`autokern calibrate --ops {ops}` measures them."
+            f"{sum(calls for _, calls in unknown):,} calls are of keys of which nothing is measured: what they saved "
+            f"is not counted. `autokern calibrate --ops {ops}` measures them."
         )
     if counted > listed:
         notes.append(f"{counted - listed:,} further calls are of decisions that this process no longer keeps.")
@@ -181,7 +182,8 @@ def _by_key(gains: Gains) -> Section | None:
     for decision, calls, found in shown:
         factor = f", {decision.margin:.2f} times as fast as stock" if decision.candidate != "stock" and found else ""
         said = [line.strip() for line in str(decision).split("\n")[1:] if line[2] not in " →"]
-        value = "not measured" if found is None else str(found)
+        unknown = "no choice" if decision.source == "only choice" else "not measured"
+        value = unknown if found is None else str(found)
         if found is not None and found.saved:
             said.append(f"saved, predicted: {value}, {_bounds(found)}")
         cards.append(
