@@ -74,14 +74,15 @@ print(bool({"objective", "exact_log_prob"} & set(autokern.stats())))
 """
 
 
-@pytest.mark.parametrize(
-    ("package", "recipe"), [("joblib", JOBLIB), ("optuna", OPTUNA), ("ray", RAY), ("ax", AX)], ids=lambda text: text[:6]
-)
-def test_a_recipe_serves_the_workers(package, recipe, tmp_path):
+RECIPES = {"joblib": JOBLIB, "optuna": OPTUNA, "ray": RAY, "ax": AX}
+
+
+@pytest.mark.parametrize("package", RECIPES)
+def test_a_recipe_serves_the_workers(package, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     path = tmp_path / "program.py"
-    path.write_text(recipe)
+    path.write_text(RECIPES[package])
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, path], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
