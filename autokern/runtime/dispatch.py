@@ -147,12 +147,12 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
         except Exception:  # stock decides about arguments that cannot be read
             return stock(*args)
         if entry is None:
-            entry = here.entry(of, args, here.settings if overlay is None else overlay.settings)
-            here.remember(memo, name, key, entry)
+            made = here.entry(of, args, here.settings if overlay is None else overlay.settings)
+            entry = here.remember(memo, name, key, made)
         entry.count += 1
         if entry.count >= entry.due:
             entry = here.checks.checked(entry, args, here.settings if overlay is None else overlay.settings)
-            here.remember(memo, name, key, entry)
+            here.remember(memo, name, key, entry, renewed=True)
         flag.active = not entry.parts
         try:
             return entry.run(*args)

@@ -126,12 +126,18 @@ class Session:
         keops.believe(profile.tools.get("keops"))
         return CostModel(profile, self._others or functools.partial(others, self.settings))
 
-    def remember(self, memo: Memo, name: str, key: Any, entry: Entry) -> None:
-        """Put a decided key into a memo, which is emptied first if it has grown too large."""
+    def remember(self, memo: Memo, name: str, key: Any, entry: Entry, renewed: bool = False) -> Entry:
+        """Put a decided key into a memo, which is emptied first if it has grown too large; return the entry in force.
+
+        Of threads that decide a key at once the first one's entry stays, so that no call of it goes uncounted.
+        """
         table = memo.setdefault(name, {})
         if len(table) >= _MOST_KEYS and key not in table:
             self.forget(memo)
-        table[key] = entry
+        present = entry if renewed else table.setdefault(key, entry)
+        if renewed or present.trial != entry.trial:
+            table[key] = present = entry
+        return present
 
     def decisions(self, open_memos: Iterable[Memo] = ()) -> list[tuple[Decision, int]]:
         """Return the decisions taken, with the number of calls each one served; `using` blocks that are open count."""

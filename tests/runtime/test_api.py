@@ -76,8 +76,14 @@ def test_everything_public_is_documented(name):
     thing = getattr(autokern, name)
     text = inspect.getdoc(thing)
     assert text
-    if inspect.isfunction(thing) and inspect.signature(thing).parameters:
-        assert "Parameters" in text
+    if inspect.isfunction(thing):
+        assert ">>>" in text, "test_docstrings runs the example"
+        assert "Parameters" in text or not inspect.signature(thing).parameters
+
+
+@pytest.mark.parametrize("module", [autokern.linalg, autokern.covariance], ids=lambda module: module.__name__)
+def test_public_functions_have_examples(module):
+    assert all(">>>" in getattr(module, name).__doc__ for name in module.__all__)
 
 
 def test_all_names_exist():

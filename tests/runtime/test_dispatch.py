@@ -813,6 +813,24 @@ def test_many_threads_make_one_session_and_lose_no_call(toy):
     for thread in threads:
         thread.join()
     assert len(toy.runs) == 8 * 19
+    assert sum(dispatch.stats()["double"].values()) == 8 * 19
+
+
+def test_threads_that_decide_a_key_at_once_lose_no_call(toy, monkeypatch):
+    decided, entry = threading.Barrier(2), dispatch.Session.entry
+
+    def together(*args):
+        made = entry(*args)
+        decided.wait(60)
+        return made
+
+    monkeypatch.setattr(dispatch.Session, "entry", together)
+    threads = [threading.Thread(target=toy.call, args=(matrix(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert dispatch.stats()["double"] == {"fast": 2}
 
 
 def test_what_was_decided_is_told_after_another_profile_came(make_op):

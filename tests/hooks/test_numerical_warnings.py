@@ -1,0 +1,114 @@
+"""The warnings and errors of docs/warnings.md, without autokern and with it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from linear_operator import settings, to_linear_operator
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIDES = pytest.mark.parametrize("on", [False, True])
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = ScaleKernel(RBFKernel())
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def smooth(dtype: torch.dtype) -> Model:
+    """A model of 100 points that are nearly one, for its lengthscale, with little noise."""
+    x = torch.linspace(0, 1, 100, dtype=dtype).unsqueeze(-1)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=GreaterThan(1e-12))
+    model = Model(x, torch.sin(6 * x[:, 0]), likelihood).to(dtype)
+    likelihood.noise, model.covar_module.base_kernel.lengthscale = 1e-7, 2.0
+    return model
+
+
+def loss_of(model: Model) -> torch.Tensor:
+    loss = -gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(
+        model(*model.train_inputs), model.train_targets
+    )
+    loss.backward()
+    return loss.detach()
+
+
+@contextlib.contextmanager
+def heard():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        texts: list[str] = []
+        yield texts
+        texts += [str(w.message) for w in told if issubclass(w.category, NumericalWarning)]
+
+
+def served(on: bool) -> contextlib.AbstractContextManager[object]:
+    return autokern.enabled() if on else contextlib.nullcontext()
+
+
+def test_a_small_step_in_single_precision_needs_no_jitter():
+    with heard() as told:
+        stock = loss_of(smooth(torch.float32))
+    assert any("A not p.d., added jitter" in text for text in told)
+    double = smooth(torch.float64)
+    double.load_state_dict(smooth(torch.float32).state_dict())
+    truth = loss_of(double)
+    with heard() as told, autokern.enabled(), autokern.using(force={"objective": "arrays"}):
+        loss = loss_of(smooth(torch.float32))
+        assert autokern.stats()["objective"] == {"arrays": 1}
+    assert told == []
+    assert abs(loss - truth) < 0.05 * truth.abs() < abs(stock - truth)
+
+
+@SIDES
+def test_variances_below_zero_are_floored_with_the_warning_of_the_library(on):
+    model = smooth(torch.float32).eval()
+    with served(on), heard() as told, torch.no_grad():
+        variance = model(torch.linspace(0, 1, 50).unsqueeze(-1)).variance
+    assert variance.min() == pytest.approx(1e-6)
+    assert sum("Negative variance values detected" in text for text in told) == 1
+
+
+@SIDES
+def test_what_no_jitter_mends_raises(on):
+    with (
+        served(on),
+        heard() as told,
+        pytest.raises(NotPSDError, match=r"after repeatedly adding jitter up to 1\.0e-06"),
+    ):
+        to_linear_operator(-torch.eye(3, dtype=torch.float64)).cholesky()
+    assert [text[-25:-16] for text in told] == ["f 1.0e-08", "f 1.0e-07", "f 1.0e-06"]
+
+
+@SIDES
+def test_nan_raises(on):
+    matrix = torch.eye(3, dtype=torch.float64)
+    matrix[0, 0] = float("nan")
+    with served(on), pytest.raises(NanError, match="1 of 9 elements"):
+        to_linear_operator(matrix).cholesky()
+
+
+@SIDES
+def test_conjugate_gradients_that_were_asked_for_and_end_early_warn(on):
+    model = smooth(torch.float64)
+    limits = settings.max_cholesky_size(10), settings.cg_tolerance(1e-6), settings.max_cg_iterations(20)
+    with contextlib.ExitStack() as stack, served(on), heard() as told:
+        for limit in limits:
+            stack.enter_context(limit)
+        loss_of(model)
+    assert any(text.startswith("CG terminated in 20 iterations with average residual norm") for text in told)
