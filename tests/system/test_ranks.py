@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from autokern.system.witness import Witness
 
 PROGRAM = Path(__file__).parents[1] / "support" / "rank_program.py"
 LIMIT = 240
+_KEOPS = tempfile.TemporaryDirectory()
 
 
 def free_port() -> int:
@@ -26,15 +28,17 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def started(way: str, timeout: float) -> list[subprocess.Popen[str]]:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), way, str(timeout)],
-            env=os.environ | common | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+def started(*arguments: object, count: int = 2, program: Path = PROGRAM) -> list[subprocess.Popen[str]]:
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    common |= {"AUTOKERN_CALIBRATE": "never", "WORLD_SIZE": str(count)}
+    found = []
+    for rank in range(count):
+        # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
+        own = {"RANK": str(rank), "KEOPS_CACHE_FOLDER": tempfile.mkdtemp(dir=_KEOPS.name)}
+        command = [sys.executable, str(program), *map(str, arguments)]
+        pipe, environment = subprocess.PIPE, os.environ | common | own
+        found.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, text=True))
+    return found
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, object]:
@@ -91,16 +95,34 @@ def test_two_ranks_compute_what_one_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_a_lost_rank_is_named(way):
-    first, second = started(way, 6)
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_products_over_ranks_are_those_of_one_process(count):
+    sweep = PROGRAM.with_name("rank_sweep.py")
+    step = 1 if count == 2 else 5
+    each = [told(process) for process in started(120, step, count=count, program=sweep)]
+    assert all(one == each[0] for one in each)
+    found = each[0]["cases"]
+    assert each[0]["collectives"] > 4 * len(found)
+    bound = {"float64": 1e-10, "float32": 1e-3}  # gradients by hyperparameters are sums that cancel
+    assert [case for case, dtype, gap, _, _ in found if not gap < bound[dtype]] == []
+    assert [case for case, _, _, same, _ in found if not same] == []
+    later, *_ = [told(process)["cases"] for process in started(120, 10, count=count, program=sweep)]
+    sums = {case: checksum for case, *_, checksum in found}
+    assert all(sums[case] == checksum for case, *_, checksum in later)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "count"), [("killed", 2), ("stopped", 2), ("killed", 3), ("stopped", 3)])
+def test_a_lost_rank_is_named_on_all_others(way, count):
+    *others, last = started(way, 6, count=count)
     try:
-        found = told(first)
+        each = [told(process) for process in others]
     finally:
-        second.kill()
-        second.communicate()
-    assert "rank 1 died or stands still" in found["error"]
-    assert found["again"] == found["error"]
+        last.kill()
+        last.communicate()
+    for found in each:
+        assert f"rank {count - 1} died or stands still" in found["error"]
+        assert found["again"] == found["error"]
 
 
 def test_a_note_tells_of_its_own_collective_only():
