@@ -20,9 +20,11 @@ from autokern.kernels import over_ranks
 from autokern.runtime import dispatch, ranks
 from autokern.system import ranks as system
 
-N, TESTS = 1500, 40
+N, TESTS = 2500, 40
 POINTS = torch.rand(N + TESTS, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 X, Y, NEW = POINTS[:N, :2].contiguous(), (6 * POINTS[:N, 0]).sin() + 0.3 * POINTS[:N, 2], POINTS[N:, :2].contiguous()
+
+REFINED = iterated_density._REFINED
 
 
 class Model(gpytorch.models.ExactGP):
@@ -42,9 +44,10 @@ class Model(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def density(lengthscale: float, several: bool = False) -> tuple[list[float], str]:
-    """Loss and gradients of the second step, and the preconditioner that served it."""
+def density(lengthscale: float, several: bool = False, double: bool = True) -> tuple[list[float], str]:
+    """Loss and gradients of the second step, and the preconditioner that served it; all products `double` or not."""
     model = Model(lengthscale, several)
+    iterated_density._REFINED = 1.0 if double else REFINED
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     with autokern.using(force={"exact_log_prob": "preconditioned"}):
         for _ in range(2):
@@ -59,13 +62,15 @@ def density(lengthscale: float, several: bool = False) -> tuple[list[float], str
 def predictions() -> dict[str, list[float]]:
     """Mean, variances and samples of a model that is never formed."""
     model = Model(0.4).eval()
-    orders = autokern.using(force={"kernel_matmul": "distributed" if system.held() else "tiled"})
+    forced = "distributed" if system.held() else "tiled-symmetric"
+    orders = autokern.using(memory="150MB", force={"kernel_matmul": forced, "solve": "preconditioned"})
     with torch.no_grad(), orders:
         out = model(NEW)
         found = {"mean": out.mean, "variance": out.variance}
         torch.manual_seed(3)
         found["samples"] = out.sample(torch.Size([2]))
-    return {name: t.flatten().tolist() for name, t in found.items()}
+    used = {"used": {op: dispatch.stats().get(op, {}) for op in ("kernel_matmul", "solve", "predict")}}
+    return {name: t.flatten().tolist() for name, t in found.items()} | used
 
 
 def gradients_of_the_library() -> list[float]:
@@ -89,6 +94,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     found["pivoted"], found["of pivoted"] = density(0.8)
     found["vecchia"], found["of vecchia"] = density(0.05)
+    found["single"], _ = density(0.8, double=False)
     found["devices"], _ = density(0.8, several=True)
     found |= predictions()
     found["derivative"] = gradients_of_the_library()

@@ -2,49 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import pytest
+from support.rank_jobs import started, told
 from torch.distributed import HashStore
 
 from autokern.kernels import partition
 from autokern.system.thread_pool import Member
 from autokern.system.witness import Witness
-
-PROGRAM = Path(__file__).parents[1] / "support" / "rank_program.py"
-LIMIT = 240
-_KEOPS = tempfile.TemporaryDirectory()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def started(*arguments: object, count: int = 2, program: Path = PROGRAM) -> list[subprocess.Popen[str]]:
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    common |= {"AUTOKERN_CALIBRATE": "never", "WORLD_SIZE": str(count)}
-    found = []
-    for rank in range(count):
-        # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
-        own = {"RANK": str(rank), "KEOPS_CACHE_FOLDER": tempfile.mkdtemp(dir=_KEOPS.name)}
-        command = [sys.executable, str(program), *map(str, arguments)]
-        pipe, environment = subprocess.PIPE, os.environ | common | own
-        found.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, text=True))
-    return found
-
-
-def told(process: subprocess.Popen[str]) -> dict[str, object]:
-    out, err = process.communicate(timeout=LIMIT)
-    assert out.strip(), err
-    return json.loads(out.splitlines()[-1])
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -77,7 +41,7 @@ class Alone(Member):
 
 @pytest.mark.slow
 def test_two_ranks_compute_what_one_does():
-    found = [told(process) for process in started("usual", 120)]
+    found = [told(process) for process in started("rank_program", "usual", 120)]
     for each in found:
         for name in ("same", "long", "wide"):
             assert each[name] < 1e-12
@@ -97,16 +61,15 @@ def test_two_ranks_compute_what_one_does():
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_all_products_over_ranks_are_those_of_one_process(count):
-    sweep = PROGRAM.with_name("rank_sweep.py")
     step = 1 if count == 2 else 5
-    each = [told(process) for process in started(120, step, count=count, program=sweep)]
+    each = [told(process) for process in started("rank_sweep", 120, step, count=count)]
     assert all(one == each[0] for one in each)
     found = each[0]["cases"]
     assert each[0]["collectives"] > 4 * len(found)
     bound = {"float64": 1e-10, "float32": 1e-3}  # gradients by hyperparameters are sums that cancel
     assert [case for case, dtype, gap, _, _ in found if not gap < bound[dtype]] == []
     assert [case for case, _, _, same, _ in found if not same] == []
-    later, *_ = [told(process)["cases"] for process in started(120, 10, count=count, program=sweep)]
+    later, *_ = [told(process)["cases"] for process in started("rank_sweep", 120, 10, count=count)]
     sums = {case: checksum for case, *_, checksum in found}
     assert all(sums[case] == checksum for case, *_, checksum in later)
 
@@ -114,7 +77,7 @@ def test_all_products_over_ranks_are_those_of_one_process(count):
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "count"), [("killed", 2), ("stopped", 2), ("killed", 3), ("stopped", 3)])
 def test_a_lost_rank_is_named_on_all_others(way, count):
-    *others, last = started(way, 6, count=count)
+    *others, last = started("rank_program", way, 6, count=count)
     try:
         each = [told(process) for process in others]
     finally:
