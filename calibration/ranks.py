@@ -215,9 +215,9 @@ def block(results: Mapping[str, Any]) -> str:
     rough = " **Rough: other programs ran on the machine.**" if results["rough"] else ""
     note = (
         f"{origin(results)}, {results['cores']} cores; processes of one thread, so that more processes than cores "
-        f"share them.{rough} Jobs of one and two processes ran twice, in both orders; the faster run counts. Agreement is the largest "
-        "difference from one process of loss and gradients (or of sums of the product and its gradients), in units of "
-        "the largest."
+        f"share them.{rough} Jobs of one and two processes ran twice, in both orders; the faster run counts. Agreement "
+        "is the largest difference from one process of loss and gradients (or of sums of the product and its "
+        "gradients), in units of the largest."
     )
     model = (
         f"The model of costs is tiles over the rate of one process ({rate:.2g} elements of a symmetric matrix in a "
