@@ -89,7 +89,7 @@ def gradients(
     shape, flat = flattened([left.detach(), right.detach(), *tensors], [2, 2, *parts.dims])
     each = []
     for one, other, *own in zip(*flat, strict=True) if shape else [flat]:
-        each.append(products.gradients(*parts.pair(own), one, other, plan)[0])
+        each.append(over_ranks.gradients(*parts.pair(own), one, other, plan)[0])
     sums = [
         torch.stack(found).view((*shape, *found[0].shape)).sum_to_size(t.shape)
         for found, t in zip(zip(*each, strict=True), tensors, strict=True)

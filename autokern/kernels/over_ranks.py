@@ -1,13 +1,13 @@
-"""Products with kernel matrices, and their gradients, over the ranks of a job.
+"""Products with kernel matrices, their gradients, and work point by point, over the ranks of a job.
 
-Points and vectors are the same on all ranks. Each rank evaluates its part of the tiles, and one all-reduce sums what
-they give. Where no ranks are joined, or links would take longer than they save, `products` does all of it.
+Points and vectors are the same on all ranks. Each rank evaluates its part of the tiles, or of the points, and one
+all-reduce sums what they give. Where no ranks are joined, or links would take longer than they save, each does all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from autokern.kernels.tree import Node, Tree
 from autokern.system import ranks, thread_pool
 from autokern.system.ranks import Ranks
 
-__all__ = ["LEAST", "gradients", "measure", "pays", "product", "seconds"]
+__all__ = ["LEAST", "by_points", "gradients", "measure", "pays", "product", "seconds"]
 
 LEAST = 2**24
 """Elements of a matrix below which ranks share nothing: a product takes some milliseconds."""
@@ -44,12 +44,12 @@ def measure(here: Ranks) -> None:
     _rate = min(here.objects(_SAMPLE**2 / best))
 
 
-def seconds(here: Ranks, alone: float, count: int) -> float:
-    """Return the seconds of a product that takes one rank so many, where a result of `count` bytes is summed."""
-    return alone / here.size + here.link.seconds(count) + 2 * here.link.latency
+def seconds(here: Ranks, alone: float, count: int, batch: int = 1) -> float:
+    """Return the seconds of a product that takes one rank so many, where results of `count` bytes each are summed."""
+    return alone / here.size + batch * (here.link.seconds(count) + 2 * here.link.latency)
 
 
-def pays(here: Ranks, elements: int, count: int) -> bool:
+def pays(here: Ranks, elements: float, count: int) -> bool:
     """Whether ranks are worth sharing a product with so many elements, whose result has `count` bytes."""
     alone = elements / _rate
     return elements >= LEAST and _MOST * (seconds(here, alone, count) - alone / here.size) < alone * (1 - 1 / here.size)
@@ -121,27 +121,75 @@ def gradients(
         return products.gradients(tree, others, left, right, plan, want_rhs)
     (n, t), m = left.shape, right.shape[0]
 
+    points = len(tree.points)
+
     def work(out: torch.Tensor, by: list[float]) -> None:
-        found = [part.view(like.shape) for part, like in zip(out.split(sizes), tensors, strict=False)]
-        by_rhs = out[len(out) - sizes[-1] :].view_as(right) if want_rhs else None
-        rows = slice(None) if others is None else _slice(n, by, here.rank)
-        only = None
+        *parts, by_rhs = out.split(sizes)
+        found = [part.view(like.shape) for part, like in zip(parts, tensors, strict=True)]
+        last = by_rhs.view_as(right) if want_rhs else None
         if others is None:
             only = partition.dealt(n, plan.tile, thread_pool.size(right.device), by, here.rank)
-        elif rows.stop == rows.start:
-            return
-        ours, last = products.gradients(_at(tree, rows), others, left[rows], right, plan, want_rhs, only)
-        points = len(tree.points)
-        for index, (total, one) in enumerate(zip(found, ours, strict=True)):
-            (total[rows] if index < points else total).copy_(one.view_as(total[rows] if index < points else total))
-        if by_rhs is not None and last is not None:
-            by_rhs.copy_(last)
+            if not any(only):
+                return
+            ours, own = products.gradients(tree, None, left, right, plan, want_rhs, only)
+        elif n >= m:
+            rows = _slice(n, by, here.rank)
+            if rows.start == rows.stop:
+                return
+            ours, own = products.gradients(_at(tree, rows), others, left[rows], right, plan, want_rhs)
+            found[:points] = [total[rows] for total in found[:points]]
+        else:
+            columns = _slice(m, by, here.rank)
+            if columns.start == columns.stop:
+                return
+            ours, own = products.gradients(tree, [z[columns] for z in others], left, right[columns], plan, want_rhs)
+            found[points : 2 * points] = [total[columns] for total in found[points : 2 * points]]
+            last = last[columns] if last is not None else None
+        for total, one in zip(found, ours, strict=True):
+            total.copy_(one.view_as(total))
+        if last is not None and own is not None:
+            last.copy_(own)
 
     data = _data(tree, others, plan, left, right)
     flat = here.summed("gradients", (n, m, t, int(want_rhs)), data, right, sum(sizes), work)
     parts = flat.split(sizes)
     found = [part.view(like.shape) for part, like in zip(parts, tensors, strict=False)]
     return found, parts[-1].view_as(right) if want_rhs else None
+
+
+def by_points(
+    n: int, elements: float, count: int, like: torch.Tensor, data: dict[str, Sequence[torch.Tensor | str]],
+    work: Callable[[torch.Tensor, int, int], None],
+) -> torch.Tensor:  # fmt: skip
+    """Return the sum of what work on stretches of n points writes, each rank's into zeros of its own.
+
+    Parameters
+    ----------
+    n : int
+        Points.
+    elements : float
+        Elements of a kernel matrix that take as long as the work on all points.
+    count : int
+        Elements of the result.
+    like : Tensor
+        Has dtype and device of the result.
+    data : dict
+        What the work depends on, the same on all ranks.
+    work : callable
+        Adds to the result, given the first point and the one after the last. It must not raise on some ranks only.
+    """
+    here = ranks.active()
+    if here is None or like.device.type != "cpu" or not pays(here, elements, count * like.element_size()):
+        out = like.new_zeros(count)
+        work(out, 0, n)
+        return out
+
+    def own(out: torch.Tensor, by: list[float]) -> None:
+        part = _slice(n, by, here.rank)
+        if part.stop > part.start:
+            work(out, part.start, part.stop)
+
+    return here.summed("points", (n, count), data, like, count, own)
 
 
 def _at(tree: Tree, rows: slice) -> Tree:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, MultiDeviceKernel, ProductKernel, ScaleKernel
 from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import OWN, Family, family, family_of
@@ -103,6 +103,9 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
     if kind is ConstantKernel:
         return Node("constant")
+    if kind is MultiDeviceKernel:  # without devices to share its matrix it is the kernel in it
+        alone = not kernel.device_ids and kernel.module.active_dims is None
+        return form(kernel.module, keops) if alone else None
     if kind is ScaleKernel:
         inner = form(kernel.base_kernel, keops)
         return None if inner is None else Node("scale", children=(inner,))
@@ -153,6 +156,8 @@ def key(kernel: Kernel) -> Any:
         inner: Any = key(parts["base_kernel"])
     elif kind in BRANCHES:
         inner = tuple(key(child) for child in parts["kernels"])
+    elif kind is MultiDeviceKernel:
+        inner = not own["device_ids"], key(parts["module"])
     else:
         inner = own.get("nu")
     return (kind, parameters, own["_buffers"].get("active_dims") is None, OWN.isdisjoint(own), inner)
@@ -184,6 +189,8 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
         if kind is ConstantKernel:
             weights.append(kernel.constant.squeeze(-1))
             return Node("constant")
+        if kind is MultiDeviceKernel:
+            return collect(kernel.module, x)
         if kind in BRANCHES:
             chosen = [(child, child.active_dims) for child in kernel.kernels]
             inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]
@@ -260,6 +267,8 @@ def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor
         kind = type(kernel)
         if kind is ScaleKernel:
             return kernel.outputscale[..., None] * value(kernel.base_kernel)
+        if kind is MultiDeviceKernel:
+            return value(kernel.module)
         if kind is ConstantKernel:
             return kernel.constant.squeeze(-1)[..., None]
         if kind not in BRANCHES:

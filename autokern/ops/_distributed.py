@@ -23,8 +23,8 @@ NAME = "distributed"
 
 
 def _unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu" or problem.batch > 1:
-        return "for one matrix on the CPU"
+    if problem.device != "cpu":
+        return "for the CPU"
     if problem.m * problem.n < over_ranks.LEAST:
         return f"for matrices of {over_ranks.LEAST} elements or more"
     return needs_few(problem)
@@ -45,7 +45,7 @@ def _derived(problem: Problem, others: Mapping[str, float]) -> float | None:
     here, alone = ranks.active(), others.get("tiled-symmetric" if is_same(problem) else "tiled")
     if here is None or alone is None:
         return None
-    return over_ranks.seconds(here, alone, problem.m * problem.rhs * problem.itemsize)
+    return over_ranks.seconds(here, alone, problem.m * problem.rhs * problem.itemsize, problem.batch)
 
 
 def register(op: Op) -> None:

@@ -18,7 +18,7 @@ from autokern.core.errors import RanksError, SettingsError
 from autokern.core.registry import registered
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
-from autokern.system import host
+from autokern.system import host, randomness
 from autokern.system import ranks as system
 
 __all__ = ["begin", "end", "facts", "ranks", "timeout_of", "unlike"]
@@ -57,7 +57,7 @@ def unlike(found: list[dict[str, Any]]) -> str:
 
 
 def begin(shy: bool = False, timeout: float | None = None) -> None:
-    """Meet the other ranks of this job; all of them call this.
+    """Meet the other ranks of this job; all of them call this. They draw the same random numbers from then on.
 
     Parameters
     ----------
@@ -84,6 +84,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
         over_ranks.measure(here)
         settings, profile, kin = _agreed(here, mine, min(one["memory"] for one in found))
         here.even = settings.deterministic
+        randomness.take(here.objects(randomness.states() if here.rank == 0 else None)[0])
         system.use(here)
         dispatch.replace(dispatch.Session(settings, profile, kin, mine.asked))
     except BaseException:

@@ -7,7 +7,10 @@ the user draws afterwards.
 from __future__ import annotations
 
 import contextlib
+import random
+from typing import Any
 
+import numpy as np
 import torch
 
 from autokern.system import host
@@ -19,3 +22,15 @@ def untouched() -> contextlib.AbstractContextManager[None]:
     if device is None or device.type == "cpu":
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device], device_type=device.type)
+
+
+def states() -> tuple[Any, ...]:
+    """Return the states of the generators that programs draw from by default, on the CPU."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def take(found: tuple[Any, ...]) -> None:
+    """Put these generators into other states."""
+    torch.set_rng_state(found[0])
+    random.setstate(found[1])
+    np.random.set_state(found[2])

@@ -32,7 +32,7 @@ TIMEOUT = 300.0
 """Seconds after which a rank that does not answer ends the job, by default."""
 _NUMBERS = 12
 """Whole numbers in a header: the call, its kind, sizes and sums, and nanoseconds of the work before."""
-_KINDS = ("objects", "product", "gradients", "barrier")
+_KINDS = ("objects", "product", "gradients", "barrier", "points")
 _LEAST_WORK = 0.02
 """Seconds of work, on all ranks, that tell their speeds."""
 _MARK = "_AUTOKERN_RANK"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.rank_jobs import started, told
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -45,6 +46,29 @@ def test_a_script_that_knows_nothing_of_ranks_shares_its_products():
 
 
 @pytest.mark.slow
+def test_an_unseeded_script_draws_the_same_numbers_on_all_ranks():
+    first, second = printed(2, "unseeded", AUTOKERN_FORCE="kernel_matmul=distributed", AUTOKERN_RANKS="120")
+    assert first == second
+    assert "distributed" in first
+
+
+@pytest.mark.slow
+def test_densities_predictions_and_samples_over_ranks_are_those_of_one_process():
+    (alone,), both = ([told(process) for process in started("rank_models", 120, count=count)] for count in (1, 2))
+    assert both[0] == both[1]
+    assert set(both[0]["used"]["kernel_matmul"]) == {"distributed"}
+    assert both[0]["used"]["solve"] == alone["used"]["solve"] == {"preconditioned": 3}
+    assert both[0]["collectives"] > 50
+    for served in ("pivoted", "vecchia"):
+        assert both[0][f"of {served}"] == alone[f"of {served}"] == served
+    for name in ("pivoted", "vecchia", "devices", "mean", "variance", "samples", "derivative"):
+        assert both[0][name] == pytest.approx(alone[name], rel=1e-8, abs=1e-10 * max(map(abs, alone[name]))), name
+    assert both[0]["devices"] == both[0]["pivoted"]
+    # in single precision, products are rounded by the order of their sums, and solutions are to a residual of 1e-5
+    assert both[0]["single"] == pytest.approx(alone["single"], abs=1e-5)
+
+
+@pytest.mark.slow
 def test_a_program_with_a_group_of_its_own_is_left_alone():
     first, second = printed(2, "own")
     assert "distributed" not in first + second
@@ -72,6 +96,8 @@ def test_ranks_whose_orders_disagree_take_those_of_rank_0():
     assert len(within) == 1, done.stdout
     assert "(('cholesky', 'stock'),)" in within.pop()
     assert {"found cholesky", "found qr"} < set(found)
+    assert found.count("found before dense") == found.count("found before tiled") == 1
+    assert found.count("found decision tiled") == 2
 
 
 def test_a_process_that_is_one_alone_has_no_ranks(monkeypatch):

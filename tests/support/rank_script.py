@@ -9,7 +9,8 @@ import autokern
 
 if "own" in sys.argv:
     torch.distributed.init_process_group("gloo")
-x = torch.rand(4200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+generator = None if "unseeded" in sys.argv else torch.Generator().manual_seed(0)
+x = torch.rand(4200, 2, generator=generator, dtype=torch.float64)
 if "own" in sys.argv:
     x = x + torch.distributed.get_rank()
 kernel = MaternKernel(2.5).double()

@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from support.rank_jobs import started, told
 from torch.distributed import HashStore
 
 from autokern.kernels import partition
 from autokern.system.thread_pool import Member
 from autokern.system.witness import Witness
-
-PROGRAM = Path(__file__).parents[1] / "support" / "rank_program.py"
-LIMIT = 240
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def started(way: str, timeout: float) -> list[subprocess.Popen[str]]:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), way, str(timeout)],
-            env=os.environ | common | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-
-
-def told(process: subprocess.Popen[str]) -> dict[str, object]:
-    out, err = process.communicate(timeout=LIMIT)
-    assert out.strip(), err
-    return json.loads(out.splitlines()[-1])
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -73,7 +41,7 @@ class Alone(Member):
 
 @pytest.mark.slow
 def test_two_ranks_compute_what_one_does():
-    found = [told(process) for process in started("usual", 120)]
+    found = [told(process) for process in started("rank_program", "usual", 120)]
     for each in found:
         for name in ("same", "long", "wide"):
             assert each[name] < 1e-12
@@ -91,16 +59,33 @@ def test_two_ranks_compute_what_one_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_a_lost_rank_is_named(way):
-    first, second = started(way, 6)
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_products_over_ranks_are_those_of_one_process(count):
+    step = 1 if count == 2 else 5
+    each = [told(process) for process in started("rank_sweep", 120, step, count=count)]
+    assert all(one == each[0] for one in each)
+    found = each[0]["cases"]
+    assert each[0]["collectives"] > 4 * len(found)
+    bound = {"float64": 1e-10, "float32": 1e-3}  # gradients by hyperparameters are sums that cancel
+    assert [case for case, dtype, gap, _, _ in found if not gap < bound[dtype]] == []
+    assert [case for case, _, _, same, _ in found if not same] == []
+    later, *_ = [told(process)["cases"] for process in started("rank_sweep", 120, 10, count=count)]
+    sums = {case: checksum for case, *_, checksum in found}
+    assert all(sums[case] == checksum for case, *_, checksum in later)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "count"), [("killed", 2), ("stopped", 2), ("killed", 3), ("stopped", 3)])
+def test_a_lost_rank_is_named_on_all_others(way, count):
+    *others, last = started("rank_program", way, 6, count=count)
     try:
-        found = told(first)
+        each = [told(process) for process in others]
     finally:
-        second.kill()
-        second.communicate()
-    assert "rank 1 died or stands still" in found["error"]
-    assert found["again"] == found["error"]
+        last.kill()
+        last.communicate()
+    for found in each:
+        assert f"rank {count - 1} died or stands still" in found["error"]
+        assert found["again"] == found["error"]
 
 
 def test_a_note_tells_of_its_own_collective_only():

@@ -7,13 +7,15 @@ computed in double precision, a few hundred sets at a time, by several threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, cholesky, in_double
+from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
 from autokern.gp.preconditioners.neighbours import Conditioning
+from autokern.kernels import over_ranks
 from autokern.kernels import tree as trees
 from autokern.kernels.parts import apart
 from autokern.kernels.tree import Tree
@@ -24,6 +26,8 @@ __all__ = ["Vecchia"]
 
 _CACHED = 2**18
 """Elements of the small covariances that are computed together."""
+_COST, _BACKWARD = 8, 3
+"""Elements of a product that take as long as one of a small covariance, about; and times that for gradients."""
 
 
 class Vecchia(Preconditioner):
@@ -49,13 +53,19 @@ class Vecchia(Preconditioner):
 
         self._tree, self._noise, self._given = in_double(tree), noise.detach().double(), given
         n, size = given.sets.shape
-        self._coefficients = noise.new_empty((n, size), dtype=torch.float64)
+        elements = _COST * n * size**2
 
-        def column(start: int, stop: int) -> None:
-            covariance = self._covariances(self._tree, start, stop)
-            self._coefficients[start:stop] = _last(cholesky(covariance))
+        def columns(out: torch.Tensor, first: int, end: int) -> None:
+            def column(start: int, stop: int) -> None:
+                lower, info = torch.linalg.cholesky_ex(self._covariances(self._tree, start, stop))
+                out.view(n, size)[start:stop] = torch.where(info.unsqueeze(-1) > 0, math.nan, _last(lower))
 
-        self._in_chunks(lambda _: column)
+            self._in_chunks(lambda _: column, first, end)
+
+        found = over_ranks.by_points(n, elements, n * size, self._noise, self._data(), columns)
+        if found.isnan().any():
+            raise UnfitError
+        self._coefficients = found.view(n, size)
         self.logdet = -2 * float(self._coefficients[:, -1].log().sum())
         entries = self._coefficients.to(noise.dtype).mul_(given.there).view(-1).numpy()
         starts = torch.arange(0, n * size + 1, size, dtype=torch.int32, device="cpu").numpy()
@@ -74,8 +84,8 @@ class Vecchia(Preconditioner):
         """Return what moves with S: ``-2 sum log S_ii`` and ``u^T dS^T K S w + u^T S^T K dS w``."""
         parts, own = apart(self._tree)
         points = len(self._tree.points)
-        count = thread_pool.size(own[0].device)
-        sums = [[torch.zeros_like(t) for t in (self._noise, *own)] for _ in range(count)]
+        count, like = thread_pool.size(own[0].device), (self._noise, *own)
+        sums = [[torch.zeros_like(t) for t in like] for _ in range(count)]
         double = Probed(*(t.double() for t in by))
 
         def chunk(number: int) -> Callable[[int, int], None]:
@@ -97,9 +107,27 @@ class Vecchia(Preconditioner):
 
             return add
 
-        self._in_chunks(chunk)
-        noise, *totals = (sum(each[1:], each[0]) for each in zip(*sums, strict=True))
+        def write(out: torch.Tensor, first: int, end: int) -> None:
+            self._in_chunks(chunk, first, end)
+            totals = [sum(each[1:], each[0]).view(-1) for each in zip(*sums, strict=True)]
+            torch.cat(totals, out=out)
+
+        sizes = [t.numel() for t in like]
+        elements = _BACKWARD * _COST * self._given.sets.numel() * self._given.sets.shape[1]
+        found = over_ranks.by_points(
+            len(self._noise), elements, sum(sizes), self._noise, self._data(double.u, double.ku), write
+        )
+        noise, *totals = (part.view(t.shape) for part, t in zip(found.split(sizes), like, strict=True))
         return Gradients(noise, totals)
+
+    def _data(self, *more: torch.Tensor) -> dict[str, Sequence[torch.Tensor | str]]:
+        tree = self._tree
+        return {
+            "kernels": [repr(tree.node)],
+            "points": tree.points,
+            "hyperparameters": [self._noise, *tree.shapes, *tree.weights],
+            "vectors": more,
+        }
 
     def _cotangent(self, by: Probed, covariance: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """Return the derivative by small covariances, zero where a set has no point."""
@@ -127,15 +155,14 @@ class Vecchia(Preconditioner):
         pairs = there.unsqueeze(-1) & there.unsqueeze(-2)
         return found * pairs + torch.diag_embed((~there).double())
 
-    def _in_chunks(self, of: Callable[[int], Callable[[int, int], None]]) -> None:
-        n, size = self._given.sets.shape
-        each = max(16, _CACHED // size**2)
+    def _in_chunks(self, of: Callable[[int], Callable[[int, int], None]], first: int, end: int) -> None:
+        each = max(16, _CACHED // self._given.sets.shape[1] ** 2)
 
         def work(member: Member) -> None:
             step = of(member.number)
-            for start in range(member.number * each, n, member.count * each):
+            for start in range(first + member.number * each, end, member.count * each):
                 member.check()
-                step(start, min(n, start + each))
+                step(start, min(end, start + each))
 
         thread_pool.run(work, thread_pool.size(self._noise.device))
 

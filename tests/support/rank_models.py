@@ -1,0 +1,111 @@
+"""One rank of a job, or one process: what stands on products over ranks, as JSON in one line.
+
+A gpytorch model that knows nothing of ranks: density and gradients by iterations, solves, predictions and samples.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import gpytorch
+import torch
+
+import autokern
+from autokern.gp import iterated_density
+from autokern.gp.solved import latest
+from autokern.hooks.kernel_operator import matrix_free
+from autokern.kernels import over_ranks
+from autokern.runtime import dispatch, ranks
+from autokern.system import ranks as system
+
+N, TESTS = 2500, 40
+POINTS = torch.rand(N + TESTS, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+X, Y, NEW = POINTS[:N, :2].contiguous(), (6 * POINTS[:N, 0]).sin() + 0.3 * POINTS[:N, 2], POINTS[N:, :2].contiguous()
+
+REFINED = iterated_density._REFINED
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, lengthscale: float, several: bool = False) -> None:
+        super().__init__(X, Y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5))
+        kernel.base_kernel.lengthscale = lengthscale
+        cpu = torch.device("cpu")
+        self.covar_module = (
+            gpytorch.kernels.MultiDeviceKernel(kernel, [cpu, cpu], output_device=cpu) if several else kernel
+        )
+        self.likelihood.noise = 0.05
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def density(lengthscale: float, several: bool = False, double: bool = True) -> tuple[list[float], str]:
+    """Loss and gradients of the second step, and the preconditioner that served it; all products `double` or not."""
+    model = Model(lengthscale, several)
+    iterated_density._REFINED = 1.0 if double else REFINED
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    with autokern.using(force={"exact_log_prob": "preconditioned"}):
+        for _ in range(2):
+            model.zero_grad()
+            loss = -mll(model(X), Y)
+            loss.backward()
+    report = latest()
+    assert report is not None
+    return [loss.item(), *(float(p.grad.sum()) for p in model.parameters())], report.preconditioner
+
+
+def predictions() -> dict[str, list[float]]:
+    """Mean, variances and samples of a model that is never formed."""
+    model = Model(0.4).eval()
+    forced = "distributed" if system.held() else "tiled-symmetric"
+    orders = autokern.using(memory="150MB", force={"kernel_matmul": forced, "solve": "preconditioned"})
+    with torch.no_grad(), orders:
+        out = model(NEW)
+        found = {"mean": out.mean, "variance": out.variance}
+        torch.manual_seed(3)
+        found["samples"] = out.sample(torch.Size([2]))
+    used = {"used": {op: dispatch.stats().get(op, {}) for op in ("kernel_matmul", "solve", "predict")}}
+    return {name: t.flatten().tolist() for name, t in found.items()} | used
+
+
+def gradients_of_the_library() -> list[float]:
+    """Gradients of a quadratic form that the library differentiates itself."""
+    kernel = gpytorch.kernels.RBFKernel().double()
+    a = torch.linspace(-1, 1, N, dtype=torch.float64).unsqueeze(-1)
+    form = (matrix_free(kernel, X, X).matmul(a) * a).sum()
+    form.backward()
+    found = matrix_free(kernel, X, X)._bilinear_derivative(a, a)
+    return [form.item(), float(kernel.raw_lengthscale.grad), *(float(t.sum()) for t in found if t is not None)]
+
+
+def main() -> None:
+    over_ranks.LEAST, over_ranks._MOST = 1, 0.0
+    iterated_density.DENSE = 0  # the matrix is never held
+    autokern.enable()
+    if system.is_job():
+        ranks.begin(timeout=float(sys.argv[1]))
+        system.held().even = True  # type: ignore[union-attr]
+    before = system.held()._witness.call if system.held() else 0  # type: ignore[union-attr]
+    found: dict[str, Any] = {}
+    found["pivoted"], found["of pivoted"] = density(0.8)
+    found["vecchia"], found["of vecchia"] = density(0.05)
+    found["single"], _ = density(0.8, double=False)
+    found["devices"], _ = density(0.8, several=True)
+    found |= predictions()
+    found["derivative"] = gradients_of_the_library()
+    found["learn"] = dispatch.session().settings.learn
+    if (here := system.held()) is not None:
+        found["collectives"] = here._witness.call - before
+    print(json.dumps(found), flush=True)
+    if here is not None:
+        here.barrier()
+        ranks.end()
+
+
+if __name__ == "__main__":
+    main()
