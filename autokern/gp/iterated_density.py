@@ -97,7 +97,7 @@ def _state(
     quadratic = float(torch.dot(residual.double(), solved.solution.double()))
     value = -0.5 * (quadratic + by.logdet + float(left.mean()) + n * _LOG_2_PI)
     error = 0.5 * float(left.std()) / math.sqrt(probes) if probes > 1 else math.inf
-    report = Solved(solved.residual, solved.products, name, probes, error)
+    report = Solved(solved.residual, solved.products, name, probes, error, tolerance)
     note(report)
     _log.debug("log density of %d points: %s", n, report)
     return _State(by, solved, value) if math.isfinite(value) else None
@@ -115,7 +115,7 @@ def _solved(
     if kept.rests():
         return None
     best: tuple[str, Preconditioner, Solution] | None = None
-    patience = float(_LONGEST)
+    patience, missed = float(_LONGEST), []
     tried = 0
     for name in kept.names(tree, noise):
         tried += 1
@@ -128,6 +128,10 @@ def _solved(
             best, patience = (name, by, solved), solved.products
             if solved.products <= max(_FEW, 2 * kept.products) or (name == "vecchia" and kept.leaves_much(tree, noise)):
                 break
+        elif best is None:
+            missed.append(Solved(solved.residual, solved.products, name, signs.shape[1], goal=tolerance, missed=1))
+    for report in missed if best is None else ():
+        note(report)
     if kept.served is None or tried > 1:
         kept.choose(*((None, 0) if best is None else (best[0], best[2].products)))
     return best

@@ -1,16 +1,42 @@
-"""Products of conjugate gradients are counted: how long stock takes depends on the numbers, not on the sizes alone."""
+"""Products of the library's conjugate gradients are counted, and what they reach is noted where a call asks for it.
+
+How long they take depends on the numbers, not on the sizes alone.
+"""
 
 from __future__ import annotations
 
+import inspect
+import sys
+import threading
 from typing import Any
 
 import linear_operator.utils
 import torch
+from linear_operator import settings as library
 
 from autokern.core.op import inside
+from autokern.core.solved import Solved, is_watched, note
 from autokern.hooks.install import hook
 
 _stock = linear_operator.utils.linear_cg
+_module = sys.modules["linear_operator.utils.linear_cg"]
+_signature = inspect.signature(_stock)
+
+
+class _Begun(threading.local):
+    """The residual that iterations of this thread begin with; they write the later ones into it."""
+
+    residual: Any = None
+
+
+_begun = _Begun()
+_stock_default = _module._default_preconditioner
+
+
+@hook(_module, "_default_preconditioner")
+def _default_preconditioner(x: Any) -> Any:
+    _begun.residual = x
+    return _stock_default(x)
 
 
 @hook(linear_operator.utils, "linear_cg")
@@ -23,4 +49,34 @@ def _linear_cg(matmul_closure: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
         inside.products += 1
         return multiply(vectors)
 
-    return _stock(counted, rhs, *args, **kwargs)
+    try:
+        call = _signature.bind(counted, rhs, *args, **kwargs) if is_watched() else None
+    except TypeError:  # which stock raises too
+        call = None
+    return _stock(counted, rhs, *args, **kwargs) if call is None else _noted(call)
+
+
+def _noted(call: inspect.BoundArguments) -> Any:
+    """Run conjugate gradients, and note how large the residual was that they ended with."""
+    given, before, outer = call.arguments, inside.products, _begun.residual
+    own = given.get("preconditioner")
+    if own is not None:
+
+        def preconditioner(x: Any) -> Any:
+            _begun.residual = x
+            return own(x)
+
+        given["preconditioner"] = preconditioner
+    _begun.residual = None
+    try:
+        found = _stock(*call.args, **call.kwargs)
+        residual, made = _begun.residual, inside.products - before - 1
+    finally:
+        _begun.residual = outer
+    if residual is not None:  # else there was nothing to solve
+        sizes, goal = torch.linalg.vector_norm(residual, dim=-2), given.get("tolerance")
+        goal = float(library.cg_tolerance.value() if goal is None else goal)
+        missed = not bool(sizes.mean() < goal)
+        name = "none" if own is None else "library"
+        note(Solved(float(sizes.max()), made, name, sizes.shape[-1], goal=goal, missed=int(missed)))
+    return found
