@@ -116,25 +116,34 @@ def _solved(
         return None
     best: tuple[str, Preconditioner, Solution] | None = None
     patience, missed = float(_LONGEST), []
-    tried = 0
+    tolerances, tried = (tolerance, min(_OF_PROBES, 100 * tolerance)), 0
     for name in kept.names(tree, noise):
         tried += 1
         try:
             by = kept.made(name, tree, noise)
         except UnfitError:
             continue
-        solved = matrix.solved(by, residual, signs, (tolerance, min(_OF_PROBES, 100 * tolerance)), patience)
+        solved = matrix.solved(by, residual, signs, tolerances, patience)
         if solved.left <= 1 and solved.products < patience:
             best, patience = (name, by, solved), solved.products
             if solved.products <= max(_FEW, 2 * kept.products) or (name == "vecchia" and kept.leaves_much(tree, noise)):
                 break
-        elif best is None:
-            missed.append(Solved(solved.residual, solved.products, name, signs.shape[1], goal=tolerance, missed=1))
+        elif best is None and solved.left > 1:
+            missed.append(_missed(solved, name, tolerances))
     for report in missed if best is None else ():
         note(report)
     if kept.served is None or tried > 1:
         kept.choose(*((None, 0) if best is None else (best[0], best[2].products)))
     return best
+
+
+def _missed(solved: Solution, name: str, tolerances: tuple[float, float]) -> Solved:
+    """Return the record of iterations that stopped before the goal of the targets, or of the probes."""
+    residual, goal = solved.residual, tolerances[0]
+    if residual <= goal:
+        goal = tolerances[1]
+        residual = solved.left * goal
+    return Solved(residual, solved.products, name, solved.probed.w.shape[1], goal=goal, missed=1)
 
 
 class _Matrix:

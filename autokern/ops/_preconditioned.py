@@ -60,7 +60,7 @@ def register(op: Op) -> None:
         memory=_memory,
         parts=True,
         as_stock=True,
-        error=to_a_residual("; the log determinant by probes, whose standard error calls tell"),
+        error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
     )
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """Conjugate gradients to a stated residual, preconditioned by neighbours or pivots as this system needs it."""

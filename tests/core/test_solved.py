@@ -44,9 +44,9 @@ def test_what_is_noted_before_an_exception_is_collected():
 
     def fails():
         solved.note(ONE)
-        raise ValueError
+        raise ValueError("it failed")
 
-    with pytest.raises(ValueError), solved.collecting(found.extend):
+    with pytest.raises(ValueError, match="it failed"), solved.collecting(found.extend):
         fails()
     assert found == [ONE]
     assert not solved.is_watched()
