@@ -232,7 +232,7 @@ class Op(abc.ABC):
         """Return in words what stock's answer is worth where it approximates; empty where that is not known."""
         return ""
 
-    def error(self, problem: Problem, candidate: Candidate) -> Error | None:
+    def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
         """Return the error to expect of a candidate; None where its results are within the bound of the contract."""
         return candidate.error(problem)
 

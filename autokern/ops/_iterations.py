@@ -71,7 +71,7 @@ class Loose:
         """Whether stock iterates."""
         return iterates(problem)
 
-    def error(self, problem: Problem, candidate: Candidate) -> Error | None:
+    def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
         """Return the error to expect: stock's of what iterates as stock does, else what the candidate says itself."""
         return self.looseness if iterates(problem) and candidate.loose else candidate.error(problem)
 

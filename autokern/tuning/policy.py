@@ -101,7 +101,7 @@ def decide(
 
     def cost(candidate: Candidate) -> Cost:
         found, approximate = estimates.get(candidate.name), candidate.accuracy == "approximate"
-        error = op.error(problem, candidate) or (UNKNOWN if approximate else WITHIN)
+        error = op.expected_error(problem, candidate) or (UNKNOWN if approximate else WITHIN)
         return Cost(
             seconds=found.seconds if found else None,
             flops=flops,

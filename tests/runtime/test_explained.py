@@ -15,6 +15,7 @@ from linear_operator import settings as library
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
+from autokern.cli import tables
 from autokern.core import solved
 from autokern.core.candidate import WITHIN, Error
 from autokern.core.decision import Decision
@@ -235,6 +236,13 @@ def test_keys_that_do_not_iterate_run_their_candidate_and_nothing_else(make_op):
     assert decided("iterating")[0][0].solved == ()
 
 
+def test_the_table_of_a_program_tells_what_was_reached(make_op, capsys):
+    dispatch.route(iterating(make_op, approximates=lambda problem: True))(A)
+    tables.show(tables.decisions(autokern.explain().decisions), stderr=True)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "solved to a residual of 1e-06 in 3 iterations, preconditioner pivoted" in told
+
+
 def test_what_is_forgotten_counts_once(make_op):
     op = iterating(make_op, approximates=lambda problem: True)
     call = dispatch.route(op)
@@ -268,13 +276,13 @@ def test_what_is_measured_beside_calls_is_not_told(make_op):
 )
 def test_what_stock_is_worth_is_told_where_it_iterates(op):
     problem = next(p for p in op.grid("full", "float64", "cpu") if "cg" in p.words)
-    worth = op.error(problem, op.stock)
+    worth = op.expected_error(problem, op.stock)
     assert worth.words == op.remark(problem)
     found = dispatch.explain(problem)
     assert found.costs["stock"].error == worth.word
     assert worth.words in str(found)
     exact = problem.replace(variant=problem.variant.replace("cg", "cholesky"))
-    assert op.error(exact, op.stock) is None
+    assert op.expected_error(exact, op.stock) is None
     assert op.remark(exact) == ""
 
 
