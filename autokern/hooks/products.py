@@ -24,9 +24,13 @@ _signature = inspect.signature(_stock)
 
 
 class _Begun(threading.local):
-    """The residual that iterations of this thread begin with; they write the later ones into it."""
+    """Takes the residual that iterations of this thread begin with; they write the later ones into the same tensor."""
 
-    residual: Any = None
+    residuals: list[Any] | None = None
+
+    def take(self, residual: Any) -> None:
+        if self.residuals is not None:
+            self.residuals[:] = [residual]
 
 
 _begun = _Begun()
@@ -35,7 +39,7 @@ _stock_default = _module._default_preconditioner
 
 @hook(_module, "_default_preconditioner")
 def _default_preconditioner(x: Any) -> Any:
-    _begun.residual = x
+    _begun.take(x)
     return _stock_default(x)
 
 
@@ -58,22 +62,23 @@ def _linear_cg(matmul_closure: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _noted(call: inspect.BoundArguments) -> Any:
     """Run conjugate gradients, and note how large the residual was that they ended with."""
-    given, before, outer = call.arguments, inside.products, _begun.residual
+    given, before, outer = call.arguments, inside.products, _begun.residuals
     own = given.get("preconditioner")
     if own is not None:
 
         def preconditioner(x: Any) -> Any:
-            _begun.residual = x
+            _begun.take(x)
             return own(x)
 
         given["preconditioner"] = preconditioner
-    _begun.residual = None
+    residuals: list[Any] = []
+    _begun.residuals = residuals
     try:
         found = _stock(*call.args, **call.kwargs)
-        residual, made = _begun.residual, inside.products - before - 1
     finally:
-        _begun.residual = outer
-    if residual is not None:  # else there was nothing to solve
+        _begun.residuals = outer
+    made = inside.products - before - 1
+    for residual in (r for r in residuals if r.numel()):  # none where there was nothing to solve
         sizes, goal = torch.linalg.vector_norm(residual, dim=-2), given.get("tolerance")
         goal = float(library.cg_tolerance.value() if goal is None else goal)
         missed = not bool(sizes.mean() < goal)

@@ -130,6 +130,7 @@ def test_the_residual_of_the_librarys_iterations_is_the_true_one(preconditioned,
         assert linear_operator.utils.linear_cg(a, rhs, **more).equal(expected)
         linear_operator.utils.linear_cg(a.matmul, rhs, 0, 1e-9, max_iter=1, max_tridiag_iter=1)
         linear_operator.utils.linear_cg(a.matmul, torch.zeros_like(rhs))
+        linear_operator.utils.linear_cg(a.matmul, rhs[:, :0], max_iter=2, max_tridiag_iter=1)
         with pytest.raises(TypeError, match="unexpected keyword"):
             linear_operator.utils.linear_cg(a, rhs, nonsense=1)
     size = torch.linalg.vector_norm(rhs, dim=0).clamp_min(1e-300)
