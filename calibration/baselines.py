@@ -149,8 +149,8 @@ class Reports(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a report."""
-        if isinstance(record.args, tuple) and hasattr(record.args[-1], "_asdict"):
-            self.found.append(record.args[-1]._asdict())
+        if isinstance(record.args, tuple) and hasattr(found := record.args[-1], "residual"):
+            self.found.append({"residual": found.residual, "products": found.iterations})
 
 
 @contextlib.contextmanager

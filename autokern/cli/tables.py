@@ -200,7 +200,7 @@ def decisions(found: Sequence[tuple[Decision, int]]) -> RenderableType:
     for decision, calls in sorted(found, key=lambda pair: -pair[1]):
         p = decision.problem
         name = Text(f"{p.op} {sizes(p)}\n").append(_words(p.dtype, p.device, problem=p), style="dim")
-        rows.append((str(calls), name, decision.candidate, times(decision.margin), decision.reason))
+        rows.append((str(calls), name, decision.candidate, times(decision.margin), decision.why))
     return table("autokern: decisions", (">calls", "problem", "runs", ">× stock", "why"), rows)
 
 

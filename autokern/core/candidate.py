@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import msgspec
 
 from autokern.core.problem import Features, Problem
 
-__all__ = ["ACCURACIES", "Candidate", "Derived", "Run", "nothing"]
+__all__ = ["ACCURACIES", "UNKNOWN", "WITHIN", "Candidate", "Derived", "Error", "Run", "nothing"]
 
 ACCURACIES = ("same", "better", "approximate")
 
@@ -18,9 +19,30 @@ Derived = Callable[[Problem, Mapping[str, float]], float | None]
 _Asked = TypeVar("_Asked")
 
 
-def nothing(_: object) -> str | None:
-    """Return no reason against a candidate."""
+def nothing(_: object) -> None:
+    """Return None: no reason against a candidate, and no error that is to be told."""
     return None
+
+
+class Error(msgspec.Struct, frozen=True):
+    """The error to expect of an answer that is not within its Op's bound, or is so by a check of its own.
+
+    Parameters
+    ----------
+    word : str
+        For a table.
+    words : str
+        In a sentence.
+    """
+
+    word: str
+    words: str
+
+
+WITHIN = Error("in bound", "")
+"""That of results within their Op's bound, of which there is no more to say."""
+
+UNKNOWN = Error("unknown", "")
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -56,6 +78,8 @@ class Candidate(msgspec.Struct, frozen=True):
         Whether it iterates as stock does, if not as loosely; calibration does not ban it for that.
     derived : callable or None
         Maps a Problem and the predicted seconds of others to its own, or None: of a candidate that is not measured.
+    error : callable
+        Maps a Problem to the Error to expect, or None where results are within the Op's bound.
     source : str
         Its plugin; empty for candidates registered beside their Op.
     summary : str
@@ -74,6 +98,7 @@ class Candidate(msgspec.Struct, frozen=True):
     parts: bool = False
     as_stock: bool = False
     derived: Derived | None = None
+    error: Callable[[Problem], Error | None] = nothing
     source: str = ""
     summary: str = ""
 
@@ -92,7 +117,10 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.unsupported(problem) or self.unavailable(problem.device)
 
     def of_plugin(self, source: str) -> Candidate:
-        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` counts as a reason."""
+        """Return this candidate as a plugin's: an exception of `unsupported` or `unavailable` counts as a reason.
+
+        An error that cannot be told is within the bound.
+        """
 
         def guarded(ask: Callable[[_Asked], str | None], name: str) -> Callable[[_Asked], str | None]:
             def answer(asked: _Asked) -> str | None:
@@ -103,5 +131,11 @@ class Candidate(msgspec.Struct, frozen=True):
 
             return answer
 
+        def error(problem: Problem) -> Error | None:
+            with contextlib.suppress(Exception):
+                return self.error(problem)
+            return None
+
         unsupported, unavailable = guarded(self.unsupported, "unsupported"), guarded(self.unavailable, "unavailable")
-        return msgspec.structs.replace(self, source=source, unsupported=unsupported, unavailable=unavailable)
+        guards = {"unsupported": unsupported, "unavailable": unavailable, "error": error}
+        return msgspec.structs.replace(self, source=source, **guards)

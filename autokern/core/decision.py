@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from autokern.core import shown
+from autokern.core.candidate import WITHIN
 from autokern.core.problem import Problem
+from autokern.core.solved import Solved
 from autokern.core.units import duration, legible, sized
 
 __all__ = ["Cost", "Decision"]
@@ -33,6 +35,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         bound, and where none was measured.
     uncertainty : float
         Standard deviation of the log of its time over that of stock.
+    error : str
+        The error to expect, in a word.
+    meaning : str
+        What that means; empty for results within the op's bound.
     """
 
     seconds: float | None = None
@@ -40,12 +46,15 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     memory: int = 0
     relative_error: float | None = None
     uncertainty: float = 0.0
+    error: str = WITHIN.word
+    meaning: str = WITHIN.words
 
     def words(self) -> tuple[str, str, str, str]:
-        """Return latency, throughput, memory and error in words."""
-        assert self.seconds is not None
+        """Return latency, throughput, memory and error in words, the first two empty where nothing was measured."""
+        error = self.error if self.relative_error is None else f"{self.relative_error:.0e}"
+        if self.seconds is None:
+            return "", "", sized(self.memory), error
         rate = f"{self.flops / self.seconds / 1e9:.3g} Gflop/s" if self.flops else ""
-        error = "in bound" if self.relative_error is None else f"{self.relative_error:.0e}"
         return duration(self.seconds), rate, sized(self.memory), error
 
 
@@ -81,6 +90,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Candidates that may well be faster than the choice, the most promising first; empty where that is settled.
     remark : str
         What stock's answer is worth where it approximates; empty where it does not.
+    solved : tuple of Solved
+        How systems were solved in the calls that it served, the worst for each preconditioner; empty before any call,
+        and where nothing iterates.
     """
 
     problem: Problem
@@ -96,6 +108,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     costs: dict[str, Cost] = {}
     contenders: tuple[str, ...] = ()
     remark: str = ""
+    solved: tuple[Solved, ...] = ()
 
     @property
     def cell(self) -> tuple[Problem, str]:
@@ -114,19 +127,37 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         low, high = (self.margin * math.exp(sign * self.uncertainty) for sign in (-1, 1))
         return own * (self.margin - 1.0), own * (low - 1.0), own * (high - 1.0)
 
-    def __str__(self) -> str:
-        lines = [str(self.problem), f"  runs {self.candidate}: {self.reason}"]
+    @property
+    def why(self) -> str:
+        """The reason, and how systems were solved."""
+        return "; ".join((self.reason, *map(str, self.solved)))
+
+    def _notes(self) -> list[str]:
+        """Return what there is to say of the choice, its gain, stock's answers, and its own."""
+        notes = [f"runs {self.candidate}: {self.reason}"]
         if self.margin != 1.0:
             spread = math.exp(self.uncertainty)
             doubt = f"known to {100 * (spread - 1):.0f} %" if spread < _ROUGHLY else f"within a factor of {spread:.1f}"
             margin = f"{self.margin:.2f}" if spread < _ROUGHLY else f"about {float(f'{self.margin:.2g}'):g}"
-            lines.append(f"  {margin} times as fast as stock, {doubt} ({self.source})")
-        if self.remark:
-            lines.append(f"  {self.remark}")
-        timed = {name: cost for name, cost in self.costs.items() if cost.seconds is not None}
-        if timed:
-            lines.append(_row("", "latency", "throughput", "memory", "error"))
-            lines += [_row(n, *c.words(), mark="→" if n == self.candidate else " ") for n, c in timed.items()]
+            notes.append(f"{margin} times as fast as stock, {doubt} ({self.source})")
+        return [*notes, *filter(None, (self.remark,)), *map(str, self.solved)]
+
+    def _meanings(self) -> list[str]:
+        """Return what the errors mean that are to be expected, but for what the remark says already."""
+        told: dict[str, list[str]] = {}
+        for name, cost in self.costs.items():
+            if cost.meaning and cost.meaning not in self.remark:
+                told.setdefault(cost.meaning, []).append(name)
+        return [f"error of {', '.join(names)}: {meaning}" for meaning, names in told.items()]
+
+    def __str__(self) -> str:
+        lines = [str(self.problem), *(f"  {note}" for note in self._notes())]
+        rows = {name: cost.words() for name, cost in self.costs.items()}
+        if rows:
+            width = max(9, *(len(words[-1]) for words in rows.values()))
+            lines.append(_row("", ("latency", "throughput", "memory", "error"), width))
+            lines += [_row(name, words, width, "→" if name == self.candidate else " ") for name, words in rows.items()]
+        lines += [f"    {meaning}" for meaning in self._meanings()]
         lines += [f"    {name:<20} cannot: {why}" for name, why in self.excluded.items()]
         return legible("\n".join(lines))
 
@@ -138,12 +169,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def _repr_html_(self) -> str:
         rows = []
         for name, cost, why in self.candidates():
-            words = ("", "", "", "") if cost is None or cost.seconds is None else cost.words()
+            words = ("", "", "", "") if cost is None else cost.words()
             rows.append((name, *words, "runs" if name == self.candidate else why and f"cannot: {why}"))
         columns = ("candidate", ">latency", ">throughput", ">memory", ">error", "")
-        said = str(self).split("\n  ")[1:]
-        notes = [line for line in said[: 3 if self.remark else 2] if not line.startswith(" ")]
-        return shown.table(str(self.problem), columns, rows, notes)
+        return shown.table(str(self.problem), columns, rows, [*self._notes(), *self._meanings()])
 
     def to_frame(self) -> Any:
         """Return a pandas data frame with a row for each candidate; times in seconds, memory in bytes.
@@ -186,5 +215,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return ax
 
 
-def _row(name: str, latency: str, throughput: str, memory: str, error: str, mark: str = " ") -> str:
-    return f"  {mark} {name:<20} {latency:>10} {throughput:>14} {memory:>10} {error:>9}".rstrip()
+def _row(name: str, words: tuple[str, str, str, str], width: int, mark: str = " ") -> str:
+    latency, throughput, memory, error = words
+    return f"  {mark} {name:<20} {latency:>10} {throughput:>14} {memory:>10} {error:>{width}}".rstrip()

@@ -11,13 +11,13 @@ import abc
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from autokern.core import plugins, registry
-from autokern.core.candidate import ACCURACIES, Candidate, Derived, Run, nothing
+from autokern.core.candidate import ACCURACIES, Candidate, Derived, Error, Run, nothing
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
 
@@ -131,6 +131,8 @@ class Op(abc.ABC):
     composite : bool
         Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
         may keep caches, so every trial gets fresh ones.
+    structures : tuple of str
+        Words of variants for structure in the points of a problem.
 
     Attributes
     ----------
@@ -143,6 +145,7 @@ class Op(abc.ABC):
     contract: str
     raises: tuple[type[BaseException], ...] = ()
     composite: bool = False
+    structures: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.listed: list[Candidate] = []
@@ -184,6 +187,16 @@ class Op(abc.ABC):
         """Return a problem that there is, near to one of random sizes: points in a structure are not of any number."""
         return problem
 
+    def structured(self, problem: Problem, word: str, given: Collection[str]) -> Problem:
+        """Return a problem as it is with one of the `structures` in its points; `given` names what the user said.
+
+        Raises
+        ------
+        SettingsError
+            If there is no such problem.
+        """
+        return problem
+
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         """Return further coordinates for interpolation, in octaves, where sizes alone do not tell problems apart."""
         return ()
@@ -219,6 +232,10 @@ class Op(abc.ABC):
         """Return in words what stock's answer is worth where it approximates; empty where that is not known."""
         return ""
 
+    def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
+        """Return the error to expect of a candidate; None where its results are within the bound of the contract."""
+        return candidate.error(problem)
+
     def default_candidate(self, problem: Problem) -> str:
         """Return the candidate that runs while nothing is measured: stock, unless counting leaves no doubt."""
         return "stock"
@@ -237,6 +254,7 @@ class Op(abc.ABC):
         parts: bool = False,
         as_stock: bool = False,
         derived: Derived | None = None,
+        error: Callable[[Problem], Error | None] = nothing,
         why_not: Callable[[Problem], str | None] | None = None,
         setup: bool | None = None,
     ) -> Callable[[Run], Run]:
@@ -275,6 +293,7 @@ class Op(abc.ABC):
                     parts=parts or (self.composite and name == "stock"),
                     as_stock=as_stock or name == "stock",
                     derived=derived,
+                    error=error,
                     summary=summary,
                 )
             )

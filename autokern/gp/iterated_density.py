@@ -97,7 +97,7 @@ def _state(
     quadratic = float(torch.dot(residual.double(), solved.solution.double()))
     value = -0.5 * (quadratic + by.logdet + float(left.mean()) + n * _LOG_2_PI)
     error = 0.5 * float(left.std()) / math.sqrt(probes) if probes > 1 else math.inf
-    report = Solved(solved.residual, solved.products, name, probes, error)
+    report = Solved(solved.residual, solved.products, name, probes, error, tolerance)
     note(report)
     _log.debug("log density of %d points: %s", n, report)
     return _State(by, solved, value) if math.isfinite(value) else None
@@ -115,22 +115,35 @@ def _solved(
     if kept.rests():
         return None
     best: tuple[str, Preconditioner, Solution] | None = None
-    patience = float(_LONGEST)
-    tried = 0
+    patience, missed = float(_LONGEST), []
+    tolerances, tried = (tolerance, min(_OF_PROBES, 100 * tolerance)), 0
     for name in kept.names(tree, noise):
         tried += 1
         try:
             by = kept.made(name, tree, noise)
         except UnfitError:
             continue
-        solved = matrix.solved(by, residual, signs, (tolerance, min(_OF_PROBES, 100 * tolerance)), patience)
+        solved = matrix.solved(by, residual, signs, tolerances, patience)
         if solved.left <= 1 and solved.products < patience:
             best, patience = (name, by, solved), solved.products
             if solved.products <= max(_FEW, 2 * kept.products) or (name == "vecchia" and kept.leaves_much(tree, noise)):
                 break
+        elif best is None and solved.left > 1:
+            missed.append(_missed(solved, name, tolerances))
+    for report in missed if best is None else ():
+        note(report)
     if kept.served is None or tried > 1:
         kept.choose(*((None, 0) if best is None else (best[0], best[2].products)))
     return best
+
+
+def _missed(solved: Solution, name: str, tolerances: tuple[float, float]) -> Solved:
+    """Return the record of iterations that stopped before the goal of the targets, or of the probes."""
+    residual, goal = solved.residual, tolerances[0]
+    if residual <= goal:
+        goal = tolerances[1]
+        residual = solved.left * goal
+    return Solved(residual, solved.products, name, solved.probed.w.shape[1], goal=goal, missed=1)
 
 
 class _Matrix:

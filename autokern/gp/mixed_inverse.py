@@ -21,11 +21,11 @@ from autokern.kernels.partition import Place, usual
 from autokern.kernels.tree import Node, Tree
 from autokern.system import buffers
 
-__all__ = ["Mixed", "mixed_for"]
+__all__ = ["OF_SOLUTION", "OF_TRACE", "Mixed", "mixed_for"]
 
-_OF_TRACE = 1e-4
+OF_TRACE = 1e-4
 """Largest error of ``tr(K^-1 K)``, per point. Up to it, gradients were within 7e-5 of exact ones (norm of all)."""
-_OF_SOLUTION = 1e-3
+OF_SOLUTION = 1e-3
 """Largest relative error of a solution by the inverse: what a chance hit of the trace does not hide."""
 _RESTS = 50
 """Steps without a trial after one that failed."""
@@ -75,7 +75,7 @@ def _by_single(tree: Tree, state: likelihood.State, noise: torch.Tensor) -> list
         _invert(state.factor, lease.tensor)
         diagonal, solved = _square(lease.tensor, white)
         missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0
-        found = _contracted(tree, a, lease.tensor, diagonal) if missed <= _OF_SOLUTION else []
+        found = _contracted(tree, a, lease.tensor, diagonal) if missed <= OF_SOLUTION else []
     if not found:
         _log.debug("gradients of %d points in double precision: solution %.1e off in single", n, missed)
         return None
@@ -84,7 +84,7 @@ def _by_single(tree: Tree, state: likelihood.State, noise: torch.Tensor) -> list
     first = len(tree.points) + len(tree.shapes)
     scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
     error = along - sum(found[index] * scale for index, scale in scales)
-    if not abs(error.item()) <= _OF_TRACE * n:
+    if not abs(error.item()) <= OF_TRACE * n:
         _log.debug("gradients of %d points in double precision: trace %.1e off in single", n, error)
         return None
     if outer is None:

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from autokern.gp import solved
 from autokern.gp.preconditioners.base import UnfitError
 from autokern.gp.preconditioners.choice import Kept
 from autokern.gp.preconditioners.columns import by_columns
-from autokern.gp.solved import Solved
+from autokern.gp.solved import Solved, note
 from autokern.kernels.tree import Tree
 
 __all__ = ["of_matrix", "of_tree"]
@@ -111,8 +110,9 @@ def of_tree(
         found = _all_columns(multiply, inverse, rhs, tolerance)
         reached = found.residual <= tolerance
         system.products[name] = found.products if reached else math.inf
+        _note(found, name, tolerance)
         if reached:
-            return _recorded(found, name)
+            return found.x
     return None
 
 
@@ -127,12 +127,13 @@ def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, tole
     except UnfitError:
         return None
     found = _all_columns(multiply, inverse, rhs, tolerance)
-    return _recorded(found, "pivoted") if found.residual <= tolerance else None
+    _note(found, "pivoted", tolerance)
+    return found.x if found.residual <= tolerance else None
 
 
-def _recorded(found: _Found, name: str) -> torch.Tensor:
-    solved.note(Solved(found.residual, found.products, name, found.x.shape[1], 0.0))
-    return found.x
+def _note(found: _Found, name: str, tolerance: float) -> None:
+    missed = int(not found.residual <= tolerance)
+    note(Solved(found.residual, found.products, name, found.x.shape[1], goal=tolerance, missed=missed))
 
 
 def _all_columns(multiply: Product, inverse: Product, rhs: torch.Tensor, tolerance: float) -> _Found:

@@ -13,13 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import torch
 from linear_operator.utils.errors import NotPSDError
 
-from autokern.core.candidate import Candidate, Run
+from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.problem import Problem
+from autokern.gp.solved import TOLERANCE
 from autokern.ops._shared import families, iterates
 
-__all__ = ["Iterated", "counted", "exact_up_to", "is_preconditioned", "or_iterate"]
+__all__ = ["Iterated", "Loose", "counted", "exact_up_to", "is_preconditioned", "or_iterate", "to_a_residual"]
 
 _MAY_COST = 1.3
 """Times of stock's time that exact gradients may take at least, where stock's are loose."""
@@ -59,12 +61,34 @@ def _usual(n: int) -> float:
     return below[-1] if below else counted().usual[0]
 
 
-class Iterated:
-    """What an op says of its problems where stock iterates to a loose tolerance."""
+class Loose:
+    """What an op says of its answers where stock iterates to a loose tolerance; mixed in before `Op`."""
+
+    looseness: Error
+    """What is to be expected of stock there."""
 
     def approximates(self, problem: Problem) -> bool:
         """Whether stock iterates."""
         return iterates(problem)
+
+    def expected_error(self, problem: Problem, candidate: Candidate) -> Error | None:
+        """Return the error to expect: stock's of what iterates as stock does, else what the candidate says itself."""
+        return self.looseness if iterates(problem) and candidate.loose else candidate.error(problem)
+
+    def remark(self, problem: Problem) -> str:
+        """Return what stock's answer is worth."""
+        return self.looseness.words if iterates(problem) else ""
+
+
+class Iterated(Loose):
+    """What an op says besides whose stock takes as long as its products: densities, and solutions."""
+
+    @functools.cached_property
+    def looseness(self) -> Error:  # type: ignore[override]
+        """How far off the gradients of a density are."""
+        low, high = (100 * error for error in counted().errors)
+        worth = f"its gradients are off by {low:.0f} % to {high:.0f} % on models like this"
+        return Error(f"{low:.0f}-{high:.0f} %", f"stock iterates, by default to a tolerance of 1: {worth}")
 
     def may_cost(self, problem: Problem) -> float:
         """Return how many times stock's time exact gradients may take: on a CPU, what the library takes by itself.
@@ -87,13 +111,17 @@ class Iterated:
         """Return what a call takes beside the products of conjugate gradients, in products."""
         return _OF_FAMILY * len(families(problem)) if candidate.name == "stock" else _FORMLESS
 
-    def remark(self, problem: Problem) -> str:
-        """Return how far off the gradients of stock are expected to be."""
-        if not iterates(problem):
-            return ""
-        low, high = (f"{100 * error:.0f} %" for error in counted().errors)
-        worth = f"its gradients are off by {low} to {high} on models like this"
-        return f"stock iterates, by default to a tolerance of 1: {worth}"
+
+def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
+    """Return the error to expect of a candidate that solves to the residual of `gp.solved`."""
+
+    def error(problem: Problem) -> Error:
+        goal = TOLERANCE[torch.float32 if problem.dtype == "float32" else torch.float64]
+        return Error(
+            f"residual {goal:.0e}", f"solved to a relative residual of {goal:.0e}, or your tighter cg_tolerance{more}"
+        )
+
+    return error
 
 
 def or_iterate(stock: Run) -> Callable[[Run], Run]:

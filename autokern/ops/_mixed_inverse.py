@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients
-from autokern.gp.mixed_inverse import mixed_for
+from autokern.gp.mixed_inverse import OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.gp.originals import psd_safe_cholesky as ladder
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import families, iterates, of_trees
@@ -44,10 +45,18 @@ def _features(problem: Problem) -> Features:
     return Features(60.0 + 20 * leaves, flops, (6.0 + 4.0 * leaves) * elements * problem.itemsize)
 
 
+def _error(problem: Problem) -> Error:
+    check = f"tr(K^-1 K) to {OF_TRACE:.0e} n, the solution to {OF_SOLUTION:.0e}"
+    words = f"the value is exact; the single-precision inverse of the gradients is checked on your system ({check})"
+    return Error("checked", f"{words}, else one in double precision serves")
+
+
 def register(op: Op) -> None:
     """Register the candidate."""
 
-    @op.candidate("mixed-inverse", accuracy="better", unsupported=_unsupported, features=_features, memory=_memory)
+    @op.candidate(
+        "mixed-inverse", accuracy="better", unsupported=_unsupported, features=_features, memory=_memory, error=_error
+    )
     @or_iterate(op.stock.run)
     def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """`fused` with an inverse in single precision: the value exact, and gradients whose error is seen."""

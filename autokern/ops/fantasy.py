@@ -20,11 +20,13 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.memoize import get_from_cache
 
 from autokern.core.arguments import in_float64
+from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.lazy_covariance import evaluated
 from autokern.gp.query import Update
+from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
@@ -57,12 +59,13 @@ def _stock_memory(problem: Problem) -> int:
     return 6 * problem.batch * (problem.n + problem.m) ** 2 * problem.itemsize
 
 
-class _Fantasy(Op):
+class _Fantasy(Loose, Op):
     name = "fantasy"
     summary = "caches of a model after new observations"
     contract = "those of a refit within 100 (n + q) eps times its condition number"
     raises = (NanError, NotPSDError)
     composite = True
+    looseness = Error("rank 100", "stock extends a Lanczos decomposition, by default of rank 100")
 
     def key(self, update: Update) -> Any:
         strategy, inputs, targets, full_inputs, full_targets, full_output, noise, exact = update
@@ -167,9 +170,6 @@ class _Fantasy(Op):
                 return known.alpha, known.explained(known.alpha.new_ones(1, known.n))
             alpha = get_from_cache(out, "mean_cache")  # what the update gave, with its graph
             return alpha, (alpha.new_ones(1, alpha.shape[-1]) @ out.covar_cache).square().sum(-1)
-
-    def approximates(self, problem: Problem) -> bool:
-        return iterates(problem)
 
     def default_candidate(self, problem: Problem) -> str:
         return "rows"

@@ -10,6 +10,7 @@ with the test points within ``4 (1 + s) eps max|K|``, where s is the largest sca
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import gpytorch
@@ -20,6 +21,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, Matmu
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
+from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
@@ -28,8 +30,9 @@ from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks
 from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
+from autokern.ops import _asked, _state_space
 from autokern.ops import _predict_costs as costs
-from autokern.ops import _state_space
+from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
@@ -77,12 +80,14 @@ def _skipped() -> bool:
     return bool(gpytorch.settings.skip_posterior_variances.on())
 
 
-class _Predict(Op):
+class _Predict(Loose, Op):
     name = "predict"
     summary = "posterior mean and variances at test points"
     contract = "those of a training covariance within 2 (n + s) eps max|K| of K"
     raises = (NanError, NotPSDError)
     composite = True
+    structures = (_state_space.LINE,)
+    looseness = Error("residual 0.01", "stock iterates, by default to a residual of 0.01 on the mean of its columns")
 
     def key(self, query: Query) -> Any:
         strategy, test_mean, prior, cross, exact, fast, _ = query
@@ -180,6 +185,10 @@ class _Predict(Op):
         graded = sizes[:3] if full else sizes[1:2]
         return problems + [base.replace(m=m, n=n, grad="theta") for m, n in graded]
 
+    def structured(self, problem: Problem, word: str, given: Collection[str]) -> Problem:
+        usual = problem if "variant" in given else problem.replace(variant=problem.variant.replace("grown", "cholesky"))
+        return _asked.line(usual, given)
+
     def features(self, problem: Problem) -> Features:
         return costs.features(problem)
 
@@ -200,9 +209,6 @@ class _Predict(Op):
 
     def warm_repeats(self, problem: Problem) -> int:
         return int(iterates(problem))
-
-    def approximates(self, problem: Problem) -> bool:
-        return iterates(problem)
 
     def default_candidate(self, problem: Problem) -> str:
         """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""

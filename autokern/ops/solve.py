@@ -19,7 +19,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
-from autokern.core.candidate import Candidate
+from autokern.core.candidate import Candidate, Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals, systems
@@ -31,7 +31,7 @@ from autokern.gp.solved import tolerance
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
-from autokern.ops._iterations import Iterated, exact_up_to
+from autokern.ops._iterations import Iterated, exact_up_to, to_a_residual
 from autokern.ops._shared import (
     CG_ITERATIONS,
     CG_VECTORS,
@@ -62,6 +62,9 @@ class _Solve(Iterated, Op):
     contract = "those of a matrix within 2 n eps max|K| of K, or to a residual of 1e-5 (float32 1e-4)"
     raises = (NanError, NotPSDError)
     composite = True
+    looseness = Error(
+        "residual 1", "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions, on the mean"
+    )
 
     def key(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> Any:
         return (
@@ -136,10 +139,6 @@ class _Solve(Iterated, Op):
     def rest(self, problem: Problem, candidate: Candidate) -> float:
         """Nothing beside its products."""
         return 1.0
-
-    def remark(self, problem: Problem) -> str:
-        """Return how loosely stock solves."""
-        return "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions"
 
     def default_candidate(self, problem: Problem) -> str:
         """What fits a factor is factorised where that takes no more than some products do; else iterations."""
@@ -234,6 +233,7 @@ def _iterated_features(problem: Problem) -> Features:
     memory=_thin,
     parts=True,
     as_stock=True,
+    error=to_a_residual(),
 )
 def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
     """Conjugate gradients to a stated residual, preconditioned by neighbours or pivots as this system needs it."""

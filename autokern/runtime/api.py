@@ -14,6 +14,7 @@ from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get
+from autokern.core.solved import Solved, overall
 from autokern.core.units import legible
 from autokern.runtime import described, dispatch
 from autokern.tuning.profile import Profile
@@ -63,6 +64,10 @@ def op(name: str) -> Op:
     return get(name)
 
 
+_STRUCTURED = 1600
+"""Points of a problem with structure where the user does not say how many: a grid, for one."""
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """The decisions that this process took; prints as a table.
 
@@ -83,14 +88,14 @@ class Explanation(msgspec.Struct, frozen=True):
     def _repr_html_(self) -> str:
         columns = (">calls", "problem", "runs", ">× stock", "why")
         rows = [
-            (f"{calls:,}", str(found.problem), found.candidate, f"{found.margin:.2f}", found.reason)
+            (f"{calls:,}", str(found.problem), found.candidate, f"{found.margin:.2f}", found.why)
             for found, calls in self._sorted()
         ]
         title = "autokern: decisions of this process" if rows else "autokern has taken no decision in this process"
         return shown.table(title, columns, rows)
 
     def to_frame(self) -> Any:
-        """Return a pandas data frame with a row for each decision.
+        """Return a pandas data frame with a row for each decision; the last columns say how it solved systems.
 
         Raises
         ------
@@ -99,13 +104,15 @@ class Explanation(msgspec.Struct, frozen=True):
         """
         fields = Problem.__struct_fields__
         told = ("candidate", "margin", "uncertainty", "source", "reason")
+        reached = Solved.__struct_fields__
         rows = (
             {"calls": calls}
             | {name: getattr(found.problem, name) for name in fields}
             | {name: getattr(found, name) for name in told}
+            | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))
             for found, calls in self._sorted()
         )
-        return shown.frame(rows, ("calls", *fields, *told))
+        return shown.frame(rows, ("calls", *fields, *told, *reached))
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the number of calls by op and candidate.
@@ -139,9 +146,7 @@ class Explanation(msgspec.Struct, frozen=True):
             return "autokern has taken no decision in this process"
         rows = [("calls", "problem", "runs", "x stock", "why")]
         for decision, calls in self._sorted():
-            rows.append(
-                (str(calls), str(decision.problem), decision.candidate, f"{decision.margin:.2f}", decision.reason)
-            )
+            rows.append((str(calls), str(decision.problem), decision.candidate, f"{decision.margin:.2f}", decision.why))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = (
             "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
@@ -198,18 +203,27 @@ def problem(op: str, **fields: Any) -> Problem:
     for name in ("grad", "variant"):
         if not isinstance(fields.get(name, ""), str):
             raise SettingsError(f"{name}={fields[name]!r} was asked for; it is text, as `autokern show` tells it")
+    given = set(fields)
+    plain, structures = described.structures(get(op), fields)
+    if structures:
+        fields.setdefault("n", _STRUCTURED)
+        fields = {name: value for name, value in fields.items() if name != "variant"} | (
+            {"variant": plain} if plain else {}
+        )
     for one, other in (("m", "n"), ("n", "m")):
         if one in fields:
             fields.setdefault(other, fields[one])
     grid = get(op).grid("quick", dtype, fields.get("device", "cpu")) or get(op).grid("quick", "float64", "cpu")
+    grid = [p for p in grid if not set(p.words) & set(get(op).structures)]
     usual = grid[0]
     if get(op).composite and fields.get("n"):  # what stock runs depends on the size
-        sizes = {name: fields[name] for name in ("m", "n", "d") if name in fields}
-        able = [p for p in grid if (q := p.replace(**sizes)) == get(op).nearest(q)]  # structure needs other sizes
-        usual = min((p for p in able or grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
+        usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
     there = described.known(get(op), (trial.problem for trial in profile().trials))
     described.words(get(op), fields.get("grad", ""), there)
     if "variant" in fields:
         fields["variant"] = described.variant(get(op), fields["variant"], usual.variant, there)
     without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
-    return usual.replace(**{"grad": "" if without else usual.grad, **fields})
+    found = usual.replace(**{"grad": "" if without else usual.grad, **fields})
+    for word in structures:
+        found = get(op).structured(found, word, given if plain else given - {"variant"})
+    return found

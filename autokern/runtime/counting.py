@@ -19,6 +19,10 @@ _CALLS = (4, 16, 64)
 """Calls before which the choice is made again with what was counted; hyperparameters move, and systems grow harder."""
 
 
+_MANY = 10**6
+"""Products that no system takes."""
+
+
 class Products:
     """The most products that a call of each problem took, neighbours in size together."""
 
@@ -45,10 +49,11 @@ class Products:
 def counts(entry: Entry, settings: Settings) -> bool:
     """Whether the products of an entry matter: stock iterates to a loose tolerance, and the choice is not frozen."""
     op, problem, candidate = entry.op, entry.decision.problem, entry.candidate
-    loose = candidate.loose and entry.decision.source != "order" and bool(op.remark(problem))
+    loose = candidate.loose and entry.decision.source != "order"
+    matters = op.harder(problem, candidate, _MANY) > op.harder(problem, candidate)
     frozen = settings.deterministic or settings.profile is not None or settings.learn != "on"
     able = problem.device == "cpu" and not (candidate.compiles or entry.trial or host.multi_rank() or host.forked())
-    return loose and able and not frozen
+    return loose and matters and able and not frozen
 
 
 def due(entry: Entry) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,12 +16,14 @@ from autokern.core.feasibility import Feasibility
 from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
+from autokern.core.solved import Solved, collecting, joined
 from autokern.system import memory_limit
 
 __all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "asked", "counted", "is_large", "served", "stock_entry"]
 
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
+_keeping = threading.Lock()
 
 Decide = Callable[[Feasibility, Settings], Decision]
 
@@ -58,32 +61,48 @@ class Entry:
         Whether the products of conjugate gradients are counted.
     products : int
         The most that a call took.
+    solved : tuple of Solved
+        How systems were solved in its calls, if its problem is one where stock iterates.
     """
 
     __slots__ = (
         "before", "candidate", "case", "count", "counting", "decision", "due", "ledger", "op", "parts", "products",
-        "run", "seen", "strikes", "trial",
+        "run", "seen", "solved", "strikes", "trial",
     )  # fmt: skip
 
     def __init__(self, decision: Decision, table: Feasibility) -> None:
         self.decision, self.op = decision, table.op
         self.count = self.before = self.seen = self.strikes = self.products = 0
         self.trial = inside.measuring
+        self.solved: tuple[Solved, ...] = ()
         self.ledger: Any = None
         self.case: Any = None
         self.serve(table.op[decision.candidate])
 
     def resume(self, count: int, before: int) -> None:
         """Continue the counts of earlier entries of the key and of its problem."""
-        self.count, self.before, self.seen = count, before, count
+        self.count, self.before, self.seen, self.solved = count, before, count, ()
 
     def serve(self, candidate: Candidate) -> None:
         """Let a candidate run from now on; one that approximates is checked on its next call (`spotcheck`)."""
         self.candidate = candidate
         self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)
-        self.run = candidate.run
+        self.run = self._noting(candidate.run) if self.op.approximates(self.decision.problem) else candidate.run
         self.parts = candidate.parts
         self.counting = False
+
+    def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that keeps how it solved systems."""
+
+        def noting(*args: Any) -> Any:
+            with collecting(self._keep):
+                return run(*args)
+
+        return noting
+
+    def _keep(self, found: Iterable[Solved]) -> None:
+        with _keeping:
+            self.solved = joined((*self.solved, *found))
 
     def time_into(self, ledger: Any) -> None:
         """Time the calls, and have the entry checked when they have taken long enough for its op to be measured."""
@@ -223,12 +242,13 @@ def counted(memo: Memo) -> Counter[tuple[str, str]]:
 
 
 def served(memo: Memo, earlier: Served) -> Served:
-    """Return earlier decisions and those of a memo, with their calls."""
+    """Return earlier decisions and those of a memo, with their calls and how those solved systems."""
     found = dict(earlier)
     for _, entry in _called(memo):
-        key = (entry.decision.problem, entry.decision.candidate)
-        _, before = found.pop(key, (None, 0))
-        found[key] = (entry.decision, before + entry.count)
+        decision, key = entry.decision, (entry.decision.problem, entry.decision.candidate)
+        known, before = found.pop(key, (decision, 0))
+        solved = joined((*known.solved, *entry.solved))
+        found[key] = (msgspec.structs.replace(decision, solved=solved) if solved else decision, before + entry.count)
     return found
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+from autokern.core import solved
 from autokern.core.settings import Settings
 from autokern.runtime.memo import Memo
 
@@ -32,6 +33,7 @@ def apart(settings: Settings, kept: Overlay | None = None) -> Iterator[None]:
     """
     token = current.set(kept or Overlay(settings, current.get()))
     try:
-        yield
+        with solved.aside():
+            yield
     finally:
         current.reset(token)

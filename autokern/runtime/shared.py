@@ -48,7 +48,7 @@ class Shared:
                 if len(self._known) >= self._most:
                     self._known.clear()
                 self._known[coarse, settings] = decision
-        if table.why_not(table.op[decision.candidate]) is not None:
+        if table.why_not(table.op[decision.candidate]) is not None or _is_ordered(table, settings, decision):
             return self._decide(table, settings)
         return msgspec.structs.replace(decision, problem=problem)
 
@@ -61,3 +61,9 @@ class Shared:
         """Forget all of them."""
         with self._lock:
             self._known.clear()
+
+
+def _is_ordered(table: Feasibility, settings: Settings, decision: Decision) -> bool:
+    """Whether the user orders a candidate that can serve a problem, if not those that share a decision with it."""
+    name = settings.forced(table.op.name)
+    return name is not None and name != decision.candidate and table.why_not(table.op[name]) is None

@@ -14,6 +14,7 @@ from typing import Any
 from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, inside
 from autokern.core.settings import Settings
+from autokern.core.solved import aside
 from autokern.runtime.memo import Entry
 from autokern.system import memory_limit, randomness
 from autokern.tuning import accuracy
@@ -74,7 +75,7 @@ def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
     op, problem = entry.op, entry.decision.problem
     before, inside.active = inside.active, True
     try:
-        with randomness.untouched():
+        with randomness.untouched(), aside():
             found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
         return accuracy.relative_error(op, found, truth)
     except Exception:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from autokern.core.candidate import UNKNOWN, WITHIN
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.feasibility import Feasibility
@@ -100,12 +101,15 @@ def decide(
 
     def cost(candidate: Candidate) -> Cost:
         found, approximate = estimates.get(candidate.name), candidate.accuracy == "approximate"
+        error = op.expected_error(problem, candidate) or (UNKNOWN if approximate else WITHIN)
         return Cost(
             seconds=found.seconds if found else None,
             flops=flops,
             memory=table.memory[candidate.name],
             relative_error=model.relative_error(op, candidate.name, problem) if approximate else None,
             uncertainty=found.sigma if found else 0.0,
+            error=error.word,
+            meaning=error.words,
         )
 
     return Decision(

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
+
+import baselines
 import example
+import explained
 import machines
 import pytest
 
 from autokern.core.problem import Problem
+from autokern.core.solved import Solved
 from autokern.tuning.profile import Profile, Timing, Trial
 
 
 @pytest.mark.parametrize("script", [example, machines], ids=lambda module: module.__name__)
 def test_what_the_docs_say_of_recorded_hosts_is_what_the_scripts_write(script, one_thread):
     assert script.main(["--check"]) == 0, f"run calibration/{script.__name__}.py"
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-it-decides.md"
+
+
+def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
+    assert explained.main(["--check", str(DOCUMENT)]) == 0, "run calibration/explained.py --readme"
+    results = json.loads(explained.JSON_PATH.read_text(encoding="utf-8"))
+    results["explained"]["stock"]["decision"]["solved"][0]["residual"] = 0.123
+    other = tmp_path / "explained.json"
+    other.write_text(json.dumps(results), encoding="utf-8")
+    assert explained.main(["--output", str(other), "--check", str(DOCUMENT)]) == 1
+    assert "run --readme" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_explain_tells_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(explained, "N", 1000)
+    monkeypatch.setattr(explained, "STEPS", 1)
+    stored = tmp_path / "explained.json"
+    assert explained.main(["--output", str(stored)]) == 0
+    found = json.loads(stored.read_text(encoding="utf-8"))["explained"]
+    assert found["preconditioned"]["errors"]["loss"] < found["stock"]["errors"]["loss"]
+    assert [len(found[name]["decision"]["solved"]) for name in ("preconditioned", "stock", "predicted")] == [1, 1, 1]
+    assert found["predicted"]["errors"]["mean"] < 1e-3
+
+
+def test_reports_of_densities_are_kept():
+    reports = baselines.Reports()
+    for args in ((1000, Solved(1e-6, 9, "vecchia", 10)), ("other",)):
+        reports.emit(logging.LogRecord("autokern", logging.DEBUG, "", 0, "%s", args, None))
+    assert reports.found == [{"residual": 1e-6, "products": 9}]
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_what_single_precision_does_not_hold_is_noticed(change, monkeypatch):
     assert served == [False, False]  # the steps between them tried nothing
 
 
-@pytest.mark.parametrize("missed", ["_OF_TRACE", "_OF_SOLUTION"])
+@pytest.mark.parametrize("missed", ["OF_TRACE", "OF_SOLUTION"])
 def test_either_identity_asks_for_double_precision(missed, monkeypatch):
     served = counted(monkeypatch)
     monkeypatch.setattr(mixed, missed, 1e-12)

@@ -1,0 +1,153 @@
+"""Solved: to what residual an answer that iterates was solved, noted where systems are solved, by thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+__all__ = ["Solved", "aside", "collecting", "is_watched", "joined", "latest", "note", "overall"]
+
+
+class Solved(msgspec.Struct, frozen=True):
+    """How a system was solved, or the worst of several.
+
+    Parameters
+    ----------
+    residual : float
+        The relative residual that was reached, the largest of all columns.
+    iterations : int
+        Products with the matrix until then.
+    preconditioner : str
+        Name of the preconditioner; ``library`` for the library's own, ``none`` for none.
+    columns : int
+        Columns that were solved together: of a log density, its probes.
+    standard_error : float or None
+        Of the log density, by the differences between probes; infinite with a single probe, None of other systems.
+    goal : float or None
+        The relative residual that was asked for; the library asks it of the mean of all columns.
+    solves : int
+        Systems that were solved.
+    missed : int
+        How many of them stopped before the goal.
+
+    Examples
+    --------
+    >>> print(Solved(3.2e-6, 14, "vecchia", 10, 0.0123, 1e-5))
+    solved to a residual of 3.2e-06 in 14 iterations, preconditioner vecchia; log density known to 0.012 by 10 probes
+    """
+
+    residual: float
+    iterations: int
+    preconditioner: str
+    columns: int
+    standard_error: float | None = None
+    goal: float | None = None
+    solves: int = 1
+    missed: int = 0
+
+    def __str__(self) -> str:
+        several = f", the worst of {self.solves:,} solves," if self.solves > 1 else ""
+        by = "no preconditioner" if self.preconditioner == "none" else f"preconditioner {self.preconditioner}"
+        if self.preconditioner == "library":
+            by = "the library's preconditioner"
+        parts = [f"solved to a residual of {self.residual:.2g}{several} in {self.iterations} iterations, {by}"]
+        if self.missed:
+            which = f"{self.missed:,} of {self.solves:,} stopped" if self.solves > 1 else "stopped"
+            parts.append(f"{which} before the {self.goal or 0:.2g} that was asked for")
+        if self.standard_error is not None:
+            known = math.isfinite(self.standard_error)
+            worth = f"known to {self.standard_error:.2g}" if known else "of unknown error"
+            parts.append(f"log density {worth} by {self.columns} probe{'s' * (self.columns != 1)}")
+        return "; ".join(parts)
+
+
+def joined(found: Iterable[Solved]) -> tuple[Solved, ...]:
+    """Return the worst of several solves, for each preconditioner.
+
+    Examples
+    --------
+    >>> joined([Solved(1e-6, 9, "pivoted", 1), Solved(2e-6, 7, "pivoted", 3)])[0].iterations
+    9
+    """
+    worst: dict[str, Solved] = {}
+    for one in found:
+        other = worst.get(one.preconditioner)
+        worst[one.preconditioner] = one if other is None else _worse(other, one)
+    return tuple(worst.values())
+
+
+def overall(found: Iterable[Solved]) -> Solved | None:
+    """Return the worst of several solves, whatever preconditioners they had; None of none."""
+    known = list(found)
+    names = ", ".join(dict.fromkeys(one.preconditioner for one in known))
+    return next(iter(joined(msgspec.structs.replace(one, preconditioner=names) for one in known)), None)
+
+
+def _worse(one: Solved, other: Solved) -> Solved:
+    errors = [error for error in (one.standard_error, other.standard_error) if error is not None]
+    goals = [goal for goal in (one.goal, other.goal) if goal is not None]
+    return Solved(
+        max(one.residual, other.residual),
+        max(one.iterations, other.iterations),
+        one.preconditioner,
+        max(one.columns, other.columns),
+        max(errors, default=None),
+        min(goals, default=None),
+        one.solves + other.solves,
+        one.missed + other.missed,
+    )
+
+
+class _Own(threading.local):
+    """The last record of this thread, and those of the call under way, if anything asks for them."""
+
+    latest: Solved | None = None
+    seen: list[Solved] | None = None
+
+
+_own = _Own()
+
+
+def note(found: Solved) -> None:
+    """Keep a record as this thread's last one."""
+    _own.latest = found
+    if _own.seen is not None:
+        _own.seen.append(found)
+
+
+def latest() -> Solved | None:
+    """Return the record of the last system that this thread solved, or None."""
+    return _own.latest
+
+
+def is_watched() -> bool:
+    """Whether what this thread notes now is collected."""
+    return _own.seen is not None
+
+
+@contextlib.contextmanager
+def collecting(keep: Callable[[list[Solved]], None]) -> Iterator[None]:
+    """Give to `keep` what this thread notes meanwhile, if anything; what collects around it gets that too."""
+    outer, _own.seen = _own.seen, []
+    try:
+        yield
+    finally:
+        found, _own.seen = _own.seen or [], outer
+        if found:
+            keep(found)
+            if outer is not None:
+                outer.extend(found)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Collect nothing meanwhile, for what the user did not ask."""
+    before, _own.seen = _own.seen, None
+    try:
+        yield
+    finally:
+        _own.seen = before

@@ -1,0 +1,102 @@
+"""core/solved.py: how systems were solved is noted by thread, collected by call, and told."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import msgspec
+import pytest
+
+from autokern.core import solved
+from autokern.core.solved import Solved
+
+ONE = Solved(3e-6, 9, "vecchia", 10, 0.0123, 1e-5)
+
+
+def collected(run):
+    found = []
+    with solved.collecting(found.extend):
+        run()
+    return found
+
+
+def test_what_is_noted_is_collected_within_and_around():
+    assert not solved.is_watched()
+    inner = []
+
+    def call():
+        solved.note(ONE)
+        inner.extend(collected(lambda: solved.note(ONE)))
+        with solved.aside():
+            assert not solved.is_watched()
+            solved.note(ONE)
+            collected(lambda: solved.note(ONE))
+
+    assert collected(call) == [ONE, ONE]
+    assert inner == [ONE]
+    assert not solved.is_watched()
+    assert solved.latest() is ONE
+
+
+def test_what_is_noted_before_an_exception_is_collected():
+    found = []
+
+    def fails():
+        solved.note(ONE)
+        raise ValueError("it failed")
+
+    with pytest.raises(ValueError, match="it failed"), solved.collecting(found.extend):
+        fails()
+    assert found == [ONE]
+    assert not solved.is_watched()
+
+
+def test_threads_collect_their_own():
+    found, both = {}, threading.Barrier(2)
+
+    def call(name):
+        both.wait()
+        solved.note(msgspec.structs.replace(ONE, preconditioner=name))
+        both.wait()
+
+    def work(name):
+        found[name] = collected(lambda: call(name))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {name: [one.preconditioner for one in seen] for name, seen in found.items()} == {"a": ["a"], "b": ["b"]}
+
+
+def test_the_worst_of_several_is_told_for_each_preconditioner():
+    other = Solved(1e-2, 100, "vecchia", 10, None, 1e-6, missed=1)
+    third = Solved(0.64, 23, "none", 11, goal=1.0)
+    found = solved.joined([ONE, third, other])
+    assert found == (Solved(1e-2, 100, "vecchia", 10, 0.0123, 1e-6, 2, 1), third)
+    assert solved.joined([*found, *found])[1].solves == 2
+    assert solved.overall(found) == Solved(0.64, 100, "vecchia, none", 11, 0.0123, 1e-6, 3, 1)
+    assert solved.joined([]) == ()
+    assert solved.overall([]) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (Solved(0.64, 23, "none", 11, goal=1.0), "to a residual of 0.64 in 23 iterations, no preconditioner"),
+        (Solved(0.6, 23, "library", 11), "in 23 iterations, the library's preconditioner"),
+        (Solved(2e-6, 5, "pivoted", 3, solves=1200), "2e-06, the worst of 1,200 solves, in 5 iterations"),
+        (Solved(2e-2, 5, "pivoted", 3, goal=1e-5, missed=1), "; stopped before the 1e-05 that was asked for"),
+        (Solved(2e-2, 5, "pivoted", 3, goal=1e-5, solves=9, missed=2), "; 2 of 9 stopped before the 1e-05"),
+        (Solved(2e-6, 5, "pivoted", 1, math.inf), "; log density of unknown error by 1 probe"),
+    ],
+)
+def test_it_reads_as_a_sentence(found, told):
+    assert told in str(found)
+
+
+def test_it_is_json():
+    text = msgspec.json.encode(Solved(2e-6, 5, "pivoted", 1, math.inf))
+    assert msgspec.json.decode(text, type=Solved).standard_error is None

@@ -1,0 +1,410 @@
+"""What `explain` tells of answers that iterate, and of the errors of what was not chosen, on real models."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import gpytorch
+import linear_operator
+import msgspec
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from linear_operator import settings as library
+from linear_operator.utils.warnings import NumericalWarning
+
+import autokern
+from autokern.cli import tables
+from autokern.core import solved
+from autokern.core.candidate import WITHIN, Error
+from autokern.core.decision import Decision
+from autokern.core.errors import SettingsError
+from autokern.core.op import inside
+from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
+from autokern.gp import iterated_density
+from autokern.gp.mixed_inverse import OF_TRACE
+from autokern.gp.solved import TOLERANCE
+from autokern.runtime import api, dispatch, overlay
+
+N = 1010
+LOOSE = Problem(op="exact_log_prob", m=N, n=N, d=2, variant="rbf/cg", grad="theta")
+
+
+def uniform(n, d, seed=0):
+    return torch.rand(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def model(x, kernel=MaternKernel, noise=1e-2, lengthscale=0.2):
+    class Model(gpytorch.models.ExactGP):
+        def __init__(self):
+            super().__init__(x, (7 * x[:, 0]).sin() + x.sum(-1), gpytorch.likelihoods.GaussianLikelihood())
+            self.mean_module = gpytorch.means.ConstantMean()
+            self.covar_module = ScaleKernel(kernel())
+
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    made = Model().double()
+    made.likelihood.noise = noise
+    made.covar_module.base_kernel.lengthscale = lengthscale
+    return made
+
+
+def step(of):
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(of.likelihood, of)
+    loss = -mll(of(*of.train_inputs), of.train_targets)
+    loss.backward()
+    return loss.detach()
+
+
+def decided(op):
+    """The decisions of an op, with their calls."""
+    return [(decision, calls) for decision, calls in autokern.explain().decisions if decision.problem.op == op]
+
+
+# --- what was reached -------------------------------------------------------------------------------------------------
+
+
+def test_a_density_that_iterates_tells_what_it_reached_however_often_it_is_asked():
+    of = model(uniform(N, 2))
+    with autokern.enabled(), autokern.using(force={"exact_log_prob": "preconditioned"}):
+        step(of)
+        of.covar_module.base_kernel.lengthscale = 0.25
+        step(of)
+        inner = decided("exact_log_prob")
+    for decision, calls in (*inner, *decided("exact_log_prob"), *decided("exact_log_prob")):
+        (found,) = decision.solved
+        assert (calls, found.solves, found.missed) == (2, 2, 0)
+        assert 0 < found.residual <= TOLERANCE[torch.float64] == found.goal
+        assert 0 < found.iterations <= 40
+        assert found.preconditioner in ("pivoted", "vecchia")
+        assert found.columns == library.num_trace_samples.value()
+        assert 0 < found.standard_error < 10
+        assert str(found) in decision.why
+        assert str(found) in str(decision)
+        assert f"preconditioner {found.preconditioner}" in decision._repr_html_()
+        assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
+    text = str(autokern.explain())
+    assert "log density known to" in text
+    assert "by 10 probes" in text
+    assert "log density known to" in autokern.explain()._repr_html_()
+    frame = pytest.importorskip("pandas") and autokern.explain().to_frame()
+    row = frame[frame.op == "exact_log_prob"].iloc[0]
+    assert (row.residual, row.iterations, row.preconditioner) == (
+        found.residual,
+        found.iterations,
+        found.preconditioner,
+    )
+    assert frame[frame.op == "kernel_matmul"].residual.isna().all()
+
+
+def test_stock_tells_what_it_reached_and_its_products():
+    of = model(uniform(N, 2))
+    with autokern.enabled(), autokern.using(force={"exact_log_prob": "stock", "inv_quad_logdet": "stock"}):
+        before = inside.products
+        step(of)
+        made = inside.products - before - 1  # the first one is of zeros
+        found = [decision.solved for op in ("exact_log_prob", "inv_quad_logdet") for decision, _ in decided(op)]
+    assert found[0] == found[1]
+    ((loose,),) = found[:1]
+    assert (loose.preconditioner, loose.iterations, loose.columns) == ("none", made, 11)
+    assert (loose.goal, loose.missed, loose.standard_error) == (1.0, 0, None)
+    assert 1e-4 < loose.residual < 10
+
+
+@pytest.mark.filterwarnings("ignore:CG terminated:linear_operator.utils.warnings.NumericalWarning")
+@pytest.mark.parametrize("preconditioned", [False, True])
+@pytest.mark.parametrize("tolerance", [1e-3, None])
+def test_the_residual_of_the_librarys_iterations_is_the_true_one(preconditioned, tolerance):
+    x = uniform(80, 2)
+    a = (-(torch.cdist(x, x) ** 2) * 5).exp() + 0.05 * torch.eye(80).double()
+    rhs, own = torch.ones(80, 3, dtype=torch.float64) * torch.tensor([1.0, 0.0, 3.0]).double(), 1 / a.diagonal()
+    rhs[::2, 2] = -1
+    more = {"preconditioner": lambda v: v * own.unsqueeze(-1)} if preconditioned else {}
+    more |= {} if tolerance is None else {"tolerance": tolerance}
+    expected = linear_operator.utils.linear_cg(a.matmul, rhs, **more)
+    found = []
+    with autokern.enabled(), solved.collecting(found.extend):
+        assert linear_operator.utils.linear_cg(a, rhs, **more).equal(expected)
+        linear_operator.utils.linear_cg(a.matmul, rhs, 0, 1e-9, max_iter=1, max_tridiag_iter=1)
+        linear_operator.utils.linear_cg(a.matmul, torch.zeros_like(rhs))
+        linear_operator.utils.linear_cg(a.matmul, rhs[:, :0], max_iter=2, max_tridiag_iter=1)
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            linear_operator.utils.linear_cg(a, rhs, nonsense=1)
+    size = torch.linalg.vector_norm(rhs, dim=0).clamp_min(1e-300)
+    residual = torch.linalg.vector_norm(rhs - a @ expected, dim=0) / size
+    assert found[0].residual == pytest.approx(float(residual[[0, 2]].max()), rel=1e-6)
+    assert found[0].preconditioner == ("library" if preconditioned else "none")
+    assert (found[0].goal, found[0].missed) == (tolerance or library.cg_tolerance.value(), 0)
+    assert (found[1].iterations, found[1].missed) == (1, 1)
+    assert all(one.residual == 0 for one in found[2:])
+
+
+def test_what_does_not_converge_is_told_beside_what_answered(monkeypatch):
+    monkeypatch.setattr(iterated_density, "_LONGEST", 2)
+    of = model(uniform(N, 2), noise=1e-3)
+    with (
+        autokern.enabled(),
+        autokern.using(force={"exact_log_prob": "preconditioned", "inv_quad_logdet": "stock"}),
+        library.max_cg_iterations(20),
+        warnings.catch_warnings(record=True) as heard,
+    ):
+        warnings.simplefilter("always")
+        step(of)
+        ((decision, _),) = decided("exact_log_prob")
+    *missed, last = decision.solved
+    assert missed
+    assert all(one.missed == 1 and one.residual > one.goal for one in missed)
+    assert (last.preconditioner, last.missed) == ("none", 1)
+    assert [w.category for w in heard if "CG terminated" in str(w.message)] == [NumericalWarning]
+    assert not [w for w in heard if "autokern" in str(w.message)]
+    text = str(decision)
+    assert "stopped before the 1e-05 that was asked for" in text
+    assert "20 iterations, no preconditioner; stopped before the 1 that was asked for" in text
+
+
+def test_predictions_that_iterate_tell_what_they_reached():
+    of = model(uniform(N, 2)).eval()
+    with autokern.enabled(), autokern.using(force={"predict": "stock", "solve": "preconditioned"}), torch.no_grad():
+        found = of(uniform(5, 2, seed=1))
+        assert found.variance.min() > 0
+        ((predicted, _),) = decided("predict")
+        of_solves = [decision.solved for decision, _ in decided("solve")]
+    (own,) = predicted.solved
+    assert [decision.candidate for decision, _ in decided("solve")] == [
+        "preconditioned"
+    ] * 2  # 992 rows would be too few
+    assert own.solves == len(of_solves) == 2  # of the targets, and of the test points
+    assert own.columns == 5
+    assert own.standard_error is None
+    assert own == solved.overall([*of_solves[0], *of_solves[1]])
+    assert own.residual <= TOLERANCE[torch.float64]
+
+
+def test_threads_of_one_key_tell_all_of_their_solves():
+    with autokern.enabled():
+        models = [model(uniform(N, 2, seed), lengthscale=0.2 + 0.1 * seed) for seed in range(2)]
+        begun = threading.Barrier(2)
+
+        def work(of):
+            begun.wait()
+            with autokern.using(force={"exact_log_prob": "preconditioned"}):
+                for _ in range(2):
+                    step(of)
+
+        threads = [threading.Thread(target=work, args=(of,)) for of in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ((decision, calls),) = decided("exact_log_prob")
+    assert calls == 4
+    assert sum(one.solves for one in decision.solved) == 4
+
+
+def test_exact_answers_have_nothing_to_tell():
+    with autokern.enabled():
+        step(model(uniform(N, 2)))
+        ((decision, _),) = decided("exact_log_prob")
+    assert decision.candidate == "mixed-inverse"
+    assert decision.solved == ()
+    assert "solved to a residual" not in decision.why
+    assert "tr(K^-1 K)" in str(decision)
+
+
+A = torch.ones(4, 4, dtype=torch.float64)
+ONE = solved.Solved(1e-6, 3, "pivoted", 1)
+
+
+def iterating(make_op, **options):
+    op = make_op("iterating", **options)
+
+    def run(a):
+        solved.note(ONE)
+        return 2 * a
+
+    op.candidate("stock")(run)
+    return op
+
+
+def test_keys_that_do_not_iterate_run_their_candidate_and_nothing_else(make_op):
+    op = iterating(make_op)
+    assert dispatch.route(op)(A).equal(2 * A)
+    (entry,) = dispatch.session().memo["iterating"].values()
+    assert entry.run is entry.candidate.run
+    assert decided("iterating")[0][0].solved == ()
+
+
+def test_the_table_of_a_program_tells_what_was_reached(make_op, capsys):
+    dispatch.route(iterating(make_op, approximates=lambda problem: True))(A)
+    tables.show(tables.decisions(autokern.explain().decisions), stderr=True)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "solved to a residual of 1e-06 in 3 iterations, preconditioner pivoted" in told
+
+
+def test_what_is_forgotten_counts_once(make_op):
+    op = iterating(make_op, approximates=lambda problem: True)
+    call = dispatch.route(op)
+    for _ in range(3):
+        call(A)
+        dispatch.session().forget()
+    call(A)
+    ((decision, calls),) = decided("iterating")
+    assert (calls, decision.solved[0].solves) == (4, 4)
+
+
+def test_what_is_measured_beside_calls_is_not_told(make_op):
+    inner = dispatch.route(iterating(make_op, approximates=lambda problem: True))
+    outer = make_op("around", approximates=lambda problem: True)
+
+    def run(a):
+        with overlay.apart(dispatch.session().settings):
+            inner(a)
+        return inner(a)
+
+    outer.candidate("stock", parts=True)(run)
+    dispatch.route(outer)(A)
+    assert [decision.solved[0].solves for decision, _ in decided("around")] == [1]
+
+
+# --- the errors of what was not chosen --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in registered() if op.approximates(LOOSE.replace(op=op.name))], ids=lambda op: op.name
+)
+def test_what_stock_is_worth_is_told_where_it_iterates(op):
+    problem = next(p for p in op.grid("full", "float64", "cpu") if "cg" in p.words)
+    worth = op.expected_error(problem, op.stock)
+    assert worth.words == op.remark(problem)
+    found = dispatch.explain(problem)
+    assert found.costs["stock"].error == worth.word
+    assert worth.words in str(found)
+    exact = problem.replace(variant=problem.variant.replace("cg", "cholesky"))
+    assert op.expected_error(exact, op.stock) is None
+    assert op.remark(exact) == ""
+
+
+def test_what_is_told_of_the_library_are_its_defaults():
+    assert f"residual {gpytorch.settings.eval_cg_tolerance._global_value:g}" == get("predict").looseness.word
+    assert f"residual {library.cg_tolerance._global_value:g}" == get("solve").looseness.word
+    assert f"rank {library.max_root_decomposition_size._global_value}" == get("fantasy").looseness.word
+
+
+def test_each_candidate_has_the_error_that_is_its_own():
+    found = dispatch.explain(LOOSE)
+    words = {name: cost.error for name, cost in found.costs.items()}
+    assert words["fused"] == words["recursive"] == WITHIN.word
+    assert words["stock"] == words["matrix-free"] == "10-2000 %"
+    assert words["preconditioned"] == "residual 1e-05"
+    assert words["mixed-inverse"] == "checked"
+    text = str(found)
+    assert f"tr(K^-1 K) to {OF_TRACE:.0e} n" in text
+    assert "else one in double precision serves" in text
+    assert "standard error" in text
+    assert text.count("gradients are off by 10 % to 2000 %") == 1
+    single = dispatch.explain(LOOSE.replace(dtype="float32"))
+    assert single.costs["preconditioned"].error == "residual 1e-04"
+    html = found._repr_html_()
+    assert "10-2000 %" in html
+    assert "error of mixed-inverse" in html
+    frame = pytest.importorskip("pandas") and found.to_frame()
+    assert frame.set_index("candidate").error["mixed-inverse"] == "checked"
+
+
+def test_candidates_that_are_not_timed_stand_in_the_table():
+    lines = str(dispatch.explain(LOOSE)).splitlines()
+    chosen = next(line for line in lines if "→" in line)
+    assert chosen.split()[:2] == ["→", "mixed-inverse"]
+    assert chosen.endswith("checked")
+    ends = {len(line) for line in lines if line.endswith((" in bound", "checked", "residual 1e-05", "10-2000 %"))}
+    assert len(ends) == 1
+
+
+def test_an_error_that_a_plugin_cannot_tell_is_within_the_bound(make_op):
+    op = iterating(make_op)
+    op.candidate("theirs", error=lambda problem: Error("rough", "theirs is rough"))(lambda a: 2 * a)
+    op.candidate("broken", error=lambda problem: 1 / 0)(lambda a: 2 * a)
+    op.listed[1:] = [candidate.of_plugin("p") for candidate in op.listed[1:]]
+    costs = dispatch.explain(Problem(op="iterating", m=4, n=4)).costs
+    assert {name: cost.error for name, cost in costs.items()} == {
+        "stock": WITHIN.word, "theirs": "rough", "broken": WITHIN.word,
+    }  # fmt: skip
+
+
+# --- structure in the points, by its word -----------------------------------------------------------------------------
+
+
+def on_a_grid(*sizes):
+    axes = torch.meshgrid(*(torch.linspace(0, 1, size, dtype=torch.float64) for size in sizes), indexing="ij")
+    return torch.stack([axis.flatten() for axis in axes], -1)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "asked", "candidate"),
+    [
+        (uniform(1000, 1), MaternKernel, {"n": 1000, "variant": "line"}, "state-space"),
+        (uniform(500, 1), MaternKernel, {"n": 500, "variant": "matern52/line"}, "state-space"),
+        (uniform(300, 1).repeat(2, 1), MaternKernel, {"m": 300, "n": 600, "variant": "line/repeats"}, "state-space"),
+        (on_a_grid(30, 40), RBFKernel, {"n": 1200, "variant": "rbf/grid"}, None),
+        (on_a_grid(30, 40), RBFKernel, {"m": 40, "n": 1200, "variant": "grid"}, "kronecker"),
+        (on_a_grid(10, 11, 10), RBFKernel, {"n": 1100, "d": 3, "variant": "grid"}, "kronecker"),
+        (uniform(300, 2).repeat(3, 1), RBFKernel, {"n": 900, "d": 2, "variant": "repeats"}, "merged"),
+        (uniform(450, 2).repeat(2, 1), RBFKernel, {"m": 450, "n": 900, "d": 2}, "merged"),
+    ],
+)
+def test_a_structure_is_a_problem_that_a_model_has(x, kernel, asked, candidate):
+    with autokern.enabled():
+        step(model(x, kernel))
+        ((decision, _),) = decided("exact_log_prob")
+    found = api.problem("exact_log_prob", **asked)
+    if candidate is None:  # another kernel on other points has fewer values along its longest axis
+        found, candidate = found.replace(m=40), "kronecker"
+    assert found == decision.problem
+    assert decision.candidate == candidate
+    assert autokern.explain("exact_log_prob", **asked).candidate == candidate
+
+
+def test_a_line_is_predicted_on():
+    found = autokern.explain("predict", n=500, m=20, variant="line")
+    assert found.candidate == "state-space"
+    assert (found.problem.d, found.problem.words[-2]) == (1, "line")
+    assert autokern.explain("predict", n=500, variant="fast/grown/line").candidate == "lazy"
+
+
+@pytest.mark.parametrize(
+    ("op", "asked", "told"),
+    [
+        (
+            "exact_log_prob",
+            {"variant": "lines"},
+            "variant 'lines' was asked for; .*, cg, cholesky, line, grid, repeats",
+        ),
+        ("predict", {"variant": "grid"}, "predict knows .*, line"),
+        ("exact_log_prob", {"variant": "rbf/line"}, "its kernels are Matérn ones, and rbf is not"),
+        ("exact_log_prob", {"variant": "line", "d": 2}, "points with d=1"),
+        ("exact_log_prob", {"variant": "line", "batch": 3}, "it is one model"),
+        ("exact_log_prob", {"variant": "line", "n": 300}, "from n=400 on"),
+        ("exact_log_prob", {"variant": "grid", "n": 997}, "997 points are none with 2 axes at most"),
+        ("exact_log_prob", {"variant": "grid", "n": 1200, "m": 7}, "none with 7 values along its longest axis"),
+        ("exact_log_prob", {"variant": "grid", "n": 1200, "m": 400}, "none with 400 values"),
+        ("exact_log_prob", {"variant": "grid", "d": 1}, "none with 1 axes at most"),
+        ("exact_log_prob", {"variant": "grid", "n": 100}, "from n=200 on"),
+        ("exact_log_prob", {"variant": "grid", "grad": "theta/x"}, "want no gradients"),
+        ("exact_log_prob", {"variant": "grid/repeats"}, "points of a grid do not repeat"),
+        ("exact_log_prob", {"variant": "repeats", "n": 100}, "from n=200 on"),
+        ("exact_log_prob", {"m": 950, "n": 1000}, "merged where 90% differ at most"),
+        ("exact_log_prob", {"m": 2000, "n": 1000}, "merged where 90% differ at most"),
+    ],
+)
+def test_a_structure_that_no_model_has_is_refused(op, asked, told):
+    with pytest.raises(SettingsError, match=told):
+        autokern.explain(op, **asked)
+
+
+@pytest.mark.parametrize("word", ["line", "grid", "repeats"])
+def test_sizes_that_are_left_out_have_the_structure(word):
+    found = autokern.explain("exact_log_prob", variant=word).problem
+    assert found == api.problem("exact_log_prob", **{k: getattr(found, k) for k in ("m", "n", "d")}, variant=word)
