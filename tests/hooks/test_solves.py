@@ -1,6 +1,8 @@
 """The op `solve`: large systems solved exactly or to a stated residual, in direct calls and predictions."""
 
+import contextlib
 import copy
+import gc
 import warnings
 
 import gpytorch
@@ -8,7 +10,12 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings as library
-from linear_operator.operators import AddedDiagLinearOperator, DenseLinearOperator, DiagLinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductLinearOperator,
+)
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
@@ -261,3 +268,46 @@ def test_one_set_of_columns_for_a_batch_of_matrices_is_solved_in_both_passes():
     with autokern.enabled():
         for one, other in zip(found(ours), truth, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
+
+
+def test_what_is_kept_of_a_system_lives_as_long_as_its_covariance():
+    system = System(wanted=False)
+    with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}), torch.no_grad():
+        matrix = system.matrix(formed=False)
+        matrix.solve(system.rhs)
+        (first,) = systems._latest
+        matrix.solve(system.rhs + 1)
+        assert systems._latest == [first]
+        del matrix
+        gc.collect()
+        assert not systems._latest
+
+
+@pytest.mark.parametrize(("noise", "exact"), [(1e-4, True), (3e-6, False)])
+def test_a_poor_factor_is_refined_to_the_stated_residual_or_left_aside(noise, exact):
+    x = points(1500)
+    k = torch.exp(-2 * torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") ** 2).float()
+    diagonal, rhs = torch.full((1500,), noise), (6 * x[:, :1]).sin().float()
+    operator = AddedDiagLinearOperator(DenseLinearOperator(k), DiagLinearOperator(diagonal))
+    with library.cg_tolerance(0.01), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        stock = operator.solve(rhs)
+        with autokern.enabled(), autokern.using(force={"solve": "cholesky"}):
+            found = operator.solve(rhs)
+    left = (k.double() + torch.diag(diagonal.double())) @ found.double() - rhs.double()
+    if exact:
+        assert left.norm() < 1.5 * solved.TOLERANCE[torch.float32] * rhs.norm()
+    else:
+        assert found.equal(stock) or left.norm() < 1.5 * solved.TOLERANCE[torch.float32] * rhs.norm()
+
+
+def test_columns_reach_operators_with_a_structure_as_they_were_given(monkeypatch):
+    seen, one = [], RBFKernel()(points(40).float()).to_dense().detach() + torch.eye(40)
+    both = KroneckerProductLinearOperator(DenseLinearOperator(one), DenseLinearOperator(one)).expand(2, 1600, 1600)
+    solve = type(both)._solve
+    monkeypatch.setattr(type(both), "_solve", lambda s, rhs, *a, **k: seen.append(rhs.shape) or solve(s, rhs, *a, **k))
+    rhs = points(1600, 1).float()
+    for switch in (contextlib.nullcontext, autokern.enabled):
+        with switch(), torch.no_grad():
+            both.solve(rhs)
+    assert len(set(seen)) == 1
