@@ -53,6 +53,8 @@ _LEAST = 1000
 _COLUMNS = 72
 """Rows for each column up to which a factorisation takes fewer operations than a dozen products."""
 _PRODUCTS = 12
+_POOR = 0.01
+"""Relative residual above which a factor of a nearly singular matrix is left aside: the library's in predictions."""
 FREE, ORDERED = "free", "ordered"
 
 
@@ -208,18 +210,21 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered:
 def _refined(
     matrix: torch.Tensor, diagonal: torch.Tensor | None, lower: torch.Tensor, rhs: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return a solution to the residual stated, refined where the factor is poor; None of nearly singular matrices."""
-    found = _substituted(lower, rhs)
-    size = torch.linalg.vector_norm(rhs, dim=-2)
-    for last in (False, False, True):
+    """Return a solution, refined while that helps and its residual is above the one stated; None where it is poor."""
+    found, best, least = _substituted(lower, rhs), None, _POOR
+    size = torch.linalg.vector_norm(rhs, dim=-2).clamp_min(torch.finfo(rhs.dtype).tiny)
+    for _ in range(3):
         left = rhs - matrix @ found
         if diagonal is not None:
             left = left.addcmul_(diagonal.unsqueeze(-1), found, value=-1)
-        if (torch.linalg.vector_norm(left, dim=-2) <= TOLERANCE[rhs.dtype] * size).all():
-            return found
-        if not last:
-            found = found + _substituted(lower, left)
-    return None
+        residual = float((torch.linalg.vector_norm(left, dim=-2) / size).max())
+        if not residual < least:
+            break
+        best, least = found, residual
+        if residual <= TOLERANCE[rhs.dtype]:
+            break
+        found = found + _substituted(lower, left)
+    return best
 
 
 def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
