@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.errors import NanError, NotPSDError
 
+from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate, Run
 from autokern.core.problem import Problem
 from autokern.ops._shared import families, iterates
@@ -97,18 +98,19 @@ class Iterated:
 
 
 def or_iterate(stock: Run) -> Callable[[Run], Run]:
-    """Return a decorator of exact candidates: stock answers where it iterates and the matrix has no factor."""
+    """Return a decorator of exact candidates: stock answers where it iterates and there is no factor or no number."""
 
     def decorate(run: Run) -> Run:
         @functools.wraps(run)
         def either(*args: Any) -> Any:
             *_, exact = args
             try:
-                return run(*args)
-            except NotPSDError:
+                found = run(*args)
+            except (NanError, NotPSDError):
                 if exact:
                     raise
-            return stock(*args)
+                return stock(*args)
+            return found if exact or all(t.isfinite().all() for t in tensors_in(found)) else stock(*args)
 
         return either
 

@@ -316,3 +316,13 @@ def test_columns_reach_operators_with_a_structure_as_they_were_given(monkeypatch
         with switch(), torch.no_grad():
             both.solve(rhs)
     assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("where", ["matrix", "columns"])
+def test_densities_of_no_numbers_raise_what_iterations_raise(where):
+    system = System(wanted=False)
+    k, rhs = system.kernel(system.x).to_dense().detach(), system.rhs.detach().clone()
+    (k if where == "matrix" else rhs)[4, 3 if where == "matrix" else 0] = float("nan")
+    operator = AddedDiagLinearOperator(DenseLinearOperator(k), DiagLinearOperator(system.noise.expand(N)))
+    with autokern.enabled(), pytest.raises(RuntimeError, match="NaNs encountered"):
+        operator.inv_quad_logdet(rhs, logdet=True)
