@@ -7,6 +7,7 @@ first took more than a few products, then the one that took fewer. The residual 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -77,11 +78,27 @@ def _tensors(tree: Tree, noise: torch.Tensor) -> list[torch.Tensor]:
 
 
 _latest: list[_System] = []
-"""The last system: predictions solve with the same one again and again."""
+"""The last system: predictions solve with the same one again and again. It goes when the caller drops its points."""
+
+
+def _keep(system: _System, points: torch.Tensor) -> None:
+    _latest[:] = [system]
+    one = weakref.ref(system)
+    weakref.finalize(points, _drop, one).atexit = False
+
+
+def _drop(one: weakref.ref[_System]) -> None:
+    if _latest and _latest[0] is one():
+        _latest.clear()
 
 
 def of_tree(
-    multiply: Product, tree: Tree, noise: torch.Tensor, rhs: torch.Tensor, tolerance: float
+    multiply: Product,
+    tree: Tree,
+    noise: torch.Tensor,
+    rhs: torch.Tensor,
+    tolerance: float,
+    owner: torch.Tensor,
 ) -> torch.Tensor | None:
     """Return the solution of a system whose covariance is that of points; None where iterations do not converge.
 
@@ -97,11 +114,13 @@ def of_tree(
         Columns ``(n, t)``.
     tolerance : float
         Relative residual to reach.
+    owner : Tensor
+        What is kept of this system lives as long as this tensor, the points as the caller holds them.
     """
     system = next((known for known in list(_latest) if known.is_of(tree, noise)), None)
     if system is None:
         system = _System(tree, noise)
-        _latest[:] = [system]
+        _keep(system, owner)
     for name in system.names():
         try:
             inverse = system.inverse(name)
@@ -198,5 +217,7 @@ def _iterated(
 
 def _converges(first: float, left: float, made: int) -> bool:
     """Whether the mean rate so far leads below one within the products that are allowed."""
+    if not math.isfinite(left):
+        return False
     rate = math.log(first / left) / made
     return rate > 0 and made + math.log(left) / rate <= 2 * _LONGEST

@@ -71,7 +71,7 @@ def _expanded(operator: Any, rhs: Any) -> Any:
 def _asked(operator: Any) -> tuple[Embedded | None, bool] | None:
     """Return the kernel of a system where it has one, and whether the user orders conjugate gradients.
 
-    None where the library factorises, and where its own preconditioner is ordered.
+    None where the library factorises, where its own preconditioner is ordered, and for operators with a structure.
     """
     if stay_out():
         return None
@@ -82,7 +82,10 @@ def _asked(operator: Any) -> tuple[Embedded | None, bool] | None:
     least = library.min_preconditioning_size.value()
     if least != _LEAST and n < least:
         return None
-    return _kernel_of(operator), found == ORDERED
+    from autokern.ops.inv_quad_logdet import is_unstructured
+
+    kernel = _kernel_of(operator)
+    return None if kernel is None and not is_unstructured(operator) else (kernel, found == ORDERED)
 
 
 @unless_it_fails

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 import torch
-from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.errors import NanError, NotPSDError
 
+from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.problem import Problem
 from autokern.gp.solved import TOLERANCE
@@ -125,18 +126,19 @@ def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
 
 
 def or_iterate(stock: Run) -> Callable[[Run], Run]:
-    """Return a decorator of exact candidates: stock answers where it iterates and the matrix has no factor."""
+    """Return a decorator of exact candidates: stock answers where it iterates and there is no factor or no number."""
 
     def decorate(run: Run) -> Run:
         @functools.wraps(run)
         def either(*args: Any) -> Any:
             *_, exact = args
             try:
-                return run(*args)
-            except NotPSDError:
+                found = run(*args)
+            except (NanError, NotPSDError):
                 if exact:
                     raise
-            return stock(*args)
+                return stock(*args)
+            return found if exact or all(t.isfinite().all() for t in tensors_in(found)) else stock(*args)
 
         return either
 

@@ -27,7 +27,7 @@ from autokern.gp.arguments import DIAGONAL, variances
 from autokern.gp.factors import factorised
 from autokern.gp.preconditioners.choice import footprint
 from autokern.gp.preconditioners.pivoted import most
-from autokern.gp.solved import tolerance
+from autokern.gp.solved import TOLERANCE, tolerance
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
@@ -53,6 +53,8 @@ _LEAST = 1000
 _COLUMNS = 72
 """Rows for each column up to which a factorisation takes fewer operations than a dozen products."""
 _PRODUCTS = 12
+_POOR = 0.01
+"""Relative residual above which a factor of a nearly singular matrix is left aside: the library's in predictions."""
 FREE, ORDERED = "free", "ordered"
 
 
@@ -183,11 +185,12 @@ def _no_factor(problem: Problem) -> str | None:
 
 @SOLVE.candidate("cholesky", accuracy="better", unsupported=_no_factor)
 def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
-    """One Cholesky factorisation in borrowed memory, and two triangular solves."""
+    """One Cholesky factorisation in borrowed memory, and two triangular solves; the residual is checked."""
+    matrix, diagonal = dense_and_diagonal(operator)
     lower = _factors.get(operator)
     if lower is not None:
-        return _substituted(lower, rhs)
-    matrix, diagonal = dense_and_diagonal(operator)
+        found = _refined(matrix, diagonal, lower, rhs)
+        return stock(operator, rhs, kernel, ordered) if found is None else found
     kept = any(t.requires_grad for t in tensors_in((operator, rhs)))
     with buffers.Lease(pages.empty(matrix.shape, matrix)) if kept else buffers.borrow(matrix.shape, matrix) as lease:
         k = lease.tensor.copy_(matrix)
@@ -195,10 +198,32 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered:
             k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
         lower, info = factorised(k)
         if not torch.any(info):
-            if kept:
-                _factors[operator] = lower
-            return _substituted(lower, rhs)
+            found = _refined(matrix, diagonal, lower, rhs)
+            if found is not None:
+                if kept:
+                    _factors[operator] = lower
+                return found
     return stock(operator, rhs, kernel, ordered)  # which iterates, and says what it finds
+
+
+def _refined(
+    matrix: torch.Tensor, diagonal: torch.Tensor | None, lower: torch.Tensor, rhs: torch.Tensor
+) -> torch.Tensor | None:
+    """Return a solution, refined while that helps and its residual is above the one stated; None where it is poor."""
+    found, best, least = _substituted(lower, rhs), None, _POOR
+    size = torch.linalg.vector_norm(rhs, dim=-2).clamp_min(torch.finfo(rhs.dtype).tiny)
+    for _ in range(3):
+        left = rhs - matrix @ found
+        if diagonal is not None:
+            left = left.addcmul_(diagonal.unsqueeze(-1), found, value=-1)
+        residual = float((torch.linalg.vector_norm(left, dim=-2) / size).max())
+        if not residual < least:
+            break
+        best, least = found, residual
+        if residual <= TOLERANCE[rhs.dtype]:
+            break
+        found = found + _substituted(lower, left)
+    return best
 
 
 def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
@@ -258,6 +283,6 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torc
         found = systems.of_matrix(matrix, noise, columns, goal)
     else:
         assert kernel is not None
-        tree = forms.read(kernel, operator._linear_op.x1)
-        found = systems.of_tree(operator._matmul, tree, noise, columns, goal)
+        points = operator._linear_op.x1
+        found = systems.of_tree(operator._matmul, forms.read(kernel, points), noise, columns, goal, points)
     return None if found is None else found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()

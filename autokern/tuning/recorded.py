@@ -117,11 +117,33 @@ class RecordedHost(msgspec.Struct, frozen=True):
 
     def _pool(self, op: str, device: str) -> _Pool | None:
         data = self.pools.get(f"{op}@{device}")
+        if data is None:
+            return None
         try:
-            return None if data is None else msgspec.msgpack.decode(zlib.decompress(data), type=_Pool)
+            pool = msgspec.msgpack.decode(zlib.decompress(data), type=_Pool)
         except _DAMAGES:
+            pool = None
+        if pool is None or not _is_whole(pool):
             _warn_of_damage()
             return None
+        return pool
+
+
+def _is_whole(pool: _Pool) -> bool:
+    """Whether columns are of one length and fits are of the trials beside them."""
+    rows = len(pool.seconds)
+    counts = {"stock": rows, **{name: rows - ratios.count(None) for name, ratios in pool.ratios.items()}}
+    return (
+        set(pool.sizes) == set(SIZES)
+        and set(pool.named) == set(_WORDS)
+        and all(len(column) == rows for group in (pool.sizes, pool.named, pool.ratios) for column in group.values())
+        and all(0 <= number < len(pool.words) for column in pool.named.values() for number in column)
+        and (not pool.fits or "stock" in pool.fits)
+        and all(
+            len(fit.weights) == 4 * counts.get(name, -1) and len(fit.coefficients) == 4
+            for name, fit in pool.fits.items()
+        )
+    )
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 """The op `solve`: large systems solved exactly or to a stated residual, in direct calls and predictions."""
 
+import contextlib
 import copy
+import gc
 import warnings
 
 import gpytorch
@@ -8,13 +10,19 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import settings as library
-from linear_operator.operators import AddedDiagLinearOperator, DenseLinearOperator, DiagLinearOperator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    KroneckerProductLinearOperator,
+)
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
 from autokern.core.op import inside
 from autokern.gp import solved, systems
 from autokern.hooks.kernel_operator import matrix_free
+from autokern.ops import solve
 
 pytestmark = pytest.mark.usefixtures("fresh")
 N = 1100
@@ -261,3 +269,60 @@ def test_one_set_of_columns_for_a_batch_of_matrices_is_solved_in_both_passes():
     with autokern.enabled():
         for one, other in zip(found(ours), truth, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
+
+
+def test_what_is_kept_of_a_system_lives_as_long_as_its_covariance():
+    system = System(wanted=False)
+    with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}), torch.no_grad():
+        matrix = system.matrix(formed=False)
+        matrix.solve(system.rhs)
+        (first,) = systems._latest
+        matrix.solve(system.rhs + 1)
+        assert systems._latest == [first]
+        del matrix
+        gc.collect()
+        assert not systems._latest
+
+
+def test_a_factor_in_single_precision_that_barely_exists_serves_while_its_residual_is_small():
+    x = points(N, 1)
+    k = torch.exp(-2 * torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") ** 2).float()
+    rhs = (6 * x).sin().float()
+    operator = AddedDiagLinearOperator(DenseLinearOperator(k), DiagLinearOperator(torch.full((N,), 6e-5)))
+    with autokern.enabled(), autokern.using(force={"solve": "cholesky"}):
+        found = operator.solve(rhs)
+    assert far(operator.to_dense().double() @ found.double(), rhs.double()) < 1e-3
+
+
+@pytest.mark.parametrize(("scale", "served"), [(1.001, True), (3, False)])
+def test_a_poor_factor_is_refined_or_left_aside(scale, served, monkeypatch):
+    system = System(wanted=False)
+    factorise = solve.factorised
+    monkeypatch.setattr(solve, "factorised", lambda k: (factorise(k)[0].mul_(scale), torch.tensor(0)))
+    expected = system.matrix(formed=True).solve(system.rhs)
+    with autokern.enabled(), autokern.using(force={"solve": "cholesky"}):
+        found = system.matrix(formed=True).solve(system.rhs)
+    assert found.equal(expected) is not served
+    assert not served or far(found, system.truth()[0]) < 1e-5
+
+
+def test_columns_reach_operators_with_a_structure_as_they_were_given(monkeypatch):
+    seen, one = [], RBFKernel()(points(40).float()).to_dense().detach() + torch.eye(40)
+    both = KroneckerProductLinearOperator(DenseLinearOperator(one), DenseLinearOperator(one)).expand(2, 1600, 1600)
+    stock = type(both)._solve
+    monkeypatch.setattr(type(both), "_solve", lambda s, rhs, *a, **k: seen.append(rhs.shape) or stock(s, rhs, *a, **k))
+    rhs = points(1600, 1).float()
+    for switch in (contextlib.nullcontext, autokern.enabled):
+        with switch(), torch.no_grad():
+            both.solve(rhs)
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("where", ["matrix", "columns"])
+def test_densities_of_no_numbers_raise_what_iterations_raise(where):
+    system = System(wanted=False)
+    k, rhs = system.kernel(system.x).to_dense().detach(), system.rhs.detach().clone()
+    (k if where == "matrix" else rhs)[4, 3 if where == "matrix" else 0] = float("nan")
+    operator = AddedDiagLinearOperator(DenseLinearOperator(k), DiagLinearOperator(system.noise.expand(N)))
+    with autokern.enabled(), pytest.raises(RuntimeError, match="NaNs encountered"):
+        operator.inv_quad_logdet(rhs, logdet=True)

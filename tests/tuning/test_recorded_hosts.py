@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pkgutil
 import warnings
+import zlib
 
 import msgspec
 import pytest
@@ -87,6 +88,28 @@ def test_a_damaged_file_is_left_aside_with_one_warning(monkeypatch, damage):
             assert told.told(op, op.stock, [PROBLEMS[3]], places_of(op, [PROBLEMS[3]])) is None
             assert told.wins("qr", "cpu", "stock") == []
     assert [str(each.message).partition(", ")[0] for each in heard] == ["recorded.msgpack"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pool: {
+            "fits": {name: msgspec.structs.replace(f, weights=f.weights[:-1]) for name, f in pool.fits.items()}
+        },
+        lambda pool: {"fits": {name: fit for name, fit in pool.fits.items() if name != "stock"}},
+        lambda pool: {"seconds": pool.seconds[1:]},
+        lambda pool: {"words": []},
+        lambda pool: {"sizes": {**pool.sizes, "another": pool.sizes["n"]}},
+    ],
+)
+def test_parts_that_do_not_fit_together_are_left_aside(change):
+    recorded._warn_of_damage.cache_clear()
+    shipped = recorded.hosts()[0]
+    pool = msgspec.structs.replace(whole := shipped._pool("cholesky", "cpu"), **change(whole))
+    changed = recorded.RecordedHost({}, {"cholesky@cpu": zlib.compress(msgspec.msgpack.encode(pool))})
+    with pytest.warns(recorded.AutokernWarning, match="install autokern again"):
+        assert changed.recording("cholesky", "cpu") is None
+    assert changed.trials("cholesky", "cpu") == []
 
 
 def test_what_the_package_ships_can_be_read():
