@@ -4,6 +4,8 @@ Value, solution and log determinant come from the factor, and so are exact. The 
 ``tr(K^-1 dK)``. To round the factor to single precision hardly changes that; to sum products in it does, on the
 diagonal above all, which is summed in double precision. Two identities tell what is left: ``tr(K^-1 K) = n``, and the
 solution by the inverse is that by the factor. Where one is missed by too much, an inverse in double precision serves.
+Rounding meets every hyperparameter alike, but ``tr(K^-1 dK)`` is as large as the effective degrees of freedom
+``tr(K^-1 (K - noise))``, which may be a few of thousands of points: errors are shares of those.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from autokern.system import buffers
 __all__ = ["OF_SOLUTION", "OF_TRACE", "Mixed", "mixed_for"]
 
 OF_TRACE = 1e-4
-"""Largest error of ``tr(K^-1 K)``, per point. Up to it, gradients were within 7e-5 of exact ones (norm of all)."""
+"""Largest error of ``tr(K^-1 K)``, per effective degree of freedom."""
 OF_SOLUTION = 1e-3
 """Largest relative error of a solution by the inverse: what a chance hit of the trace does not hide."""
 _RESTS = 50
@@ -84,7 +86,8 @@ def _by_single(tree: Tree, state: likelihood.State, noise: torch.Tensor) -> list
     first = len(tree.points) + len(tree.shapes)
     scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
     error = along - sum(found[index] * scale for index, scale in scales)
-    if not abs(error.item()) <= OF_TRACE * n:
+    freedom = n - torch.dot(diagonal, noise.expand(n)).item()
+    if not abs(error.item()) <= OF_TRACE * freedom:
         _log.debug("gradients of %d points in double precision: trace %.1e off in single", n, error)
         return None
     if outer is None:

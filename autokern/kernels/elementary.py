@@ -40,7 +40,7 @@ def decay(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 
 def root_(u: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
-    """Replace numbers that are not negative by their roots, with `spare` as memory."""
+    """Replace finite numbers that are not negative by their roots, with `spare` as memory."""
     if u.dtype is torch.float64 and u.is_cpu and _is_slow():
         return u.mul_(torch.add(u, _TINY, out=spare).rsqrt_())
     return u.sqrt_()

@@ -1,7 +1,7 @@
 """The candidate ``mixed-inverse`` of `exact_log_prob`: a factor in double precision, its inverse in single.
 
-Bound: the value is that of `fused`; the inverse misses ``tr(K^-1 K) = n`` by at most 1e-4 n, and the solution by at
-most 1e-3 of its norm, on the caller's own system, else an inverse in double precision serves.
+Bound: the value is that of `fused`; the inverse misses ``tr(K^-1 K) = n`` by at most 1e-4 effective degrees of freedom,
+and the solution by at most 1e-3 of its norm, on the caller's own system, else an inverse in double precision serves.
 """
 
 from __future__ import annotations

@@ -144,6 +144,26 @@ def test_what_single_precision_does_not_hold_is_noticed(change, monkeypatch):
     assert served == [False, False]  # the steps between them tried nothing
 
 
+def test_errors_are_shares_of_the_degrees_of_freedom(monkeypatch):
+    served, single = counted(monkeypatch), mixed._contracted
+    tree, noise, residual = problem("product", 400, noise=0.5)
+    k = trees.dense(tree).detach()
+    freedom = torch.linalg.solve(k + noise.detach() * torch.eye(400, dtype=k.dtype), k).trace().item()
+    assert freedom < 100
+    by_weight = len(tree.points) + len(tree.shapes)
+    for share in (0.5, 2.0):
+        error = share * mixed.OF_TRACE * freedom / tree.weights[0].item()
+
+        def off(*args, error=error):
+            found = single(*args)
+            found[by_weight] = found[by_weight] + error
+            return found
+
+        monkeypatch.setattr(mixed, "_contracted", off)
+        both((tree, noise, residual), mixed.Mixed())
+    assert served == [True, False]
+
+
 @pytest.mark.parametrize("missed", ["OF_TRACE", "OF_SOLUTION"])
 def test_either_identity_asks_for_double_precision(missed, monkeypatch):
     served = counted(monkeypatch)
