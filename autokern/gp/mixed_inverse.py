@@ -33,6 +33,10 @@ _RESTS = 50
 """Steps without a trial after one that failed."""
 _PANEL = 256
 """Rows and columns of the blocks of an inverse: products of such are nearly as fast as of large ones."""
+_WIDENED = 1024
+"""Columns of an inverse that are in double precision at a time, where its entries are summed so."""
+_SUMS = (torch.float32, torch.float64)
+"""In what entries of an inverse are summed: of smooth kernels with little noise, single precision loses too much."""
 _SINGLE = torch.empty(0, dtype=torch.float32, device="cpu")
 _log = logging.getLogger("autokern")
 
@@ -41,19 +45,22 @@ class Mixed:
     """Gradients of the densities of one kernel, for `likelihood.log_prob`; what is kept only saves hopeless trials."""
 
     def __init__(self) -> None:
-        self._rest = 0
+        self._rests = dict.fromkeys(_SUMS, 0)
 
     def __call__(
         self, tree: Tree, state: likelihood.State, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
     ) -> list[torch.Tensor | None]:
         """Return the gradients wanted by noise, residual and the tensors of a tree."""
-        self._rest -= 1
-        if self._rest < 0 and state.factor.dim() == 2 and (wanted[0] or any(wanted[2:])):
-            found = _by_single(tree, state, noise)
+        able = state.factor.dim() == 2 and (wanted[0] or any(wanted[2:]))
+        for sums in _SUMS if able else ():
+            self._rests[sums] -= 1
+            if self._rests[sums] >= 0:
+                continue
+            found = _by_single(tree, state, noise, sums)
             if found is not None:
                 half = 0.5 * grad
                 return [one * half if want else None for one, want in zip(found, wanted, strict=True)]
-            self._rest = _RESTS
+            self._rests[sums] = _RESTS
         return likelihood.gradients_by(state, inverted, noise, wanted, grad)
 
 
@@ -65,8 +72,10 @@ def mixed_for(owner: Any) -> Mixed:
     return _kept.setdefault(owner, Mixed())
 
 
-def _by_single(tree: Tree, state: likelihood.State, noise: torch.Tensor) -> list[torch.Tensor] | None:
-    """Return twice the gradients, or None where single precision does not suffice."""
+def _by_single(
+    tree: Tree, state: likelihood.State, noise: torch.Tensor, sums: torch.dtype
+) -> list[torch.Tensor] | None:
+    """Return twice the gradients, or None where an inverse in single precision, of such sums, does not suffice."""
     n, white = len(state.factor), state.white.squeeze(-1)
     outer = _outer(tree.node)
     if outer is None:  # the sum over the whole covariance is wanted, which is the gradient of a scale
@@ -75,11 +84,11 @@ def _by_single(tree: Tree, state: likelihood.State, noise: torch.Tensor) -> list
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True).squeeze(-1)
     with buffers.borrow((n, n), _SINGLE) as lease:
         _invert(state.factor, lease.tensor)
-        diagonal, solved = _square(lease.tensor, white)
+        diagonal, solved = _square(lease.tensor, white, sums)
         missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0
         found = _contracted(tree, a, lease.tensor, diagonal) if missed <= OF_SOLUTION else []
     if not found:
-        _log.debug("gradients of %d points in double precision: solution %.1e off in single", n, missed)
+        _log.debug("gradients of %d points, sums in %s: solution %.1e off", n, sums, missed)
         return None
     by_noise = a.square().sub_(diagonal)
     along = torch.dot(white, white) - n - torch.dot(by_noise, noise.expand(n))
@@ -88,7 +97,7 @@ def _by_single(tree: Tree, state: likelihood.State, noise: torch.Tensor) -> list
     error = along - sum(found[index] * scale for index, scale in scales)
     freedom = n - torch.dot(diagonal, noise.expand(n)).item()
     if not abs(error.item()) <= OF_TRACE * freedom:
-        _log.debug("gradients of %d points in double precision: trace %.1e off in single", n, error)
+        _log.debug("gradients of %d points, sums in %s: trace %.1e off", n, sums, error)
         return None
     if outer is None:
         del found[first]
@@ -137,10 +146,11 @@ def _invert(factor: torch.Tensor, out: torch.Tensor) -> None:
         torch.tril(corner, out=rows[:, top:bottom])
 
 
-def _square(root: torch.Tensor, white: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _square(root: torch.Tensor, white: torch.Tensor, sums: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn the lower triangle of a root X into that of ``X^T X``, in place: rows below a panel are all that it needs.
 
-    Returns the diagonal of ``X^T X``, and ``X^T white``, both summed in the precision of `white`.
+    Entries are summed in the precision `sums`. Returns the diagonal of ``X^T X``, and ``X^T white``, both summed in the
+    precision of `white`.
     """
     memory = root.new_empty(_PANEL * len(root))
     diagonal, solved = torch.zeros_like(white), torch.zeros_like(white)
@@ -148,8 +158,14 @@ def _square(root: torch.Tensor, white: torch.Tensor) -> tuple[torch.Tensor, torc
         rows = root[top:bottom, :bottom]
         diagonal[:bottom] += torch.linalg.vector_norm(rows, dim=0, dtype=white.dtype).square_()
         solved[:bottom] += rows.mT @ white[top:bottom].to(root.dtype)
-        product = memory[: rows.numel()].view_as(rows)
-        rows.copy_(torch.mm(root[top:, top:bottom].mT, root[top:, :bottom], out=product))
+        product, left = memory[: rows.numel()].view_as(rows), root[top:, top:bottom].to(sums).mT
+        if sums is root.dtype:
+            torch.mm(left, root[top:, :bottom], out=product)
+        else:  # columns are widened some at a time
+            for begin in range(0, bottom, _WIDENED):
+                some = slice(begin, min(bottom, begin + _WIDENED))
+                product[:, some] = left @ root[top:, some].to(sums)
+        rows.copy_(product)
     return diagonal, solved
 
 
