@@ -46,7 +46,7 @@ def _features(problem: Problem) -> Features:
 
 
 def _error(problem: Problem) -> Error:
-    check = f"tr(K^-1 K) to {OF_TRACE:.0e} n, the solution to {OF_SOLUTION:.0e}"
+    check = f"tr(K^-1 K) to {OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}"
     words = f"the value is exact; the single-precision inverse of the gradients is checked on your system ({check})"
     return Error("checked", f"{words}, else one in double precision serves")
 

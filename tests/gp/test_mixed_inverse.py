@@ -62,7 +62,7 @@ def both(given, by):
 
 
 def counted(monkeypatch):
-    """Return a list that grows with the attempts in single precision, by whether they served."""
+    """Return a list that grows with the attempts, sums in single precision first, by whether they served."""
     served, single = [], mixed._by_single
 
     def attempt(*args):
@@ -90,11 +90,21 @@ def test_blocks_of_an_inverse_are_those_of_the_whole(n):
         mixed._invert(lower, out)
         root = torch.linalg.inv(lower.tril())
         torch.testing.assert_close(out.double().tril().nan_to_num(9.0), root, rtol=most, atol=most)
-        diagonal, solved = mixed._square(out, white)
+        diagonal, solved = mixed._square(out, white, dtype)
         whole = torch.linalg.inv(k)
         torch.testing.assert_close(out.double().tril().nan_to_num(9.0), whole.tril(), rtol=most, atol=most)
         torch.testing.assert_close(diagonal, whole.diagonal(), rtol=most, atol=most)
         torch.testing.assert_close(solved, root.mT @ white, rtol=most, atol=most)
+
+
+@pytest.mark.parametrize("n", [255, 700])
+def test_entries_of_an_inverse_are_summed_in_double_some_columns_at_a_time(n, monkeypatch):
+    monkeypatch.setattr(mixed, "_WIDENED", 100)
+    draw = torch.Generator().manual_seed(n)
+    root = torch.randn(n, n, generator=draw).tril_() + n**0.5 * torch.eye(n)
+    out, whole = root.clone(), root.double().mT @ root.double()
+    mixed._square(out, torch.zeros(n, dtype=torch.float64), torch.float64)
+    assert torch.equal(out.tril(), whole.float().tril())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -103,7 +113,7 @@ def test_values_are_exact_and_gradients_nearly_so(kernel, each, monkeypatch):
     served = counted(monkeypatch)
     given = problem(kernel, 900, each=each)
     (value, found), (exact, truth) = both(given, mixed.Mixed())
-    assert served == [True]
+    assert served[-1]
     assert value == exact
     assert gap(found, truth) < 1e-4
 
@@ -141,7 +151,17 @@ def test_what_single_precision_does_not_hold_is_noticed(change, monkeypatch):
     for _ in range(5):
         (_, found), (_, truth) = both(given, by)
         assert all(map(torch.equal, found, truth))
-    assert served == [False, False]  # the steps between them tried nothing
+    assert served == [False] * 4  # twice in either sums; the steps between them tried nothing
+
+
+def test_smooth_kernels_with_little_noise_have_their_inverse_summed_in_double(monkeypatch):
+    served = counted(monkeypatch)
+    monkeypatch.setattr(mixed, "_RESTS", 3)
+    given, by = problem("bare", 900, noise=1e-4), mixed.Mixed()
+    for _ in range(3):
+        (_, found), (_, truth) = both(given, by)
+        assert gap(found, truth) < 1e-5
+    assert served == [False, True, True, True]  # single precision is not tried in every step
 
 
 def test_errors_are_shares_of_the_degrees_of_freedom(monkeypatch):
@@ -161,7 +181,7 @@ def test_errors_are_shares_of_the_degrees_of_freedom(monkeypatch):
 
         monkeypatch.setattr(mixed, "_contracted", off)
         both((tree, noise, residual), mixed.Mixed())
-    assert served == [True, False]
+    assert served == [True, False, False]
 
 
 @pytest.mark.parametrize("missed", ["OF_TRACE", "OF_SOLUTION"])
@@ -169,7 +189,7 @@ def test_either_identity_asks_for_double_precision(missed, monkeypatch):
     served = counted(monkeypatch)
     monkeypatch.setattr(mixed, missed, 1e-12)
     (_, found), (_, truth) = both(problem("sum", 300), mixed.Mixed())
-    assert served == [False]
+    assert served == [False, False]
     assert all(map(torch.equal, found, truth))
 
 

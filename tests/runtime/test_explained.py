@@ -301,7 +301,7 @@ def test_each_candidate_has_the_error_that_is_its_own():
     assert words["preconditioned"] == "residual 1e-05"
     assert words["mixed-inverse"] == "checked"
     text = str(found)
-    assert f"tr(K^-1 K) to {OF_TRACE:.0e} n" in text
+    assert f"tr(K^-1 K) to {OF_TRACE:.0e} degrees of freedom" in text
     assert "else one in double precision serves" in text
     assert "standard error" in text
     assert text.count("gradients are off by 10 % to 2000 %") == 1
