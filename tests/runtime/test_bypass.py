@@ -175,9 +175,9 @@ def test_targets_of_a_wrong_size_raise_stocks_error_and_nothing_else():
 
 
 def test_random_numbers_of_the_caller_are_those_of_stock_when_an_op_is_measured_at_its_first_use(monkeypatch):
-    dispatch.reset(Settings(calibrate="auto", budget=1.0))
+    dispatch.reset(Settings(calibrate="first-use", budget=1.0))
     with autokern.enabled():
-        monkeypatch.setattr(dispatch, "_session", dispatch.reset(Settings(calibrate="auto", budget=1.0)))
+        monkeypatch.setattr(dispatch, "_session", dispatch.reset(Settings(calibrate="first-use", budget=1.0)))
         torch.manual_seed(5)
         state = torch.random.get_rng_state()
         torch.linalg.qr(torch.eye(3))
