@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from pathlib import Path
 from typing import NamedTuple
 
 from harness import Findings, Mutation, main
@@ -412,6 +413,8 @@ def _run(code: str, calibrate: str = "first-use") -> str:
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "AUTOKERN_HOME": home, "AUTOKERN_BUDGET": "2", "PYTHONWARNINGS": "error"}
         environment["AUTOKERN_CALIBRATE"] = calibrate
+        # KeOps rewrites its list when a process ends, and one that imports it meanwhile reads an empty file
+        environment["KEOPS_CACHE_FOLDER"] = str(Path(home) / "keops")
         command = [sys.executable, "-c", code]
         try:
             done = subprocess.run(
