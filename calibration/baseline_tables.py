@@ -128,6 +128,10 @@ def plot(results: Results, folder: Path) -> None:
             axes.set(xscale="log", yscale="log" if what == "rmse" else "linear", xlabel="seconds")
             axes.set_ylabel(f"RMSE ({UNITS[name]})" if what == "rmse" else "negative log likelihood of a point")
             axes.set_title(TITLES[name].rpartition(",")[0], fontsize=9)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter("{x:g}")
+            axes.tick_params(which="both", labelsize=7)
             axes.grid(which="both", alpha=0.2)
             axes.legend(fontsize=7)
         figure.savefig(folder / path, dpi=120, metadata={"Software": None})
