@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern.core.autograd import each_cotangent, spent_by_backward
+from autokern.core.solved import Solved, note
 from autokern.gp import block_cg, likelihood
 from autokern.gp.block_cg import Solution
 from autokern.gp.preconditioners.base import Preconditioner, UnfitError
 from autokern.gp.preconditioners.choice import Kept
-from autokern.gp.solved import Solved, note
 from autokern.kernels import over_ranks, products
 from autokern.kernels.partition import usual
 from autokern.kernels.parts import Parts

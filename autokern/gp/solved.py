@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from linear_operator import settings as library
 
-from autokern.core.solved import Solved, latest, note
-
-__all__ = ["TOLERANCE", "Solved", "latest", "note", "tolerance"]
+__all__ = ["TOLERANCE", "tolerance"]
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 """The relative residual to which systems are solved, unless the library's own setting is tighter."""

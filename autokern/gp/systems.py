@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from autokern.core.solved import Solved, note
 from autokern.gp.preconditioners.base import UnfitError
 from autokern.gp.preconditioners.choice import Kept
 from autokern.gp.preconditioners.columns import by_columns
-from autokern.gp.solved import Solved, note
 from autokern.kernels.tree import Tree
 
 __all__ = ["of_matrix", "of_tree"]

@@ -9,7 +9,8 @@ from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKer
 from linear_operator import settings as library
 
 import autokern
-from autokern.gp import block_cg, iterated_density, likelihood, solved
+from autokern.core import solved
+from autokern.gp import block_cg, iterated_density, likelihood
 from autokern.gp.preconditioners.choice import Kept, kept_for
 from autokern.gp.preconditioners.neighbours import conditioning
 from autokern.gp.preconditioners.pivoted import Pivoted, pivots

@@ -13,8 +13,8 @@ import gpytorch
 import torch
 
 import autokern
+from autokern.core.solved import latest
 from autokern.gp import iterated_density
-from autokern.gp.solved import latest
 from autokern.hooks.kernel_operator import matrix_free
 from autokern.kernels import over_ranks
 from autokern.runtime import dispatch, ranks
