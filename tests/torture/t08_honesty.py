@@ -193,10 +193,10 @@ MUTATIONS = [
         "learnt",
     ),
     Mutation(
-        "what was measured counts for nothing",
+        "what was measured makes nothing more certain",
         "tuning/residuals.py",
-        "+= noise**2 + NUGGET**2",
-        "+= 25.0",
+        "np.maximum(amplitudes**2 + self._shift - (cross**2).sum(axis=0), 0.0)",
+        "amplitudes**2 + 1.0",
         "gap",
     ),
 ]
