@@ -17,7 +17,9 @@ from autokern.core.solved import Solved, note
 from autokern.gp.preconditioners.base import UnfitError
 from autokern.gp.preconditioners.choice import Kept
 from autokern.gp.preconditioners.columns import by_columns
+from autokern.kernels.near import Near
 from autokern.kernels.tree import Tree
+from autokern.system import ranks
 
 __all__ = ["of_matrix", "of_tree"]
 
@@ -31,6 +33,10 @@ _SEEN = 8
 """Iterations before the rate of convergence is believed."""
 _ROUNDS = 3
 """Times that iterations begin again from what they reached, where rounding led them astray."""
+_LARGE = 8192
+"""Points from which iterations by near blocks in single precision save more than another check of the residual."""
+_SHARE = 0.7
+"""Share of the matrix from which near blocks save nothing where all products are in single precision."""
 _ELEMENTS = 2**24
 """Elements of the columns that are solved together, so that their copies take little memory."""
 
@@ -48,6 +54,7 @@ class _System:
         self._tree, self._noise = tree.each(lambda t: t.detach().clone()), noise.detach().clone()
         self._sets = Kept(self._tree.points[0])
         self._made: dict[str, Product] = {}
+        self._near: Near | None = None
         self.products: dict[str, float] = {}
 
     def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
@@ -63,6 +70,15 @@ class _System:
         products = self.products.get(first, 0.0)
         other = self.products.get(second, 0.0)  # 0 where it was not tried
         return [second, first] if products > _FEW and other < products else [first, second]
+
+    def nearly(self) -> Product | None:
+        """Return the product with what is near, None where a product in full costs as much."""
+        if len(self._noise) < _LARGE or ranks.active() is not None:
+            return None
+        if self._near is None:
+            self._near = Near(self._tree, self._noise)
+        single = self._noise.dtype is torch.float32
+        return None if single and self._near.share > _SHARE else self._near.multiply
 
     def inverse(self, name: str) -> Product:
         """Return the product with the approximate inverse of a name."""
@@ -126,7 +142,7 @@ def of_tree(
             inverse = system.inverse(name)
         except UnfitError:
             continue
-        found = _all_columns(multiply, inverse, rhs, tolerance)
+        found = _all_columns(multiply, inverse, rhs, tolerance, system.nearly())
         reached = found.residual <= tolerance
         system.products[name] = found.products if reached else math.inf
         _note(found, name, tolerance)
@@ -155,24 +171,31 @@ def _note(found: _Found, name: str, tolerance: float) -> None:
     note(Solved(found.residual, found.products, name, found.x.shape[1], goal=tolerance, missed=missed))
 
 
-def _all_columns(multiply: Product, inverse: Product, rhs: torch.Tensor, tolerance: float) -> _Found:
-    """Solve some columns at a time."""
+def _all_columns(
+    multiply: Product, inverse: Product, rhs: torch.Tensor, tolerance: float, nearly: Product | None = None
+) -> _Found:
+    """Solve some columns at a time, mostly by a product that is nearly the right one, where there is one."""
     parts = []
     for columns in rhs.split(max(1, _ELEMENTS // len(rhs)), 1):
-        parts.append(_refined(multiply, inverse, columns, tolerance))
+        found = None if nearly is None else _refined(multiply, inverse, columns, tolerance, nearly)
+        if found is None or not found.residual <= tolerance:
+            nearly, found = None, _refined(multiply, inverse, columns, tolerance)
+        parts.append(found)
         if not parts[-1].residual <= tolerance:
             break
     products = max(part.products for part in parts)
     return _Found(torch.cat([part.x for part in parts], 1), max(part.residual for part in parts), products)
 
 
-def _refined(multiply: Product, inverse: Product, b: torch.Tensor, tolerance: float) -> _Found:
+def _refined(
+    multiply: Product, inverse: Product, b: torch.Tensor, tolerance: float, nearly: Product | None = None
+) -> _Found:
     """Iterate, and again from there, until the residual itself is small enough."""
     size = torch.linalg.vector_norm(b, dim=0)
     size = torch.where(size > 0, size, 1.0)
     x, r, products, residual = torch.zeros_like(b), b, 0, math.inf
     for _ in range(_ROUNDS):
-        step, made = _iterated(multiply, inverse, r, size * tolerance)
+        step, made = _iterated(nearly or multiply, inverse, r, size * tolerance)
         if step is None:
             return _Found(x, math.inf, products + made)
         x += step

@@ -95,6 +95,8 @@ class Family(msgspec.Struct, frozen=True):
         Whether ``dk/du = k``, so that nothing but ``k`` need be kept for the backward pass.
     kinked : bool
         Whether ``dk/du`` is infinite at ``u = 0``, so that the least rounding of a distance of zero is seen in k.
+    decreasing : bool
+        Whether ``k`` is positive and falls with the distance, so that boxes bound it.
     wants_spare : bool
         Whether `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix.
     passes : int
@@ -129,6 +131,7 @@ class Family(msgspec.Struct, frozen=True):
     plain: Callable[..., Kernel]
     slope_is_value: bool = False
     kinked: bool = False
+    decreasing: bool = False
     wants_spare: bool = False
     passes: int = 2
     kernels: tuple[type, ...] = ()

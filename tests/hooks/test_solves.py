@@ -23,6 +23,7 @@ from autokern.core.op import inside
 from autokern.core.solved import latest
 from autokern.gp import solved, systems
 from autokern.hooks.kernel_operator import matrix_free
+from autokern.kernels import near
 from autokern.ops import solve
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -270,6 +271,29 @@ def test_one_set_of_columns_for_a_batch_of_matrices_is_solved_in_both_passes():
     with autokern.enabled():
         for one, other in zip(found(ours), truth, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("left_out", [1e-3, 1e4])
+def test_near_blocks_serve_iterations_and_the_whole_matrix_checks_them(monkeypatch, dtype, left_out):
+    monkeypatch.setattr(systems, "_LARGE", 500)
+    monkeypatch.setattr(near, "_TILE", 64)
+    monkeypatch.setattr(near, "_LEFT_OUT", left_out)
+    system = System(dtype=dtype, wanted=False)
+    system.kernel.base_kernel.lengthscale = 0.02
+    matrix, whole, count = system.matrix(formed=False), [], matrix_free(system.kernel, system.x, system.x).__class__
+    stock = count._matmul
+    monkeypatch.setattr(count, "_matmul", lambda self, v: whole.append(1) or stock(self, v))
+    with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}), torch.no_grad():
+        found = matrix.solve(system.rhs)
+        (kept,) = systems._latest
+    assert kept._near is not None
+    assert kept._near.share < 0.7
+    assert len(whole) <= 3 if left_out < 1 else len(whole) > 3  # where what is left out matters, all products are whole
+    truth, _ = system.truth()
+    size = truth.norm(dim=0)
+    assert ((found.double() - truth).norm(dim=0) <= 50 * solved.TOLERANCE[dtype] * size).all()
+    assert latest().residual <= solved.TOLERANCE[dtype]
 
 
 def test_what_is_kept_of_a_system_lives_as_long_as_its_covariance():

@@ -62,6 +62,7 @@ RQ = Family(
     _epilogue,
     (_first,),
     _plain,
+    decreasing=True,
     passes=6,
     kernels=(RQKernel,),
     embed=_embed,
