@@ -1,4 +1,4 @@
-"""Products with a kernel matrix plus noise without blocks that are nearly zero, for iterations that are checked in full.
+"""Products with a kernel matrix plus noise without blocks that are nearly zero, for iterations that are checked.
 
 Points are ordered so that consecutive ones lie together, by halving at medians as a k-d tree does (Bentley 1975). The
 largest entry of a block is the kernel at the distance of two boxes. Blocks are left out while their sums over any row

@@ -1,4 +1,4 @@
-"""Products without blocks that are nearly zero: what is left out is bounded, and nothing is where boxes bound nothing."""
+"""Products without blocks that are nearly zero: what is left out is bounded, nothing is where boxes bound nothing."""
 
 import pytest
 import torch
