@@ -17,7 +17,9 @@ from autokern.core.solved import Solved, note
 from autokern.gp.preconditioners.base import UnfitError
 from autokern.gp.preconditioners.choice import Kept
 from autokern.gp.preconditioners.columns import by_columns
+from autokern.kernels import over_ranks
 from autokern.kernels.near import Near
+from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
 from autokern.system import ranks
 
@@ -71,14 +73,25 @@ class _System:
         other = self.products.get(second, 0.0)  # 0 where it was not tried
         return [second, first] if products > _FEW and other < products else [first, second]
 
-    def nearly(self) -> Product | None:
-        """Return the product with what is near, None where a product in full costs as much."""
+    def nearly(self) -> list[Product]:
+        """Return the product with what is near, unless a product in full costs as much."""
         if len(self._noise) < _LARGE or ranks.active() is not None:
-            return None
+            return []
         if self._near is None:
             self._near = Near(self._tree, self._noise)
         single = self._noise.dtype is torch.float32
-        return None if single and self._near.share > _SHARE else self._near.multiply
+        return [] if single and self._near.share > _SHARE else [self._near.multiply]
+
+    def check(self) -> Product | None:
+        """Return the product in double precision, where sums in single precision are as far off as the residual."""
+        if len(self._noise) < _LARGE or self._noise.dtype is torch.float64:
+            return None
+        tree, noise = self._tree.each(lambda t: t.double()), self._noise.double().unsqueeze(-1)
+
+        def multiply(v: torch.Tensor) -> torch.Tensor:
+            return over_ranks.product(tree, None, v.double(), usual(v.device)).addcmul_(noise, v.double())
+
+        return multiply
 
     def inverse(self, name: str) -> Product:
         """Return the product with the approximate inverse of a name."""
@@ -142,7 +155,7 @@ def of_tree(
             inverse = system.inverse(name)
         except UnfitError:
             continue
-        found = _all_columns(multiply, inverse, rhs, tolerance, system.nearly())
+        found = _all_columns([*system.nearly(), multiply], inverse, rhs, tolerance, system.check())
         reached = found.residual <= tolerance
         system.products[name] = found.products if reached else math.inf
         _note(found, name, tolerance)
@@ -161,7 +174,7 @@ def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, tole
         inverse = by_columns(matrix, noise)
     except UnfitError:
         return None
-    found = _all_columns(multiply, inverse, rhs, tolerance)
+    found = _all_columns([multiply], inverse, rhs, tolerance)
     _note(found, "pivoted", tolerance)
     return found.x if found.residual <= tolerance else None
 
@@ -172,34 +185,34 @@ def _note(found: _Found, name: str, tolerance: float) -> None:
 
 
 def _all_columns(
-    multiply: Product, inverse: Product, rhs: torch.Tensor, tolerance: float, nearly: Product | None = None
+    multiply: list[Product], inverse: Product, rhs: torch.Tensor, tolerance: float, check: Product | None = None
 ) -> _Found:
-    """Solve some columns at a time, mostly by a product that is nearly the right one, where there is one."""
-    parts = []
+    """Solve some columns at a time by the first product that reaches the tolerance."""
+    parts, by = [], iter(multiply)
+    product = next(by)
     for columns in rhs.split(max(1, _ELEMENTS // len(rhs)), 1):
-        found = None if nearly is None else _refined(multiply, inverse, columns, tolerance, nearly)
-        if found is None or not found.residual <= tolerance:
-            nearly, found = None, _refined(multiply, inverse, columns, tolerance)
+        found = _refined(product, inverse, columns, tolerance, check or multiply[-1])
+        while not found.residual <= tolerance and (other := next(by, None)) is not None:
+            product = other
+            found = _refined(product, inverse, columns, tolerance, check or multiply[-1])
         parts.append(found)
-        if not parts[-1].residual <= tolerance:
+        if not found.residual <= tolerance:
             break
     products = max(part.products for part in parts)
     return _Found(torch.cat([part.x for part in parts], 1), max(part.residual for part in parts), products)
 
 
-def _refined(
-    multiply: Product, inverse: Product, b: torch.Tensor, tolerance: float, nearly: Product | None = None
-) -> _Found:
-    """Iterate, and again from there, until the residual itself is small enough."""
+def _refined(multiply: Product, inverse: Product, b: torch.Tensor, tolerance: float, check: Product) -> _Found:
+    """Iterate, and again from there, until the residual itself, by a product that checks it, is small enough."""
     size = torch.linalg.vector_norm(b, dim=0)
     size = torch.where(size > 0, size, 1.0)
     x, r, products, residual = torch.zeros_like(b), b, 0, math.inf
     for _ in range(_ROUNDS):
-        step, made = _iterated(nearly or multiply, inverse, r, size * tolerance)
+        step, made = _iterated(multiply, inverse, r, size * tolerance)
         if step is None:
             return _Found(x, math.inf, products + made)
         x += step
-        r = b - multiply(x)
+        r = (b - check(x)).to(b.dtype)
         products += made + 1
         before, residual = residual, float((torch.linalg.vector_norm(r, dim=0) / size).max())
         if residual <= tolerance or not residual < before / 2:

@@ -289,7 +289,8 @@ def test_near_blocks_serve_iterations_and_the_whole_matrix_checks_them(monkeypat
         (kept,) = systems._latest
     assert kept._near is not None
     assert kept._near.share < 0.7
-    assert len(whole) <= 3 if left_out < 1 else len(whole) > 3  # where what is left out matters, all products are whole
+    checks = 0 if dtype is torch.float32 else 3  # in single precision, double precision checks
+    assert (len(whole) > checks) == (left_out > 1), "where what is left out matters, all products are whole"
     truth, _ = system.truth()
     size = truth.norm(dim=0)
     assert ((found.double() - truth).norm(dim=0) <= 50 * solved.TOLERANCE[dtype] * size).all()
