@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,6 +57,8 @@ class Preconditioner(abc.ABC):
     """
 
     logdet: float
+    _tree: Tree
+    _noise: torch.Tensor
 
     @abc.abstractmethod
     def apply(self, v: torch.Tensor) -> torch.Tensor:
@@ -71,6 +74,16 @@ class Preconditioner(abc.ABC):
 
         Both parts together are an unbiased estimate, and its variance vanishes as M nears the identity.
         """
+
+    def _data(self, *more: torch.Tensor) -> dict[str, Sequence[torch.Tensor | str]]:
+        """Return what its rows depend on, by the words for it in errors of ranks that differ."""
+        tree = self._tree
+        return {
+            "kernels": [repr(tree.node)],
+            "points": tree.points,
+            "hyperparameters": [self._noise, *tree.shapes, *tree.weights],
+            "vectors": more,
+        }
 
 
 def in_double(tree: Tree) -> Tree:

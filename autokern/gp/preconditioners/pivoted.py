@@ -1,7 +1,8 @@
 """Partial pivoted Cholesky: the covariance explained by some points, and the noise.
 
 ``P = D + K_nI K_II^-1 K_In`` for pivots I that are chosen greedily (Harbrecht, Peters and Schneider 2012). The pivots
-are kept over the steps of a fit, so a step costs products of tall matrices only. All is done in double precision.
+are kept over the steps of a fit, so a step costs products of tall matrices only. All is done in double precision;
+ranks of a job share the rows.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable
 import torch
 
 from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
-from autokern.kernels import products
+from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import usual
+from autokern.kernels.parts import apart
 from autokern.kernels.tree import Tree
 
 __all__ = ["Pivoted", "candidates", "factor", "greedy", "most", "pivots"]
@@ -24,6 +26,8 @@ _ELEMENTS = 2**24
 _CANDIDATES = 2048
 _LEFT = 1e-3
 """Variance that pivots may leave, in units of the noise: what is left is estimated by probes."""
+_COST, _BACKWARD = 8, 4
+"""Pivots whose triangular solves and squares take as long as an element of a product, about; and those of gradients."""
 
 
 def most(n: int) -> int:
@@ -98,7 +102,7 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
     return places[chosen], float(left.mean()) / least
 
 
-def _at(tree: Tree, places: torch.Tensor) -> Tree:
+def _at(tree: Tree, places: torch.Tensor | slice) -> Tree:
     return tree._replace(points=[z[places] for z in tree.points])
 
 
@@ -126,13 +130,21 @@ class Pivoted(Preconditioner):
         self._tree, self._chosen, self._dtype = in_double(tree), chosen, noise.dtype
         self._inner = _at(self._tree, chosen)
         self._noise = noise.detach().double()
-        n, r, z = len(noise), len(chosen), self._tree.points[0]
-        cross = products.filled(self._tree, self._inner.points, z.new_empty(n, r), usual(z.device))
         self._lower = factor(trees.dense(self._inner))
-        wide = torch.linalg.solve_triangular(self._lower.mT, cross, upper=True, left=False)
         self._root = self._noise.rsqrt().unsqueeze(-1)
-        self._b = wide.mul_(self._root)
-        values, vectors = torch.linalg.eigh(self._b.mT @ self._b)
+        n, r = len(noise), len(chosen)
+
+        def write(out: torch.Tensor, first: int, end: int) -> None:
+            wide, part = out[: n * r].view(n, r)[first:end], slice(first, end)
+            products.filled(_at(self._tree, part), self._inner.points, wide, usual(wide.device))
+            wide.copy_(torch.linalg.solve_triangular(self._lower.mT, wide, upper=True, left=False))
+            wide.mul_(self._root[part])
+            torch.mm(wide.mT, wide, out=out[n * r :].view(r, r))
+
+        elements, data = n * r * (1 + r / _COST), self._data(chosen)
+        found = over_ranks.by_points(n, elements, n * r + r * r, self._noise, data, write)
+        self._b = found[: n * r].view(n, r)
+        values, vectors = torch.linalg.eigh(found[n * r :].view(r, r))
         values.clamp_min_(0)
         self.logdet = float(self._noise.log().sum() + values.log1p().sum())
         grown = (1 + values).sqrt()
@@ -155,19 +167,46 @@ class Pivoted(Preconditioner):
     def gradients(self, by: Probed) -> Gradients:
         """Return the gradients of ``log |P|`` less those of ``(S w)^T P (S w)`` in the mean."""
         sw = by.sw.double() / math.sqrt(by.sw.shape[1])
-        b, lower = self._b, self._lower
-        explained = torch.linalg.solve_triangular(lower, b / self._root, upper=False, left=False)  # K_nI K_II^-1
-        inner = explained * self._root
-        solved = torch.addmm(inner, b, self._inverse @ (b.mT @ inner)).mul_(self._root)  # P^-1 K_nI K_II^-1
-        by_cross = solved.sub_(sw @ (sw.mT @ explained)).mul_(2)
-        by_square = (explained.mT @ by_cross).mul_(-0.5)
-        diagonal = (1 + ((b @ self._inverse) * b).sum(-1)) / self._noise
-        plan = usual(b.device)
+        n, r = self._b.shape
+        own = apart(self._tree)[1]
+        shapes = [t.shape for t in (self._noise, *own)]
+        of_probes = self._explained((sw / self._root).mT @ self._b)
+
+        def write(out: torch.Tensor, first: int, end: int) -> None:
+            noise, *totals = _parts(out, shapes)
+            found = self._stretch(slice(first, end), sw, of_probes)
+            noise[first:end] = found.noise
+            for total, one in zip(totals, found.tensors, strict=True):
+                total.copy_(one.view_as(total))
+
+        elements, count = n * r * (_BACKWARD + r / _BACKWARD), sum(shape.numel() for shape in shapes)
+        data = self._data(sw, self._chosen)
+        noise, *totals = _parts(over_ranks.by_points(n, elements, count, self._noise, data, write), shapes)
+        return Gradients(noise, totals)
+
+    def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:
+        """Return what the rows of a stretch of points add to the gradients, with their part of those by noise."""
+        b, root, plan = self._b[part], self._root[part], usual(self._b.device)
+        turned = b @ self._inverse
+        noise = (1 + (turned * b).sum(-1)) / self._noise[part] - sw[part].square().sum(-1)
+        by_cross = self._explained(turned).mul_(-root)  # P^-1 K_nI K_II^-1
+        by_cross.sub_(sw[part] @ of_probes).mul_(2)
+        by_square = (self._explained(b / root).mT @ by_cross).mul_(-0.5)
         count = len(self._tree.points)
-        first = products.gradients_from(self._tree, self._inner.points, by_cross, plan)
+        first = products.gradients_from(_at(self._tree, part), self._inner.points, by_cross, plan)
         rows, columns, rest = first[:count], first[count : 2 * count], first[2 * count :]
         second = products.gradients_from(self._inner, None, by_square, plan)
-        for whole, one, two in zip(rows, columns, second[:count], strict=True):
+        points = [torch.zeros_like(z) for z in self._tree.points]
+        for whole, own, one, two in zip(points, rows, columns, second[:count], strict=True):
+            whole[part] = own
             whole.index_add_(0, self._chosen, one + two)
-        rest = [one + two for one, two in zip(rest, second[count:], strict=True)]
-        return Gradients(diagonal - sw.square().sum(-1), [*rows, *rest])
+        return Gradients(noise, [*points, *(one + two for one, two in zip(rest, second[count:], strict=True))])
+
+    def _explained(self, v: torch.Tensor) -> torch.Tensor:
+        """Return ``v L^-1``; of rows ``K_iI L^-T`` these are ``K_iI K_II^-1``."""
+        return torch.linalg.solve_triangular(self._lower, v, upper=False, left=False)
+
+
+def _parts(flat: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
+    """Return views of the stretches of a vector in some shapes."""
+    return [t.view(shape) for t, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]

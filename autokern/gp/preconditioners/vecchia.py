@@ -8,7 +8,7 @@ computed in double precision, a few hundred sets at a time, by several threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -119,15 +119,6 @@ class Vecchia(Preconditioner):
         )
         noise, *totals = (part.view(t.shape) for part, t in zip(found.split(sizes), like, strict=True))
         return Gradients(noise, totals)
-
-    def _data(self, *more: torch.Tensor) -> dict[str, Sequence[torch.Tensor | str]]:
-        tree = self._tree
-        return {
-            "kernels": [repr(tree.node)],
-            "points": tree.points,
-            "hyperparameters": [self._noise, *tree.shapes, *tree.weights],
-            "vectors": more,
-        }
 
     def _cotangent(self, by: Probed, covariance: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """Return the derivative by small covariances, zero where a set has no point."""
