@@ -4,8 +4,9 @@ Value, solution and log determinant come from the factor, and so are exact. The 
 ``tr(K^-1 dK)``. To round the factor to single precision hardly changes that; to sum products in it does, on the
 diagonal above all, which is summed in double precision. Two identities tell what is left: ``tr(K^-1 K) = n``, and the
 solution by the inverse is that by the factor. Where one is missed by too much, an inverse in double precision serves.
-Rounding meets every hyperparameter alike, but ``tr(K^-1 dK)`` is as large as the effective degrees of freedom
-``tr(K^-1 (K - noise))``, which may be a few of thousands of points: errors are shares of those.
+Errors of the trace are shares of the effective degrees of freedom ``tr(K^-1 (K - noise))``, which may be a few of
+thousands of points. Of a sum, a term with few of them may be off by much where the others hide it, so random vectors
+estimate the error ``tr((W - K^-1) dK)`` of each hyperparameter (Hutchinson 1990), whenever one has changed by much.
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ from autokern.kernels.partition import Place, usual
 from autokern.kernels.tree import Node, Tree
 from autokern.system import buffers
 
-__all__ = ["OF_SOLUTION", "OF_TRACE", "Mixed", "mixed_for"]
+__all__ = ["OF_EACH", "OF_SOLUTION", "OF_TRACE", "Mixed", "mixed_for"]
 
 OF_TRACE = 1e-4
 """Largest error of ``tr(K^-1 K)``, per effective degree of freedom."""
 OF_SOLUTION = 1e-3
 """Largest relative error of a solution by the inverse: what a chance hit of the trace does not hide."""
+OF_EACH = 1e-3
+"""Largest error of the gradient by the log of any hyperparameter, relative to the larger of its two terms."""
+_NOTHING = 1e-8
+"""Error of such a gradient, per effective degree of freedom, that is none."""
+_PROBES = 8
+"""Random vectors that estimate errors."""
+_CHANGE = 0.2
+"""Relative change of a hyperparameter from which errors are estimated anew."""
 _RESTS = 50
 """Steps without a trial after one that failed."""
 _PANEL = 256
@@ -42,10 +51,14 @@ _log = logging.getLogger("autokern")
 
 
 class Mixed:
-    """Gradients of the densities of one kernel, for `likelihood.log_prob`; what is kept only saves hopeless trials."""
+    """Gradients of the densities of one kernel, for `likelihood.log_prob`.
+
+    What is kept saves hopeless trials, and estimates of errors while hyperparameters have hardly changed.
+    """
 
     def __init__(self) -> None:
         self._rests = dict.fromkeys(_SUMS, 0)
+        self._sound: dict[torch.dtype, torch.Tensor] = {}
 
     def __call__(
         self, tree: Tree, state: likelihood.State, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
@@ -56,8 +69,12 @@ class Mixed:
             self._rests[sums] -= 1
             if self._rests[sums] >= 0:
                 continue
-            found = _by_single(tree, state, noise, sums)
+            at, sound = _place(tree, noise), self._sound.get(sums)
+            near = sound is not None and sound.shape == at.shape and torch.allclose(at, sound, rtol=_CHANGE, atol=0)
+            found = _by_single(tree, state, noise, sums, each=not near)
             if found is not None:
+                if not near:
+                    self._sound[sums] = at
                 half = 0.5 * grad
                 return [one * half if want else None for one, want in zip(found, wanted, strict=True)]
             self._rests[sums] = _RESTS
@@ -73,29 +90,42 @@ def mixed_for(owner: Any) -> Mixed:
 
 
 def _by_single(
-    tree: Tree, state: likelihood.State, noise: torch.Tensor, sums: torch.dtype
+    tree: Tree, state: likelihood.State, noise: torch.Tensor, sums: torch.dtype, each: bool = True
 ) -> list[torch.Tensor] | None:
-    """Return twice the gradients, or None where an inverse in single precision, of such sums, does not suffice."""
+    """Return twice the gradients, or None where an inverse in single precision, of such sums, does not suffice.
+
+    Whether it suffices for each hyperparameter is looked at where `each` asks so.
+    """
     n, white = len(state.factor), state.white.squeeze(-1)
     outer = _outer(tree.node)
     if outer is None:  # the sum over the whole covariance is wanted, which is the gradient of a scale
         weights = [state.factor.new_ones(()), *tree.weights]
         tree = Tree(Node("scale", "", (tree.node,)), tree.points, tree.shapes, weights)
+    first = len(tree.points) + len(tree.shapes)
+    scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True).squeeze(-1)
     with buffers.borrow((n, n), _SINGLE) as lease:
         _invert(state.factor, lease.tensor)
         diagonal, solved = _square(lease.tensor, white, sums)
         missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0
-        found = _contracted(tree, a, lease.tensor, diagonal) if missed <= OF_SOLUTION else []
-    if not found:
-        _log.debug("gradients of %d points, sums in %s: solution %.1e off", n, sums, missed)
-        return None
+        if not missed <= OF_SOLUTION:
+            _log.debug("gradients of %d points, sums in %s: solution %.1e off", n, sums, missed)
+            return None
+        found = _contracted(tree, a, lease.tensor, diagonal)
+        freedom = n - torch.dot(diagonal, noise.expand(n)).item()
+        if each:
+            probes, images = _probes(state.factor)
+            missing = _multiplied(lease.tensor, diagonal, images).sub_(probes)
+            errors = _of_outer(tree, torch.cat([probes, missing], 1) / (2 * _PROBES), torch.cat([missing, probes], 1))
+            if len(scales) == 1:  # its error is the trace's
+                errors[scales[0][0]].zero_()
+            off = _worst(tree, a, found, errors, freedom)
+            if not off <= 1:
+                _log.debug("gradients of %d points, sums in %s: one is %.1e times the bound off", n, sums, off)
+                return None
     by_noise = a.square().sub_(diagonal)
     along = torch.dot(white, white) - n - torch.dot(by_noise, noise.expand(n))
-    first = len(tree.points) + len(tree.shapes)
-    scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
     error = along - sum(found[index] * scale for index, scale in scales)
-    freedom = n - torch.dot(diagonal, noise.expand(n)).item()
     if not abs(error.item()) <= OF_TRACE * freedom:
         _log.debug("gradients of %d points, sums in %s: trace %.1e off", n, sums, error)
         return None
@@ -187,3 +217,63 @@ def _contracted(tree: Tree, a: torch.Tensor, inverse: torch.Tensor, diagonal: to
         out.addr_(a[top:bottom], a[top:bottom], beta=-1)
 
     return products.gradients_by(tree, write, usual(a.device))
+
+
+def _place(tree: Tree, noise: torch.Tensor) -> torch.Tensor:
+    """Return numbers that change with each hyperparameter, and with the points."""
+    sizes = [torch.linalg.vector_norm(z, dim=-2).flatten() for z in tree.points]
+    count = noise.new_full((1,), float(tree.points[0].shape[-2]))
+    return torch.cat([count, noise.mean().reshape(1), *sizes, *(t.flatten() for t in (*tree.shapes, *tree.weights))])
+
+
+def _probes(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``L^-T g`` and ``L g`` for random vectors g of signs, the same ones in each call.
+
+    The mean of ``(W - K^-1) L g (L^-T g)^T`` is ``W - K^-1``. So whitened, no term of the covariance has an eigenvalue
+    above one, and estimates of its trace vary little.
+    """
+    draw = torch.Generator("cpu").manual_seed(0)
+    g = torch.randint(2, (len(factor), _PROBES), generator=draw, device="cpu").to(factor).mul_(2).sub_(1)
+    images = torch.empty_like(g)
+    for top, bottom in _panels(len(g)):
+        images[top:bottom] = factor[top:bottom, :bottom].tril(top) @ g[:bottom]
+    return torch.linalg.solve_triangular(factor.mT, g, upper=True), images
+
+
+def _worst(tree: Tree, a: torch.Tensor, found: list[torch.Tensor], errors: list[torch.Tensor], freedom: float) -> float:
+    """Return the largest estimated error of the gradient by a hyperparameter, in units of its bound."""
+    square = _by_logs(tree, _of_outer(tree, a[:, None], a[:, None]))
+    trace = square - _by_logs(tree, found)
+    bound = OF_EACH * torch.maximum(square.abs(), trace.abs()) + _NOTHING * freedom
+    return (_by_logs(tree, errors).abs() / bound).max().item()
+
+
+def _multiplied(inverse: torch.Tensor, diagonal: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Return the product with columns of a symmetric matrix: its lower triangle, but another diagonal."""
+    out = diagonal[:, None] * z
+    for top, bottom in _panels(len(z)):
+        rows = inverse[top:bottom, :bottom].to(z.dtype).tril_(top - 1)
+        out[top:bottom] += rows @ z[:bottom]
+        out[:bottom] += rows.mT @ z[top:bottom]
+    return out
+
+
+def _of_outer(tree: Tree, left: torch.Tensor, right: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients of ``sum((left right^T) * K)``, a symmetric product, by the tensors of a tree."""
+
+    def write(at: Place, out: torch.Tensor) -> None:
+        top, bottom, begin, end = at
+        torch.mm(left[top:bottom], right[begin:end].mT, out=out)
+        if top != begin:
+            out.mul_(2)
+
+    return products.gradients_by(tree, write, usual(left.device))
+
+
+def _by_logs(tree: Tree, found: list[torch.Tensor]) -> torch.Tensor:
+    """Return gradients by the logs of hyperparameters; of points, by those of the scales of their coordinates."""
+    points = [z - z.mean(-2, keepdim=True) for z in tree.points]
+    by_points = [(z * g).sum(-2) for z, g in zip(points, found, strict=False)]
+    values = [*tree.shapes, *tree.weights]
+    by_values = [t * g for t, g in zip(values, found[len(points) :], strict=True)]
+    return torch.cat([g.flatten() for g in (*by_points, *by_values)])

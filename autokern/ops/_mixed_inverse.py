@@ -1,7 +1,8 @@
 """The candidate ``mixed-inverse`` of `exact_log_prob`: a factor in double precision, its inverse in single.
 
 Bound: the value is that of `fused`; the inverse misses ``tr(K^-1 K) = n`` by at most 1e-4 effective degrees of freedom,
-and the solution by at most 1e-3 of its norm, on the caller's own system, else an inverse in double precision serves.
+the solution by at most 1e-3 of its norm, and the gradient by the log of each hyperparameter by an estimated 1e-3 of its
+terms, on the caller's own system, else an inverse in double precision serves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients
-from autokern.gp.mixed_inverse import OF_SOLUTION, OF_TRACE, mixed_for
+from autokern.gp.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.gp.originals import psd_safe_cholesky as ladder
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import families, iterates, of_trees
@@ -46,7 +47,10 @@ def _features(problem: Problem) -> Features:
 
 
 def _error(problem: Problem) -> Error:
-    check = f"tr(K^-1 K) to {OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}"
+    check = (
+        f"tr(K^-1 K) to {OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, "
+        f"each gradient to {OF_EACH:.0e} of its terms by an estimate"
+    )
     words = f"the value is exact; the single-precision inverse of the gradients is checked on your system ({check})"
     return Error("checked", f"{words}, else one in double precision serves")
 

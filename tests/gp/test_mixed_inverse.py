@@ -65,8 +65,8 @@ def counted(monkeypatch):
     """Return a list that grows with the attempts, sums in single precision first, by whether they served."""
     served, single = [], mixed._by_single
 
-    def attempt(*args):
-        found = single(*args)
+    def attempt(*args, **how):
+        found = single(*args, **how)
         served.append(found is not None)
         return found
 
@@ -184,7 +184,67 @@ def test_errors_are_shares_of_the_degrees_of_freedom(monkeypatch):
     assert served == [True, False, False]
 
 
-@pytest.mark.parametrize("missed", ["OF_TRACE", "OF_SOLUTION"])
+def smooth_beside_rough():
+    """Return a sum on a line whose smooth term has few degrees of freedom beside those of the rough one."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.linspace(0, 1, 1000, dtype=torch.float64)[:, None]
+    residual = (6 * x[:, 0]).sin() + 0.2 * torch.randn(1000, generator=draw, dtype=torch.float64)
+    smooth, rough = ScaleKernel(RBFKernel()).double(), MaternKernel(0.5).double()
+    smooth.base_kernel.lengthscale, smooth.outputscale, rough.lengthscale = 14.19, 1.335, 1.882
+    with torch.no_grad():
+        tree = trees.read(smooth + rough, x)
+    tree = tree.each(lambda t: t.detach().clone().requires_grad_())
+    return tree, torch.tensor([1.4e-5], dtype=torch.float64).requires_grad_(), residual.requires_grad_()
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_no_hyperparameter_of_a_sum_is_off_where_others_hide_it(looks, monkeypatch):
+    served = counted(monkeypatch)
+    if not looks:
+        monkeypatch.setattr(mixed, "OF_EACH", float("inf"))
+    given = smooth_beside_rough()
+    (_, found), (_, truth) = both(given, mixed.Mixed())
+    (_, traces) = both((*given[:2], torch.zeros_like(given[2]).requires_grad_()), None)[1]
+    weight = len(leaves(*given)) - 1
+    size = max(abs(traces[weight].item()), abs((truth[weight] - traces[weight]).item()))
+    off = abs((found[weight] - truth[weight]).item()) / size
+    assert served[0] is not looks
+    assert (off > 1e-2) is not looks  # without a look, it is off by more than the bound
+    assert not looks or off < 1e-3
+
+
+def test_errors_of_each_hyperparameter_are_estimated_again_when_one_has_changed(monkeypatch):
+    estimates, worst = [], mixed._worst
+
+    def counting(*args):
+        estimates.append(worst(*args))
+        return estimates[-1]
+
+    monkeypatch.setattr(mixed, "_worst", counting)
+    (tree, noise, residual), by = problem("sum", 300), mixed.Mixed()
+    for count, factor in ((1, 1.0), (1, 1.0), (1, 1.1), (2, 1.3), (2, 1.3)):
+        both((tree, (noise * factor).detach().requires_grad_(), residual), by)
+        assert len(estimates) == count
+    doubled = [(2 * weight).detach().requires_grad_() for weight in tree.weights]
+    both((tree._replace(weights=doubled), (1.3 * noise).detach().requires_grad_(), residual), by)
+    assert len(estimates) == 3
+    assert max(estimates) < 1
+
+
+@pytest.mark.parametrize("n", [1, 256, 300])
+def test_a_lower_triangle_multiplies_as_the_symmetric_matrix(n):
+    draw = torch.Generator().manual_seed(n)
+    lower, diagonal, z = (
+        torch.randn(n, n, generator=draw),
+        torch.randn(n, generator=draw),
+        torch.randn(n, 3, generator=draw),
+    )
+    whole = lower.tril(-1) + lower.tril(-1).mT + diagonal.diag()
+    got = mixed._multiplied(lower, diagonal.double(), z.double())
+    torch.testing.assert_close(got, whole.double() @ z.double(), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("missed", ["OF_TRACE", "OF_SOLUTION", "OF_EACH"])
 def test_either_identity_asks_for_double_precision(missed, monkeypatch):
     served = counted(monkeypatch)
     monkeypatch.setattr(mixed, missed, 1e-12)
