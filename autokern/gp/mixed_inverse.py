@@ -113,22 +113,18 @@ def _by_single(
             return None
         found = _contracted(tree, a, lease.tensor, diagonal)
         freedom = n - torch.dot(diagonal, noise.expand(n)).item()
+        by_noise = a.square().sub_(diagonal)
+        along = torch.dot(white, white) - n - torch.dot(by_noise, noise.expand(n))
+        error = along - sum(found[index] * scale for index, scale in scales)
+        if not abs(error.item()) <= OF_TRACE * freedom:
+            _log.debug("gradients of %d points, sums in %s: trace %.1e off", n, sums, error)
+            return None
         if each:
-            probes, images = _probes(state.factor)
-            missing = _multiplied(lease.tensor, diagonal, images).sub_(probes)
-            errors = _of_outer(tree, torch.cat([probes, missing], 1) / (2 * _PROBES), torch.cat([missing, probes], 1))
-            if len(scales) == 1:  # its error is the trace's
-                errors[scales[0][0]].zero_()
-            off = _worst(tree, a, found, errors, freedom)
+            known = scales[0][0] if len(scales) == 1 else None  # its error is the trace's
+            off = _worst(tree, a, state.factor, lease.tensor, diagonal, found, freedom, known)
             if not off <= 1:
                 _log.debug("gradients of %d points, sums in %s: one is %.1e times the bound off", n, sums, off)
                 return None
-    by_noise = a.square().sub_(diagonal)
-    along = torch.dot(white, white) - n - torch.dot(by_noise, noise.expand(n))
-    error = along - sum(found[index] * scale for index, scale in scales)
-    if not abs(error.item()) <= OF_TRACE * freedom:
-        _log.debug("gradients of %d points, sums in %s: trace %.1e off", n, sums, error)
-        return None
     if outer is None:
         del found[first]
     total = sum(scale for _, scale in scales)
@@ -240,8 +236,22 @@ def _probes(factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.linalg.solve_triangular(factor.mT, g, upper=True), images
 
 
-def _worst(tree: Tree, a: torch.Tensor, found: list[torch.Tensor], errors: list[torch.Tensor], freedom: float) -> float:
-    """Return the largest estimated error of the gradient by a hyperparameter, in units of its bound."""
+def _worst(
+    tree: Tree,
+    a: torch.Tensor,
+    factor: torch.Tensor,
+    inverse: torch.Tensor,
+    diagonal: torch.Tensor,
+    found: list[torch.Tensor],
+    freedom: float,
+    known: int | None,
+) -> float:
+    """Return the largest estimated error of the gradient by a hyperparameter, in units of its bound, but for one."""
+    probes, images = _probes(factor)
+    missing = _multiplied(inverse, diagonal, images).sub_(probes)
+    errors = _of_outer(tree, torch.cat([probes, missing], 1) / (2 * _PROBES), torch.cat([missing, probes], 1))
+    if known is not None:
+        errors[known].zero_()
     square = _by_logs(tree, _of_outer(tree, a[:, None], a[:, None]))
     trace = square - _by_logs(tree, found)
     bound = OF_EACH * torch.maximum(square.abs(), trace.abs()) + _NOTHING * freedom

@@ -42,7 +42,7 @@ class Near:
         n, self._noise = len(noise), noise.unsqueeze(-1)
         blocks = partition.bounds(n, _TILE, 1)
         self._order = _compact(torch.cat(tree.points, -1).double(), blocks[0][1])
-        tree = tree._replace(points=[z[self._order] for z in tree.points])
+        tree = tree.at(self._order)
         near = _near(tree, blocks, _LEFT_OUT * float(noise.min()))
         sizes = torch.tensor([stop - start for start, stop in blocks], dtype=torch.float64, device="cpu")
         self.share = float(sizes @ near.double() @ sizes) / n**2

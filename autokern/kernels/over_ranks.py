@@ -99,7 +99,7 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
         elif n >= m:
             rows = _slice(n, by, here.rank)
             if rows.stop > rows.start:
-                whole[rows] = products.product(_at(tree, rows), others, rhs, plan)
+                whole[rows] = products.product(tree.at(rows), others, rhs, plan)
         else:
             columns = _slice(m, by, here.rank)
             if columns.stop > columns.start:
@@ -136,7 +136,7 @@ def gradients(
             rows = _slice(n, by, here.rank)
             if rows.start == rows.stop:
                 return
-            ours, own = products.gradients(_at(tree, rows), others, left[rows], right, plan, want_rhs)
+            ours, own = products.gradients(tree.at(rows), others, left[rows], right, plan, want_rhs)
             found[:points] = [total[rows] for total in found[:points]]
         else:
             columns = _slice(m, by, here.rank)
@@ -190,7 +190,3 @@ def by_points(
             work(out, part.start, part.stop)
 
     return here.summed("points", (n, count), data, like, count, own)
-
-
-def _at(tree: Tree, rows: slice) -> Tree:
-    return tree._replace(points=[z[rows] for z in tree.points])

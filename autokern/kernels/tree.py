@@ -83,6 +83,10 @@ class Tree(NamedTuple):
         """Return the tree with a function of each tensor in its place."""
         return Tree(self.node, *([function(t) for t in part] for part in self[1:]))
 
+    def at(self, places: torch.Tensor | slice) -> Tree:
+        """Return the tree of the points at some places; points have no batch."""
+        return self._replace(points=[z[places] for z in self.points])
+
 
 def form(kernel: Kernel, keops: bool = False) -> Node | None:
     """Return the form of a kernel, or None if any part of it is unknown.

@@ -86,6 +86,11 @@ class Preconditioner(abc.ABC):
         }
 
 
+def views(flat: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
+    """Return views of the stretches of a vector in some shapes."""
+    return [t.view(shape) for t, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+
+
 def in_double(tree: Tree) -> Tree:
     """Return a tree of plain tensors in double precision, outside of autograd."""
     return tree.each(lambda t: t.detach().double())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
+from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double, views
 from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import usual
@@ -91,8 +91,8 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
         Most pivots.
     """
     places, least = candidates(len(noise), rank), float(noise.detach().min())
-    tree = _at(in_double(tree), places)
-    variance = float(trees.dense(_at(tree, torch.tensor([0], device="cpu"))))
+    tree = in_double(tree).at(places)
+    variance = float(trees.dense(tree.at(slice(1))))
     left = torch.full((len(places),), variance, dtype=torch.float64, device="cpu")
 
     def row(at: int) -> torch.Tensor:
@@ -100,10 +100,6 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
 
     chosen = greedy(row, left, least, rank)
     return places[chosen], float(left.mean()) / least
-
-
-def _at(tree: Tree, places: torch.Tensor | slice) -> Tree:
-    return tree._replace(points=[z[places] for z in tree.points])
 
 
 class Pivoted(Preconditioner):
@@ -128,7 +124,7 @@ class Pivoted(Preconditioner):
         if not len(chosen):
             raise UnfitError
         self._tree, self._chosen, self._dtype = in_double(tree), chosen, noise.dtype
-        self._inner = _at(self._tree, chosen)
+        self._inner = self._tree.at(chosen)
         self._noise = noise.detach().double()
         self._lower = factor(trees.dense(self._inner))
         self._root = self._noise.rsqrt().unsqueeze(-1)
@@ -136,7 +132,7 @@ class Pivoted(Preconditioner):
 
         def write(out: torch.Tensor, first: int, end: int) -> None:
             wide, part = out[: n * r].view(n, r)[first:end], slice(first, end)
-            products.filled(_at(self._tree, part), self._inner.points, wide, usual(wide.device))
+            products.filled(self._tree.at(part), self._inner.points, wide, usual(wide.device))
             wide.copy_(torch.linalg.solve_triangular(self._lower.mT, wide, upper=True, left=False))
             wide.mul_(self._root[part])
             torch.mm(wide.mT, wide, out=out[n * r :].view(r, r))
@@ -173,7 +169,7 @@ class Pivoted(Preconditioner):
         of_probes = self._explained((sw / self._root).mT @ self._b)
 
         def write(out: torch.Tensor, first: int, end: int) -> None:
-            noise, *totals = _parts(out, shapes)
+            noise, *totals = views(out, shapes)
             found = self._stretch(slice(first, end), sw, of_probes)
             noise[first:end] = found.noise
             for total, one in zip(totals, found.tensors, strict=True):
@@ -181,7 +177,7 @@ class Pivoted(Preconditioner):
 
         elements, count = n * r * (_BACKWARD + r / _BACKWARD), sum(shape.numel() for shape in shapes)
         data = self._data(sw, self._chosen)
-        noise, *totals = _parts(over_ranks.by_points(n, elements, count, self._noise, data, write), shapes)
+        noise, *totals = views(over_ranks.by_points(n, elements, count, self._noise, data, write), shapes)
         return Gradients(noise, totals)
 
     def _stretch(self, part: slice, sw: torch.Tensor, of_probes: torch.Tensor) -> Gradients:
@@ -193,7 +189,7 @@ class Pivoted(Preconditioner):
         by_cross.sub_(sw[part] @ of_probes).mul_(2)
         by_square = (self._explained(b / root).mT @ by_cross).mul_(-0.5)
         count = len(self._tree.points)
-        first = products.gradients_from(_at(self._tree, part), self._inner.points, by_cross, plan)
+        first = products.gradients_from(self._tree.at(part), self._inner.points, by_cross, plan)
         rows, columns, rest = first[:count], first[count : 2 * count], first[2 * count :]
         second = products.gradients_from(self._inner, None, by_square, plan)
         points = [torch.zeros_like(z) for z in self._tree.points]
@@ -205,8 +201,3 @@ class Pivoted(Preconditioner):
     def _explained(self, v: torch.Tensor) -> torch.Tensor:
         """Return ``v L^-1``; of rows ``K_iI L^-T`` these are ``K_iI K_II^-1``."""
         return torch.linalg.solve_triangular(self._lower, v, upper=False, left=False)
-
-
-def _parts(flat: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
-    """Return views of the stretches of a vector in some shapes."""
-    return [t.view(shape) for t, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]

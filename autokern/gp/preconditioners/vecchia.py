@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double
+from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double, views
 from autokern.gp.preconditioners.neighbours import Conditioning
 from autokern.kernels import over_ranks
 from autokern.kernels import tree as trees
@@ -112,12 +112,17 @@ class Vecchia(Preconditioner):
             totals = [sum(each[1:], each[0]).view(-1) for each in zip(*sums, strict=True)]
             torch.cat(totals, out=out)
 
-        sizes = [t.numel() for t in like]
+        shapes = [t.shape for t in like]
         elements = _BACKWARD * _COST * self._given.sets.numel() * self._given.sets.shape[1]
         found = over_ranks.by_points(
-            len(self._noise), elements, sum(sizes), self._noise, self._data(double.u, double.ku), write
+            len(self._noise),
+            elements,
+            sum(map(torch.Size.numel, shapes)),
+            self._noise,
+            self._data(double.u, double.ku),
+            write,
         )
-        noise, *totals = (part.view(t.shape) for part, t in zip(found.split(sizes), like, strict=True))
+        noise, *totals = views(found, shapes)
         return Gradients(noise, totals)
 
     def _cotangent(self, by: Probed, covariance: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -139,7 +144,7 @@ class Vecchia(Preconditioner):
         """Return the noisy covariances of some sets: the identity where a set has no point."""
         sets, there = self._given.sets[start:stop], self._given.there[start:stop]
         if tree is self._tree:
-            tree = tree._replace(points=[z[sets] for z in tree.points])
+            tree = tree.at(sets)
         found = trees.dense(tree) + torch.diag_embed(self._noise[sets])
         if there.all():
             return found
