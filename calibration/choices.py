@@ -8,6 +8,7 @@ and every machine like it, left out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import random
@@ -75,14 +76,23 @@ def asked(count: int, chance: random.Random) -> list[Problem]:
     found: dict[Problem, None] = {}
     for attempt in range(20 * count):
         problem = moved(chance.choice(ops[sorted(ops)[attempt % len(ops)]]), chance)
-        try:
-            if len(contenders(problem)) > 1:
+        with contextlib.suppress(ValueError):
+            if len(contenders(problem)) > 1 and is_itself(problem):
                 found[problem] = None
-        except ValueError:
-            continue
         if len(found) == count:
             break
     return list(found)
+
+
+def is_itself(problem: Problem) -> bool:
+    """Whether a call with samples of a problem asks that problem; moved off its size, it may have crossed a limit."""
+    op = get(problem.op)
+    try:
+        args = op.sample(problem, torch.Generator().manual_seed(0))
+    except (KeyError, ValueError, MemoryError):
+        return False
+    with torch.set_grad_enabled(bool(problem.grad)):
+        return op.problem_of(*args) == problem
 
 
 def problems(count: int, device: str) -> list[Problem]:
@@ -90,7 +100,8 @@ def problems(count: int, device: str) -> list[Problem]:
     chance = random.Random(SEED)
     of_programs = asked(count // 2, chance) if device == "cpu" else []
     names = [op.name for op in registered()]
-    found = [*random_problems(count - len(of_programs), SEED, ops=names, device=device, flops=1e10), *of_programs]
+    drawn = random_problems(count - len(of_programs), SEED, ops=names, device=device, flops=1e10)
+    found = [*filter(is_itself, drawn), *of_programs]
     chance.shuffle(found)
     return found
 

@@ -147,3 +147,9 @@ def test_the_floor_halves_what_is_symmetric() -> None:
 def test_without_pykeops_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products.importlib.util, "find_spec", lambda name: None)
     assert products.without_keops() == "pykeops is not installed"
+
+
+def test_problems_that_no_call_asks_are_not_drawn() -> None:
+    usual = Problem(op="exact_log_prob", m=1671, n=1671, d=2, dtype="float64", variant="matern52/cg", grad="theta")
+    assert choices.is_itself(usual)
+    assert not choices.is_itself(usual.replace(d=1))
