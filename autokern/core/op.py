@@ -8,10 +8,11 @@ candidate is one decorated function beside its Op.
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 import threading
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -46,6 +47,15 @@ class _Inside(threading.local):
     measuring = False
     formless = False
     products = 0
+
+    @contextlib.contextmanager
+    def without_matrices(self) -> Iterator[None]:
+        """Multiply kernel matrices without forming them."""
+        before, self.formless = self.formless, True
+        try:
+            yield
+        finally:
+            self.formless = before
 
 
 inside = _Inside()

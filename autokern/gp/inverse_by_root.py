@@ -1,4 +1,4 @@
-"""Posterior covariances from a root or an operator instead of an inverse factor, and with gradients.
+"""Posterior covariances from a root or an operator instead of an inverse factor, with gradients, and made when read.
 
 Each class has a batch shape, `explained` (the variances that the data explain) and `explained_covariance`.
 """
@@ -6,6 +6,7 @@ Each class has a batch shape, `explained` (the variances that the data explain) 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from linear_operator import settings as library
 from autokern.gp.factors import solved
 from autokern.gp.inverse_factor import Conditioned
 
-__all__ = ["Differentiated", "Rooted", "Structured"]
+__all__ = ["Differentiated", "ReadLater", "Rooted", "Structured"]
 
 
 class Differentiated:
@@ -103,3 +104,33 @@ class Structured:
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
         return rows @ self._solved(rows.mT)
+
+
+class ReadLater:
+    """Explained covariances by a factor that is made when the first of them is read.
+
+    Parameters
+    ----------
+    factor : callable
+        Returns the factor of the training covariance as it was, None where it cannot be had.
+    otherwise : Structured
+        What serves then.
+    """
+
+    def __init__(self, factor: Callable[[], Conditioned | None], otherwise: Structured) -> None:
+        self._factor, self._otherwise = factor, otherwise
+        self._found: Conditioned | Structured | None = None
+        self.batch = otherwise.batch
+
+    def _known(self) -> Conditioned | Structured:
+        if self._found is None:
+            self._found = self._factor() or self._otherwise
+        return self._found
+
+    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        return self._known().explained(rows, multiply)
+
+    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
+        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        return self._known().explained_covariance(rows, multiply)

@@ -23,15 +23,17 @@ from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.reading import trivial, unless_it_fails
-from autokern.hooks.solver_choice import EXACT, is_default, regime
+from autokern.hooks.solver_choice import EXACT, ITERATIVE, is_default, preconditions, regime
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
 
-__all__ = ["instead_of_dense", "too_large"]
+__all__ = ["instead_of_dense", "is_iterated", "too_large"]
 
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
+_ITERATED = 2**14
+"""Points from which a mean by iterations takes a tenth of the time of a factor, so that it is made when it is read."""
 
 
 @unless_it_fails
@@ -66,6 +68,18 @@ def too_large(lazy: Any) -> bool:
     if not _known(lazy.kernel, lazy.x1, lazy.x2) or not _iterates(lazy):
         return False
     return not memory_limit.fits(need, lazy.device)
+
+
+@unless_it_fails
+def is_iterated(lazy: Any) -> bool:
+    """Whether solutions with a training covariance are iterated without its matrix, which knows no neighbours."""
+    n = lazy.shape[-1]
+    if n < _ITERATED and not too_large(lazy):
+        return False
+    if lazy.x1.dim() > 2 or lazy.x1.device.type != "cpu" or lazy.last_dim_is_batch or not trivial(lazy.params):
+        return False
+    iterative = regime(n, library.fast_computations.solves) == ITERATIVE and preconditions(n)
+    return iterative and _known(lazy.kernel, lazy.x1, lazy.x2)
 
 
 def _has_keops(kernel: Any) -> bool:

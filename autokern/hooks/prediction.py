@@ -6,8 +6,8 @@ strategies whose inputs are unknown (`origin`) keep their own code.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -17,14 +17,13 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator import settings as library
-from linear_operator.operators import LinearOperator, to_linear_operator
+from linear_operator.operators import to_linear_operator
 
+from autokern.core.op import inside
 from autokern.gp import factor_cache, memoized
 from autokern.gp.frozen import frozen, thawed
-from autokern.gp.inverse_by_root import Rooted, Structured
-from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
 from autokern.gp.query import Query, Update
-from autokern.hooks import matrixfree, origin
+from autokern.hooks import iterated, matrixfree, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.hooks.memory import guard_cache
@@ -90,17 +89,22 @@ _stock_prediction = DefaultPredictionStrategy.exact_prediction
 @hook(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
     if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or stay_out_of_models():
-        return _stock_prediction(self, test_mean, _evaluated(test_test_covar), _evaluated(test_train_covar))
+        return _stock_prediction(
+            self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
+        )
     found = regime(self.num_train, library.fast_computations.solves)
     if found != ORDERED and factor_cache.plain(self):
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or factor_cache.is_exact(self)
         query = Query(self, test_mean, test_test_covar, test_train_covar, exact, fast, True)
-        if not _formless(self) or _is_linear(query):
+        formless, later = _formless(self), not exact and iterated.reads_later(self)
+        if not (formless or later) or _is_linear(query):
             return _dispatch_predict(query)
+        if later and not (formless and fast) and _defers():
+            return iterated.read_later(self, test_mean, test_test_covar, test_train_covar)
     if sum(test_train_covar.shape[-2:]) > gpytorch.settings.max_eager_kernel_size.value() and _defers():
-        return _structured(self, test_mean, test_test_covar, test_train_covar)
-    plainly = (_evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
+        return iterated.structured(self, test_mean, test_test_covar, test_train_covar)
+    plainly = (iterated.evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
     return _stock_prediction(self, test_mean, *plainly)
 
 
@@ -122,35 +126,8 @@ def _is_linear(query: Query) -> bool | None:
     )
 
 
-def _evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
-    """Return a covariance as in stock; if it is lazy, with `of` applied to its kernel."""
-    return _with(of, covariance).evaluate_kernel() if isinstance(covariance, LinearOperator) else covariance
-
-
-def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
-    """Return a covariance with `of` applied to its kernel, if it is lazy."""
-    if type(covariance) is not LazyEvaluatedKernelTensor:
-        return covariance
-    kernel = of(covariance.kernel)
-    return covariance if kernel is covariance.kernel else by_kernel(kernel, covariance)
-
-
 def _defers() -> bool:
     return bool(gpytorch.settings.skip_posterior_variances.off())
-
-
-def _structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
-    """Predict with a covariance that the library solves by its structure; variances when they are read."""
-    mean = strategy.exact_predictive_mean(test_mean, _evaluated(cross))
-    if gpytorch.settings.fast_pred_var.on():
-        return mean, PosteriorCovariance.deferred(prior, cross, Rooted(strategy.covar_cache))
-    prior_dist = strategy.train_prior_dist
-    nothing = prior_dist.__class__(torch.zeros_like(prior_dist.mean), _with(frozen, prior_dist.lazy_covariance_matrix))
-    operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
-    if gpytorch.settings.detach_test_caches.on():
-        operator = operator.detach()
-    operator = operator.evaluate_kernel()  # hyperparameters may change before it is used
-    return mean, PosteriorCovariance.deferred(prior, cross, Structured(operator))
 
 
 _stock_mean_cache = DefaultPredictionStrategy._mean_cache
@@ -162,7 +139,11 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
     if known is not None:
         return known.alpha
     there = factor_cache.mean_of(self) if nan_policy == "ignore" else None
-    return _stock_mean_cache(self, nan_policy) if there is None else there
+    if there is not None:
+        return there
+    alone = nan_policy == "ignore" and not stay_out_of_models() and iterated.is_iterated(self)
+    with inside.without_matrices() if alone else contextlib.nullcontext():
+        return _stock_mean_cache(self, nan_policy)
 
 
 def _shared(strategy: Any, *cached: str) -> Any:

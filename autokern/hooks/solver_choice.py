@@ -11,7 +11,7 @@ from typing import Any
 
 from linear_operator import settings as library
 
-__all__ = ["DEFAULT", "EXACT", "ITERATIVE", "ORDERED", "is_default", "regime"]
+__all__ = ["DEFAULT", "EXACT", "ITERATIVE", "ORDERED", "is_default", "preconditions", "regime"]
 
 EXACT = "exact"
 """Stock factorises."""
@@ -24,7 +24,9 @@ DEFAULT = 800
 """The default of linear_operator."""
 _BOTORCH = 4096
 _TOLERANCE = 1
-"""The library's tolerance of training."""
+"""The library's tolerance of training; a looser one is the user's order."""
+_RANK, _LEAST = 15, 2000
+"""The library's defaults of `max_preconditioner_size` and `min_preconditioning_size`; others are the user's order."""
 
 
 def is_default(limit: float) -> bool:
@@ -44,3 +46,9 @@ def regime(n: int, switch: Any = library.fast_computations.log_prob) -> str:
     special = library.skip_logdet_forward.on() or library.deterministic_probes.on()
     special = special or library.cg_tolerance.value() > _TOLERANCE
     return ITERATIVE if is_default(limit) and not special else ORDERED
+
+
+def preconditions(n: int) -> bool:
+    """Whether a system of `n` rows that is iterated may have another preconditioner: the user orders none."""
+    least = library.min_preconditioning_size.value()
+    return bool(library.max_preconditioner_size.value() == _RANK and (least == _LEAST or n >= least))

@@ -17,14 +17,12 @@ from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, ORDERED, regime
+from autokern.hooks.solver_choice import EXACT, ORDERED, preconditions, regime
 from autokern.kernels.embedded import Embedded
 from autokern.runtime.dispatch import route
 
 __all__: list[str] = []
 
-_RANK, _LEAST = 15, 2000
-"""The library's defaults of `max_preconditioner_size` and `min_preconditioning_size`; others are the user's order."""
 _LOOSE = 1
 """The library's tolerance of training; a looser one is the user's order."""
 
@@ -77,10 +75,7 @@ def _asked(operator: Any) -> tuple[Embedded | None, bool] | None:
         return None
     n = operator.size(-1)
     found = regime(n, library.fast_computations.solves)
-    if found == EXACT or library.cg_tolerance.value() > _LOOSE or library.max_preconditioner_size.value() != _RANK:
-        return None
-    least = library.min_preconditioning_size.value()
-    if least != _LEAST and n < least:
+    if found == EXACT or library.cg_tolerance.value() > _LOOSE or not preconditions(n):
         return None
     from autokern.ops.inv_quad_logdet import is_unstructured
 

@@ -278,11 +278,8 @@ def _formless_unsupported(problem: Problem) -> str | None:
 )
 def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's conjugate gradients on a kernel matrix that is never formed: `kernel_matmul` multiplies it."""
-    before, inside.formless = inside.formless, True
-    try:
+    with inside.without_matrices():
         return stock(marginal, value, exact)
-    finally:
-        inside.formless = before
 
 
 for _part in (_state_space, _preconditioned, _factorised, _mixed_inverse, _structured):

@@ -44,7 +44,7 @@ from autokern.ops._shared import (
     regime_features,
 )
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_unstructured
-from autokern.system import buffers, pages
+from autokern.system import buffers, memory_limit, pages
 
 __all__ = ["SOLVE"]
 
@@ -89,19 +89,9 @@ class _Solve(Iterated, Op):
             return None
         if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
             return None
-        names = ["dense"] if kernel is None else sorted(trees.leaves(kernel.node))
-        words = ["+".join(names), "cg", *([FREE] if kernel is not None else []), *([ORDERED] if ordered else [])]
-        return matrix_problem(
-            self.name,
-            rhs,
-            m=rows,
-            n=rows,
-            d=0 if kernel is None else sum(kernel.widths),
-            rhs=rhs.numel() // rows if single else rhs.shape[-1],
-            batch=1 if single else operator.shape[:-2].numel(),
-            variant="/".join(words),
-            grad="",
-        )
+        if single:
+            return system(rhs, rhs.numel() // rows, kernel, ordered)
+        return system(rhs, rhs.shape[-1], kernel, ordered, operator.shape[:-2].numel())
 
     def reference(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
         return torch.linalg.solve(operator.to_dense(), rhs)
@@ -154,6 +144,15 @@ class _Solve(Iterated, Op):
 
 
 SOLVE = _Solve()
+
+
+def system(like: torch.Tensor, columns: int, kernel: Embedded | None, ordered: bool, batch: int = 1) -> Problem | None:
+    """Return the problem of so many columns and as many rows, of a dtype and on a device, as a tensor has."""
+    n = like.shape[-2]
+    names = ["dense"] if kernel is None else sorted(trees.leaves(kernel.node))
+    words = ["+".join(names), "cg", *([FREE] if kernel is not None else []), *([ORDERED] if ordered else [])]
+    d, variant = 0 if kernel is None else sum(kernel.widths), "/".join(words)
+    return matrix_problem("solve", like, m=n, n=n, d=d, rhs=columns, batch=batch, variant=variant, grad="")
 
 
 def _stock_features(problem: Problem) -> Features:
@@ -285,4 +284,7 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torc
         assert kernel is not None
         points = operator._linear_op.x1
         found = systems.of_tree(operator._matmul, forms.read(kernel, points), noise, columns, goal, points)
+        if found is None and memory_limit.fits(3 * n * n * rhs.itemsize, rhs.device):
+            formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
+            return cholesky(formed, rhs, None, False)
     return None if found is None else found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()

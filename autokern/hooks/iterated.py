@@ -1,0 +1,112 @@
+"""Predictions by a training covariance that is not factorised: the library's structured ones, and iterations.
+
+A mean takes one solve. What variances need is computed when they are read: by a factor that is made then, where they
+are many and it fits the memory, else by iterations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from linear_operator.operators import LinearOperator
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern.core.errors import MemoryBudgetError
+from autokern.core.op import inside
+from autokern.gp import factor_cache
+from autokern.gp.frozen import frozen
+from autokern.gp.inverse_by_root import ReadLater, Rooted, Structured
+from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
+from autokern.hooks import matrixfree, origin
+from autokern.hooks.reading import unless_it_fails
+from autokern.kernels import embedded as forms
+from autokern.runtime.dispatch import explain, forced
+from autokern.system import memory_limit
+
+__all__ = ["evaluated", "is_iterated", "read_later", "reads_later", "structured"]
+
+_FEW = 150
+"""Training points for each test point from which the variances take fewer operations by iterations than a factor."""
+_ELEMENTS = 2**24
+"""Elements of the columns that are solved together."""
+
+
+def is_iterated(strategy: Any) -> bool:
+    """Whether the mean of a model is iterated, without the matrix of its training points."""
+    parts = factor_cache.parts(strategy)
+    return parts is not None and bool(matrixfree.is_iterated(parts[0])) and bool(_is_preconditioned(parts[0]))
+
+
+@unless_it_fails
+def _is_preconditioned(lazy: Any) -> bool:
+    """Whether a solution with a covariance that is not formed is chosen to be preconditioned."""
+    from autokern.ops.solve import system
+
+    kernel, *_ = forms.embed(lazy.kernel, lazy.x1, None)
+    problem = system(lazy.x1, 1, kernel, ordered=False)
+    return problem is not None and explain(problem).candidate == "preconditioned"
+
+
+def reads_later(strategy: Any) -> bool:
+    """Whether there is no factor yet, and a mean by iterations is had much sooner."""
+    if torch.is_grad_enabled() or gpytorch.settings.observation_nan_policy.value() != "ignore":
+        return False
+    return forced("predict") is None and factor_cache.found(strategy) is None and is_iterated(strategy)
+
+
+def evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
+    """Return a covariance as in stock; if it is lazy, with `of` applied to its kernel."""
+    return _with(of, covariance).evaluate_kernel() if isinstance(covariance, LinearOperator) else covariance
+
+
+def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
+    """Return a covariance with `of` applied to its kernel, if it is lazy."""
+    if type(covariance) is not LazyEvaluatedKernelTensor:
+        return covariance
+    kernel = of(covariance.kernel)
+    return covariance if kernel is covariance.kernel else by_kernel(kernel, covariance)
+
+
+def structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
+    """Predict with a covariance that the library solves by its structure; variances when they are read."""
+    mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
+    if gpytorch.settings.fast_pred_var.on():
+        return mean, PosteriorCovariance.deferred(prior, cross, Rooted(strategy.covar_cache))
+    return mean, PosteriorCovariance.deferred(prior, cross, Structured(_noisy(strategy)))
+
+
+def _noisy(strategy: Any) -> Any:
+    """Return the noisy covariance of the training data as it is now: hyperparameters may change before it is used."""
+    prior_dist = strategy.train_prior_dist
+    nothing = prior_dist.__class__(torch.zeros_like(prior_dist.mean), _with(frozen, prior_dist.lazy_covariance_matrix))
+    operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
+    if gpytorch.settings.detach_test_caches.on():
+        operator = operator.detach()
+    return operator.evaluate_kernel()
+
+
+def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
+    """Predict by iterations, without a matrix; what many variances or a covariance need is made when they are read."""
+    m, n = cross.shape[-2:]
+    with inside.without_matrices():
+        mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
+        known: Any = Structured(_noisy(strategy))
+    if n < _FEW * m:
+        known = ReadLater(functools.partial(_factor_when_read, strategy), known)
+    return mean, PosteriorCovariance.deferred(prior, cross, known, block=max(1, _ELEMENTS // n))
+
+
+def _factor_when_read(strategy: Any) -> Any:
+    """Return the factor of a strategy whose model is as it was, None where there is none or it does not fit."""
+    n, covariance = strategy.num_train, strategy.lik_train_train_covar
+    if not origin.holds(strategy) or not memory_limit.fits(3 * n * n * covariance.dtype.itemsize, covariance.device):
+        return None
+    try:
+        return factor_cache.of(strategy)
+    except (MemoryBudgetError, NanError, NotPSDError):
+        return None

@@ -1,0 +1,206 @@
+"""Predictions of models that are not factorised: means by iterations, what variances need when they are read."""
+
+import copy
+import pickle
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from linear_operator import settings as library
+from linear_operator.utils.errors import NotPSDError
+
+import autokern
+from autokern.core.solved import latest
+from autokern.gp import factor_cache, systems
+from autokern.hooks import matrixfree
+
+N = 1100
+MANY, FEW = 40, 4
+"""Test points of which variances are read by a factor, and by iterations."""
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch):
+    """Few points are as many here as take iterations."""
+    monkeypatch.setattr(matrixfree, "_ITERATED", 1000)
+    systems._latest.clear()
+    yield
+    systems._latest.clear()
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(MaternKernel(1.5))
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def points(n, seed=0, dtype=torch.float64):
+    return torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def made(dtype=torch.float64, n=N):
+    x = points(n, dtype=dtype)
+    model = Model(x, (6 * x[:, 0]).sin() + x[:, 1]).to(dtype)
+    model.likelihood.noise = 1e-3
+    model.covar_module.base_kernel.lengthscale = 0.3
+    return model.eval()
+
+
+def exact(read, m, dtype=torch.float64):
+    with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
+        return read(made()(points(m, 1)))
+
+
+def factor_of(model):
+    return factor_cache.found(model.prediction_strategy)
+
+
+def close(found, expected, atol=1e-4):
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_mean_needs_no_factor_and_variances_make_one_when_they_are_read(dtype, fast):
+    expected = exact(lambda posterior: (posterior.mean, posterior.variance), MANY)
+    with autokern.enabled(), torch.no_grad(), gpytorch.settings.fast_pred_var(fast):
+        model = made(dtype)
+        posterior = model(points(MANY, 1, dtype))
+        close(posterior.mean, expected[0], atol=1e-3)
+        assert factor_of(model) is None
+        assert latest().residual <= (1e-4 if dtype is torch.float32 else 1e-5)
+        close(posterior.variance, expected[1], atol=1e-5)
+        assert factor_of(model) is not None
+        again = model(points(MANY, 1, dtype))
+        close(again.mean, expected[0], atol=1e-3)
+        close(again.variance, expected[1], atol=1e-5)
+
+
+def test_few_variances_are_iterated():
+    expected = exact(lambda posterior: (posterior.mean, posterior.variance), FEW)
+    with autokern.enabled(), torch.no_grad():
+        model = made()
+        posterior = model(points(FEW, 1))
+        close(posterior.mean, expected[0])
+        close(posterior.variance, expected[1], atol=1e-6)
+        assert factor_of(model) is None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda posterior: posterior.covariance_matrix,
+        lambda posterior: torch.stack(posterior.confidence_region()),
+        lambda posterior: posterior[3:9].covariance_matrix,
+        lambda posterior: pickle.loads(pickle.dumps(posterior.lazy_covariance_matrix)).to_dense(),
+    ],
+)
+def test_every_reading_is_that_of_a_factor(read):
+    expected = exact(read, MANY)
+    with autokern.enabled(), torch.no_grad():
+        close(read(made()(points(MANY, 1))), expected)
+
+
+def test_samples_are_drawn_from_the_joint_covariance():
+    with autokern.enabled(), torch.no_grad():
+        posterior = made()(points(MANY, 1))
+        torch.manual_seed(0)
+        drawn = posterior.rsample(torch.Size([4000]))
+        close(drawn.var(0), posterior.variance, atol=2e-4)
+
+
+@pytest.mark.parametrize("change", ["lengthscale", "data", "nothing"])
+def test_variances_read_late_are_those_of_the_call(change):
+    expected = exact(lambda posterior: posterior.variance, MANY)
+    with autokern.enabled(), torch.no_grad():
+        model = made()
+        posterior = model(points(MANY, 1))
+        if change == "lengthscale":
+            model.covar_module.base_kernel.lengthscale = 0.1
+        if change == "data":
+            model.set_train_data(points(N, 5), torch.ones(N, dtype=torch.float64))
+        close(posterior.variance, expected, atol=1e-5)
+
+
+def test_models_are_copied_and_pickled_after_such_a_prediction():
+    with autokern.enabled(), torch.no_grad():
+        model = made()
+        mean = model(points(MANY, 1)).mean
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model.state_dict()))):
+            if isinstance(other, Model):
+                close(other(points(MANY, 1)).mean, mean)
+
+
+def test_covariances_without_a_factor_are_iterated(monkeypatch):
+    def fails(strategy):
+        raise NotPSDError("no factor")
+
+    expected = exact(lambda posterior: posterior.variance, MANY)
+    with autokern.enabled(), torch.no_grad():
+        posterior = made()(points(MANY, 1))
+        monkeypatch.setattr(factor_cache, "of", fails)
+        close(posterior.variance, expected, atol=1e-5)
+
+
+def test_a_mean_alone_is_iterated_too():
+    expected = exact(lambda posterior: posterior.mean, MANY)
+    with autokern.enabled(), torch.no_grad(), gpytorch.settings.skip_posterior_variances():
+        model = made()
+        close(model(points(MANY, 1)).mean, expected)
+        assert factor_of(model) is None
+        assert sum(autokern.stats()["kernel_matmul"].values()) > 0
+
+
+def products():
+    return sum(autokern.stats().get("kernel_matmul", {}).values())
+
+
+def test_a_candidate_that_is_ordered_makes_its_factor():
+    with autokern.enabled(), autokern.using(force={"predict": "lazy"}), torch.no_grad():
+        model = made()
+        model(points(MANY, 1))
+        assert factor_of(model) is not None
+
+
+@pytest.mark.parametrize(
+    "order", [lambda: autokern.using(force={"solve": "stock"}), lambda: library.max_preconditioner_size(14)]
+)
+def test_iterations_that_are_ordered_multiply_a_matrix_as_in_stock(order):
+    with autokern.enabled(), torch.no_grad(), order():
+        before = products()
+        made()(points(MANY, 1))
+        assert products() == before
+
+
+def test_gradients_by_test_points_are_those_of_a_factor():
+    def slopes():
+        x = points(MANY, 1).requires_grad_()
+        made()(x).mean.sum().backward()
+        return x.grad
+
+    with gpytorch.settings.fast_computations(False, False, False):
+        expected = slopes()
+    with autokern.enabled():
+        close(slopes(), expected, atol=1e-2)
+
+
+def test_a_matrix_that_leaves_no_room_for_a_factor_is_not_formed(monkeypatch):
+    monkeypatch.setattr(matrixfree, "_ITERATED", 10**9)
+    with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
+        expected = made(n=3000)(points(MANY, 1)).mean
+    with autokern.enabled(), autokern.using(memory="170MiB"), torch.no_grad():  # the matrix takes 69
+        before = products()
+        close(made(n=3000)(points(MANY, 1)).mean, expected)
+        assert latest().preconditioner in ("pivoted", "vecchia")
+        assert products() > before
+
+
+def test_systems_on_which_iterations_fail_are_factorised(monkeypatch):
+    monkeypatch.setattr(systems, "_LONGEST", 1)
+    expected = exact(lambda posterior: posterior.mean, MANY)
+    with autokern.enabled(), torch.no_grad():
+        close(made()(points(MANY, 1)).mean, expected, atol=1e-8)
