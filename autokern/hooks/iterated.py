@@ -7,6 +7,7 @@ are many and it fits the memory, else by iterations.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ _FEW = 150
 """Training points for each test point from which the variances take fewer operations by iterations than a factor."""
 _ELEMENTS = 2**24
 """Elements of the columns that are solved together."""
+_asked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Test points of all predictions of a strategy: few at a time become many."""
 
 
 def is_iterated(strategy: Any) -> bool:
@@ -96,6 +99,7 @@ def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     with inside.without_matrices():
         mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
         known: Any = Structured(_noisy(strategy))
+    _asked[strategy] = m = m + _asked.get(strategy, 0)
     if n < _FEW * m:
         known = ReadLater(functools.partial(_factor_when_read, strategy), known)
     return mean, PosteriorCovariance.deferred(prior, cross, known, block=max(1, _ELEMENTS // n))
