@@ -25,7 +25,7 @@ from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import evaluated
 from autokern.kernels import tree as trees
 
-__all__ = ["attach", "for_covariances", "found", "is_exact", "keep_mean", "mean_of", "of", "parts", "plain"]
+__all__ = ["attach", "for_covariances", "forget", "found", "is_exact", "keep_mean", "mean_of", "of", "parts", "plain"]
 
 
 class _Kept:
@@ -152,6 +152,12 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
     memoized.mark(strategy, _MARK)
     for tensor in (made.source, made.alpha):
         _forget_after_backward(strategy, tensor)
+
+
+def forget(strategy: Any) -> None:
+    """Drop what is cached for a strategy, also that its data were found to be plain."""
+    _kept.pop(strategy, None)
+    memoized.drop(strategy, _CACHES)
 
 
 def keep_mean(strategy: Any, alpha: torch.Tensor) -> None:

@@ -157,6 +157,8 @@ def register_prediction(op: Op) -> None:
             return op["lazy"].run(query)
         tree = trees.read(prior.kernel, prior.x1, _origin(query.cross.x2))
         mean, own = known.at([z.squeeze(-1) for z in tree.points])
+        if not mean.isfinite().all():
+            return op["lazy"].run(query)
         covariance = PosteriorCovariance.deferred(prior, query.cross, known)
         covariance.keep(own.to(query.mean.dtype))
         return query.mean + mean.to(query.mean.dtype), covariance

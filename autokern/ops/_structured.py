@@ -9,6 +9,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import grids, repeats, structure
 from autokern.gp.marginal import Marginal
 from autokern.gp.originals import psd_safe_cholesky as ladder
+from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import is_grid, merged_rows, of_trees
 
 __all__ = ["register"]
@@ -59,6 +60,7 @@ def register(op: Op) -> None:
     @op.candidate(
         "merged", accuracy="better", unsupported=_merged_unsupported, features=rows_features, memory=rows_memory
     )
+    @or_iterate(op.stock.run)
     def merged(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """The density of each point's mean observation, with the noise of that: one row for equal points."""
         found = repeats.log_prob(marginal, value, exact, ladder)
@@ -71,6 +73,7 @@ def register(op: Op) -> None:
         features=_kronecker_features,
         memory=_kronecker_memory,
     )
+    @or_iterate(op.stock.run)
     def kronecker(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """On a grid, under a product over its axes: eigenvectors of one small matrix for each axis."""
         found = grids.log_prob(marginal, value, exact)

@@ -10,7 +10,8 @@ with the test points within ``4 (1 + s) eps max|K|``, where s is the largest sca
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from typing import Any
 
 import gpytorch
@@ -230,7 +231,10 @@ def stock(query: Query) -> Prediction:
     strategy, mean, prior, cross, exact, fast, in_force = query
     known = factor_cache.found(strategy) if in_force and _complete() and not _skipped() else None
     if known is not None:
-        return _as_stock(query, known)
+        found = _as_stock(query, known)
+        if _is_answer(query, found):
+            return found
+        factor_cache.forget(strategy)
     with as_asked(exact, strategy.num_train), gpytorch.settings.fast_pred_var(fast):
         made: Prediction = _stock(strategy, mean, prior.evaluate_kernel(), cross.evaluate_kernel())
         return made
@@ -263,9 +267,34 @@ def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = s
     return found
 
 
+def _is_answer(query: Query, found: Prediction) -> bool:
+    """Whether a prediction stands: where stock iterates, it raises where it finds NaN."""
+    return query.exact or bool(found[0].isfinite().all())
+
+
+def _or_iterate(run: Callable[[Query], Prediction]) -> Callable[[Query], Prediction]:
+    """Return a candidate in whose place stock answers where it iterates and there is no factor or no number."""
+
+    @functools.wraps(run)
+    def either(query: Query) -> Prediction:
+        try:
+            found = run(query)
+        except (NanError, NotPSDError):
+            if query.exact:
+                raise
+        else:
+            if _is_answer(query, found):
+                return found
+        factor_cache.forget(query.strategy)
+        return stock(query)
+
+    return either
+
+
 @PREDICT.candidate(
     "eager", accuracy="better", features=costs.joint_features, memory=costs.memory_of(3, 1, 1, kept=2), parts=True
 )
+@_or_iterate
 def eager(query: Query) -> Prediction:
     """The joint covariance of all test points at once, from the model's one factor."""
     known, rows = _factor(query.strategy), evaluated(query.cross)
@@ -280,6 +309,7 @@ def _kept(query: Query, multiply: bool) -> Prediction:
 
 
 @PREDICT.candidate("lazy", accuracy="better", parts=True)
+@_or_iterate
 def lazy(query: Query) -> Prediction:
     """Covariances with the training points are kept, variances computed when they are read, the joint when it is."""
     return _kept(query, multiply=False)
@@ -288,6 +318,7 @@ def lazy(query: Query) -> Prediction:
 @PREDICT.candidate(
     "lazy-product", accuracy="better", unsupported=costs.only_grown, memory=costs.memory_of(0, 2, 2, kept=1), parts=True
 )
+@_or_iterate
 def lazy_product(query: Query) -> Prediction:
     """The same with products by the inverse factor, which is formed once, in place of substitution."""
     return _kept(query, multiply=True)
@@ -301,6 +332,7 @@ def lazy_product(query: Query) -> Prediction:
     features=costs.rows_features,
     parts=True,
 )
+@_or_iterate
 def rows(query: Query) -> Prediction:
     """In blocks of test points, whose covariances with the training points are never kept."""
     known = _factor(query.strategy)

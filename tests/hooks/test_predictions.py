@@ -17,6 +17,7 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, PeriodicKernel, RBFK
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from linear_operator.utils.warnings import NumericalWarning
 from support.fakes import unpickled_without_autokern
 
 import autokern
@@ -177,6 +178,47 @@ def test_exact_above_the_limit():
         expected = [t.detach() for t in read(made(820)(x))]
     with torch.no_grad(), autokern.enabled(), autokern.using(force={"predict": "lazy"}):
         close(read(model(x)), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("where", ["targets", "points", "test points", "test points of a known factor"])
+def test_what_is_no_number_raises_as_in_stock_where_it_iterates(way, where):
+    def everything():
+        x, z = points(820, 1), points(5, 1, seed=2)
+        y, bad = torch.sin(6 * x[:, 0]), z.clone()
+        bad[1] = torch.nan
+        if where in ("targets", "points"):
+            (y if where == "targets" else x)[3] = torch.nan
+        model = Model(x, y).eval()
+        if "known" in where:
+            assert model(z).variance.isfinite().all()
+        with pytest.raises(RuntimeError) as raised:
+            model(bad if "test" in where else z).variance
+        if "test" in where:
+            assert model(z).variance.isfinite().all()
+        return type(raised.value)
+
+    with torch.no_grad():
+        expected = everything()
+        with autokern.enabled(), autokern.using(force={"predict": way}):
+            assert everything() is expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_covariance_without_a_factor_is_predicted_from_where_stock_iterates(way):
+    def everything():
+        x = points(820, 1).float()
+        model = Model(x, torch.sin(6 * x[:, 0]), ScaleKernel(RBFKernel()))
+        model.covar_module.outputscale, model.covar_module.base_kernel.lengthscale = 1e6, 2.0
+        model.likelihood.noise = 2e-4
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericalWarning)
+            return model.eval()(points(5, 1, seed=2).float()).mean
+
+    with torch.no_grad():
+        expected = everything()
+        with autokern.enabled(), autokern.using(force={"predict": way}):
+            assert everything().isfinite().equal(expected.isfinite())
 
 
 def test_no_variances_where_none_are_wanted():

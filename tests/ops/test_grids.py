@@ -232,6 +232,16 @@ def test_parameters_that_are_no_numbers_raise_as_stock_does():
         loss_of(model)
 
 
+def test_targets_that_are_no_numbers_raise_as_stock_does_where_it_iterates():
+    model = regression(grid(20, 42), RBFKernel())
+    model.train_targets[3] = torch.nan
+    with pytest.raises(RuntimeError) as stock:
+        loss_of(model)
+    with autokern.enabled(), autokern.using(force=KRONECKER), pytest.raises(type(stock.value)) as ours:
+        loss_of(model)
+    assert str(ours.value) == str(stock.value)
+
+
 @pytest.mark.parametrize(("m", "n"), [(20, 400), (30, 217), (300, 250), (3, 1000)])
 def test_samples_of_any_sizes_are_of_a_problem_near(m, n):
     asked = Problem(op="exact_log_prob", m=m, n=n, d=3, grad="theta", variant="rbf/cholesky/grid")

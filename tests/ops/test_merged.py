@@ -347,6 +347,18 @@ def test_parameters_that_are_no_numbers_raise_as_stock_does():
         assert outcome(run) == stock
 
 
+def test_targets_that_are_no_numbers_raise_as_stock_does_where_it_iterates():
+    def run():
+        x, y = repeated(820)
+        y[3] = torch.nan
+        return loss_of(regression(x, y)).item()
+
+    stock = outcome(run)
+    assert not isinstance(stock[0], float)
+    with autokern.enabled(), autokern.using(force=MERGED):
+        assert outcome(run) == stock
+
+
 def test_samples_have_as_many_points_that_differ():
     problem = Problem(op="exact_log_prob", m=70, n=300, d=3, grad="theta", variant="matern52/cholesky")
     op = get("exact_log_prob")
