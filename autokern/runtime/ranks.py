@@ -34,11 +34,14 @@ def timeout_of(settings: Settings) -> float:
 
 def facts() -> dict[str, Any]:
     """Return what ranks must have in common, and what they tell of themselves."""
+    from autokern import __version__
+
     fields = host.current().fields
     versions, cpu = fields["versions"], fields["cpu"]
     names = ("python", "torch", "gpytorch", "linear_operator")
+    own = {"autokern": __version__, "threads": cpu["torch_threads"]}
     return {
-        "common": {**{name: versions[name] for name in names}, "threads": cpu["torch_threads"]},
+        "common": {name: versions[name] for name in names} | own,
         "cpu": f"{cpu['model']}, {cpu['capability']}",
         "memory": host.available_memory("cpu"),
     }

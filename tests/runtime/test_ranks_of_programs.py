@@ -13,6 +13,7 @@ from support.rank_jobs import started, told
 
 import autokern
 from autokern.core.errors import SettingsError
+from autokern.runtime.ranks import facts as facts_of_this
 from autokern.runtime.ranks import unlike
 from autokern.system import ranks
 
@@ -53,9 +54,10 @@ def test_an_unseeded_script_draws_the_same_numbers_on_all_ranks():
 
 
 @pytest.mark.slow
-def test_densities_predictions_and_samples_over_ranks_are_those_of_one_process():
-    (alone,), both = ([told(process) for process in started("rank_models", 120, count=count)] for count in (1, 2))
-    assert both[0] == both[1]
+@pytest.mark.parametrize("count", [2, 4])
+def test_densities_predictions_and_samples_over_ranks_are_those_of_one_process(count):
+    (alone,), both = ([told(process) for process in started("rank_models", 120, count=many)] for many in (1, count))
+    assert all(one == both[0] for one in both)
     assert set(both[0]["used"]["kernel_matmul"]) == {"distributed"}
     assert both[0]["used"]["solve"] == alone["used"]["solve"] == {"preconditioned": 3}
     assert both[0]["collectives"] > 50
@@ -113,6 +115,7 @@ def test_ranks_that_differ_are_named():
     def facts(threads: int) -> dict[str, object]:
         return {"common": {"torch": "2.13", "threads": threads}}
 
+    assert facts_of_this()["common"]["autokern"] == autokern.__version__
     assert unlike([facts(1), facts(1)]) == ""
     assert unlike([facts(1), facts(1), facts(4)]) == "rank 2 has threads 4, rank 0 1"
 

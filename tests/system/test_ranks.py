@@ -59,7 +59,7 @@ def test_two_ranks_compute_what_one_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, 3, 4])
 def test_all_products_over_ranks_are_those_of_one_process(count):
     step = 1 if count == 2 else 5
     each = [told(process) for process in started("rank_sweep", 120, step, count=count)]
