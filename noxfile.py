@@ -1,6 +1,6 @@
 """Python 3.10 to 3.13 by the lowest and the newest torch: the whole suite on one pair, a selection on the others.
 
-`nox` runs what this machine has interpreters for; `nox -s selection-3.12 -- lowest` one pair.
+`nox` runs what this machine has interpreters for; `nox -s "selection-3.12(versions='lowest')"` one pair.
 """
 
 import nox
