@@ -166,12 +166,6 @@ def used(rows: Sequence[regret.Row], model: CostModel) -> dict[Problem, str]:
     return chosen
 
 
-def apart(rows: Sequence[regret.Row]) -> tuple[list[regret.Row], list[regret.Row]]:
-    """Return rows on which the fastest candidate is wanted, and those on which exact ones may cost more than stock."""
-    costly = [get(row.problem.op).may_cost(row.problem) > 1.0 for row in rows]
-    return [r for r, c in zip(rows, costly, strict=True) if not c], [r for r, c in zip(rows, costly, strict=True) if c]
-
-
 def outcome(by: str, rows: Sequence[regret.Row], choose: Choose) -> dict[str, Any]:
     """Return the verdict on a way of choosing as a row of a table."""
     return {"by": by, **msgspec.to_builtins(regret.verdict(rows, choose))}
@@ -194,7 +188,7 @@ def run(device: str, seconds: float, count: int, report: Report) -> dict[str, An
     learnt = used(rows, models[f"calibrate --{list(LEVELS)[-1]}"])
     report("used for long")
     ways["after use"] = learnt.__getitem__
-    tight, loose = apart(rows)
+    tight, loose = regret.apart(rows)
     found = [outcome(name, tight, choose) for name, choose in ways.items()]
     found.append({"by": "noise: stock under another name", **msgspec.to_builtins(regret.noise_floor(tight))})
     full = f"calibrate --{list(LEVELS)[-1]}"
@@ -208,7 +202,7 @@ def run(device: str, seconds: float, count: int, report: Report) -> dict[str, An
 def shown(row: regret.Row, ways: Mapping[str, Choose]) -> dict[str, Any]:
     """Return a problem, its best candidate, and the choices that lose more than a twentieth to it."""
     lost = {name: choose(row.problem) for name, choose in ways.items() if name not in RULES and name != "stock"}
-    worse = {name: [c, round(row.regret(c), 3)] for name, c in lost.items() if row.regret(c) > 1.05}
+    worse = {name: [c, round(cost, 3)] for name, c in lost.items() if (cost := regret.lost(row, c)) > 1.05}
     regrets = max((cost for _, cost in worse.values()), default=1.0)
     return {"problem": str(row.problem), "seconds": row.seconds, "best": row.fastest, "lost": worse, "regret": regrets}
 
@@ -230,7 +224,7 @@ def replayed() -> list[dict[str, Any]]:
             for t in profile.trials
             if "stock" in t.timings and len(t.usual) > 1 and known(t.problem.op)
         ]
-        tight, _ = apart(rows)
+        tight, _ = regret.apart(rows)
         found.append(outcome(f"{path.stem} left out, on its own recording", tight, _recorded(model, tight)))
     return found
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autokern.cli import tables
-from autokern.cli.bench import Benchmark, Cell, Workload
+from autokern.cli.bench import ABOUT_EXACT, EXACT, Benchmark, Cell, Workload, lost
 from autokern.cli.tables import note, table, times
 from autokern.core.units import duration
 from autokern.tuning.grade import WORTHLESS
@@ -99,14 +99,14 @@ def _verdicts(part: Benchmark) -> list[RenderableType]:
         regrets = f"{v.regret_geomean:.3f}", f"{v.regret_p95:.2f}", f"{100 * v.slower_share:.0f} %"
         op = Text(name, style="bold" if name == "all" else "dim" if name == "noise" else "")
         lines.append((op, str(v.problems), *regrets, times(v.speedup)))
-    pairs = sorted(zip(part.problems, part.chosen, strict=True), key=lambda pair: -pair[0].regret(pair[1]))
+    pairs = sorted(zip(part.problems, part.chosen, strict=True), key=lambda pair: -lost(*pair))
     notes = [
-        f"  {row.regret(name):.2f}  {row.problem}: chose {name}, best is {row.fastest}"
+        f"  {lost(row, name):.2f}  {row.problem}: chose {name}, best is {row.fastest}"
         for row, name in pairs[:3]
-        if row.regret(name) > 1.05
+        if lost(row, name) > 1.05
     ]
     title = "regret: time of the choice over that of the best candidate, problems off the grid of 30 µs and more"
-    legend = "noise: stock against stock under another name"
+    legend = f"noise: stock against stock under another name; {EXACT}: {ABOUT_EXACT}"
     return [
         table(title, columns, lines),
         *(note(line) for line in [legend, *(["worst:", *notes] if notes else []), ""]),

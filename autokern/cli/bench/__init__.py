@@ -15,7 +15,7 @@ import msgspec
 
 from autokern.cli.bench.end_to_end import Workload, end_to_end
 from autokern.cli.bench.kernel_matrices import Cell, kernel_matrices
-from autokern.cli.bench.regret import LEAST, Row, Verdict, noise_floor, timed, verdict
+from autokern.cli.bench.regret import ABOUT_EXACT, EXACT, LEAST, Row, Verdict, apart, lost, noise_floor, timed, verdict
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.system.load import Watch
@@ -24,6 +24,8 @@ from autokern.tuning.calibration import chosen_devices
 from autokern.tuning.drawing import contenders, random_problems
 
 __all__ = [
+    "ABOUT_EXACT",
+    "EXACT",
     "Benchmark",
     "Cell",
     "Row",
@@ -33,6 +35,7 @@ __all__ = [
     "end_to_end",
     "everything",
     "kernel_matrices",
+    "lost",
     "noise_floor",
     "random_problems",
     "timed",
@@ -54,7 +57,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     kernel_matrices : list of Cell
         Every way to a kernel matrix, against stock.
     regret : dict of Verdict
-        The choices against the best candidates, by op and for ``"all"``.
+        The choices against the best candidates, by op and for ``"all"``; apart from these, those of `EXACT`.
     floor : Verdict or None
         The same of stock under another name: what is noise.
     problems : list of Row
@@ -106,10 +109,10 @@ def everything(full: bool, report: Callable[[Benchmark], None] = lambda part: No
             rows += _timed(full, device, until(22 / len(devices)), progress)
     rows = [row for row in rows if row.is_steady]
     choices = {row.problem: dispatch.explain(row.problem).candidate for row in rows}
-    groups = {op: [row for row in rows if row.problem.op == op] for op in sorted({row.problem.op for row in rows})}
-    verdicts = {
-        name: verdict(of, choices.__getitem__) for name, of in ({**groups, "all": rows} if rows else {}).items()
-    }
+    usual, exact = apart(rows)
+    groups = {op: [row for row in usual if row.problem.op == op] for op in sorted({row.problem.op for row in usual})}
+    groups |= {EXACT: exact, "all": usual}
+    verdicts = {name: verdict(of, choices.__getitem__) for name, of in groups.items() if of}
     judged = Benchmark(
         host=fields,
         regret=verdicts,

@@ -33,6 +33,9 @@ AGAIN = "stock, again"
 """The second name of stock."""
 LEAST = 3e-5
 """Seconds of stock from which a problem counts: below, what surrounds a call takes longer than the call."""
+EXACT = "exact"
+ABOUT_EXACT = "where stock iterates loosely, beside exact candidates, which may cost more than stock"
+"""The name of problems that are judged apart, and what it means."""
 _STEADY = 0.4
 """Difference of the logs of two ratios of one candidate, that of a single round."""
 _SHORT = 0.01
@@ -208,7 +211,7 @@ def verdict(rows: Iterable[Row], choose: Callable[[Problem], str]) -> Verdict:
     chosen = [(row, choose(row.problem)) for row in rows if row.seconds >= LEAST]
     if not chosen:
         raise SettingsError("a verdict over no problem was asked for; allow more time")
-    regrets = sorted(_rivals(row, name).regret(name) for row, name in chosen)
+    regrets = sorted(lost(row, name) for row, name in chosen)
     over_stock = [row.over_stock(name) for row, name in chosen]
     return Verdict(
         problems=len(chosen),
@@ -219,13 +222,22 @@ def verdict(rows: Iterable[Row], choose: Callable[[Problem], str]) -> Verdict:
     )
 
 
-def _rivals(row: Row, name: str) -> Row:
-    """Return a row without what is as loose as stock, where the choice is exact and such a one is preferred."""
+def apart(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+    """Return rows on which what is fastest is wanted, and those on which exact candidates may cost more than stock."""
+    fastest: list[Row] = []
+    exact: list[Row] = []
+    for row in rows:
+        (exact if get(row.problem.op).may_cost(row.problem) > 1.0 else fastest).append(row)
+    return fastest, exact
+
+
+def lost(row: Row, name: str) -> float:
+    """Return the regret of a choice; that of an exact one which may cost more than stock is beside exact ones."""
     op = get(row.problem.op)
     if op.may_cost(row.problem) <= 1.0 or name not in row.ratios or name == AGAIN or op[name].accuracy != "better":
-        return row
+        return row.regret(name)
     exact = {n: r for n, r in row.ratios.items() if n != AGAIN and op[n].accuracy == "better"}
-    return msgspec.structs.replace(row, ratios=exact)
+    return msgspec.structs.replace(row, ratios=exact).regret(name)
 
 
 def noise_floor(rows: Iterable[Row]) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autokern.cli.bench import Benchmark, Cell, Workload
+from autokern.cli.bench import ABOUT_EXACT, EXACT, Benchmark, Cell, Workload, lost
 from autokern.cli.report import machine
 from autokern.cli.report.page import Line, Page, Plot, Section, Table, Tile, without_paths
 from autokern.core.units import duration
@@ -62,16 +62,16 @@ def _regret(part: Benchmark) -> list[Section]:
         for name, v in verdicts.items()
     ]  # fmt: skip
     columns = ["op", ">problems", ">geomean", ">95th %", ">slower than stock", ">× stock"]
-    pairs = sorted(zip(part.problems, part.chosen, strict=True), key=lambda pair: -pair[0].regret(pair[1]))
+    pairs = sorted(zip(part.problems, part.chosen, strict=True), key=lambda pair: -lost(*pair))
     problems = [
         [str(row.problem), name, row.fastest, duration(row.seconds), f"{1 / row.over_stock(name):.2f}",
-         f"{row.regret(name):.2f}"]
+         f"{lost(row, name):.2f}"]
         for row, name in pairs[:_MOST_ROWS]
     ]  # fmt: skip
     told = ["problem", "chosen", "fastest", ">stock", ">× stock", ">regret"]
     notes = [
         "Time of the choice over that of the best candidate, on random problems that no calibration has seen, of 30 µs "
-        "and more. Noise: stock against stock under another name."
+        f"and more. Noise: stock against stock under another name. {EXACT.capitalize()}: {ABOUT_EXACT}."
     ]
     return [Section(title="Choices and regret", tables=[Table(columns, rows), Table(told, problems)], notes=notes)]
 
