@@ -106,10 +106,11 @@ def _verdicts(part: Benchmark) -> list[RenderableType]:
         if lost(row, name) > 1.05
     ]
     title = "regret: time of the choice over that of the best candidate, problems off the grid of 30 µs and more"
-    legend = f"noise: stock against stock under another name; {EXACT}: {ABOUT_EXACT}"
+    legend = ["noise: stock against stock under another name"]
+    legend += [f"{EXACT}: {ABOUT_EXACT}"] if EXACT in part.regret else []
     return [
         table(title, columns, lines),
-        *(note(line) for line in [legend, *(["worst:", *notes] if notes else []), ""]),
+        *(note(line) for line in [*legend, *(["worst:", *notes] if notes else []), ""]),
     ]
 
 

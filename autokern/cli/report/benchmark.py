@@ -71,8 +71,9 @@ def _regret(part: Benchmark) -> list[Section]:
     told = ["problem", "chosen", "fastest", ">stock", ">× stock", ">regret"]
     notes = [
         "Time of the choice over that of the best candidate, on random problems that no calibration has seen, of 30 µs "
-        f"and more. Noise: stock against stock under another name. {EXACT.capitalize()}: {ABOUT_EXACT}."
+        "and more. Noise: stock against stock under another name."
     ]
+    notes += [f"{EXACT.capitalize()}: {ABOUT_EXACT}."] if EXACT in part.regret else []
     return [Section(title="Choices and regret", tables=[Table(columns, rows), Table(told, problems)], notes=notes)]
 
 
