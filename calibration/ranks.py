@@ -226,7 +226,10 @@ def block(results: Mapping[str, Any]) -> str:
         f"{both['seconds'][0]:.3g} s were measured. With links of 1 GB/s and that latency it predicts for one product "
         f"with {COLUMNS} columns, **as a simulation and not as a measurement**:"
     )
-    table = ["| points |" + "".join(f" {count:,} rank{'s' * (count > 1)} |" for count in SIMULATED), f"|---|{'---:|' * len(SIMULATED)}"]
+    table = [
+        "| points |" + "".join(f" {count:,} rank{'s' * (count > 1)} |" for count in SIMULATED),
+        f"|---|{'---:|' * len(SIMULATED)}",
+    ]
     for n in (60_000, 1_000_000, 10_000_000):
         times = [predicted(n, count, rate, link["latency"], 1e9) for count in SIMULATED]
         table.append(f"| {n:,} |" + "".join(f" {seconds:,.3g} s |" for seconds in times))
