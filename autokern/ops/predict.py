@@ -10,15 +10,14 @@ with the test points within ``4 (1 + s) eps max|K|``, where s is the largest sca
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import gpytorch
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator.operators import DenseLinearOperator, LinearOperator, MatmulLinearOperator, to_linear_operator
+from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator, to_linear_operator
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
@@ -27,12 +26,13 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated
+from autokern.gp.lazy_covariance import evaluated
 from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
-from autokern.ops import _asked, _state_space
+from autokern.ops import _asked, _by_factor, _state_space
 from autokern.ops import _predict_costs as costs
+from autokern.ops._by_factor import Prediction, complete, explains, factor, is_answer
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
@@ -42,7 +42,6 @@ __all__ = ["PREDICT"]
 _stock = originals.exact_prediction
 _JOINT = 16
 """Test points whose joint covariance is read."""
-Prediction = tuple[torch.Tensor, LinearOperator]
 
 
 def _graph(prior: Any) -> str:
@@ -54,26 +53,14 @@ def _graph(prior: Any) -> str:
     return "theta" if any(p.requires_grad for p in prior.kernel.parameters()) else ""
 
 
-def _factor(strategy: Any) -> Conditioned:
-    """Return the factor of a plain strategy."""
-    known = factor_cache.of(strategy)
-    assert known is not None
-    return known
-
-
 def _grown(strategy: Any, problem: Problem) -> Conditioned:
     """Return a model's factor as if its last point had come later, for every matrix of a batch apart."""
-    known = _factor(strategy)
+    known = factor(strategy)
     if problem.batch == 1 or problem.n == 1:
         return Conditioned(inverse=known.inverse, alpha=known.alpha)
     whole = known.inverse.dense()
     border = whole[-1:].expand(problem.batch, 1, -1).contiguous()
     return Conditioned(inverse=RowBlocks(whole[:-1, :-1]), border=border, alpha=known.alpha)
-
-
-def _complete() -> bool:
-    """Whether no observation counts as missing."""
-    return bool(gpytorch.settings.observation_nan_policy.value() == "ignore")
 
 
 def _skipped() -> bool:
@@ -229,10 +216,10 @@ PREDICT = _Predict()
 def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     strategy, mean, prior, cross, exact, fast, in_force = query
-    known = factor_cache.found(strategy) if in_force and _complete() and not _skipped() else None
+    known = factor_cache.found(strategy) if in_force and complete() and not _skipped() else None
     if known is not None:
         found = _as_stock(query, known)
-        if _is_answer(query, found):
+        if is_answer(query, found):
             return found
         factor_cache.forget(strategy)
     with as_asked(exact, strategy.num_train), gpytorch.settings.fast_pred_var(fast):
@@ -247,7 +234,7 @@ def _as_stock(query: Query, known: Conditioned) -> Prediction:
     own, rows = (evaluated(lazy) if small else lazy.evaluate_kernel() for lazy in (prior, cross))
     mean = known.mean(rows) + query.mean
     if not query.fast:
-        explained = _explains(query, known).explained_covariance(evaluated(rows), False)
+        explained = explains(query, known).explained_covariance(evaluated(rows), False)
         return mean, to_linear_operator(own - explained) if small else own + to_linear_operator(-explained)
     strategy._last_test_train_covar = rows
     root = rows.matmul(known.root)
@@ -256,92 +243,5 @@ def _as_stock(query: Query, known: Conditioned) -> Prediction:
     return mean, own + MatmulLinearOperator(root, root.mT.mul(-1))
 
 
-def _explains(query: Query, known: Conditioned) -> Explains:
-    return factor_cache.for_covariances(query.strategy, known, query.fast, query.prior.kernel)
-
-
-def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = slice(None)) -> torch.Tensor:
-    """Return the posterior mean of some points; where observations are missing, as the library has it."""
-    own = query.mean[..., which]
-    found: torch.Tensor = known.mean(rows) + own if _complete() else query.strategy.exact_predictive_mean(own, rows)
-    return found
-
-
-def _is_answer(query: Query, found: Prediction) -> bool:
-    """Whether a prediction stands: where stock iterates, it raises where it finds NaN."""
-    return query.exact or bool(found[0].isfinite().all())
-
-
-def _or_iterate(run: Callable[[Query], Prediction]) -> Callable[[Query], Prediction]:
-    """Return a candidate in whose place stock answers where it iterates and there is no factor or no number."""
-
-    @functools.wraps(run)
-    def either(query: Query) -> Prediction:
-        try:
-            found = run(query)
-        except (NanError, NotPSDError):
-            if query.exact:
-                raise
-        else:
-            if _is_answer(query, found):
-                return found
-        factor_cache.forget(query.strategy)
-        return stock(query)
-
-    return either
-
-
-@PREDICT.candidate(
-    "eager", accuracy="better", features=costs.joint_features, memory=costs.memory_of(3, 1, 1, kept=2), parts=True
-)
-@_or_iterate
-def eager(query: Query) -> Prediction:
-    """The joint covariance of all test points at once, from the model's one factor."""
-    known, rows = _factor(query.strategy), evaluated(query.cross)
-    mean, explained = _mean(query, known, rows), _explains(query, known).explained_covariance(rows, False)
-    return mean, to_linear_operator(evaluated(query.prior) - explained)
-
-
-def _kept(query: Query, multiply: bool) -> Prediction:
-    known, rows = _factor(query.strategy), evaluated(query.cross)
-    covariance = PosteriorCovariance.deferred(query.prior, rows, _explains(query, known), multiply)
-    return _mean(query, known, rows), covariance
-
-
-@PREDICT.candidate("lazy", accuracy="better", parts=True)
-@_or_iterate
-def lazy(query: Query) -> Prediction:
-    """Covariances with the training points are kept, variances computed when they are read, the joint when it is."""
-    return _kept(query, multiply=False)
-
-
-@PREDICT.candidate(
-    "lazy-product", accuracy="better", unsupported=costs.only_grown, memory=costs.memory_of(0, 2, 2, kept=1), parts=True
-)
-@_or_iterate
-def lazy_product(query: Query) -> Prediction:
-    """The same with products by the inverse factor, which is formed once, in place of substitution."""
-    return _kept(query, multiply=True)
-
-
-@PREDICT.candidate(
-    "rows",
-    accuracy="better",
-    unsupported=costs.rows_unsupported,
-    memory=costs.rows_memory,
-    features=costs.rows_features,
-    parts=True,
-)
-@_or_iterate
-def rows(query: Query) -> Prediction:
-    """In blocks of test points, whose covariances with the training points are never kept."""
-    known = _factor(query.strategy)
-
-    def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        return _mean(query, known, block, slice(start, stop))
-
-    covariance = PosteriorCovariance.deferred(query.prior, query.cross, _explains(query, known), block=costs.BLOCK)
-    return by_blocks(query.cross, costs.BLOCK, mean_of), covariance
-
-
+_by_factor.register(PREDICT)
 _state_space.register_prediction(PREDICT)

@@ -87,9 +87,9 @@ def lives(found: Findings, size: Size) -> None:
 MUTATIONS = [
     Mutation(
         "a posterior covariance explains a tenth of a thousandth too much",
-        "ops/predict.py",
-        "    return mean, to_linear_operator(evaluated(query.prior) - explained)",
-        "    return mean, to_linear_operator(evaluated(query.prior) - 1.0001 * explained)",
+        "ops/_by_factor.py",
+        "        return mean, to_linear_operator(evaluated(query.prior) - explained)",
+        "        return mean, to_linear_operator(evaluated(query.prior) - 1.0001 * explained)",
         "drawn",
     ),
 ]

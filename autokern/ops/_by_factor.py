@@ -1,0 +1,132 @@
+"""Candidates of `predict` by a model's one factor: joint, lazily and in blocks. Where there is none, stock iterates."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import torch
+from linear_operator.operators import LinearOperator, to_linear_operator
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from autokern.core.op import Op
+from autokern.gp import factor_cache
+from autokern.gp.inverse_factor import Conditioned
+from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated
+from autokern.gp.query import Query
+from autokern.ops import _predict_costs as costs
+
+__all__ = ["Prediction", "complete", "explains", "factor", "is_answer", "register"]
+
+Prediction = tuple[torch.Tensor, LinearOperator]
+Run = Callable[[Query], Prediction]
+
+
+def factor(strategy: Any) -> Conditioned:
+    """Return the factor of a plain strategy."""
+    known = factor_cache.of(strategy)
+    assert known is not None
+    return known
+
+
+def complete() -> bool:
+    """Whether no observation counts as missing."""
+    return bool(gpytorch.settings.observation_nan_policy.value() == "ignore")
+
+
+def explains(query: Query, known: Conditioned) -> Explains:
+    """Return what computes the covariances that the training data explain."""
+    return factor_cache.for_covariances(query.strategy, known, query.fast, query.prior.kernel)
+
+
+def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = slice(None)) -> torch.Tensor:
+    """Return the posterior mean of some points; where observations are missing, as the library has it."""
+    own = query.mean[..., which]
+    found: torch.Tensor = known.mean(rows) + own if complete() else query.strategy.exact_predictive_mean(own, rows)
+    return found
+
+
+def is_answer(query: Query, found: Prediction) -> bool:
+    """Whether a prediction stands: where stock iterates, it raises where it finds NaN."""
+    return query.exact or bool(found[0].isfinite().all())
+
+
+def _or_iterate(stock: Run) -> Callable[[Run], Run]:
+    """Return a decorator of candidates: stock answers where it iterates and there is no factor or no number."""
+
+    def decorate(run: Run) -> Run:
+        @functools.wraps(run)
+        def either(query: Query) -> Prediction:
+            try:
+                found = run(query)
+            except (NanError, NotPSDError):
+                if query.exact:
+                    raise
+            else:
+                if is_answer(query, found):
+                    return found
+            factor_cache.forget(query.strategy)
+            return stock(query)
+
+        return either
+
+    return decorate
+
+
+def _kept(query: Query, multiply: bool) -> Prediction:
+    known, rows = factor(query.strategy), evaluated(query.cross)
+    covariance = PosteriorCovariance.deferred(query.prior, rows, explains(query, known), multiply)
+    return _mean(query, known, rows), covariance
+
+
+def register(op: Op) -> None:
+    """Add the candidates to the op."""
+
+    @op.candidate(
+        "eager", accuracy="better", features=costs.joint_features, memory=costs.memory_of(3, 1, 1, kept=2), parts=True
+    )
+    @_or_iterate(op.stock.run)
+    def eager(query: Query) -> Prediction:
+        """The joint covariance of all test points at once, from the model's one factor."""
+        known, rows = factor(query.strategy), evaluated(query.cross)
+        mean, explained = _mean(query, known, rows), explains(query, known).explained_covariance(rows, False)
+        return mean, to_linear_operator(evaluated(query.prior) - explained)
+
+    @op.candidate("lazy", accuracy="better", parts=True)
+    @_or_iterate(op.stock.run)
+    def lazy(query: Query) -> Prediction:
+        """Covariances with the training points are kept, variances and the joint computed when they are read."""
+        return _kept(query, multiply=False)
+
+    @op.candidate(
+        "lazy-product",
+        accuracy="better",
+        unsupported=costs.only_grown,
+        memory=costs.memory_of(0, 2, 2, kept=1),
+        parts=True,
+    )
+    @_or_iterate(op.stock.run)
+    def lazy_product(query: Query) -> Prediction:
+        """The same with products by the inverse factor, which is formed once, in place of substitution."""
+        return _kept(query, multiply=True)
+
+    @op.candidate(
+        "rows",
+        accuracy="better",
+        unsupported=costs.rows_unsupported,
+        memory=costs.rows_memory,
+        features=costs.rows_features,
+        parts=True,
+    )
+    @_or_iterate(op.stock.run)
+    def rows(query: Query) -> Prediction:
+        """In blocks of test points, whose covariances with the training points are never kept."""
+        known = factor(query.strategy)
+
+        def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+            return _mean(query, known, block, slice(start, stop))
+
+        covariance = PosteriorCovariance.deferred(query.prior, query.cross, explains(query, known), block=costs.BLOCK)
+        return by_blocks(query.cross, costs.BLOCK, mean_of), covariance
