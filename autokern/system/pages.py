@@ -30,7 +30,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     try:
-        with open(_SETTING, encoding="ascii") as file:
+        with open(_SETTING, encoding="utf-8") as file:
             if "[never]" in file.read():
                 return None
         madvise = ctypes.CDLL(None).madvise
