@@ -176,7 +176,8 @@ def elevation_rows(figures: Results) -> Iterator[Row]:
         exact = f"stock: {stock['bytes'] / 2**30:.1f} GiB, {stock['rmse']['all']:.0f} m; {exact}"
     elif "steps" in stock:
         off = f"> {duration(stock['training_seconds'])}, after {stock['steps']} steps"
-        faster = f"> {stock['training_seconds'] / seconds:.1f}×"
+        own = child["training_seconds"] / figures["steps"]
+        faster = f"{stock['training_seconds'] / stock['steps'] / own:.1f}× a step"
     else:
         off = f"> {stock['limit']:.0f} s" if "not done" in stock.get("failed", "") else needs(figures)
     agreement = f"{mebibytes(child['bytes'])}; RMSE {error['all']:.0f} m ({exact})"
