@@ -6,6 +6,7 @@ Only public names live here; `docs/design.md` describes the packages behind them
 import contextlib as _contextlib
 import io as _io
 
+from autokern.core.version import __version__ as __version__
 from autokern.system import start as _start
 
 with _start.importing(), _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so there
@@ -27,9 +28,6 @@ with _start.importing(), _contextlib.redirect_stdout(_io.StringIO()):  # where t
     from autokern.runtime.dispatch import stats, using
     from autokern.runtime.ranks import ranks
     from autokern.tuning.profile import Profile
-
-__version__ = "0.1.0"
-"""Where the version is stated; the package's metadata read it here."""
 
 __all__ = [
     "AutokernError",

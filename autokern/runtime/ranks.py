@@ -17,6 +17,7 @@ import msgspec
 from autokern.core.errors import RanksError, SettingsError
 from autokern.core.registry import registered
 from autokern.core.settings import Settings
+from autokern.core.version import __version__
 from autokern.runtime import dispatch
 from autokern.system import host, randomness
 from autokern.system import ranks as system
@@ -34,8 +35,6 @@ def timeout_of(settings: Settings) -> float:
 
 def facts() -> dict[str, Any]:
     """Return what ranks must have in common, and what they tell of themselves."""
-    from autokern import __version__
-
     fields = host.current().fields
     versions, cpu = fields["versions"], fields["cpu"]
     names = ("python", "torch", "gpytorch", "linear_operator")
