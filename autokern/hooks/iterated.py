@@ -99,8 +99,8 @@ def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     with inside.without_matrices():
         mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
         known: Any = Structured(_noisy(strategy))
-    _asked[strategy] = m = m + _asked.get(strategy, 0)
-    if n < _FEW * m:
+    asked = _asked[strategy] = m + _asked.get(strategy, 0)
+    if n < _FEW * asked:
         known = ReadLater(functools.partial(_factor_when_read, strategy), known)
     return mean, PosteriorCovariance.deferred(prior, cross, known, block=max(1, _ELEMENTS // n))
 
