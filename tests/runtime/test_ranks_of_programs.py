@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support.rank_jobs import started, told
 
 import autokern
@@ -66,6 +68,8 @@ def test_densities_predictions_and_samples_over_ranks_are_those_of_one_process(c
     for name in ("pivoted", "vecchia", "devices", "mean", "variance", "samples", "derivative"):
         assert both[0][name] == pytest.approx(alone[name], rel=1e-8, abs=1e-10 * max(map(abs, alone[name]))), name
     assert both[0]["devices"] == both[0]["pivoted"]
+    one, first = (torch.load(io.BytesIO(bytes.fromhex(found["saved"]))) for found in (alone, both[0]))
+    torch.testing.assert_close(first["model"], one["model"], rtol=1e-8, atol=1e-10)
     # in single precision, products are rounded by the order of their sums, and solutions are to a residual of 1e-5
     assert both[0]["single"] == pytest.approx(alone["single"], abs=1e-5)
 

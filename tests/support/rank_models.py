@@ -5,6 +5,7 @@ A gpytorch model that knows nothing of ranks: density and gradients by iteration
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import Any
@@ -83,6 +84,18 @@ def gradients_of_the_library() -> list[float]:
     return [form.item(), float(kernel.raw_lengthscale.grad), *(float(t.sum()) for t in found if t is not None)]
 
 
+def saved() -> str:
+    """The checkpoint of a model that was trained for a step, in hexadecimal digits."""
+    model, file = Model(0.4), io.BytesIO()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with autokern.using(force={"exact_log_prob": "preconditioned"}):
+        (-mll(model(X), Y)).backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    return file.getvalue().hex()
+
+
 def main() -> None:
     over_ranks.LEAST, over_ranks._MOST = 1, 0.0
     iterated_density.DENSE = 0  # the matrix is never held
@@ -98,6 +111,7 @@ def main() -> None:
     found["devices"], _ = density(0.8, several=True)
     found |= predictions()
     found["derivative"] = gradients_of_the_library()
+    found["saved"] = saved()
     found["learn"] = dispatch.session().settings.learn
     if (here := system.held()) is not None:
         found["collectives"] = here._witness.call - before
