@@ -11,8 +11,9 @@ from typing import Any, cast
 import torch
 
 from autokern.core.autograd import each_cotangent
+from autokern.system import memory_limit
 
-__all__ = ["factorised", "inv_quad_logdet_gradients", "inverted", "solved"]
+__all__ = ["factorised", "fits", "inv_quad_logdet_gradients", "inverted", "solved"]
 
 Solver = Callable[[torch.Tensor], torch.Tensor]
 _SMALL = 2**14
@@ -31,6 +32,11 @@ def factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     info = torch.empty(matrix.shape[:-2], dtype=torch.int32, device="cpu")
     torch.linalg.cholesky_ex(turned, upper=True, out=(turned, info))
     return matrix, info
+
+
+def fits(n: int, like: Any) -> bool:
+    """Whether a covariance of n rows, its factor and a copy fit the memory, of a dtype and on a device as given."""
+    return memory_limit.fits(3 * n * n * like.dtype.itemsize, like.device)
 
 
 def inverted(lower: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ Each class has a batch shape, `explained` (the variances that the data explain) 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -119,18 +120,16 @@ class ReadLater:
 
     def __init__(self, factor: Callable[[], Conditioned | None], otherwise: Structured) -> None:
         self._factor, self._otherwise = factor, otherwise
-        self._found: Conditioned | Structured | None = None
         self.batch = otherwise.batch
 
+    @functools.cached_property
     def _known(self) -> Conditioned | Structured:
-        if self._found is None:
-            self._found = self._factor() or self._otherwise
-        return self._found
+        return self._factor() or self._otherwise
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        return self._known().explained(rows, multiply)
+        return self._known.explained(rows, multiply)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        return self._known().explained_covariance(rows, multiply)
+        return self._known.explained_covariance(rows, multiply)

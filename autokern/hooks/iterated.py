@@ -19,7 +19,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
-from autokern.gp import factor_cache
+from autokern.gp import factor_cache, factors
 from autokern.gp.frozen import frozen
 from autokern.gp.inverse_by_root import ReadLater, Rooted, Structured
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
@@ -27,9 +27,8 @@ from autokern.hooks import matrixfree, origin
 from autokern.hooks.reading import unless_it_fails
 from autokern.kernels import embedded as forms
 from autokern.runtime.dispatch import explain, forced
-from autokern.system import memory_limit
 
-__all__ = ["evaluated", "is_iterated", "read_later", "reads_later", "structured"]
+__all__ = ["evaluated", "is_formless", "is_iterated", "read_later", "reads_later", "structured"]
 
 _FEW = 150
 """Training points for each test point from which the variances take fewer operations by iterations than a factor."""
@@ -39,10 +38,16 @@ _asked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Test points of all predictions of a strategy: few at a time become many."""
 
 
-def is_iterated(strategy: Any) -> bool:
+def is_formless(strategy: Any) -> bool:
+    """Whether the training covariance is too large to be formed: solves iterate, and there is no factor."""
+    parts = factor_cache.parts(strategy)
+    return parts is not None and matrixfree.too_large(parts[0])
+
+
+def is_iterated(strategy: Any, formless: bool) -> bool:
     """Whether the mean of a model is iterated, without the matrix of its training points."""
     parts = factor_cache.parts(strategy)
-    return parts is not None and bool(matrixfree.is_iterated(parts[0])) and bool(_is_preconditioned(parts[0]))
+    return parts is not None and bool(matrixfree.is_iterated(parts[0], formless) and _is_preconditioned(parts[0]))
 
 
 @unless_it_fails
@@ -55,11 +60,11 @@ def _is_preconditioned(lazy: Any) -> bool:
     return problem is not None and explain(problem).candidate == "preconditioned"
 
 
-def reads_later(strategy: Any) -> bool:
+def reads_later(strategy: Any, formless: bool) -> bool:
     """Whether there is no factor yet, and a mean by iterations is had much sooner."""
     if torch.is_grad_enabled() or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
-    return forced("predict") is None and factor_cache.found(strategy) is None and is_iterated(strategy)
+    return forced("predict") is None and factor_cache.found(strategy) is None and is_iterated(strategy, formless)
 
 
 def evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
@@ -107,8 +112,7 @@ def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
 
 def _factor_when_read(strategy: Any) -> Any:
     """Return the factor of a strategy whose model is as it was, None where there is none or it does not fit."""
-    n, covariance = strategy.num_train, strategy.lik_train_train_covar
-    if not origin.holds(strategy) or not memory_limit.fits(3 * n * n * covariance.dtype.itemsize, covariance.device):
+    if not origin.holds(strategy) or not factors.fits(strategy.num_train, strategy.lik_train_train_covar):
         return None
     try:
         return factor_cache.of(strategy)

@@ -71,10 +71,13 @@ def too_large(lazy: Any) -> bool:
 
 
 @unless_it_fails
-def is_iterated(lazy: Any) -> bool:
-    """Whether solutions with a training covariance are iterated without its matrix, which knows no neighbours."""
+def is_iterated(lazy: Any, large: bool) -> bool:
+    """Whether solutions with a training covariance, too `large` or not, are iterated without its matrix.
+
+    A matrix knows no neighbours.
+    """
     n = lazy.shape[-1]
-    if n < _ITERATED and not too_large(lazy):
+    if n < _ITERATED and not large:
         return False
     if lazy.x1.dim() > 2 or lazy.x1.device.type != "cpu" or lazy.last_dim_is_batch or not trivial(lazy.params):
         return False

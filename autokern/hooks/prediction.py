@@ -23,7 +23,7 @@ from autokern.core.op import inside
 from autokern.gp import factor_cache, memoized
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.query import Query, Update
-from autokern.hooks import iterated, matrixfree, origin
+from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.hooks.memory import guard_cache
@@ -97,7 +97,8 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
         fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or factor_cache.is_exact(self)
         query = Query(self, test_mean, test_test_covar, test_train_covar, exact, fast, True)
-        formless, later = _formless(self), not exact and iterated.reads_later(self)
+        formless = iterated.is_formless(self)
+        later = not exact and iterated.reads_later(self, formless)
         if not (formless or later) or _is_linear(query):
             return _dispatch_predict(query)
         if later and not (formless and fast) and _defers():
@@ -106,12 +107,6 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
         return iterated.structured(self, test_mean, test_test_covar, test_train_covar)
     plainly = (iterated.evaluated(covariance, thawed) for covariance in (test_test_covar, test_train_covar))
     return _stock_prediction(self, test_mean, *plainly)
-
-
-def _formless(strategy: Any) -> bool:
-    """Whether the training covariance is too large to be formed: solves iterate, and there is no factor."""
-    parts = factor_cache.parts(strategy)
-    return parts is not None and matrixfree.too_large(parts[0])
 
 
 @unless_it_fails
@@ -141,7 +136,8 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
     there = factor_cache.mean_of(self) if nan_policy == "ignore" else None
     if there is not None:
         return there
-    alone = nan_policy == "ignore" and not stay_out_of_models() and iterated.is_iterated(self)
+    ours = nan_policy == "ignore" and not stay_out_of_models()
+    alone = ours and iterated.is_iterated(self, iterated.is_formless(self))
     with inside.without_matrices() if alone else contextlib.nullcontext():
         return _stock_mean_cache(self, nan_policy)
 

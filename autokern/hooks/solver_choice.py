@@ -49,6 +49,7 @@ def regime(n: int, switch: Any = library.fast_computations.log_prob) -> str:
 
 
 def preconditions(n: int) -> bool:
-    """Whether a system of `n` rows that is iterated may have another preconditioner: the user orders none."""
+    """Whether a system of `n` rows that is iterated may have another preconditioner: the user orders nothing of it."""
     least = library.min_preconditioning_size.value()
-    return bool(library.max_preconditioner_size.value() == _RANK and (least == _LEAST or n >= least))
+    usual = library.max_preconditioner_size.value() == _RANK and library.cg_tolerance.value() <= _TOLERANCE
+    return bool(usual and (least == _LEAST or n >= least))

@@ -23,8 +23,6 @@ from autokern.runtime.dispatch import route
 
 __all__: list[str] = []
 
-_LOOSE = 1
-"""The library's tolerance of training; a looser one is the user's order."""
 
 _dispatch = route("solve", looked=True)
 _solve_module = sys.modules["linear_operator.functions._solve"]
@@ -75,7 +73,7 @@ def _asked(operator: Any) -> tuple[Embedded | None, bool] | None:
         return None
     n = operator.size(-1)
     found = regime(n, library.fast_computations.solves)
-    if found == EXACT or library.cg_tolerance.value() > _LOOSE or not preconditions(n):
+    if found == EXACT or not preconditions(n):
         return None
     from autokern.ops.inv_quad_logdet import is_unstructured
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import gpytorch
 import torch
 from linear_operator.operators import LinearOperator, to_linear_operator
-from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.op import Op
 from autokern.gp import factor_cache
@@ -17,11 +14,11 @@ from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated
 from autokern.gp.query import Query
 from autokern.ops import _predict_costs as costs
+from autokern.ops._iterations import or_iterate
 
-__all__ = ["Prediction", "complete", "explains", "factor", "is_answer", "register"]
+__all__ = ["Prediction", "complete", "explains", "factor", "register"]
 
 Prediction = tuple[torch.Tensor, LinearOperator]
-Run = Callable[[Query], Prediction]
 
 
 def factor(strategy: Any) -> Conditioned:
@@ -48,33 +45,6 @@ def _mean(query: Query, known: Conditioned, rows: torch.Tensor, which: slice = s
     return found
 
 
-def is_answer(query: Query, found: Prediction) -> bool:
-    """Whether a prediction stands: where stock iterates, it raises where it finds NaN."""
-    return query.exact or bool(found[0].isfinite().all())
-
-
-def _or_iterate(stock: Run) -> Callable[[Run], Run]:
-    """Return a decorator of candidates: stock answers where it iterates and there is no factor or no number."""
-
-    def decorate(run: Run) -> Run:
-        @functools.wraps(run)
-        def either(query: Query) -> Prediction:
-            try:
-                found = run(query)
-            except (NanError, NotPSDError):
-                if query.exact:
-                    raise
-            else:
-                if is_answer(query, found):
-                    return found
-            factor_cache.forget(query.strategy)
-            return stock(query)
-
-        return either
-
-    return decorate
-
-
 def _kept(query: Query, multiply: bool) -> Prediction:
     known, rows = factor(query.strategy), evaluated(query.cross)
     covariance = PosteriorCovariance.deferred(query.prior, rows, explains(query, known), multiply)
@@ -84,10 +54,17 @@ def _kept(query: Query, multiply: bool) -> Prediction:
 def register(op: Op) -> None:
     """Add the candidates to the op."""
 
+    def anew(query: Query) -> Prediction:
+        factor_cache.forget(query.strategy)
+        found: Prediction = op.stock.run(query)
+        return found
+
+    or_anew = or_iterate(anew, is_exact=lambda query: query.exact, numbers=lambda found: found[:1])
+
     @op.candidate(
         "eager", accuracy="better", features=costs.joint_features, memory=costs.memory_of(3, 1, 1, kept=2), parts=True
     )
-    @_or_iterate(op.stock.run)
+    @or_anew
     def eager(query: Query) -> Prediction:
         """The joint covariance of all test points at once, from the model's one factor."""
         known, rows = factor(query.strategy), evaluated(query.cross)
@@ -95,7 +72,7 @@ def register(op: Op) -> None:
         return mean, to_linear_operator(evaluated(query.prior) - explained)
 
     @op.candidate("lazy", accuracy="better", parts=True)
-    @_or_iterate(op.stock.run)
+    @or_anew
     def lazy(query: Query) -> Prediction:
         """Covariances with the training points are kept, variances and the joint computed when they are read."""
         return _kept(query, multiply=False)
@@ -107,7 +84,7 @@ def register(op: Op) -> None:
         memory=costs.memory_of(0, 2, 2, kept=1),
         parts=True,
     )
-    @_or_iterate(op.stock.run)
+    @or_anew
     def lazy_product(query: Query) -> Prediction:
         """The same with products by the inverse factor, which is formed once, in place of substitution."""
         return _kept(query, multiply=True)
@@ -120,7 +97,7 @@ def register(op: Op) -> None:
         features=costs.rows_features,
         parts=True,
     )
-    @_or_iterate(op.stock.run)
+    @or_anew
     def rows(query: Query) -> Prediction:
         """In blocks of test points, whose covariances with the training points are never kept."""
         known = factor(query.strategy)

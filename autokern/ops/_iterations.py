@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -125,20 +125,26 @@ def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
     return error
 
 
-def or_iterate(stock: Run) -> Callable[[Run], Run]:
+def or_iterate(
+    stock: Run,
+    is_exact: Callable[..., bool] = lambda *args: args[-1],
+    numbers: Callable[[Any], Iterable[torch.Tensor]] = tensors_in,
+) -> Callable[[Run], Run]:
     """Return a decorator of exact candidates: stock answers where it iterates and there is no factor or no number."""
 
     def decorate(run: Run) -> Run:
         @functools.wraps(run)
         def either(*args: Any) -> Any:
-            *_, exact = args
+            exact = is_exact(*args)
             try:
                 found = run(*args)
             except (NanError, NotPSDError):
                 if exact:
                     raise
-                return stock(*args)
-            return found if exact or all(t.isfinite().all() for t in tensors_in(found)) else stock(*args)
+            else:
+                if exact or all(t.isfinite().all() for t in numbers(found)):
+                    return found
+            return stock(*args)
 
         return either
 

@@ -24,7 +24,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals, systems
 from autokern.gp.arguments import DIAGONAL, variances
-from autokern.gp.factors import factorised
+from autokern.gp.factors import factorised, fits
 from autokern.gp.preconditioners.choice import footprint
 from autokern.gp.preconditioners.pivoted import most
 from autokern.gp.solved import TOLERANCE, tolerance
@@ -44,7 +44,7 @@ from autokern.ops._shared import (
     regime_features,
 )
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_unstructured
-from autokern.system import buffers, memory_limit, pages
+from autokern.system import buffers, pages
 
 __all__ = ["SOLVE"]
 
@@ -284,7 +284,7 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torc
         assert kernel is not None
         points = operator._linear_op.x1
         found = systems.of_tree(operator._matmul, forms.read(kernel, points), noise, columns, goal, points)
-        if found is None and memory_limit.fits(3 * n * n * rhs.itemsize, rhs.device):
+        if found is None and fits(n, rhs):
             formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
             return cholesky(formed, rhs, None, False)
     return None if found is None else found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()

@@ -227,14 +227,18 @@ def apart(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
     fastest: list[Row] = []
     exact: list[Row] = []
     for row in rows:
-        (exact if get(row.problem.op).may_cost(row.problem) > 1.0 else fastest).append(row)
+        (exact if _prefers_exact(row.problem) else fastest).append(row)
     return fastest, exact
+
+
+def _prefers_exact(problem: Problem) -> bool:
+    return get(problem.op).may_cost(problem) > 1.0
 
 
 def lost(row: Row, name: str) -> float:
     """Return the regret of a choice; that of an exact one which may cost more than stock is beside exact ones."""
     op = get(row.problem.op)
-    if op.may_cost(row.problem) <= 1.0 or name not in row.ratios or name == AGAIN or op[name].accuracy != "better":
+    if not _prefers_exact(row.problem) or name not in row.ratios or name == AGAIN or op[name].accuracy != "better":
         return row.regret(name)
     exact = {n: r for n, r in row.ratios.items() if n != AGAIN and op[n].accuracy == "better"}
     return msgspec.structs.replace(row, ratios=exact).regret(name)
