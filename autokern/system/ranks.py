@@ -297,7 +297,8 @@ def _keep() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_active))
 
 
-os.register_at_fork(after_in_child=_keep)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep)
 
 
 def join(timeout: float, shy: bool = False) -> Ranks:

@@ -369,3 +369,39 @@ def test_a_fork_afterwards_works_with_one_thread():
         check=True,
     )
     assert run.stdout.strip() == "0"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_children_forked_at_once_after_a_call_end():
+    """MKL's allocator looped in one child of 200, forked while a thread of the call was being taken down."""
+    code = """
+        import os, torch
+        torch.set_num_threads(2)
+        from autokern.system import thread_pool
+        square = torch.ones(64, 64)
+        for _ in range(150):
+            thread_pool.run(lambda member: square.mm(square), 2)
+            child = os.fork()
+            if not child:
+                thread_pool.run(lambda member: square.mm(square), thread_pool.size(square.device))
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], timeout=60, check=True)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are not listed")
+def test_a_fork_waits_for_threads_that_are_being_taken_down():
+    thread_pool.run(lambda member: None, 3)
+    assert len(thread_pool._ended) >= 2
+    thread = threading.Thread(target=time.sleep, args=(0.03,))
+    thread.start()
+    thread_pool._ended.append(thread.native_id)
+    thread_pool._wait_for_ended()
+    assert not thread_pool._ended
+    assert not os.path.exists(f"/proc/self/task/{thread.native_id}")
+    thread_pool._ended.append(threading.get_native_id())  # the system gave the number to a thread that stays
+    began = time.monotonic()
+    thread_pool._wait_for_ended()
+    assert not thread_pool._ended
+    assert time.monotonic() - began < 5
