@@ -7,27 +7,31 @@ import contextlib as _contextlib
 import io as _io
 
 from autokern.core.version import __version__ as __version__
+from autokern.system import help_only as _help_only
 from autokern.system import start as _start
 
-with _start.importing(), _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so there
-    from autokern import covariance, linalg
-    from autokern.core.decision import Decision
-    from autokern.core.errors import (
-        AutokernError,
-        AutokernWarning,
-        MemoryBudgetError,
-        ProfileError,
-        RanksError,
-        SettingsError,
-    )
-    from autokern.core.problem import Problem
-    from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
-    from autokern.hooks.calibrate import calibrate
-    from autokern.hooks.install import disable, enable, enabled
-    from autokern.runtime.api import Explanation, explain, op, profile
-    from autokern.runtime.dispatch import stats, using
-    from autokern.runtime.ranks import ranks
-    from autokern.tuning.profile import Profile
+if _help_only.is_asked():  # this process prints a text and ends
+    _help_only.import_later()
+else:
+    with _start.importing(), _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so there
+        from autokern import covariance, linalg
+        from autokern.core.decision import Decision
+        from autokern.core.errors import (
+            AutokernError,
+            AutokernWarning,
+            MemoryBudgetError,
+            ProfileError,
+            RanksError,
+            SettingsError,
+        )
+        from autokern.core.problem import Problem
+        from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
+        from autokern.hooks.calibrate import calibrate
+        from autokern.hooks.install import disable, enable, enabled
+        from autokern.runtime.api import Explanation, explain, op, profile
+        from autokern.runtime.dispatch import stats, using
+        from autokern.runtime.ranks import ranks
+        from autokern.tuning.profile import Profile
 
 __all__ = [
     "AutokernError",

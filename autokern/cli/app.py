@@ -13,10 +13,11 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command line of this process; return its exit status: 0 fine, 1 a finding, 2 a usage error."""
-    light = {"run": run.started, "record": record.started}
-    if started := light.get(sys.argv[1] if sys.argv[1:] else ""):
+    light = {"run": run, "record": record}
+    asks_for_help = sys.argv[2:3] in (["-h"], ["--help"])
+    if (module := light.get(sys.argv[1] if sys.argv[1:] else "")) and not asks_for_help:
         try:
-            status = started(sys.argv[2:])
+            status: int | None = module.started(sys.argv[2:])
             if status is not None:
                 return status
         except AutokernError as error:

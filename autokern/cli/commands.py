@@ -2,6 +2,8 @@
 
 Every command prints tables for people or, with ``--json``, one JSON document on standard output; progress and errors
 go to standard error. Exit status: 0 fine, 1 a finding, 2 a usage error, 130 interrupted.
+
+The modules of commands name what they use by its module, since help imports none of these (`system/help_only.py`).
 """
 
 from __future__ import annotations
@@ -44,20 +46,17 @@ from autokern.cli.console import (
     level_of,
     message,
 )
-from autokern.cli.report.measurements import of_profile
+from autokern.cli.report import measurements
+from autokern.core import registry
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.registry import get
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.core.units import duration, legible
-from autokern.hooks.calibrate import calibrate as measure
+from autokern.core.versions import installed
+from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
-from autokern.system import host, load
-from autokern.system.progress import display
-from autokern.tuning import layers, store, summary
-from autokern.tuning.calibration import DTYPES, chosen_devices, chosen_ops
-from autokern.tuning.grade import GRADES
-from autokern.tuning.plans import contenders
-from autokern.tuning.workload import read
+from autokern.system import load, progress
+from autokern.tuning import calibration, grade, layers, plans, store, summary
+from autokern.tuning import workload as workloads
 
 __all__ = [
     "app",
@@ -72,8 +71,8 @@ _LONGEST = 86_400.0
 
 def _version(asked: bool) -> None:
     if asked:
-        found, names = host.current().fields["versions"], ("torch", "gpytorch", "linear_operator")
-        typer.echo(f"autokern {__version__} ({', '.join(f'{name} {found[name]}' for name in names)})")
+        libraries = ", ".join(f"{name} {installed(name)}" for name in ("torch", "gpytorch", "linear_operator"))
+        typer.echo(f"autokern {__version__} ({libraries})")
         raise typer.Exit
 
 
@@ -108,7 +107,7 @@ def calibrate(
     if names == []:
         raise SettingsError("an empty list of ops was given; name some, or leave --ops out for all")
     kinds = None if device is None else [device]
-    chosen_ops(names), chosen_devices(kinds)
+    calibration.chosen_ops(names), calibration.chosen_devices(kinds)
     settings = dispatch.session().settings
     if settings.profile is not None:
         pinned = " and ".join(map(str, settings.profile))
@@ -122,13 +121,15 @@ def calibrate(
         )
     if accuracy is not None and accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
-    asked = None if workload is None else read(workload)  # faults are told before anything is waited for
+    asked = None if workload is None else workloads.read(workload)  # faults are told before anything is waited for
     check_output(output)
     before, interrupted = api.profile(), False
     seconds, watch = quiet.wait(seconds, wait, message), load.Watch()
     began = time.perf_counter()
     try:
-        profile = measure(names, level, seconds, kinds, accuracy=accuracy, workload=asked, thorough=thorough)
+        profile = measuring.calibrate(
+            names, level, seconds, kinds, accuracy=accuracy, workload=asked, thorough=thorough
+        )
     except KeyboardInterrupt:
         profile, interrupted = api.profile(), True
     took = time.perf_counter() - began
@@ -154,9 +155,9 @@ def calibrate(
 
 def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, seconds: float) -> str:
     """Return why a calibration of some ops on some devices measured nothing."""
-    places = itertools.product(chosen_ops(names), DTYPES, chosen_devices(kinds))
+    places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(kinds))
     grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
-    if any(len(contenders(op, problem, level)) > 1 for op, problem in grids):
+    if any(len(plans.contenders(op, problem, level)) > 1 for op, problem in grids):
         return f"nothing could be measured within {seconds:g} s; allow more with --budget"
     asked = "any op" if names is None else ", ".join(names)
     return f"there is nothing to measure: no problem of {asked} has more than one candidate on this machine"
@@ -180,7 +181,10 @@ def show(
     """Show which candidate is fastest from which size on."""
     if html is not None:
         report.check(html, "--html")
-    found, settings = summary.known(api.profile(), None if op is None else [get(op).name]), dispatch.session().settings
+    found, settings = (
+        summary.known(api.profile(), None if op is None else [registry.get(op).name]),
+        dispatch.session().settings,
+    )
     if json:
         emit(found)
     if not found.ops:
@@ -193,13 +197,13 @@ def show(
         message(f"nothing{what} was measured on this machine as it is now; {advice}")
         raise typer.Exit(1)
     if html is not None:
-        report.write(html, of_profile(api.profile(), found, op))
+        report.write(html, measurements.of_profile(api.profile(), found, op))
     if json:
         return
     if found.winners:
         tables.show(tables.winners(found.winners))
     _print_known(found, "fastest candidates; sizes are those of single matrices without gradients")
-    lines = [f"{word}: {GRADES[word]}" for word in sorted({row.grade for row in found.ops} - {"good"})]
+    lines = [f"{word}: {grade.GRADES[word]}" for word in sorted({row.grade for row in found.ops} - {"good"})]
     lines += [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
     lines += [f"{tables.counted(found.learnt, 'problem')} learnt from use"] if found.learnt else []
     when = found.created.replace("T", " ").replace("Z", " UTC")
@@ -222,7 +226,7 @@ def explain(
 ) -> None:
     """Show which candidate would run, and why."""
     if op is None:
-        known = ", ".join(o.name for o in chosen_ops(None))
+        known = ", ".join(o.name for o in calibration.chosen_ops(None))
         raise SettingsError(
             f"explain needs an op ({known}). A table of all decisions exists only within a process: "
             "call autokern.explain() at its end, or `autokern run --explain script.py`"
@@ -239,7 +243,7 @@ def explain(
 
 def _check_device(device: str | None) -> None:
     """Raise SettingsError for a device unknown to torch and the profile."""
-    there = {*chosen_devices(None), *(trial.problem.device for trial in api.profile().trials)}
+    there = {*calibration.chosen_devices(None), *(trial.problem.device for trial in api.profile().trials)}
     if device is not None and device.partition(":")[0] not in there:
         raise SettingsError(f"device {device!r} was asked for; torch or the profile knows {', '.join(sorted(there))}")
 
@@ -250,8 +254,8 @@ def examine(
     json: Json = False,
 ) -> None:
     """Try the parts of this machine, and report what works."""
-    with display("autokern examines this machine") as progress:
-        found = doctor.examine(quick, progress)
+    with progress.display("autokern examines this machine") as shown:
+        found = doctor.examine(quick, shown)
     if json and ranks_check.is_first():
         emit(found, "checks")
     elif ranks_check.is_first():

@@ -19,9 +19,9 @@ from autokern.cli.console import (
     level_of,
     message,
 )
-from autokern.cli.report.benchmark import of_benchmark
+from autokern.cli.report import benchmark as page
 from autokern.core.errors import AutokernError, SettingsError
-from autokern.hooks.calibrate import calibrate as measure
+from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
 
 
@@ -38,7 +38,7 @@ def benchmark(
         raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
     if not api.profile().trials:
         message("nothing was measured here yet: measuring first, for 20 s")
-        measure(budget=BUDGET["quick"])
+        measuring.calibrate(budget=BUDGET["quick"])
     found = bench.everything(level == "full", (lambda part: None) if json else bench_tables.show)
     if output is not None:
         try:
@@ -46,7 +46,7 @@ def benchmark(
         except OSError as error:
             raise AutokernError(f"asked to write {output}; found: {error.strerror}. Name another file") from None
     if html is not None:
-        report.write(html, of_benchmark(found))
+        report.write(html, page.of_benchmark(found))
     if json:
         emit(found)
     wrong = sum(not cell.agrees for cell in found.kernel_matrices)

@@ -16,8 +16,7 @@ from autokern.core.errors import AutokernError, ProfileError, SettingsError
 from autokern.core.settings import Settings
 from autokern.runtime import api, dispatch
 from autokern.system import host
-from autokern.tuning import kin, layers, sharing, store
-from autokern.tuning.calibration import chosen_ops
+from autokern.tuning import calibration, kin, layers, sharing, store
 
 _SHORT = 8
 """Digits of a fingerprint in tables."""
@@ -38,7 +37,7 @@ def export(
     names = None if ops is None else [name.strip() for name in ops.split(",") if name.strip()]
     if names == []:
         raise SettingsError("an empty list of ops was given; name some, or leave --ops out for all")
-    chosen = None if names is None else {op.name for op in chosen_ops(names)}
+    chosen = None if names is None else {op.name for op in calibration.chosen_ops(names)}
     profile = sharing.shareable(api.profile(), chosen)
     if not profile.trials:
         what = "" if names is None else f" of {', '.join(names)}"

@@ -9,8 +9,9 @@ import typer
 
 from autokern.cli import record
 from autokern.cli.console import Explain, Module, Stats, app
+from autokern.core.settings import WORKLOAD
 
-_FILE = f"The file that is added to (default: AUTOKERN_RECORD, or {record.DEFAULT})."
+_FILE = f"The file that is added to (default: AUTOKERN_RECORD, or {WORKLOAD})."
 
 
 @app.command(

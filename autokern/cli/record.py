@@ -10,14 +10,12 @@ from typing import NamedTuple
 
 from autokern.cli import run
 from autokern.core.errors import SettingsError
-from autokern.core.settings import from_environment
+from autokern.core.settings import WORKLOAD, from_environment
 from autokern.runtime import dispatch
 from autokern.tuning import workload
 from autokern.tuning.workload import Workload
 
-__all__ = ["DEFAULT", "Order", "execute", "parse", "started"]
-
-DEFAULT = "autokern-workload.json"
+__all__ = ["Order", "execute", "parse", "started"]
 
 
 class Order(NamedTuple):
@@ -35,7 +33,7 @@ def parse(arguments: list[str]) -> Order | None:
     SettingsError
         If there is no program, an option that is not known, or no file after ``-o``.
     """
-    rest, others, file = list(arguments), list[str](), os.environ.get("AUTOKERN_RECORD", "").strip() or DEFAULT
+    rest, others, file = list(arguments), list[str](), os.environ.get("AUTOKERN_RECORD", "").strip() or WORKLOAD
     while rest and rest[0].startswith(("-o", "--output", "--stats", "--explain")):
         flag, equals, value = rest.pop(0).partition("=")
         if flag in ("-o", "--output"):

@@ -18,7 +18,10 @@ import msgspec
 from autokern.core import parsers
 from autokern.core.errors import AutokernWarning, SettingsError
 
-__all__ = ["LEVELS_OF_ACCURACY", "Row", "Settings", "from_environment", "revised", "rows", "table"]
+__all__ = ["LEVELS_OF_ACCURACY", "WORKLOAD", "Row", "Settings", "from_environment", "revised", "rows", "table"]
+
+WORKLOAD = "autokern-workload.json"
+"""The file that `autokern record` adds to where neither it nor AUTOKERN_RECORD names one."""
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision too."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+from autokern.core.versions import installed
 from autokern.system.cgroups import cpu_quota, memory_left, text_of
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -197,7 +197,7 @@ def _describe(threads: int, kind: str) -> Host:
         "cpu": {**_cpu(), "threads": min(thread_ceiling(), threads), "torch_threads": threads},
         "accelerators": _gpus(kind),
         "remarks": {
-            **{name: _version(name) for name in ("autokern", "pykeops", "jax")},
+            **{name: installed(name) for name in ("autokern", "pykeops", "jax")},
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         },
     }
@@ -206,19 +206,12 @@ def _describe(threads: int, kind: str) -> Host:
 
 def _versions(kind: str) -> dict[str, str]:
     found = {"python": ".".join(map(str, sys.version_info[:2])), "torch": str(torch.__version__)}
-    found |= {name: _version(name) for name in ("gpytorch", "linear_operator")}
+    found |= {name: installed(name) for name in ("gpytorch", "linear_operator")}
     found |= _libraries(torch.__config__.show())
     found |= {name: version for name in ("cuda", "hip") if (version := getattr(torch.version, name, None))}
     if kind == "cuda" and (cudnn := torch.backends.cudnn.version()):  # type: ignore[no-untyped-call]
         found["cudnn"] = str(cudnn)
     return found
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _libraries(config: str) -> dict[str, str]:

@@ -171,7 +171,7 @@ def test_kernel_table_unmasks_what_computes_something_else(monkeypatch):
     assert [c.agrees for c in cells] == [True, False, True, False]
     found = bench.Benchmark(host={}, kernel_matrices=cells)
     monkeypatch.setattr("autokern.cli.commands_bench.bench.everything", lambda full, tell: found)
-    monkeypatch.setattr("autokern.cli.commands_bench.measure", lambda **options: None)
+    monkeypatch.setattr("autokern.cli.commands_bench.measuring.calibrate", lambda **options: None)
     told = CliRunner().invoke(app, ["bench", "--quick", "--json"])
     assert told.exit_code == 1
     assert "2 results of kernel_matrix differ" in told.stderr

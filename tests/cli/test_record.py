@@ -15,6 +15,7 @@ from autokern.cli import record
 from autokern.cli.commands import app
 from autokern.core.errors import AutokernWarning, ProfileError, SettingsError
 from autokern.core.problem import Problem
+from autokern.core.settings import WORKLOAD
 from autokern.runtime import dispatch
 from autokern.system.files import Folder
 from autokern.tuning import workload
@@ -61,12 +62,12 @@ def test_two_runs_add_up_and_say_what_they_wrote(program, tmp_path, monkeypatch)
     status, out, err = _python("-m", "autokern", "record", "script.py", "-o", "x")
     assert status == 7
     assert out.split("\n")[0] == f"['script.py', '-o', 'x'] {tmp_path.name}"
-    assert f"1 problems in 3 calls of kernel_matrix were added to {tmp_path / record.DEFAULT}" in err
-    assert workload.read(tmp_path / record.DEFAULT).calls == {KERNEL: 3}
-    status, _, err = _python("-m", "autokern", "record", "--output", record.DEFAULT, "-m", script.stem)
+    assert f"1 problems in 3 calls of kernel_matrix were added to {tmp_path / WORKLOAD}" in err
+    assert workload.read(tmp_path / WORKLOAD).calls == {KERNEL: 3}
+    status, _, err = _python("-m", "autokern", "record", "--output", WORKLOAD, "-m", script.stem)
     assert status == 7
     assert "which now has 1 problems of 2 recordings" in err
-    assert workload.read(tmp_path / record.DEFAULT) == workload.Workload({KERNEL: 6}, 2)
+    assert workload.read(tmp_path / WORKLOAD) == workload.Workload({KERNEL: 6}, 2)
     assert {path.suffix for path in tmp_path.iterdir()} <= {".py", ".json", ""}, "nothing temporary stays"
 
 
@@ -247,7 +248,7 @@ def test_options_before_the_program_are_autokerns():
         order = record.parse([*words, "--stats", "s.py", "-o", "g"])
         assert order.file == Path("f").absolute(), words
         assert order.program == ("s.py", ["-o", "g"], False, True, False, None)
-    assert record.parse(["-m", "module"]).file == Path(record.DEFAULT).absolute()
+    assert record.parse(["-m", "module"]).file == Path(WORKLOAD).absolute()
     assert record.parse(["--help"]) is None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOKERN_RECORD", "given")

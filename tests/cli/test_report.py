@@ -247,7 +247,7 @@ def test_a_missing_library_is_told_before_the_program_starts(monkeypatch, tmp_pa
 def test_a_file_that_cannot_be_written_is_told_at_once(monkeypatch, tmp_path, command, name):
     (tmp_path / "folder").mkdir()
     monkeypatch.setattr("autokern.cli.bench.everything", lambda *_: pytest.fail("it measured"))
-    monkeypatch.setattr("autokern.cli.commands_bench.measure", lambda *_, **__: pytest.fail("it measured"))
+    monkeypatch.setattr("autokern.cli.commands_bench.measuring.calibrate", lambda *_, **__: pytest.fail("it measured"))
     result = CliRunner().invoke(app, [*command, str(tmp_path / name)])
     assert result.exit_code == 2
     assert re.search(r"asked to write .*; found: .*\. Name another file", result.stderr)
@@ -360,7 +360,7 @@ def benchmark() -> Benchmark:
 
 def test_a_benchmark_writes_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr("autokern.cli.commands_bench.bench.everything", lambda full, tell: benchmark())
-    monkeypatch.setattr("autokern.cli.commands_bench.measure", lambda **options: None)
+    monkeypatch.setattr("autokern.cli.commands_bench.measuring.calibrate", lambda **options: None)
     result = CliRunner().invoke(app, ["bench", "--quick", "--json", "--html", str(tmp_path / "out.html")])
     assert result.exit_code == 1  # of results that differ
     text = (tmp_path / "out.html").read_text()

@@ -115,7 +115,7 @@ def test_errors_name_autokern_once(monkeypatch, capsys, command):
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(monkeypatch, tmp_path, command):
     monkeypatch.setattr("autokern.cli.bench.everything", lambda *_: pytest.fail("it measured"))
     for module in ("commands", "commands_bench"):
-        monkeypatch.setattr(f"autokern.cli.{module}.measure", lambda *_, **__: pytest.fail("it measured"))
+        monkeypatch.setattr(f"autokern.cli.{module}.measuring.calibrate", lambda *_, **__: pytest.fail("it measured"))
     for path in (tmp_path, tmp_path / "gone" / "file.json"):
         result = CliRunner().invoke(app, [*command, "--output", str(path)])
         assert result.exit_code == 2
