@@ -6,7 +6,7 @@ Only public names live here; `docs/design.md` describes the packages behind them
 import contextlib as _contextlib
 import io as _io
 
-from autokern.core.version import __version__ as __version__
+from autokern.core.versions import __version__ as __version__
 from autokern.system import help_only as _help_only
 from autokern.system import start as _start
 

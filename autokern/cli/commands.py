@@ -16,7 +16,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from autokern import __version__
 from autokern.cli import (
     commands_bench,
     commands_compare,
@@ -51,7 +50,7 @@ from autokern.core import registry
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.core.units import duration, legible
-from autokern.core.versions import installed
+from autokern.core.versions import __version__, installed
 from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
 from autokern.system import load, progress

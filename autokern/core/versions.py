@@ -1,10 +1,13 @@
-"""Versions of what is installed."""
+"""The version of autokern, and of what is installed."""
 
 from __future__ import annotations
 
 import importlib.metadata
 
-__all__ = ["installed"]
+__all__ = ["__version__", "installed"]
+
+__version__ = "0.1.0"
+"""Where the version is stated; the package's metadata read it here."""
 
 
 def installed(distribution: str) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from autokern.core.errors import RanksError, SettingsError
 from autokern.core.registry import registered
 from autokern.core.settings import Settings
-from autokern.core.version import __version__
+from autokern.core.versions import __version__
 from autokern.runtime import dispatch
 from autokern.system import host, randomness
 from autokern.system import ranks as system

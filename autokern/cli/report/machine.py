@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from autokern import __version__
 from autokern.cli.report.page import Section
 from autokern.core.settings import Settings
 from autokern.core.units import sized
+from autokern.core.versions import __version__
 from autokern.system import host, memory_limit, threads
 
 __all__ = ["host_section", "in_short", "memory_facts", "now", "thread_facts"]
