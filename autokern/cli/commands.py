@@ -8,9 +8,6 @@ The modules of commands name what they use by its module, since help imports non
 
 from __future__ import annotations
 
-import itertools
-import time
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -18,54 +15,44 @@ import typer
 
 from autokern.cli import (
     commands_bench,
+    commands_calibrate,
     commands_compare,
     commands_profile,
     commands_record,
     doctor,
-    quiet,
     ranks_check,
     report,
     run,
     tables,
 )
 from autokern.cli.console import (
-    BUDGET,
     Explain,
-    Full,
     Html,
     Json,
     Module,
-    Output,
-    Quick,
     Report,
     Stats,
     app,
-    check_output,
     emit,
-    level_of,
     message,
 )
 from autokern.cli.report import measurements
 from autokern.core import registry
-from autokern.core.errors import AutokernError, SettingsError
-from autokern.core.settings import LEVELS_OF_ACCURACY
+from autokern.core.errors import SettingsError
 from autokern.core.units import duration, legible
 from autokern.core.versions import __version__, installed
-from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
-from autokern.system import load, progress
-from autokern.tuning import calibration, grade, layers, plans, store, summary
-from autokern.tuning import workload as workloads
+from autokern.system import progress
+from autokern.tuning import calibration, grade, layers, store, summary
 
 __all__ = [
     "app",
     "commands_bench",
+    "commands_calibrate",
     "commands_compare",
     "commands_profile",
     "commands_record",
 ]  # importing a module registers its commands
-
-_LONGEST = 86_400.0
 
 
 def _version(asked: bool) -> None:
@@ -81,94 +68,6 @@ _Version = typer.Option("--version", callback=_version, is_eager=True, help="Pri
 @app.callback()
 def _global(version: Annotated[bool, _Version] = False) -> None:
     pass
-
-
-@app.command()
-def calibrate(
-    quick: Quick = False,
-    full: Full = False,
-    ops: Annotated[str | None, typer.Option(metavar="OP,...", help="Ops to measure (default: all).")] = None,
-    device: Annotated[str | None, typer.Option(help="Device to measure on (default: all).")] = None,
-    budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
-    accuracy: Annotated[str | None, typer.Option(help="approximate: also candidates of lower precision.")] = None,
-    workload: Annotated[Path | None, typer.Option(metavar="FILE", help="Measure what `record` wrote there.")] = None,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates that never won elsewhere.")] = False,
-    wait: Annotated[bool, typer.Option(help="Whether to wait for others to leave the cores.")] = True,
-    output: Output = None,
-    json: Json = False,
-) -> None:
-    """Measure this machine and remember it."""
-    level = level_of(quick, full)
-    seconds = BUDGET[level] if budget is None else budget
-    if not 0 < seconds <= _LONGEST:
-        raise SettingsError(f"a budget of {seconds:g} s was asked for; give more than 0 and at most {_LONGEST:g} s")
-    names = None if ops is None else [name.strip() for name in ops.split(",") if name.strip()]
-    if names == []:
-        raise SettingsError("an empty list of ops was given; name some, or leave --ops out for all")
-    kinds = None if device is None else [device]
-    calibration.chosen_ops(names), calibration.chosen_devices(kinds)
-    settings = dispatch.session().settings
-    if settings.profile is not None:
-        pinned = " and ".join(map(str, settings.profile))
-        raise SettingsError(f"AUTOKERN_PROFILE pins {pinned}, which is never written; unset it to measure")
-    if layers.leaves_aside(settings):
-        raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
-    if output is None and (obstacle := doctor.folder_obstacle(settings)) is not None:
-        raise AutokernError(
-            f"asked to keep measurements in {store.home(settings)}; found: {obstacle}. "
-            "Set AUTOKERN_HOME to a private folder that can be written, or give --output FILE"
-        )
-    if accuracy is not None and accuracy not in LEVELS_OF_ACCURACY:
-        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
-    asked = None if workload is None else workloads.read(workload)  # faults are told before anything is waited for
-    check_output(output)
-    before, interrupted = api.profile(), False
-    seconds, watch = quiet.wait(seconds, wait, message), load.Watch()
-    began = time.perf_counter()
-    try:
-        profile = measuring.calibrate(
-            names, level, seconds, kinds, accuracy=accuracy, workload=asked, thorough=thorough
-        )
-    except KeyboardInterrupt:
-        profile, interrupted = api.profile(), True
-    took = time.perf_counter() - began
-    if output is not None:
-        store.write_file(output, profile)
-    found = summary.known(profile, names)
-    if json:
-        emit(msgspec.structs.replace(found, winners=[]))
-    else:
-        new = len(profile.trials) - len(before.trials)
-        _print_known(found, f"{new} problems measured in {took:.0f} s, {len(profile.trials)} known in all")
-    if interrupted:
-        message(f"interrupted after {took:.0f} s; the measurements until then are kept")
-        raise typer.Exit(130)
-    judgement, trusted = quiet.verdict(before, profile, names, watch.reading())
-    if judgement:
-        message(judgement)
-    if not trusted:
-        raise typer.Exit(1)
-    if not found.ops:
-        raise SettingsError(_nothing(names, kinds, level, seconds))
-
-
-def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, seconds: float) -> str:
-    """Return why a calibration of some ops on some devices measured nothing."""
-    places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(kinds))
-    grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
-    if any(len(plans.contenders(op, problem, level)) > 1 for op, problem in grids):
-        return f"nothing could be measured within {seconds:g} s; allow more with --budget"
-    asked = "any op" if names is None else ", ".join(names)
-    return f"there is nothing to measure: no problem of {asked} has more than one candidate on this machine"
-
-
-def _print_known(found: summary.Known, title: str) -> None:
-    if found.ops:
-        tables.show(tables.summaries(found.ops, title))
-    if found.rough:
-        tables.show(tables.rough(found.rough))
-    if found.banned:
-        tables.show(tables.bans(found.banned))
 
 
 @app.command()
@@ -201,7 +100,7 @@ def show(
         return
     if found.winners:
         tables.show(tables.winners(found.winners))
-    _print_known(found, "fastest candidates; sizes are those of single matrices without gradients")
+    tables.show_known(found, "fastest candidates; sizes are those of single matrices without gradients")
     lines = [f"{word}: {grade.GRADES[word]}" for word in sorted({row.grade for row in found.ops} - {"good"})]
     lines += [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
     lines += [f"{tables.counted(found.learnt, 'problem')} learnt from use"] if found.learnt else []

@@ -18,7 +18,7 @@ from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, legible
 from autokern.tuning.profile import Ban, Crossover
-from autokern.tuning.summary import Rough, Summary, Winner
+from autokern.tuning.summary import Known, Rough, Summary, Winner
 
 _GAIN, _LOSS = 1.05, 0.95
 _MOST_STEPS = 5
@@ -212,3 +212,13 @@ def stats(counts: Mapping[str, Mapping[str, int]]) -> RenderableType:
     ops = once(op for op, *_ in found)
     rows = ((op, candidate, f"{calls:,}") for op, (_, candidate, calls) in zip(ops, found, strict=True))
     return table("autokern: calls", ("op", "candidate", ">calls"), rows)
+
+
+def show_known(found: Known, title: str) -> None:
+    """Print what is known of ops, what of it is rough, and what is banned."""
+    if found.ops:
+        show(summaries(found.ops, title))
+    if found.rough:
+        show(rough(found.rough))
+    if found.banned:
+        show(bans(found.banned))

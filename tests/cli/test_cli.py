@@ -251,7 +251,7 @@ def test_calibrate_keeps_what_it_has_when_it_is_interrupted(run, monkeypatch):
         dispatch.session().adopt(_profile())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autokern.cli.commands.measuring.calibrate", interrupted)
+    monkeypatch.setattr("autokern.cli.commands_calibrate.measuring.calibrate", interrupted)
     result = run("calibrate", "--json")
     assert result.exit_code == 130
     assert "are kept" in result.stderr

@@ -8,7 +8,7 @@ import pytest
 from support.loads import busy
 from typer.testing import CliRunner
 
-from autokern.cli import commands, quiet
+from autokern.cli import commands, commands_calibrate, quiet
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.system.load import Load
@@ -102,7 +102,7 @@ def test_calibrate_ends_with_a_finding_where_nothing_can_be_trusted(monkeypatch)
         dispatch.session().adopt(found)
         return found
 
-    monkeypatch.setattr(commands.measuring, "calibrate", measured)
+    monkeypatch.setattr(commands_calibrate.measuring, "calibrate", measured)
     dispatch.reset()
     result = CliRunner().invoke(commands.app, ["calibrate", "--budget", "4"], prog_name="autokern")
     assert result.exit_code == 1

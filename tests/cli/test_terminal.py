@@ -114,7 +114,7 @@ def test_errors_name_autokern_once(monkeypatch, capsys, command):
 @pytest.mark.parametrize("command", [["bench", "--quick"], ["calibrate"]])
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(monkeypatch, tmp_path, command):
     monkeypatch.setattr("autokern.cli.bench.everything", lambda *_: pytest.fail("it measured"))
-    for module in ("commands", "commands_bench"):
+    for module in ("commands_calibrate", "commands_bench"):
         monkeypatch.setattr(f"autokern.cli.{module}.measuring.calibrate", lambda *_, **__: pytest.fail("it measured"))
     for path in (tmp_path, tmp_path / "gone" / "file.json"):
         result = CliRunner().invoke(app, [*command, "--output", str(path)])

@@ -1,0 +1,113 @@
+"""The command `calibrate`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from autokern.cli import doctor, quiet, tables
+from autokern.cli.console import (
+    BUDGET,
+    Full,
+    Json,
+    Output,
+    Quick,
+    app,
+    check_output,
+    emit,
+    level_of,
+    message,
+)
+from autokern.core.errors import AutokernError, SettingsError
+from autokern.core.settings import LEVELS_OF_ACCURACY
+from autokern.hooks import calibrate as measuring
+from autokern.runtime import api, dispatch
+from autokern.system import load
+from autokern.tuning import calibration, layers, plans, store, summary
+from autokern.tuning import workload as workloads
+
+_LONGEST = 86_400.0
+
+
+@app.command()
+def calibrate(
+    quick: Quick = False,
+    full: Full = False,
+    ops: Annotated[str | None, typer.Option(metavar="OP,...", help="Ops to measure (default: all).")] = None,
+    device: Annotated[str | None, typer.Option(help="Device to measure on (default: all).")] = None,
+    budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
+    accuracy: Annotated[str | None, typer.Option(help="approximate: also candidates of lower precision.")] = None,
+    workload: Annotated[Path | None, typer.Option(metavar="FILE", help="Measure what `record` wrote there.")] = None,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates that never won elsewhere.")] = False,
+    wait: Annotated[bool, typer.Option(help="Whether to wait for others to leave the cores.")] = True,
+    output: Output = None,
+    json: Json = False,
+) -> None:
+    """Measure this machine and remember it."""
+    level = level_of(quick, full)
+    seconds = BUDGET[level] if budget is None else budget
+    if not 0 < seconds <= _LONGEST:
+        raise SettingsError(f"a budget of {seconds:g} s was asked for; give more than 0 and at most {_LONGEST:g} s")
+    names = None if ops is None else [name.strip() for name in ops.split(",") if name.strip()]
+    if names == []:
+        raise SettingsError("an empty list of ops was given; name some, or leave --ops out for all")
+    kinds = None if device is None else [device]
+    calibration.chosen_ops(names), calibration.chosen_devices(kinds)
+    settings = dispatch.session().settings
+    if settings.profile is not None:
+        pinned = " and ".join(map(str, settings.profile))
+        raise SettingsError(f"AUTOKERN_PROFILE pins {pinned}, which is never written; unset it to measure")
+    if layers.leaves_aside(settings):
+        raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
+    if output is None and (obstacle := doctor.folder_obstacle(settings)) is not None:
+        raise AutokernError(
+            f"asked to keep measurements in {store.home(settings)}; found: {obstacle}. "
+            "Set AUTOKERN_HOME to a private folder that can be written, or give --output FILE"
+        )
+    if accuracy is not None and accuracy not in LEVELS_OF_ACCURACY:
+        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
+    asked = None if workload is None else workloads.read(workload)  # faults are told before anything is waited for
+    check_output(output)
+    before, interrupted = api.profile(), False
+    seconds, watch = quiet.wait(seconds, wait, message), load.Watch()
+    began = time.perf_counter()
+    try:
+        profile = measuring.calibrate(
+            names, level, seconds, kinds, accuracy=accuracy, workload=asked, thorough=thorough
+        )
+    except KeyboardInterrupt:
+        profile, interrupted = api.profile(), True
+    took = time.perf_counter() - began
+    if output is not None:
+        store.write_file(output, profile)
+    found = summary.known(profile, names)
+    if json:
+        emit(msgspec.structs.replace(found, winners=[]))
+    else:
+        new = len(profile.trials) - len(before.trials)
+        tables.show_known(found, f"{new} problems measured in {took:.0f} s, {len(profile.trials)} known in all")
+    if interrupted:
+        message(f"interrupted after {took:.0f} s; the measurements until then are kept")
+        raise typer.Exit(130)
+    judgement, trusted = quiet.verdict(before, profile, names, watch.reading())
+    if judgement:
+        message(judgement)
+    if not trusted:
+        raise typer.Exit(1)
+    if not found.ops:
+        raise SettingsError(_nothing(names, kinds, level, seconds))
+
+
+def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, seconds: float) -> str:
+    """Return why a calibration of some ops on some devices measured nothing."""
+    places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(kinds))
+    grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
+    if any(len(plans.contenders(op, problem, level)) > 1 for op, problem in grids):
+        return f"nothing could be measured within {seconds:g} s; allow more with --budget"
+    asked = "any op" if names is None else ", ".join(names)
+    return f"there is nothing to measure: no problem of {asked} has more than one candidate on this machine"
