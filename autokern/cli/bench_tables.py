@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autokern.cli import tables
-from autokern.cli.bench import ABOUT_EXACT, EXACT, Benchmark, Cell, Workload, lost
+from autokern.cli.bench import ABOUT_EXACT, EXACT, Benchmark, Cell, Workload, lost, slower
 from autokern.cli.tables import note, table, times
 from autokern.core.units import duration
 from autokern.tuning.grade import WORTHLESS
@@ -26,7 +26,7 @@ def show(part: Benchmark) -> None:
     if part.regret:
         tables.show(*_verdicts(part))
     if part.workloads:
-        tables.show(_workloads(part.workloads))
+        tables.show(_workloads(part.workloads), *(note(line, "yellow") for line in slower(part.workloads)))
 
 
 def _kernel_matrices(cells: Sequence[Cell]) -> list[RenderableType]:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from autokern.cli import bench, bench_tables
 from autokern.cli.bench.regret import AGAIN, apart
 from autokern.cli.commands import app
+from autokern.cli.report.benchmark import of_benchmark
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
@@ -234,6 +235,30 @@ def test_benchmark_is_printed_in_tables(capsys, monkeypatch):
     ):
         assert words in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("low", "middle", "high", "told"),
+    [(0.7, 0.8, 0.9, True), (0.7, 0.8, 1.1, False), (0.96, 0.97, 0.98, False), (1.8, 2.0, 2.2, False)],
+)
+def test_models_that_are_slower_with_autokern_are_named(capsys, low, middle, high, told):
+    model = bench.Workload(
+        name="step",
+        dtype="float64",
+        off=1.0,
+        on=1 / middle,
+        speedup=middle,
+        low=low,
+        high=high,
+        pairs=5,
+        difference=0.0,
+    )
+    found = bench.Benchmark(host=host.current().fields, workloads=[model])
+    bench_tables.show(found)
+    out, page = " ".join(capsys.readouterr().out.split()), str(of_benchmark(found))
+    for text in (out, page):
+        assert ("step in float64 is slower with autokern here: it takes 1.25 times as long as stock" in text) == told
+        assert ("AUTOKERN=0" in text) == told
 
 
 def test_an_exact_choice_is_compared_with_what_is_exact_where_stock_is_loose():

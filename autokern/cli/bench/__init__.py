@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autokern.cli.bench.end_to_end import Workload, end_to_end
+from autokern.cli.bench.end_to_end import Workload, end_to_end, slower
 from autokern.cli.bench.kernel_matrices import Cell, kernel_matrices
 from autokern.cli.bench.regret import ABOUT_EXACT, EXACT, LEAST, Row, Verdict, apart, lost, noise_floor, timed, verdict
 from autokern.runtime import dispatch
@@ -38,6 +38,7 @@ __all__ = [
     "lost",
     "noise_floor",
     "random_problems",
+    "slower",
     "timed",
     "verdict",
 ]

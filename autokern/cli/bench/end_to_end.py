@@ -56,6 +56,22 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     difference: float
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether it takes over 5 % longer than stock, and longer in three quarters of the pairs."""
+        return self.speedup < 1 / 1.05 and self.high < 1.0
+
+
+def slower(found: Iterable[Workload]) -> list[str]:
+    """Return in words which workloads autokern makes slower on this machine, and what helps; nothing if none."""
+    lines = [
+        f"{one.name} in {one.dtype} is slower with autokern here: it takes {1 / one.speedup:.2f} times as long as stock"
+        for one in found
+        if one.is_slower
+    ]
+    advice = "`autokern calibrate --full` measures more sizes; AUTOKERN=0 leaves autokern out of a program"
+    return [*lines, advice] if lines else []
+
 
 class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
     """An exact GP with a constant mean and a scaled ARD Matérn 5/2 kernel."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autokern.cli.bench import ABOUT_EXACT, EXACT, Benchmark, Cell, Workload, lost
+from autokern.cli.bench import ABOUT_EXACT, EXACT, Benchmark, Cell, Workload, lost, slower
 from autokern.cli.report import machine
 from autokern.cli.report.page import Line, Page, Plot, Section, Table, Tile, without_paths
 from autokern.core.units import duration
@@ -46,9 +46,10 @@ def _workloads(found: Sequence[Workload]) -> list[Section]:
         [w.name, w.dtype, duration(w.off), duration(w.on), f"{w.speedup:.2f}", f"{w.low:.2f}–{w.high:.2f}"]
         for w in found
     ]
+    notes = ["Seconds of a step, autokern off and on in turn.", *slower(found)]
     longest = max(w.speedup for w in found)
     table = Table(columns, rows, [w.speedup / longest for w in found], "× stock")
-    return [Section(title="Whole models", tables=[table], notes=["Seconds of a step, autokern off and on in turn."])]
+    return [Section(title="Whole models", tables=[table], notes=notes)]
 
 
 def _regret(part: Benchmark) -> list[Section]:
