@@ -62,6 +62,8 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+_GRAD = "Gradients wanted: a; of a kernel matrix theta, x, theta/x."
+_VARIANT = "E.g. rbf/same/ard, matern52/cross/iso, lower."
 _Version = typer.Option("--version", callback=_version, is_eager=True, help="Print versions and exit.")
 
 
@@ -72,7 +74,7 @@ def _global(version: Annotated[bool, _Version] = False) -> None:
 
 @app.command()
 def show(
-    op: Annotated[str | None, typer.Argument(help="Show every measured problem of this op.")] = None,
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
     html: Html = None,
     json: Json = False,
 ) -> None:
@@ -110,16 +112,16 @@ def show(
 
 @app.command()
 def explain(
-    op: Annotated[str | None, typer.Argument(help="Name of an op, e.g. qr.")] = None,
-    m: Annotated[int | None, typer.Option(min=1, help="Rows.")] = None,
-    n: Annotated[int | None, typer.Option(min=1, help="Columns, or points.")] = None,
-    d: Annotated[int | None, typer.Option(min=1, help="Input dimensions of a kernel matrix.")] = None,
-    rhs: Annotated[int | None, typer.Option(min=1, help="Right-hand sides.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Matrices in the batch.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or float64 (default).")] = None,
-    device: Annotated[str | None, typer.Option(help="Device of the data (default: cpu).")] = None,
-    grad: Annotated[str | None, typer.Option(help="Gradients wanted: a; of a kernel matrix theta, x, theta/x.")] = None,
-    variant: Annotated[str | None, typer.Option(help="E.g. rbf/same/ard, matern52/cross/iso, lower.")] = None,
+    op: Annotated[str | None, typer.Argument(metavar="OP", help="Name of an op, e.g. qr.")] = None,
+    m: Annotated[int | None, typer.Option(metavar="N", min=1, help="Rows.")] = None,
+    n: Annotated[int | None, typer.Option(metavar="N", min=1, help="Columns, or points.")] = None,
+    d: Annotated[int | None, typer.Option(metavar="N", min=1, help="Input dimensions of a kernel matrix.")] = None,
+    rhs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Right-hand sides.")] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Matrices in the batch.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32 or float64 (default).")] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device of the data (default: cpu).")] = None,
+    grad: Annotated[str | None, typer.Option(metavar="WHICH", help=_GRAD)] = None,
+    variant: Annotated[str | None, typer.Option(metavar="NAME", help=_VARIANT)] = None,
     json: Json = False,
 ) -> None:
     """Show which candidate would run, and why."""
@@ -173,9 +175,10 @@ def run_program(
     decisions: Explain = False,
     html: Report = None,
 ) -> None:
-    """Run a script or module with autokern enabled, otherwise just as python would run it.
+    """Run a program with autokern enabled.
 
-    Options of autokern come before the script or module; everything after that belongs to the program.
+    A script or module runs just as python would run it. Options of autokern come before it; everything after belongs
+    to the program.
 
     Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
     """

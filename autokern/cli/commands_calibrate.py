@@ -32,6 +32,7 @@ from autokern.tuning import calibration, layers, plans, store, summary
 from autokern.tuning import workload as workloads
 
 _LONGEST = 86_400.0
+_ACCURACY = "approximate: also candidates of lower precision."
 
 
 @app.command()
@@ -39,9 +40,9 @@ def calibrate(
     quick: Quick = False,
     full: Full = False,
     ops: Annotated[str | None, typer.Option(metavar="OP,...", help="Ops to measure (default: all).")] = None,
-    device: Annotated[str | None, typer.Option(help="Device to measure on (default: all).")] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on (default: all).")] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
-    accuracy: Annotated[str | None, typer.Option(help="approximate: also candidates of lower precision.")] = None,
+    accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
     workload: Annotated[Path | None, typer.Option(metavar="FILE", help="Measure what `record` wrote there.")] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates that never won elsewhere.")] = False,
     wait: Annotated[bool, typer.Option(help="Whether to wait for others to leave the cores.")] = True,

@@ -29,11 +29,16 @@ app.add_typer(profiles, name="profile", help="Share measurements between machine
 
 @profiles.command("export")
 def export(
-    file: Annotated[Path | None, typer.Argument(help="The file to write (default: standard output).")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The file to write (default: standard output).")
+    ] = None,
     ops: Annotated[str | None, typer.Option(metavar="OP,...", help="Ops to write (default: all).")] = None,
     json: Json = False,
 ) -> None:
-    """Write the profile in force as one JSON file for others: no machine name, user name or path, no telemetry."""
+    """Write the profile in force as a file.
+
+    It is for others: no machine name, user name or path is in it. Nothing is sent anywhere.
+    """
     names = None if ops is None else [name.strip() for name in ops.split(",") if name.strip()]
     if names == []:
         raise SettingsError("an empty list of ops was given; name some, or leave --ops out for all")
@@ -64,7 +69,10 @@ def import_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files that `autokern profile export` wrote.")],
     json: Json = False,
 ) -> None:
-    """Add measurements from files: those of this machine's kind come into force, others serve as priors only."""
+    """Add measurements from files.
+
+    Those of this machine's kind come into force, others serve as priors only.
+    """
     settings, here = dispatch.session().settings, host.current()
     read = [(path, sharing.judged(path)) for path in files]  # all before the first is kept
     if (obstacle := doctor.folder_obstacle(settings)) is not None:
@@ -135,7 +143,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 @profiles.command("list")
 def list_profiles(json: Json = False) -> None:
-    """List the profiles in the folder: which one is in force, and which ones serve as priors."""
+    """List the profiles in the folder.
+
+    It tells which one is in force, and which ones serve as priors.
+    """
     settings = dispatch.session().settings
     found = _rows(settings)
     if json:

@@ -26,10 +26,10 @@ def record_program(
     stats: Stats = False,
     decisions: Explain = False,
 ) -> None:
-    """Run a program as `run` does, and write which problems it asks, for `calibrate --workload`.
+    """Record which problems a program asks.
 
-    Recordings of several programs add up in a file. Python processes that the program starts are recorded too.
-    What ends by a signal or by os._exit is not.
+    It runs as by `run`; `calibrate --workload` measures what was recorded. Recordings of several programs add up in a
+    file. Python processes that the program starts are recorded too. What ends by a signal or by os._exit is not.
     """
     flags = ["--stats"] * stats + ["--explain"] * decisions + (["-m", module] if module else [])
     order = record.parse([*([] if output is None else ["--output", str(output)]), *flags, *context.args])

@@ -47,6 +47,7 @@ def results():
     return {**baselines.describe({}, quick=False), "workloads": json.loads(json.dumps(found))}
 
 
+@pytest.mark.slow
 def test_each_method_has_errors_and_seconds(results):
     for name, workload in results["workloads"].items():
         for method, found in workload["methods"].items():
@@ -63,6 +64,7 @@ def test_each_method_has_errors_and_seconds(results):
     assert series["autokern"]["loss"] == pytest.approx(series["exact stock"]["loss"], abs=1e-8)
 
 
+@pytest.mark.slow
 def test_only_what_failed_runs_again(results, monkeypatch):
     known, ran = results["workloads"]["roads"]["methods"], []
     monkeypatch.setattr(
@@ -76,6 +78,7 @@ def test_only_what_failed_runs_again(results, monkeypatch):
     assert found["autokern"] == {"failed": "again"}
 
 
+@pytest.mark.slow
 def test_tables_and_plots_hold_what_was_found(results, tmp_path):
     text = baseline_tables.block(results)
     assert text.count("| exact, autokern |") == 4
@@ -94,6 +97,7 @@ def test_tables_and_plots_hold_what_was_found(results, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_document_without_the_figures_is_told(results, tmp_path, capsys):
     stored, document = tmp_path / "baselines.json", tmp_path / "doc.md"
     baselines.save(results, stored)

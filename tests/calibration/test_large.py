@@ -69,6 +69,7 @@ def test_a_step_is_compared_with_both_tolerances(step):
     assert min(step[f"against_{side}"]["ratio"] for side in ("off", "tight")) > 0
 
 
+@pytest.mark.slow
 def test_stock_runs_on_tiles_where_its_matrices_do_not_fit(monkeypatch):
     monkeypatch.setattr(large.host, "available_memory", lambda device: 2**20)
     monkeypatch.setattr(large, "ROUNDS", 1)

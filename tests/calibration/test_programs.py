@@ -114,6 +114,7 @@ def test_a_program_ends_alike_with_autokern(tmp_path):
     assert programs.gap(on["final"], off["final"]) < 1e-2  # float32, 60 steps
 
 
+@pytest.mark.slow
 def test_help_runs_as_a_script():
     command = [sys.executable, programs.__file__, "--help"]
     assert "whole programs" in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -351,6 +351,7 @@ def test_run_is_like_python(program, tmp_path):
     assert ours.stderr.splitlines()[-1] == "ZeroDivisionError: on purpose"
 
 
+@pytest.mark.slow
 def test_run_a_module_from_the_working_directory_and_count_its_calls(program):
     ours = _python("-m", "autokern", "run", "--stats", "--explain", "-m", "script", "--stats", cwd=program)
     assert ours.returncode == 7

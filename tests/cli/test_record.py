@@ -56,6 +56,7 @@ def _python(*arguments: object, **environment: str) -> tuple[int, str, str]:
     return _ended(_started(*arguments, **environment))
 
 
+@pytest.mark.slow
 def test_two_runs_add_up_and_say_what_they_wrote(program, tmp_path, monkeypatch):
     script = program("os.chdir('/'); print(sys.argv, os.path.basename(sys.path[0]))\nsys.exit(7)")
     monkeypatch.chdir(tmp_path)
@@ -71,6 +72,7 @@ def test_two_runs_add_up_and_say_what_they_wrote(program, tmp_path, monkeypatch)
     assert {path.suffix for path in tmp_path.iterdir()} <= {".py", ".json", ""}, "nothing temporary stays"
 
 
+@pytest.mark.slow
 def test_a_recording_below_autokern_run_records(program, tmp_path):
     script, file = program(), tmp_path / "asked.json"
     outer = tmp_path / "outer.py"

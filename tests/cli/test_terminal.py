@@ -61,7 +61,14 @@ def test_tables_have_whole_words_at_every_width(monkeypatch, columns, command):
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(
-    "command", [["show"], ["show", "kernel_matrix"], ["explain", "kernel_matrix", "--n", "400"], ["clear"]]
+    "command",
+    [
+        ["show"],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (["show", "kernel_matrix"], ["explain", "kernel_matrix", "--n", "400"], ["clear"])
+        ),
+    ],
 )
 def test_a_stream_of_plain_characters_gets_plain_characters(command):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
@@ -85,6 +92,7 @@ def test_decisions_print_where_standard_output_is_plain(monkeypatch):
     assert b"1.00 us" in plain.buffer.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured")
 def test_a_reader_that_stops_is_no_fault():
     command = f'"{sys.executable}" -m autokern show kernel_matrix; echo "$?" >&2'
@@ -98,7 +106,15 @@ def test_a_reader_that_stops_is_no_fault():
 @pytest.mark.parametrize("command", ["calibrate", "show", "explain", "doctor", "run", "record", "bench", "compare"])
 def test_flags_take_no_value(monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "100")
-    assert "<bool>" not in CliRunner().invoke(app, [command, "--help"]).output
+    options = CliRunner().invoke(app, [command, "--help"]).output.partition("Options:")[2]
+    assert "--" in options
+    assert "<" not in options, "values have names, as N or FILE; no types of Python"
+
+
+def test_the_list_of_commands_ends_no_line_in_dots(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ([], ["profile"]):
+        assert "..." not in CliRunner().invoke(app, [*words, "--help"]).output.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize("command", [["run"], ["run", "--fast", "x.py"], ["record", "-o"], ["compare"]])

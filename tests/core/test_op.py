@@ -198,6 +198,7 @@ def test_every_op_is_complete():
             assert candidate.name == candidate.name.lower()
 
 
+@pytest.mark.slow
 def test_ops_that_are_imported_after_enable_hold_the_libraries_own_functions():
     program = """
 import sys, warnings

@@ -58,6 +58,7 @@ def test_ops_are_imported_whole_whatever_happens_meanwhile():
     assert told.stdout.split()[-1:] == ["right"], told.stderr
 
 
+@pytest.mark.slow
 def test_a_plugin_may_enable_autokern(tmp_path):
     (tmp_path / "eager.py").write_text("import autokern.auto\nimport autokern\nautokern.stats()\n")
     info = tmp_path / "eager-1.0.dist-info"

@@ -20,21 +20,23 @@ def told(found: dict[str, list[str]]) -> str:
 
 BY_FORCE = 3
 """Runs of a scenario without a profile and with candidates by force, others for each; tortures go on to the last."""
-each_scenario = pytest.mark.parametrize("name", [name for name, one in TABLE.items() if not one.rare])
+USUAL = [name for name, one in TABLE.items() if not one.rare]
 
 
-@each_scenario
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(USUAL)]
+)
 def test_scenario(name):
     _, found = judged(TABLE[name], brief=True)
     assert not found, told(found)
 
 
 @pytest.mark.slow
-@each_scenario
+@pytest.mark.parametrize("name", USUAL)
 def test_scenario_in_more_ways(name):
     _, found = judged(TABLE[name], most=BY_FORCE)
     assert not found, told(found)
 
 
 def test_the_table_is_large_enough():
-    assert sum(not one.rare for one in TABLE.values()) >= 400
+    assert len(USUAL) >= 400

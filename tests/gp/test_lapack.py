@@ -49,6 +49,7 @@ def test_a_right_hand_side_that_is_a_column_of_another_array():
         np.testing.assert_allclose(way(k.copy(), rhs).solution, np.linalg.solve(k, rhs))
 
 
+@pytest.mark.slow
 def test_scipy_is_not_imported_by_autokern_nor_by_a_step():
     program = """
 import sys, torch, gpytorch, warnings

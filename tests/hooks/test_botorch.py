@@ -304,6 +304,7 @@ def test_hooks_of_gradients_modes_and_own_transforms_are_obeyed(enabled):
     assert doubled()[0].requires_grad
 
 
+@pytest.mark.slow
 def test_botorch_may_come_later():
     program = """
 import warnings

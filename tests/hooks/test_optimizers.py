@@ -84,6 +84,7 @@ def told(mode):
     return eval(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_steps_are_the_same_and_nothing_is_imported_for_them():
     expected, there = told("off")
     assert there

@@ -74,6 +74,7 @@ def scripted_sum(x: torch.Tensor, y: torch.Tensor):
     return x.expand(torch.broadcast_shapes(x.shape, y.shape))
 
 
+@pytest.mark.slow
 def test_a_program_needs_no_computer_algebra():
     program = """
 import sys, warnings

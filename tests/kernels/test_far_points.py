@@ -133,7 +133,14 @@ def test_a_block_knows_repeated_points(name):
 
 @pytest.mark.thin("candidate cross", "name")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("candidate", [c.name for c in get("kernel_matmul").candidates if c.accuracy != "approximate"])
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        pytest.param(c.name, marks=[pytest.mark.slow] * bool(c.compiles))
+        for c in get("kernel_matmul").candidates
+        if c.accuracy != "approximate"
+    ],
+)
 @pytest.mark.parametrize("name", ["rbf", "matern12", "matern52", "rq"])
 @pytest.mark.parametrize("cross", [False, True])
 def test_products_of_far_points_are_no_further_from_the_truth_than_stock(name, candidate, cross):

@@ -53,7 +53,7 @@ def test_one_name_of_an_op_or_device_is_a_name():
     assert {trial.problem.op for trial in found.trials} <= {"pinverse_root"}
 
 
-@pytest.mark.parametrize("variable", ["AUTOKERN_BUDGET", "AUTOKERN_EXCLUDE"])
+@pytest.mark.parametrize("variable", ["AUTOKERN_BUDGET", pytest.param("AUTOKERN_EXCLUDE", marks=pytest.mark.slow)])
 def test_importing_auto_with_a_bad_variable_warns_and_runs_stock(monkeypatch, variable):
     monkeypatch.setenv(variable, "soon")
     script = "import autokern.auto\nfrom autokern.hooks.install import is_enabled\nprint(is_enabled())"

@@ -51,6 +51,7 @@ def test_a_thread_that_was_kept_from_leaving_leaves_the_next_time():
     assert set(numbers()) == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_child_that_is_forked_while_somebody_is_inside_has_the_former_number():
     program = """

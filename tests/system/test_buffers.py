@@ -307,6 +307,7 @@ def test_many_threads_never_hold_the_same_memory():
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_a_forked_child_starts_with_nothing_and_leases_alive_at_the_end_of_the_interpreter_say_nothing():
     script = """
 import os, threading, torch

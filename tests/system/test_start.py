@@ -36,6 +36,7 @@ def test_an_import_that_fails_leaves_the_collector_as_it_was():
     ]
 
 
+@pytest.mark.slow
 def test_garbage_is_collected_and_files_are_written_at_the_end(tmp_path):
     path = tmp_path / "told.txt"
     program = f"""

@@ -371,6 +371,7 @@ def test_a_fork_afterwards_works_with_one_thread():
     assert run.stdout.strip() == "0"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_children_forked_at_once_after_a_call_end():
     """MKL's allocator looped in one child of 200, forked while a thread of the call was being taken down."""
