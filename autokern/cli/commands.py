@@ -102,7 +102,7 @@ def show(
         return
     if found.winners:
         tables.show(tables.winners(found.winners))
-    tables.show_known(found, "fastest candidates; sizes are those of single matrices without gradients")
+    tables.show_known(found, "fastest candidates; sizes are of single matrices without gradients, counts of problems")
     lines = [f"{word}: {grade.GRADES[word]}" for word in sorted({row.grade for row in found.ops} - {"good"})]
     lines += [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
     lines += [f"{tables.counted(found.learnt, 'problem')} learnt from use"] if found.learnt else []

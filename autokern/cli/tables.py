@@ -102,7 +102,7 @@ def once(labels: Iterable[str]) -> Iterator[str]:
 
 
 def by_size(fastest: str, crossovers: Sequence[Crossover]) -> str:
-    """Return in words which candidate is fastest at which size."""
+    """Return in words which candidate is fastest at which size, or how often, as `Summary.fastest` tells."""
     if not crossovers:
         return fastest
     if len(crossovers) > _MOST_STEPS:  # more than one size decides
@@ -112,15 +112,16 @@ def by_size(fastest: str, crossovers: Sequence[Crossover]) -> str:
 
 
 def summaries(found: Sequence[Summary], title: str) -> RenderableType:
-    """Return a line for each op, device and dtype."""
-    rows = []
+    """Return a line for each op, device and dtype; with grades unless all are good."""
+    doubt = any(row.grade != "good" for row in found)
+    rows: list[tuple[str | Text, ...]] = []
     for op, row in zip(once(row.op for row in found), found, strict=True):
         words = Text(by_size(row.fastest, row.crossovers))
         if row.banned:
             words.append(f"  banned: {', '.join(row.banned)}", style="red")
-        grade = Text(row.grade, style="" if row.grade == "good" else "yellow")
-        rows.append((op, f"{row.device} {row.dtype}", str(row.problems), grade, times(row.speedup), words))
-    return table(title, ("op", "on", ">problems", "grade", ">× stock", "fastest by size"), rows)
+        grade = [Text(row.grade, style="" if row.grade == "good" else "yellow")] * doubt
+        rows.append((op, f"{row.device} {row.dtype}", str(row.problems), *grade, times(row.speedup), words))
+    return table(title, ("op", "on", ">problems", *["grade"] * doubt, ">× stock", "fastest by size"), rows)
 
 
 def sizes(problem: Problem) -> str:

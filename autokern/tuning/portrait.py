@@ -81,7 +81,7 @@ def _html(profile: Profile) -> str:
             str(row.problems),
             row.grade,
             f"{row.speedup:.2f}",
-            row.fastest or "by size",
+            "by size" if row.crossovers else row.fastest,
         )
         for row in summary.known(profile).ops
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -14,6 +15,7 @@ from autokern.tuning.profile import Ban, Crossover, Profile, Trial, group_key
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
+_MOST_NAMED = 3
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +35,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         Geometric mean over them of stock's time over that of the fastest candidate.
     banned : list of str
         Candidates that gave wrong numbers or failed.
-    fastest : str
-        The fastest candidate where one wins at all sizes; empty where there are `crossovers`.
+    won : dict
+        Number of problems on which each candidate is the fastest, most first.
     crossovers : list of Crossover
         Sizes at which the fastest candidate changes, for single matrices without gradients.
     """
@@ -48,8 +50,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     disturbed: int
     speedup: float
     banned: list[str]
-    fastest: str
+    won: dict[str, int]
     crossovers: list[Crossover]
+
+    @property
+    def fastest(self) -> str:
+        """The fastest candidates in words, with the number of problems of each if there are several."""
+        if len(self.won) == 1:
+            return next(iter(self.won))
+        first, *others = [f"{name} ({count})" for name, count in self.won.items()]
+        more = f", {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        return ", ".join([first.replace(")", f" of {self.problems})"), *others[:_MOST_NAMED]]) + more
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +173,7 @@ def summaries(profile: Profile) -> list[Summary]:
     found, graded = [], grades(profile)
     for (op, device, dtype), trials in sorted(groups.items()):
         key = group_key(op, dtype, device)
-        crossovers = profile.thresholds(op, device, dtype)
+        best = [_winner(trial) for trial in trials]
         line = Summary(
             op=op,
             device=device,
@@ -171,22 +182,13 @@ def summaries(profile: Profile) -> list[Summary]:
             grade=graded[key].grade,
             problems=len(trials),
             disturbed=graded[key].disturbed,
-            speedup=statistics.geometric_mean(_winner(trial).speedup for trial in trials),
+            speedup=statistics.geometric_mean(winner.speedup for winner in best),
             banned=sorted({b.candidate for b in profile.banned if (b.op, b.device, b.dtype) == (op, device, dtype)}),
-            fastest="" if crossovers else _fastest(trials),
-            crossovers=crossovers,
+            won=dict(Counter(sorted(winner.candidate for winner in best)).most_common()),
+            crossovers=profile.thresholds(op, device, dtype),
         )
         found.append(line)
     return found
-
-
-def _fastest(trials: list[Trial]) -> str:
-    """Return the candidate of the least mean log ratio where all were measured; stock wins ties."""
-    line = [t for t in trials if t.problem.batch == 1 and not t.problem.grad] or trials
-    names = set.intersection(*(set(t.usual) for t in line))
-    means = {n: statistics.geometric_mean(t.timings[n].ratio for t in line) for n in sorted(names)}
-    best = min(means, key=means.__getitem__, default="stock")
-    return best if means.get(best, 1.0) < _TIE else "stock"
 
 
 def winners(profile: Profile) -> list[Winner]:

@@ -212,6 +212,23 @@ def test_what_lower_precision_gains_is_shown_apart_from_the_fastest():
     assert found.thresholds("qr") == []
 
 
+def test_the_fastest_candidates_are_counted_where_none_always_wins():
+    """Few candidates serve all problems of densities: counted over those alone, stock seemed to be the fastest."""
+    winners = ["fused", "stock", "fused", "arrays", "fused", "merged", "recursive", "arrays"]
+    trials = [
+        Trial(
+            Problem(op="exact_log_prob", m=10, n=10, d=k, grad="theta", variant="rbf/cholesky"),
+            {"stock": Timing(1e-3), **({name: Timing(5e-4, 0.5)} if name != "stock" else {})},
+        )
+        for k, name in enumerate(winners, 1)
+    ]
+    (line,) = summary.summaries(Profile(trials=trials))
+    assert line.won == {"fused": 3, "arrays": 2, "merged": 1, "recursive": 1, "stock": 1}
+    assert line.fastest == "fused (3 of 8), arrays (2), merged (1), recursive (1), 1 more"
+    (line,) = summary.summaries(Profile(trials=trials[:1]))
+    assert line.fastest == "fused"
+
+
 # --- the caller's own data --------------------------------------------------------------------------------------------
 
 
