@@ -17,8 +17,7 @@ import msgspec
 from autokern.cli.run import Order
 from autokern.core.errors import AutokernError
 from autokern.core.units import duration, sized
-from autokern.system import threads
-from autokern.system.load import Watch
+from autokern.system import load, threads
 
 __all__ = ["Comparison", "Run", "compare", "interval"]
 
@@ -84,12 +83,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             took = f"{duration(off)} without autokern and {duration(on)} with it"
             return f"No difference is known: {self.program} takes {took} ({self.speedup:.2f} times as fast; {counted})."
         verb = "saves" if self.speedup > 1 else "costs"
-        cpu = statistics.median(a.cpu / max(b.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True))
+        cpu = statistics.median(b.cpu / max(a.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True)) - 1.0
         more = statistics.median(a.peak - b.peak for a, b in zip(self.on, self.off, strict=True))
         memory = f"{sized(int(abs(more)))} {'more' if more > 0 else 'less'} memory"
         return (
             f"autokern {verb} {duration(abs(off - on))} of {duration(off)}: {self.program} runs {self.speedup:.2f} "
-            f"times as fast ({counted}), with {memory} and {cpu:.2f} times less CPU time."
+            f"times as fast ({counted}), with {memory} and {100 * abs(cpu):.0f} % {'more' if cpu > 0 else 'less'} CPU time."
         )
 
 
@@ -131,7 +130,7 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
     """
     if not hasattr(os, "wait4"):
         raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")
-    began, watch = time.perf_counter(), Watch()
+    began, watch = time.perf_counter(), load.Watch(_with_children)
     first, told = _run(order, on=True, stats=True)  # uncounted: compiled files, what autokern measures in its course
     say(f"first run, with autokern, uncounted: {duration(first.seconds)}")
     runs: dict[bool, list[Run]] = {False: [], True: []}
@@ -155,6 +154,12 @@ def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object
         program=order.target, off=runs[False], on=runs[True], speedup=speedup, low=low, high=high, known=known,
         warnings=doubts,
     )  # fmt: skip
+
+
+def _with_children() -> load.Snapshot:
+    """Return the counters now; what the runs that have ended took counts as this process's own."""
+    found, ended = load.snapshot(), os.times()
+    return found._replace(own=found.own + ended.children_user + ended.children_system)
 
 
 def _doubts(runs: dict[bool, list[Run]], known: bool, unserved: bool) -> list[str]:

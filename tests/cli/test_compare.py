@@ -64,7 +64,7 @@ def test_sides_take_turns_until_the_difference_is_known(timed):
     assert found.known
     assert found.low < 2.0 < found.high
     assert str(found).startswith("autokern saves 2.00 s of 4.00 s: train.py runs 2.00 times as fast (")
-    assert "2.00 times less CPU time" in str(found)
+    assert "50 % less CPU time" in str(found)
     assert not [doubt for doubt in found.warnings if "meanwhile" not in doubt]
 
 
@@ -80,6 +80,15 @@ def test_doubts_are_told(timed, off, on, told):
     timed(off, on)
     found = compare.compare(ORDER, 4, math.inf, lambda text: None)
     assert any(told in doubt for doubt in found.warnings)
+
+
+def test_what_the_program_itself_takes_is_not_the_load_of_others():
+    busy = ["-c", "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"]
+
+    start, now = compare._with_children(), time.perf_counter()
+    subprocess.run([sys.executable, "-I", "-S", *busy], check=True)
+    taken = compare._with_children().own - start.own
+    assert 0.3 <= taken <= 0.1 + time.perf_counter() - now
 
 
 def test_the_budget_ends_it(timed):

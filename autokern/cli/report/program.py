@@ -217,13 +217,14 @@ def _crossovers(found: Served) -> list[Section]:
     for decision, calls in found:
         one = gain(decision, calls)
         if one is not None and len(decision.predicted) > 1:
-            kinds.setdefault(kind(decision.problem), []).append((decision.problem, one.stock, calls))
+            some = decision.problem.replace(batch=min(decision.problem.batch, 2))  # one plot for all batches
+            kinds.setdefault(kind(some), []).append((decision.problem, one.stock, calls))
     heavy = sorted(kinds.values(), key=lambda of: -sum(stock for _, stock, _ in of))
     plots: list[Plot] = []
     trials = dispatch.session().profile.trials
     for of in heavy[:_MOST_PLOTS]:
         problem = max(of, key=lambda row: row[1])[0]
-        sizes = [p.n for p, *_ in of]
+        sizes = [p.n for p, *_ in of if kind(p) == kind(problem)]
         low, high = max(2, min(sizes) // _AROUND), math.ceil(max(sizes) * _AROUND)
         swept = sweep(problem, low, high, dispatch.explain, trials)
         if any(len(curve.sizes) > 1 for curve in swept.curves):
@@ -233,7 +234,7 @@ def _crossovers(found: Served) -> list[Section]:
     notes = [
         "Predicted time of a call over its size, both logarithmic. A band is one standard deviation of the ratio to "
         "stock; dots are measurements of this machine; ticks above are sizes that the program asked; the strip "
-        "below says what runs."
+        "below says what runs. Of several batches the one is shown on which stock would spend most."
     ]
     if len(heavy) > len(plots):
         notes.append(f"The {len(plots)} kinds of problems on which stock would spend most, of {len(heavy)}.")
