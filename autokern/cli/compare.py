@@ -86,9 +86,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         cpu = statistics.median(b.cpu / max(a.cpu, 1e-9) for a, b in zip(self.off, self.on, strict=True)) - 1.0
         more = statistics.median(a.peak - b.peak for a, b in zip(self.on, self.off, strict=True))
         memory = f"{sized(int(abs(more)))} {'more' if more > 0 else 'less'} memory"
+        taken = f"{100 * abs(cpu):.0f} % {'more' if cpu > 0 else 'less'} CPU time"
         return (
             f"autokern {verb} {duration(abs(off - on))} of {duration(off)}: {self.program} runs {self.speedup:.2f} "
-            f"times as fast ({counted}), with {memory} and {100 * abs(cpu):.0f} % {'more' if cpu > 0 else 'less'} CPU time."
+            f"times as fast ({counted}), with {memory} and {taken}."
         )
 
 
