@@ -6,15 +6,16 @@ import contextlib
 import itertools
 import math
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from harness import Findings, Mutation, main
-from scipy.stats import binom
+from scipy.stats import norm
 from toy import GRID, believed, op_of, powers
 
 from autokern.core.feasibility import Feasibility
@@ -43,17 +44,20 @@ class Size(NamedTuple):
     """How much is done: calibrations of each kind, and how often chance may refuse what just keeps the promise.
 
     Few calibrations give a rough share only: one whose machine was taken away for a moment may err in all its
-    decisions. Half of the time chance would refuse is the promised share itself.
+    decisions, so they count as one. Half of the time chance would refuse is the promised share itself.
     """
 
     runs: int
     chance: float
 
-    def allows(self, errors: int) -> bool:
-        """Whether no more than one error in a hundred decisions is to be had for so many, as the size can tell."""
-        return errors / len(GRID) <= binom.isf(self.chance, self.runs, 0.01)
+    def allows(self, errors: Sequence[float]) -> bool:
+        """Whether these shares, of errors in each calibration's decisions, may well be one in a hundred or fewer."""
+        scatter = statistics.stdev(errors) / math.sqrt(len(errors))
+        return statistics.fmean(errors) - float(norm.isf(self.chance)) * scatter <= _PROMISED
 
 
+_PROMISED = 0.01
+"""Share of decisions that may be wrong."""
 SIZES = {"fault": Size(60, 1e-3), "ci": Size(240, 1e-3), "full": Size(1500, 0.5)}
 
 
@@ -84,15 +88,19 @@ def _neighbours() -> Iterator[None]:
 SURROUNDINGS: dict[str, Callable[[], Any]] = {"idle": contextlib.nullcontext, "bursty": _neighbours}
 
 
+def _shares(errors: Sequence[int], runs: Sequence[Sequence[str]]) -> list[float]:
+    return [wrong / len(run) for wrong, run in zip(errors, runs, strict=True)]
+
+
 def no_gap(found: Findings, size: Size) -> None:
     """Count wins of a candidate that is stock under another name: at most one in a hundred."""
     op = _op("torture.same", (10, 10))
     for name, surroundings in SURROUNDINGS.items():
         with surroundings():
-            decisions = [choice for _ in range(size.runs) for choice in _decisions(op)]
-        wins = sum(choice != "stock" for choice in decisions)
-        told = f"{wins} false wins in {len(decisions)} decisions ({wins / len(decisions):.2%})"
-        found.expect(size.allows(wins), f"{name}: {told}")
+            runs = [_decisions(op) for _ in range(size.runs)]
+        wins = [sum(choice != "stock" for choice in run) for run in runs]
+        told = f"{sum(wins)} false wins in {sum(map(len, runs))} decisions of {size.runs} calibrations"
+        found.expect(size.allows(_shares(wins, runs)), f"{name}: {told}")
         found.figures[f"no gap, {name}"] = told
 
 
@@ -100,10 +108,10 @@ def gap(found: Findings, size: Size) -> None:
     """Count how often a candidate that does 10 of stock's 13 products wins: at least 99 times in a hundred."""
     op = _op("torture.gap", (13, 10))
     with SURROUNDINGS["idle"]():
-        decisions = [choice for _ in range(size.runs) for choice in _decisions(op)]
-    hits = sum(choice == "other" for choice in decisions)
-    told = f"found {hits} times in {len(decisions)} decisions ({hits / len(decisions):.2%})"
-    found.expect(size.allows(len(decisions) - hits), f"the gap was {told}")
+        runs = [_decisions(op) for _ in range(size.runs)]
+    misses = [sum(choice != "other" for choice in run) for run in runs]
+    told = f"missed {sum(misses)} times in {sum(map(len, runs))} decisions of {size.runs} calibrations"
+    found.expect(size.allows(_shares(misses, runs)), f"the gap was {told}")
     found.figures["a gap of 1.3"] = told
 
 
@@ -125,11 +133,11 @@ def learnt(found: Findings, size: Size) -> None:
             continue
         op = _op(f"torture.learnt.{name}.{where}", work)
         with surroundings():
-            decisions = [choice for _ in range(size.runs) for choice in _learnt(op)]
-        wins = sum(choice != "stock" for choice in decisions)
-        told = f"{wins} of {len(decisions)} changed ({wins / len(decisions):.2%})"
-        errors = wins if name == "same" else len(decisions) - wins
-        found.expect(size.allows(errors), f"learnt, {name}, {where}: {told}")
+            runs = [_learnt(op) for _ in range(size.runs)]
+        wins = [sum(choice != "stock" for choice in run) for run in runs]
+        told = f"{sum(wins)} of {sum(map(len, runs))} changed in {size.runs} times of learning"
+        errors = wins if name == "same" else [len(run) - won for won, run in zip(wins, runs, strict=True)]
+        found.expect(size.allows(_shares(errors, runs)), f"learnt, {name}, {where}: {told}")
         found.figures[f"learnt, {name}, {where}"] = told
 
 
