@@ -10,7 +10,7 @@ import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PROGRAM = HERE / "calibration" / "whole" / "gp_large.py"
+PROGRAM = HERE / "calibration" / "whole" / "gp_product.py"
 
 
 def environment() -> Path:
