@@ -140,11 +140,9 @@ def _wait_for_ended() -> None:
     list of buffers; a child forked meanwhile gets a half-changed list, and its first product of matrices never ends.
     """
     until = time.monotonic() + 0.1  # the system may have given the number to another thread
-    while _ended and time.monotonic() < until:
-        if (_TASKS / str(_ended[-1])).exists():
+    for number in [*_ended]:  # another thread may fork, too
+        while (_TASKS / str(number)).exists() and time.monotonic() < until:
             time.sleep(0)
-        else:
-            _ended.pop()
     _ended.clear()
 
 

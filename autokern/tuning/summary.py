@@ -56,11 +56,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fastest(self) -> str:
         """The fastest candidates in words, with the number of problems of each if there are several."""
-        if len(self.won) == 1:
-            return next(iter(self.won))
-        first, *others = [f"{name} ({count})" for name, count in self.won.items()]
+        (first, most), *others = self.won.items()
+        if not others:
+            return first
+        named = [f"{name} ({count})" for name, count in others[:_MOST_NAMED]]
         more = f", {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
-        return ", ".join([first.replace(")", f" of {self.problems})"), *others[:_MOST_NAMED]]) + more
+        return ", ".join([f"{first} ({most} of {self.problems})", *named]) + more
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
     grades = [f"{word}: {GRADES[word]}" for word in sorted({row.grade for row in found.ops})]
     notes = [
         "× stock is the geometric mean, over the problems measured, of stock's time over that of the fastest "
-        "candidate; sizes are those of single matrices without gradients.",
+        "candidate; sizes are of single matrices without gradients, counts of problems.",
         *grades,
     ]
     sections = [

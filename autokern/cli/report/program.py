@@ -213,18 +213,18 @@ def _candidates(decision: Decision) -> Table:
 
 def _crossovers(found: Served) -> list[Section]:
     """Return the section of plots: the kinds of problems on which stock would spend most, or that were called most."""
-    kinds: dict[object, list[tuple[Problem, float, int]]] = {}
+    kinds: dict[object, list[tuple[Problem, float]]] = {}
     for decision, calls in found:
         one = gain(decision, calls)
         if one is not None and len(decision.predicted) > 1:
             some = decision.problem.replace(batch=min(decision.problem.batch, 2))  # one plot for all batches
-            kinds.setdefault(kind(some), []).append((decision.problem, one.stock, calls))
-    heavy = sorted(kinds.values(), key=lambda of: -sum(stock for _, stock, _ in of))
+            kinds.setdefault(kind(some), []).append((decision.problem, one.stock))
+    heavy = sorted(kinds.values(), key=lambda of: -sum(stock for _, stock in of))
     plots: list[Plot] = []
     trials = dispatch.session().profile.trials
     for of in heavy[:_MOST_PLOTS]:
         problem = max(of, key=lambda row: row[1])[0]
-        sizes = [p.n for p, *_ in of if kind(p) == kind(problem)]
+        sizes = [p.n for p, _ in of if kind(p) == kind(problem)]
         low, high = max(2, min(sizes) // _AROUND), math.ceil(max(sizes) * _AROUND)
         swept = sweep(problem, low, high, dispatch.explain, trials)
         if any(len(curve.sizes) > 1 for curve in swept.curves):
