@@ -42,7 +42,7 @@ class _Recorded(torch.autograd.Function):
         _, density, *gradients = told.split([1, batch.numel(), *sizes])
         ctx.parts, ctx.gradients = parts, gradients
         ctx.save_for_backward(*tensors)
-        return density.clone().view(batch)
+        return density.view(batch).clone()  # no view: callers work on it in place
 
     @staticmethod
     @each_cotangent

@@ -64,15 +64,32 @@ def _outside(served: Callable[..., Any], ctx: Any, grads: tuple[Any, ...], old: 
     torch has two implementations of vmap: an old one behind ``is_grads_batched``, and `torch.vmap`.
     """
     if old:
-        level = _torch._C._vmapmode_increment_nesting() - 1
-        _torch._C._vmapmode_decrement_nesting()
-        parts = [_torch._remove_batch_dim(g, level, 1, 0).unbind() if _has(_is_old, g) else g for g in grads]
+        level = max(max(_levels(g)) for g in grads if _has(_is_old, g))
+        parts = [
+            _torch._remove_batch_dim(g, level, 1, 0).unbind() if _has(_is_old, g) and level in _levels(g) else g
+            for g in grads
+        ]
         return tuple(g if g is None else _torch._add_batch_dim(g, 0, level) for g in _together(served, ctx, parts))
     level = _functorch.maybe_current_level()
     parts = [_unwrapped(g) if _has(_is_new, g) and _functorch.maybe_get_level(g) == level else g for g in grads]
     with temporarily_pop_interpreter_stack():
         found = _together(served, ctx, parts)
     return tuple(g if g is None else _functorch._add_batch_dim(g, 0, level) for g in found)
+
+
+def _levels(grad: Any) -> list[int]:
+    """Return the levels of the old vmap in a tensor, innermost last.
+
+    They are read off the tensor: a GPU's backward pass runs in a thread of its own, where none is counted.
+    """
+    found, level = [], 0
+    while _is_old(grad):
+        level += 1
+        one, two = (_torch._remove_batch_dim(grad, level, size, 0) for size in (1, 2))
+        if one.shape == two.shape:  # the size is used only where the tensor lacks the level
+            found.append(level)
+            grad = one
+    return found
 
 
 def _has(kind: Callable[[Any], bool], grad: Any) -> bool:

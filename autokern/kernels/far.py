@@ -60,8 +60,8 @@ UNSEEN = Reach(False, None, 0.0)
 
 
 def reach(of: Family, scale: float, *norms: torch.Tensor) -> Reach:
-    """Look at squared norms, of which a scale makes units of u: one number of each is read back."""
-    largest = abs(scale) * sum(n.max().item() for n in norms if n.numel())
+    """Look at squared norms, of which a scale makes units of u: one number is read back."""
+    largest = abs(scale) * float(sum(n.max() for n in norms if n.numel()))
     single = norms[0].dtype is torch.float32
     if of.kinked:
         return Reach(single, not math.isnan(largest), _SEEN * largest)

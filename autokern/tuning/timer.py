@@ -166,12 +166,13 @@ class _Sample(NamedTuple):
 def _sample(
     call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Callable[[], float] | Waited
 ) -> _Sample:
-    """Return a sample; one that was preempted is repeated, and many calls follow an uncounted one."""
+    """Return a sample; one that was preempted is repeated, and many calls follow an uncounted one, which has ended."""
     best = _Sample(math.inf, 0.0)
     known = getattr(waited, "known", True)
     for _ in range(_TRIES):
         if repeats > 1:
             call()
+        synchronize()
         switched, before = _switches(), waited()
         start = now = time.perf_counter()
         done = 0

@@ -77,6 +77,31 @@ def test_once_takes_the_queue_of_the_device_along(clock):
     assert once(launch, synchronize) == 2.0
 
 
+def test_work_that_is_queued_counts_as_often_as_it_is_called(clock):
+    def synchronize() -> None:
+        clock.now += clock.queued
+        clock.queued = 0.0
+
+    def queued(seconds: float):
+        def launch() -> None:
+            clock.queued += seconds
+
+        return launch
+
+    def waiting(seconds: float):
+        def launch_and_wait() -> None:
+            clock.queued += seconds
+            synchronize()
+
+        return launch_and_wait
+
+    calls = {"stock": queued(0.52e-3), "queued": queued(0.45e-3), "waiting": waiting(0.45e-3)}
+    found = compare(calls, synchronize=synchronize, min_time=1e-3)
+    assert found["stock"].seconds == pytest.approx(0.52e-3)
+    assert found["queued"].ratio == pytest.approx(found["waiting"].ratio)
+    assert found["queued"].ratio == pytest.approx(0.45 / 0.52)
+
+
 def test_seconds_and_ratios_are_those_of_the_clock(clock):
     found = compare({"stock": clock.work("stock", 1e-3), "fast": clock.work("fast", 8e-4)}, min_time=0)
     assert list(found) == ["stock", "fast"]

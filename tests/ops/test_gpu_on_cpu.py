@@ -1,0 +1,80 @@
+"""What is for a GPU runs to its end and gives the right numbers where the CPU plays one; see `support.gpu_on_cpu`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shutil.which("c++") is None or sys.platform != "linux", reason="needs a C++ compiler, and Linux"
+    ),
+    pytest.mark.skipif("support.gpu_on_cpu" in sys.modules, reason="the CPU plays a GPU already"),
+]
+
+
+def played(tmp_path, *arguments, **environment):
+    """What a command of Python prints where the CPU plays a GPU."""
+    surroundings = {**os.environ, "AUTOKERN_HOME": str(tmp_path), "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
+    surroundings = {k: v for k, v in surroundings.items() if not k.startswith(("PYTEST_", "COV_"))}
+    surroundings.update(environment)
+    return subprocess.run(
+        [sys.executable, *arguments], env=surroundings, check=False, capture_output=True, text=True, timeout=280
+    )
+
+
+@pytest.mark.timeout(300)
+def test_all_tests_for_a_gpu_pass(tmp_path):
+    options = ("-p", "support.gpu_on_cpu", "-m", "gpu", "-n", "0", "-p", "no:cacheprovider", "-q", str(TESTS))
+    found = played(tmp_path, "-m", "pytest", *options, AUTOKERN_GRAPHS="on")
+    assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-2000:]
+    assert int(found.stdout.rpartition(" passed")[0].split()[-1]) > 50
+
+
+CROSSED = """
+import gpytorch, torch, autokern.auto, autokern
+from support.gpu_on_cpu import LIBRARY, launches
+
+matrix = torch.eye(3, device="cuda", dtype=torch.float64)
+assert matrix.is_cuda and type(matrix) is torch.Tensor
+for call in (lambda: matrix + torch.eye(3, dtype=torch.float64), lambda: matrix @ torch.eye(3, dtype=torch.float64)):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "same device" in str(error), error
+    else:
+        raise AssertionError("operands on two devices")
+LIBRARY.gpu_forget()
+assert matrix.sum().item() == 3
+assert LIBRARY.gpu_waits() == 1 and sum(launches(LIBRARY).values()) == 1
+inside = []
+root = matrix.clone().requires_grad_()
+root.register_hook(lambda grad: inside.append(__import__("threading").get_ident()))
+(root * 2).sum().backward()
+assert root.grad.is_cuda and inside != [__import__("threading").get_ident()]
+for name in autokern.op("qr").names():  # cotangents batched by vmap, in the thread of the backward pass
+    if autokern.op("qr")[name].why_not(autokern.Problem(op="qr", m=6, n=4, grad="a", device="cuda")):
+        continue
+    a = torch.rand(6, 4, dtype=torch.float64, device="cuda", requires_grad=True)
+    with autokern.using(force={"qr": name}):
+        q, r = autokern.linalg.qr(a)
+    flat = torch.cat([q.reshape(-1), r.reshape(-1)])
+    each = torch.eye(len(flat), dtype=flat.dtype, device="cuda")
+    (together,) = torch.autograd.grad(flat, a, each, is_grads_batched=True, retain_graph=True)
+    alone = torch.stack([torch.autograd.grad(flat, a, one, retain_graph=True)[0] for one in each])
+    torch.testing.assert_close(together, alone)
+print("as on a GPU")
+"""
+
+
+def test_the_rules_of_a_gpu_hold(tmp_path):
+    (tmp_path / "program.py").write_text(CROSSED)
+    found = played(tmp_path, str(TESTS / "support/gpu_on_cpu.py"), str(tmp_path / "program.py"))
+    assert found.stdout.endswith("as on a GPU\n"), found.stdout + found.stderr
