@@ -24,6 +24,7 @@ _FEW = 32
 """Elements up to which Python compares numbers faster than torch compares tensors."""
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _PLAIN = (bool, int, float, str, torch.Size, type(None))
+_Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class _Held(NamedTuple):
@@ -70,36 +71,39 @@ class State:
         tensors = list({id(t): t for t in tensors}.values())
         self._tensors = [(t, version(t)) for t in tensors]  # alive, so that addresses stay theirs
         self._little = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
-        self._large = [(t, t.detach().clone()) for t in tensors if not (t.is_cpu and t.numel() <= _FEW)]
+        self._others = [(t, t.detach().clone()) for t in tensors if not (t.is_cpu and t.numel() <= _FEW)]
 
     def holds(self) -> bool:
         """Whether everything is as it was: the same objects with the same values."""
-        if not self._same_objects():
+        renewed = self._renewed()
+        if renewed is None or any(tensor.tolist() != numbers for tensor, numbers in self._little):
             return False
-        for tensor, numbers in self._little:
-            if tensor.tolist() != numbers:
-                return False
-        return all(_is_still(tensor, content) for tensor, content in self._large)
+        return _are_still([*renewed, *self._others])
 
     def counted(self) -> bool:
         """Whether a change shows without a look at values: an object was replaced, or a version counter has moved."""
-        return not self._same_objects() or any(version(t) != then for t, then in self._tensors)
+        renewed = self._renewed()
+        return renewed is None or not _are_still(renewed) or any(version(t) != then for t, then in self._tensors)
 
-    def _same_objects(self) -> bool:
+    def _renewed(self) -> _Pairs | None:
+        """Return the buffers that are other tensors now, each with what it was; None if other objects have changed."""
+        found: _Pairs = []
         for ref, addresses, buffers, read, attributes in self._held:
             module = ref()
             if module is None:
-                return False
+                return None
             own = module.__dict__
-            if _addresses(own) != addresses and not _renewed(own, addresses, buffers):
-                return False
+            if _addresses(own) != addresses:
+                pairs = _other_buffers(own, addresses, buffers)
+                if pairs is None:
+                    return None
+                found += pairs
             if read is not None and not _alike(read, own, attributes):
-                return False
+                return None
         root = self._held[0].module()
-        if root is None:
-            return False
-        now = _data(root)
-        return len(now) == len(self._data) and all(map(is_, now, self._data))
+        now = None if root is None else _data(root)
+        same = now is not None and len(now) == len(self._data) and all(map(is_, now, self._data))
+        return found if same else None
 
 
 def _addresses(own: dict[str, Any]) -> list[int]:
@@ -107,16 +111,22 @@ def _addresses(own: dict[str, Any]) -> list[int]:
     return [*map(id, parameters.values()), *map(id, buffers.values()), *map(id, parts.values())]
 
 
-def _renewed(own: dict[str, Any], addresses: list[int], buffers: dict[str, torch.Tensor | None]) -> bool:
-    """Whether a module differs from what it was by buffers alone, which are other tensors with the same values."""
+def _other_buffers(own: dict[str, Any], addresses: list[int], buffers: dict[str, torch.Tensor | None]) -> _Pairs | None:
+    """Return the buffers of a module that are other tensors now; None if it differs by anything else."""
     now, first = own["_buffers"], len(own["_parameters"])
     found = _addresses(own)
     if found[:first] != addresses[:first] or found[first + len(now) :] != addresses[first + len(buffers) :]:
-        return False
-    pairs = list(zip(now.values(), buffers.values(), strict=False))
-    return now.keys() == buffers.keys() and all(
-        new is old or (new is not None and old is not None and _is_still(new, old)) for new, old in pairs
-    )
+        return None
+    if now.keys() != buffers.keys():
+        return None
+    pairs: _Pairs = []
+    for new, old in zip(now.values(), buffers.values(), strict=True):
+        if new is old:
+            continue
+        if new is None or old is None:
+            return None
+        pairs.append((new, old))
+    return pairs
 
 
 def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
@@ -137,9 +147,24 @@ def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any
         return False
 
 
+def _are_still(pairs: _Pairs) -> bool:
+    """Whether each tensor has the content that it is paired with; those on one device are compared by one read."""
+    elsewhere: dict[torch.device, _Pairs] = {}
+    for tensor, content in pairs:
+        if tensor.shape != content.shape or tensor.dtype is not content.dtype or tensor.device != content.device:
+            return False
+        if not tensor.is_cpu:
+            elsewhere.setdefault(tensor.device, []).append((tensor, content))
+        elif not _is_still(tensor, content):
+            return False
+    return all(torch.equal(*map(_bytes, zip(*group, strict=True))) for group in elsewhere.values())
+
+
+def _bytes(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors])
+
+
 def _is_still(tensor: torch.Tensor, content: torch.Tensor) -> bool:
-    if tensor.shape != content.shape or tensor.dtype is not content.dtype or tensor.device != content.device:
-        return False
     if torch.equal(tensor, content):
         return True
     bits = _BITS.get(tensor.element_size())  # missing observations are NaN, and as they were all the same
