@@ -1,37 +1,57 @@
 #!/usr/bin/env bash
-# One call on a machine with a GPU: GPU tests, a full calibration, the study of choices, real models off and on.
-# Everything it finds lies under $OUT (default: ./out). Resumable: what stands there is not measured again, and after
-# $LIMIT seconds (default 530) no section is begun: run it again until it says that all is done. Where a call starts with
-# an empty $OUT, PACK=1 leaves one file there, gpu.tgz, and RESUME=gpu.tgz goes on from it.
-# Needs no network; works with an uninstalled checkout, if the dependencies can be imported.
+# One call on a machine with a GPU: GPU tests, a full calibration, and everything in gpu.py, stock against autokern.
+# Everything it finds lies under $OUT (default: ./out). Resumable: what stands there is not measured again on the same
+# machine, and after $LIMIT seconds (default 530) nothing is begun: run it again until it says that all is done. Where a
+# call starts with an empty $OUT, PACK=1 leaves one file there, gpu.tgz, and RESUME=gpu.tgz goes on from it.
+# Needs no network; works with an uninstalled checkout, if the dependencies can be imported. $PYTHON is the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "${OUT:=out}"
 OUT=$(cd "$OUT" && pwd)
-export AUTOKERN_GRAPHS=on PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 AUTOKERN_HOME=${AUTOKERN_HOME:-$OUT/home}
+python=${PYTHON:-python3}
+export AUTOKERN_GRAPHS=on AUTOKERN_HOME=${AUTOKERN_HOME:-$OUT/home} PYTHONUNBUFFERED=1 XLA_PYTHON_CLIENT_PREALLOCATE=false
+export PYTHONPATH="$OUT/site:$PWD${PYTHONPATH:+:$PYTHONPATH}"
 [ -f "${RESUME:-}" ] && tar xzf "$RESUME" -C "$OUT"
+# shellcheck disable=SC2086  # $PYTHON may be a command with arguments
+$python calibration/entry_points.py "$OUT/site" || exit 2
+here=$($python -c 'from autokern.system import host; print(host.current().fingerprint[:8])' | tail -n 1) || exit 2
 status=0
+left() { echo $((${LIMIT:-530} - SECONDS)); }
+# section NAME LEAST MOST WHEN COMMAND...: begun if LEAST seconds are left; ended after MOST; done if it succeeded
+# (WHEN=succeeded), or when it has run, whatever came of it (WHEN=tried)
 section() {
-  local name=$1 limit=$2 left=$((${LIMIT:-530} - SECONDS))
-  shift 2
-  if [ -e "$OUT/$name.done" ]; then echo "== $name: done before"; return; fi
-  if [ "$left" -lt 30 ]; then echo "== $name: no time left, run again"; status=1; return; fi
+  local name=$1 least=$2 most=$3 when=$4 began=$SECONDS code
+  shift 4
+  if [ -e "$OUT/$name.$here.done" ]; then echo "== $name: done before"; return; fi
+  if [ "$(left)" -lt "$least" ]; then echo "== $name: no time left, run again"; status=1; return; fi
   echo "== $name ($SECONDS s)"
-  [ "$left" -lt "$limit" ] && limit=$left
-  if timeout "$limit" "$@" >"$OUT/$name.log" 2>&1; then touch "$OUT/$name.done"; else status=1; echo "   failed or out of time"; fi
+  [ "$(left)" -lt "$most" ] && most=$(left)
+  timeout "$most" "$@" >"$OUT/$name.log" 2>&1
+  code=$?
   tail -n 15 "$OUT/$name.log"
+  echo "   exit status $code after $((SECONDS - began)) s"
+  if [ "$code" = 0 ] || [ "$when" = tried ]; then touch "$OUT/$name.$here.done"; else status=1; fi
 }
-section doctor 60 python -m autokern doctor
-section tests 120 python -m pytest -m gpu -p no:cacheprovider tests
-section calibrate 200 python -m autokern calibrate --full --budget 170 --output "$OUT/host.json"
-section rough 60 python -m autokern calibrate --quick --accuracy approximate --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
-for study in precision:100 choices:320 scaling:90 product_regret:90 products:300; do
-  name=${study%:*} limit=${study#*:}
-  section "$name" "$limit" python calibration/study.py "$name" --device cuda --seconds $((limit * 2 / 3)) --output "$OUT/study.json"
-done
-section end_to_end 150 python calibration/end_to_end.py --quick --output-dir "$OUT" training diabetes co2 cg posterior fantasies acquisition
+rows() { # rows NAME LEAST SECTION...: sections of gpu.py; whatever was measured is kept
+  local name=$1 least=$2
+  shift 2
+  section "$name" "$least" "$(left)" succeeded \
+    $python calibration/gpu.py --output "$OUT/gpu.json" --seconds "$(($(left) - 40))" "$@"
+}
+section doctor 30 60 tried $python -m autokern doctor
+section tests 90 150 tried $python -m pytest -m gpu -n 0 -p no:cacheprovider tests
+section calibrate 190 220 tried $python -m autokern calibrate --full --budget 140 --output "$OUT/host.json"
+rows steps 60 peaks waits steps fantasies
+section rough 80 100 tried $python -m autokern calibrate --quick --accuracy approximate \
+  --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
+section precision 100 130 tried $python calibration/study.py precision --device cuda --seconds 60 --output "$OUT/study.json"
+rows programs 60 programs
+rows products 60 products
+rows regret 60 regret
+rows crossovers 60 crossovers
+section scaling 80 100 tried $python calibration/study.py scaling --device cuda --seconds 50 --output "$OUT/study.json"
 if [ -d "${PEERS:-}" ]; then # unpacked source distributions of linear_operator and gpytorch: there is no network
-  section peers 180 python calibration/peers.py --workdir "$PEERS" -k cuda
+  section peers 200 400 tried $python calibration/peers.py --workdir "$PEERS" -k cuda
 fi
 [ "$status" = 0 ] && echo "all is done"
 if [ -n "${PACK:-}" ]; then

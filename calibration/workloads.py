@@ -74,11 +74,11 @@ def noisy(values: Tensor, seed: int) -> Tensor:
     return values + 0.1 * torch.randn(len(values), generator=torch.Generator().manual_seed(seed), dtype=values.dtype)
 
 
-def smooth_trainer(family: str, n: int, dtype: torch.dtype, d: int = 8) -> Trainer:
+def smooth_trainer(family: str, n: int, dtype: torch.dtype, d: int = 8, device: str = "cpu") -> Trainer:
     """Return a trainer of a scaled ARD kernel on a smooth function, at the library's initial values."""
     x = uniform(n, d, seed=n)
     y = noisy((3 * x[:, 0]).sin() + x[:, 1] * x[:, 2], seed=n + 1)
-    return Trainer(Regression(x.to(dtype), y.to(dtype), scaled(family, d)))
+    return Trainer(Regression(x.to(device, dtype), y.to(device, dtype), scaled(family, d)))
 
 
 def surface_trainer(n: int, dtype: torch.dtype) -> Trainer:

@@ -15,7 +15,7 @@ y = problem(x).unsqueeze(-1)
 for seed in range(6):
     model = SingleTaskGP(x, y)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    candidates = SobolEngine(6, scramble=True, seed=seed).draw(1000, dtype=torch.float64)
+    candidates = SobolEngine(6, scramble=True, seed=seed).draw(1000, dtype=torch.float64).to(x)
     with torch.no_grad():
         new = MaxPosteriorSampling(model, replacement=False)(candidates, num_samples=5)
     x, y = torch.cat([x, new]), torch.cat([y, problem(new).unsqueeze(-1)])

@@ -21,7 +21,7 @@ def observe(x):
     return problem(-5.0 + 15.0 * x).unsqueeze(-1)
 
 
-x = SobolEngine(d, scramble=True, seed=0).draw(100, dtype=torch.float64)
+x = SobolEngine(d, scramble=True, seed=0).draw(100, dtype=torch.float64).to(torch.get_default_device())
 y = observe(x)
 length = 0.8
 while len(x) < 500:
@@ -36,7 +36,9 @@ while len(x) < 500:
         weights = weights / weights.mean()
         center = x[y.argmax()]
         lower, upper = (torch.clamp(center + side * weights * length / 2.0, 0.0, 1.0) for side in (-1, 1))
-        points = lower + (upper - lower) * SobolEngine(d, scramble=True, seed=len(x)).draw(1000, dtype=torch.float64)
+        points = lower + (upper - lower) * SobolEngine(d, scramble=True, seed=len(x)).draw(
+            1000, dtype=torch.float64
+        ).to(x)
         candidates = torch.where(torch.rand(1000, d) <= 0.5, points, center)
         with torch.no_grad():
             new = MaxPosteriorSampling(model, replacement=False)(candidates, num_samples=batch)

@@ -7,6 +7,7 @@ recorded, and the backward pass runs in a thread of its own. Times mean nothing.
     PYTHONPATH=tests python -m pytest -p support.gpu_on_cpu -m gpu -n 0 tests
     python tests/support/gpu_on_cpu.py SCRIPT ARGUMENTS...
     python tests/support/gpu_on_cpu.py -m MODULE ARGUMENTS...
+    python tests/support/gpu_on_cpu.py -c LINE ARGUMENTS...
 """
 
 from __future__ import annotations
@@ -209,8 +210,12 @@ def _fields(library: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run a script or a module as python does."""
-    if sys.argv[1] == "-m":
+    """Run a script, a module or a line as python does."""
+    if sys.argv[1] == "-c":
+        line = sys.argv.pop(2)
+        del sys.argv[0]
+        exec(line, {"__name__": "__main__"})
+    elif sys.argv[1] == "-m":
         del sys.argv[:2]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:

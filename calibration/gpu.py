@@ -1,0 +1,361 @@
+"""Everything on one accelerator, stock against autokern: one row after another into `gpu.json`.
+
+`peaks` measures bandwidth and GEMM; `steps` whole training steps; `fantasies` updates by one point, batched;
+`crossovers` times all candidates of five ops, for data that starts on either side; `regret` compares choices with the
+best on problems off every grid; `products` many points in few and many dimensions, KeOps among the candidates;
+`programs` runs the scripts of `whole/` with everything on the accelerator; `waits` counts what a warm training step
+waits for. A row that is there already is kept, so that an interrupted run goes on; the exit status is 3 as long as rows
+are missing for want of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gpytorch
+import msgspec
+import products
+import programs
+import torch
+from end_to_end import describe
+from figures import console, save
+from measuring import compare, interleave, largest, nothing
+from posteriors import fitted
+from training import DIMENSIONS, disagreement, forced_exact, rewinder
+from workloads import smooth_trainer, uniform
+
+import autokern
+from autokern.cli.bench import regret
+from autokern.core.problem import Problem
+from autokern.core.registry import registered
+from autokern.runtime.dispatch import explain
+from autokern.system import host
+from autokern.tuning import timer
+from autokern.tuning.drawing import random_problems
+from autokern.tuning.store import write_file
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+OPTIONS: dict[str, Any] = {"seconds": 0.5, "rounds": (3, 8)}
+"""How each problem of a table is timed."""
+STEPS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+FANTASIES = ((50, 127, 129, 400, 800, 2049), (1, 8, 128))
+CROSSED: dict[str, tuple[int, ...]] = {
+    "qr": (8, 32, 128, 512, 2048),
+    "cholesky": (8, 32, 128, 512, 2048),
+    "eigh": (8, 32, 128, 512),
+    "kernel_matrix": (30, 100, 300, 1000, 3000),
+    "kernel_matmul": (1000, 3000, 10_000),
+}
+"""Sizes of square problems, by op."""
+FIELDS: dict[str, dict[str, Any]] = {
+    "kernel_matrix": {"d": 8, "variant": "rbf/same/ard"},
+    "kernel_matmul": {"d": 8, "rhs": 11, "variant": "rbf/same"},
+}
+BATCHES = (1, 8, 128, 1024, 8192)
+ELEMENTS = 2**27
+"""Most elements of a batch of matrices: 1 GiB."""
+DRAWN, SEED = 200, 77
+PRODUCTS = (100_000, (3, 110, 10, 300, 50, 112))
+PEAK = {"copy": 2**28, "gemm": 8192}
+"""Elements that are copied; rows of square matrices that are multiplied."""
+PAIRS = 2
+
+Row = dict[str, Any]
+
+
+class Task(NamedTuple):
+    """A row to measure: its name, and what measures it."""
+
+    name: str
+    measure: Callable[[], Row]
+
+
+def steps(device: str) -> Iterator[Task]:
+    """Steps of Adam: stock with default settings, stock forced to stay exact, and autokern."""
+    for n in STEPS:
+        for name, dtype in DTYPES.items():
+            yield Task(f"n={n}, {name}", lambda n=n, dtype=dtype: step(n, dtype, device))
+
+
+def step(n: int, dtype: torch.dtype, device: str) -> Row:
+    trainers = {side: smooth_trainer("matern52", n, dtype, DIMENSIONS, device) for side in ("default", "exact", "on")}
+    toggles = {"default": contextlib.nullcontext, "exact": forced_exact, "on": autokern.enabled}
+    rewind = rewinder(trainers)
+    seconds = interleave(toggles, settled(trainers), 30, 3 if n <= 5000 else 1, rewind, 1.5, 3, settle=rewind)
+    found = {f"against_{side}": compare(seconds, off=side) for side in ("default", "exact")}
+    return {**found, "agreement": {side: disagreement(trainers[side], trainers["exact"]) for side in ("on", "default")}}
+
+
+def settled(calls: Mapping[str, Callable[[], object]]) -> dict[str, Callable[[], object]]:
+    """Return functions that end when the device has done their work."""
+    return {side: lambda call=call: (call(), host.settle()) for side, call in calls.items()}
+
+
+def fantasies(device: str) -> Iterator[Task]:
+    """Updates by one point each of a batch of fantasies, under `fast_pred_var`."""
+    for n in FANTASIES[0]:
+        for batch in FANTASIES[1]:
+            yield Task(f"n={n}, batch={batch}", lambda n=n, batch=batch: fantasy(n, batch, device))
+
+
+def fantasy(n: int, batch: int, device: str) -> Row:
+    model = fitted(n).to(device)
+    x = uniform(batch, model.train_inputs[0].shape[-1], seed=11).unsqueeze(-2).to(device)
+    x = x if batch > 1 else x[0]
+    y, found = (3 * x.sum(-1)).sin(), {}
+    sides = {"off": contextlib.nullcontext, "on": autokern.enabled}
+
+    @torch.no_grad()
+    def update(side: str) -> None:
+        with gpytorch.settings.fast_pred_var():
+            if model.prediction_strategy is None:
+                model(model.train_inputs[0][:1] + 0.1).variance  # noqa: B018
+            found[side] = model.get_fantasy_model(x, y)
+
+    calls = {side: lambda side=side: update(side) for side in sides}
+    figure = compare(interleave(sides, settled(calls), 20, 2, seconds=1.0, least=3, settle=nothing, times=3))
+    means = {}
+    for side, toggle in sides.items():
+        with toggle(), torch.no_grad(), gpytorch.settings.fast_pred_var():
+            means[side] = found[side](model.train_inputs[0][:50] + 0.05).mean
+    return {**figure, "difference": largest(means["on"] - means["off"])}
+
+
+def crossovers(device: str) -> Iterator[Task]:
+    """All candidates on square problems in batches; data starts on the accelerator, or on the CPU."""
+    for op, sizes in CROSSED.items():
+        for batch in BATCHES:
+            for n in sizes:
+                if batch * n * n > ELEMENTS or (op == "kernel_matmul" and batch > 1):
+                    continue
+                for dtype in DTYPES:
+                    for side in dict.fromkeys((device, "cpu")):
+                        fields = {"m": n, "n": n, "batch": batch, "dtype": dtype, "device": side, **FIELDS.get(op, {})}
+                        yield timed(Problem(op=op, **fields))
+
+
+def off_the_grid(device: str) -> Iterator[Task]:
+    """Problems that no calibration has seen, drawn log-uniformly."""
+    names = [op.name for op in registered()]
+    yield from map(timed, random_problems(DRAWN, SEED, ops=names, device=device, flops=1e11))
+
+
+def timed(problem: Problem) -> Task:
+    """Return the task to time all candidates of a problem, and to compare the choice with the best."""
+    return Task(str(problem), lambda: against_the_best(problem))
+
+
+def against_the_best(problem: Problem) -> Row:
+    found = regret.timed([problem], time.perf_counter() + 60, **OPTIONS)
+    if not found:
+        return {"error": "it cannot be sampled, or takes too much memory"}
+    chosen = explain(problem).candidate
+    usual = {name: found[0].seconds * found[0].over_stock(name) for name in found[0].ratios}
+    figures = {"chosen": chosen, "best": found[0].fastest, "regret": found[0].regret(chosen), "seconds": usual}
+    return {"problem": msgspec.to_builtins(problem), **figures}
+
+
+def many_points(device: str) -> Iterator[Task]:
+    """Products with few columns, on as many points as fit into no memory as a matrix."""
+    n, dimensions = PRODUCTS
+    keops = not products.without_keops()
+    for same in (True, False):
+        for dtype in DTYPES:
+            for d in dimensions:
+                what = f"rbf, n={n}, d={d}, {dtype}, {'same' if same else 'other'} points"
+                yield Task(what, lambda d=d, dtype=dtype, same=same: product(n, d, dtype, same, keops, device))
+
+
+def product(n: int, d: int, dtype: str, same: bool, keops: bool, device: str) -> Row:
+    figures = products.compared(products.case("rbf", n, d, same, DTYPES[dtype], device), keops, 4.0)
+    seconds, chosen = figures["seconds"], figures["chosen"]
+    usual = [seconds[name] for name in ("KeOps", "the matrix", "stock") if name in seconds]
+    if chosen not in seconds or not usual:
+        return figures
+    return {
+        **figures,
+        "ratio": min(usual) / seconds[chosen],
+        "over_floor": seconds[chosen] / figures["floor"]["seconds"],
+    }
+
+
+def whole_programs(device: str) -> Iterator[Task]:
+    """Scripts in fresh processes, everything on the accelerator; BoTorch's first."""
+    known = programs.programs()
+    for pair in range(PAIRS):
+        for name, script in sorted(known.items(), key=lambda item: (not item[0].startswith("bo"), item[0])):
+            yield Task(f"{name}, pair {pair + 1}", lambda script=script, pair=pair: program(script, pair, device))
+
+
+def program(script: Path, pair: int, device: str) -> Row:
+    order = programs.SIDES[:2] if pair % 2 == 0 else programs.SIDES[1::-1]
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / "profile.json"
+        write_file(profile, autokern.profile())
+        known = {"AUTOKERN_PROFILE": str(profile)}
+        runs = {side: programs.run(script, side, Path(folder), known, device) for side in order}
+    gap = programs.gap(runs["on"]["final"], runs["off"]["final"])
+    return {"ratio": runs["off"]["seconds"] / runs["on"]["seconds"], "difference": gap, "runs": runs}
+
+
+def peaks(device: str) -> Iterator[Task]:
+    """Bytes and floating-point operations per second, for the floors."""
+    yield Task("copy", lambda: {"bytes_per_second": copied(device)})
+    for name, dtype in DTYPES.items():
+        yield Task(f"gemm, {name}", lambda dtype=dtype: {"flops_per_second": multiplied(dtype, device)})
+
+
+def copied(device: str) -> float:
+    source = torch.ones(PEAK["copy"], device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / least(lambda: target.copy_(source))
+
+
+def multiplied(dtype: torch.dtype, device: str) -> float:
+    a = torch.ones(PEAK["gemm"], PEAK["gemm"], dtype=dtype, device=device)
+    out = torch.empty_like(a)
+    return float(2 * len(a) ** 3 / least(lambda: torch.mm(a, a, out=out)))
+
+
+def least(call: Callable[[], object]) -> float:
+    call()
+    return min(timer.once(call, host.settle) for _ in range(5))
+
+
+def waits(device: str) -> Iterator[Task]:
+    """What one warm training step waits for, on either side."""
+    for n in (100, 500, 2000):
+        for side in ("off", "on"):
+            yield Task(f"n={n}, {side}", lambda n=n, side=side: waiting(n, side, device))
+
+
+def waiting(n: int, side: str, device: str) -> Row:
+    trainer = smooth_trainer("matern52", n, torch.float64, DIMENSIONS, device)
+    with {"off": contextlib.nullcontext, "on": autokern.enabled}[side]():
+        for _ in range(3):
+            trainer()
+        host.settle()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                trainer()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        counts = traced(trainer)
+    told = [w for w in caught if "synchronizing" in str(w.message)]
+    return {"waits": len(told), **counts}
+
+
+def traced(call: Callable[[], object]) -> dict[str, int]:
+    """Return how many kernels a call launches, and how often it waits, as the profiler sees it."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        host.settle()
+    counts = {event.key: event.count for event in profile.key_averages()}
+    found = {"launches": "LaunchKernel", "synchronizations": "Synchronize"}
+    return {name: sum(count for key, count in counts.items() if word in key) for name, word in found.items()}
+
+
+SECTIONS: dict[str, Callable[[str], Iterator[Task]]] = {
+    "peaks": peaks,
+    "waits": waits,
+    "steps": steps,
+    "fantasies": fantasies,
+    "programs": whole_programs,
+    "products": many_points,
+    "regret": off_the_grid,
+    "crossovers": crossovers,
+}
+
+
+def measure(sections: Sequence[str], device: str, deadline: float, results: dict[str, Any], path: Path) -> int:
+    """Measure the rows that are missing until `deadline`; return how many are missing still."""
+    missing = 0
+    for section in sections:
+        rows: dict[str, Row] = results.setdefault("sections", {}).setdefault(section, {})
+        for task in SECTIONS[section](device):
+            if task.name in rows:
+                continue
+            if time.perf_counter() > deadline:
+                missing += 1
+                continue
+            began = time.perf_counter()
+            try:
+                row = task.measure()
+            except Exception as error:  # the next row is worth having
+                row = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+            finally:
+                torch.cuda.empty_cache()
+            rows[task.name] = {**row, "took": time.perf_counter() - began}
+            save(results, path)
+            console.print(f"{section}, {task.name}: {sentence(row)}")
+    return missing
+
+
+def sentence(row: Row) -> str:
+    """Return the figure of a row that matters most."""
+    if "against_default" in row:
+        return f"{row['against_default']['ratio']:.2f}x stock, {row['against_exact']['ratio']:.2f}x exact stock"
+    if "regret" in row:
+        return f"{row['chosen']}, best {row['best']}, regret {row['regret']:.2f}"
+    return (
+        ", ".join(f"{key} {value:.3g}" for key, value in row.items() if isinstance(value, (int, float)))
+        or str(row)[:300]
+    )
+
+
+def summary(results: Mapping[str, Any]) -> list[str]:
+    """Return a line for each section: rows, failures, and how they compare with stock."""
+    lines = []
+    for section, rows in results["sections"].items():
+        good = [row for row in rows.values() if "error" not in row]
+        line = f"{section}: {len(good)} rows, {len(rows) - len(good)} failed"
+        for key, of in (("ratio", "stock"), ("regret", "the best")):
+            ratios = [row.get("against_default", row).get(key) for row in good]
+            ratios = [ratio for ratio in ratios if ratio]
+            if ratios:
+                spread = f"least {min(ratios):.2f}, most {max(ratios):.2f}"
+                line += f"; {key} to {of}: geometric mean {statistics.geometric_mean(ratios):.2f}, {spread}"
+        lines.append(line)
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script; 0 is done, 3 rows are missing, 2 bad usage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; default all")
+    parser.add_argument("--device", default="cuda", help="kind of the accelerator (default cuda)")
+    parser.add_argument("--seconds", type=float, default=500.0, help="after these, no row is begun (default 500)")
+    parser.add_argument("--output", type=Path, required=True, help="the JSON to write or to go on with")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.sections) - set(SECTIONS)):
+        parser.error(f"unknown section {', '.join(unknown)}; known are {', '.join(SECTIONS)}")
+    deadline = time.perf_counter() + options.seconds
+    here = describe(host.current().fields, quick=False)
+    results: dict[str, Any] = dict(here)
+    if options.output.exists():
+        results = json.loads(options.output.read_text(encoding="utf-8"))
+        if unlike := [key for key in ("host", "versions") if results[key] != here[key]]:
+            console.print(f"{options.output.name} is of another {' and '.join(unlike)}: it begins anew")
+            results = dict(here)
+    missing = measure(options.sections or list(SECTIONS), options.device, deadline, results, options.output)
+    for line in summary(results):
+        console.print(line)
+    console.print(f"{missing} rows are missing for want of time" if missing else "all rows are there")
+    return 3 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

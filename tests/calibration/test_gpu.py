@@ -1,0 +1,111 @@
+"""The logic of `calibration/gpu.py` at tiny sizes, with the CPU in the place of the accelerator; never a timing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import entry_points
+import gpu
+import products
+import programs
+import pytest
+
+CALIBRATION = Path(gpu.__file__).parent
+WITHOUT_DEVICE = [name for name in gpu.SECTIONS if name != "waits"]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes for a test; nothing is compiled, and one short program stands for all."""
+    script = programs.programs()["gp_tutorial"]
+    monkeypatch.setattr(gpu, "STEPS", (20,))
+    monkeypatch.setattr(gpu, "FANTASIES", ((20,), (1, 4)))
+    monkeypatch.setattr(gpu, "CROSSED", dict.fromkeys(gpu.CROSSED, (16,)))
+    monkeypatch.setattr(gpu, "BATCHES", (1, 8))
+    monkeypatch.setattr(gpu, "DRAWN", 2)
+    monkeypatch.setattr(gpu, "PRODUCTS", (300, (3,)))
+    monkeypatch.setattr(gpu, "PEAK", {"copy": 2**12, "gemm": 32})
+    monkeypatch.setattr(gpu, "PAIRS", 1)
+    monkeypatch.setattr(gpu, "OPTIONS", {"seconds": 0.02, "rounds": (2, 3)})
+    monkeypatch.setattr(gpu, "random_problems", lambda *_, **__: [gpu.Problem(op="qr", m=30, n=10)])
+    monkeypatch.setattr(products, "TILES", {"cpu": ((16, 32), 1)})
+    monkeypatch.setattr(products, "without_keops", lambda: "nothing is compiled here")
+    monkeypatch.setattr(programs, "programs", lambda: {"gp_tutorial": script})
+
+
+def run(path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = gpu.main([*arguments, "--device", "cpu", "--output", str(path)])
+    return code, json.loads(path.read_text())["sections"]
+
+
+@pytest.mark.slow
+def test_every_section_has_its_rows(tiny: None, tmp_path: Path) -> None:
+    code, found = run(tmp_path / "gpu.json", *WITHOUT_DEVICE)
+    assert code == 0
+    assert list(found) == WITHOUT_DEVICE
+    for section, rows in found.items():
+        assert rows, section
+        assert not [row for row in rows.values() if "error" in row], section
+    assert {row["against_default"]["pairs"] >= 3 for row in found["steps"].values()} == {True}
+    assert all(row["agreement"]["on"]["loss"] < 1e-4 for row in found["steps"].values())
+    assert all(row["difference"] < 1e-10 for row in found["fantasies"].values())
+    assert found["programs"]["gp_tutorial, pair 1"]["difference"] < 1e-2
+    assert all(row["problem"].get("batch", 1) in (1, 8) for row in found["crossovers"].values())
+
+
+def test_a_run_goes_on_where_it_stopped(tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpu.json"
+    gpu.save(gpu.describe(gpu.host.current().fields, quick=False), path)
+    assert gpu.main(["peaks", "--device", "cpu", "--output", str(path), "--seconds", "0"]) == 3
+    assert "3 rows are missing" in capsys.readouterr().out
+    code, first = run(path, "peaks")
+    assert code == 0
+    assert len(first["peaks"]) == 3
+    code, again = run(path, "peaks")
+    assert (code, again) == (0, first)
+    other = json.loads(path.read_text())
+    other["host"] = {"cpu": {"model": "another"}}
+    path.write_text(json.dumps(other))
+    _, anew = run(path, "peaks")
+    assert anew != first
+    assert "begins anew" in capsys.readouterr().out
+
+
+def test_a_row_that_fails_is_told_and_the_next_one_is_measured(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object) -> float:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gpu, "copied", out_of_memory)
+    code, found = run(tmp_path / "gpu.json", "peaks")
+    assert code == 0
+    assert found["peaks"]["copy"]["error"] == "RuntimeError: out of memory"
+    assert found["peaks"]["gemm, float64"]["flops_per_second"] > 0
+    assert gpu.summary({"sections": found}) == ["peaks: 2 rows, 1 failed"]
+
+
+def test_an_unknown_section_is_named() -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(["crossover", "--output", "gpu.json"])
+
+
+def test_a_checkout_that_is_not_installed_gets_its_entry_points(tmp_path: Path) -> None:
+    metadata = entry_points.written(tmp_path)
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+    assert found.name == "autokern"
+    there = {p.name: p.value for p in found.entry_points if p.group == "autokern.candidates"}
+    assert there["cuda_graphs"] == "autokern.backends.recorded"
+    own = importlib.metadata.entry_points(group="autokern.candidates")
+    assert there == {p.name: p.value for p in own if p.value.startswith("autokern.")}
+    assert metadata.parent == tmp_path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_the_script_is_one_that_a_shell_reads() -> None:
+    subprocess.run(["bash", "-n", str(CALIBRATION / "gpu.sh")], check=True)
