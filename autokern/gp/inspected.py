@@ -15,7 +15,8 @@ from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.module import Module
 
 from autokern.gp import originals
-from autokern.gp.parameters import Curve, Element, Parameter, bounded, curve_of
+from autokern.gp.mirrors import Mirrors
+from autokern.gp.parameters import Curve, Element, Mirrored, Parameter, bounded, curve_of
 from autokern.gp.small import Array
 from autokern.gp.tables import Index
 
@@ -72,6 +73,8 @@ class Inspected:
         Of all parameters and data, single or double precision.
     batch : torch.Size
         The batch shape of all parameters: so many models, each with its own.
+    mirrors : Mirrors, optional
+        What copies of tensors on an accelerator are kept in; without it, such tensors are refused.
 
     Attributes
     ----------
@@ -87,8 +90,10 @@ class Inspected:
         The parts of that kernel that look up covariances of tasks, by the identity of their kernels.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float64, batch: torch.Size = _NO_BATCH) -> None:
-        self.dtype, self.batch = dtype, batch
+    def __init__(
+        self, dtype: torch.dtype = torch.float64, batch: torch.Size = _NO_BATCH, mirrors: Mirrors | None = None
+    ) -> None:
+        self.dtype, self.batch, self._mirrors = dtype, batch, mirrors
         self.parameters: dict[int, Parameter] = {}
         self.dims = 0
         self.begin(())
@@ -172,11 +177,11 @@ class Inspected:
 
     def unchanging(self, tensor: torch.Tensor) -> Array:
         """Return a copy of a tensor on the CPU whose values must not change."""
-        if not tensor.is_cpu or tensor.requires_grad:
-            raise UnreadError("a buffer elsewhere, or one that wants a gradient")
+        if tensor.requires_grad:
+            raise UnreadError("a buffer that wants a gradient")
         self._remember(tensor)
         self._fixed[id(tensor)] = tensor
-        seen: Array = tensor.numpy()
+        seen: Array = self._here(tensor).numpy()
         self._equal[id(tensor)] = seen, seen.tobytes()
         return seen.copy()
 
@@ -190,14 +195,22 @@ class Inspected:
     def _remember(self, tensor: torch.Tensor) -> None:
         self._memory[id(tensor)] = tensor, tensor.data_ptr(), tensor.shape, tensor.stride()
 
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the CPU, or the copy of one elsewhere."""
+        if tensor.is_cpu:
+            return tensor.detach()
+        if self._mirrors is None:
+            raise UnreadError(f"a tensor on {tensor.device}")
+        return self._mirrors.of(tensor)
+
     def view(self, tensor: torch.Tensor) -> Array:
-        """Return the memory of a tensor on the CPU, which no graph leads to."""
+        """Return the memory of a tensor on the CPU, or of the copy of one elsewhere, which no graph leads to."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not self.dtype:
             raise UnreadError(f"a tensor of {getattr(tensor, 'dtype', type(tensor))}")
-        if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.grad_fn is not None:
-            raise UnreadError("a tensor that is no leaf on the CPU")
+        if tensor.layout is not torch.strided or tensor.grad_fn is not None:
+            raise UnreadError("a tensor that is no leaf")
         self._remember(tensor)
-        seen: Array = tensor.detach().numpy()
+        seen: Array = self._here(tensor).numpy()
         return seen
 
     def buffer(self, owner: torch.nn.Module, name: str) -> torch.Tensor:
@@ -217,7 +230,8 @@ class Inspected:
         known = self.parameters.get(id(tensor))
         if known is None:
             constraint = self.module(owner, f"{name}_constraint")
-            known = Parameter(tensor, self.view(tensor), None if constraint is None else self._transform(constraint))
+            kind = Parameter if tensor.is_cpu else Mirrored
+            known = kind(tensor, self.view(tensor), None if constraint is None else self._transform(constraint))
             self.parameters[id(tensor)] = known
         found = self._present[id(tensor)] = known.of(self.at) if self.batch else known
         return found
@@ -250,11 +264,11 @@ class Inspected:
 
     def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
         """Return a view of a number or of several, of any float dtype: NumPy promotes it as torch does."""
-        if tensor.shape != shape or not tensor.is_cpu or tensor.requires_grad:
+        if tensor.shape != shape or tensor.requires_grad:
             raise UnreadError("a bound or a prior of several numbers")
         self._fixed[id(tensor)] = tensor
         self._remember(tensor)
-        seen: Array = tensor.numpy()
+        seen: Array = self._here(tensor).numpy()
         return seen
 
     def close(self, root: torch.nn.Module, whole: bool = True) -> None:
@@ -271,7 +285,10 @@ class Inspected:
         self._tensors = [(*known, key in self._fixed) for key, known in self._memory.items()]
 
     def holds(self) -> bool:
-        """Whether a model consists of the same objects in the same memory, and no gradient has a hook."""
+        """Whether a model consists of the same objects in the same memory, and no gradient has a hook.
+
+        Copies of what lies on an accelerator are brought up to date.
+        """
         for ref, kind, size, sizes, empty, attributes, tensors, modules in self._checks:
             owner = ref()
             if owner.__class__ is not kind:
@@ -307,6 +324,8 @@ class Inspected:
             tensor = parameter.tensor
             if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
                 return False
+        if self._mirrors is not None:
+            self._mirrors.pull()
         for now, then in self._equal.values():
             if now.tobytes() != then:
                 return False

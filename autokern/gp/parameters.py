@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan
 
+from autokern.gp.mirrors import sent
 from autokern.gp.small import Array
 
-__all__ = ["Curve", "Element", "Parameter", "bounded", "curve_of"]
+__all__ = ["Curve", "Element", "Mirrored", "Parameter", "bounded", "curve_of"]
 
 Curve = Callable[[Array], tuple[Array, Any]]
 """Maps raw values to values and slopes."""
@@ -139,6 +140,33 @@ class Parameter:
         """Return the part of one model of a batch."""
         place: Any = (*at, ...)  # a view even of a single number
         return Element(self.value[place], self.by_value[place])
+
+
+class Mirrored(Parameter):
+    """A constrained parameter on an accelerator; `raw` is its copy on the CPU."""
+
+    __slots__ = ("_version",)
+    _version: int
+
+    @staticmethod
+    def write_all(parameters: Sequence[Mirrored]) -> tuple[torch.Tensor, ...]:
+        """Put the gradients of parameters into the ``grad`` of their tensors by one transfer, and return those."""
+        arrays: list[Array] = [np.asarray(p.by_value * p._slope, p.raw.dtype) for p in parameters]
+        for parameter in parameters:
+            if parameter.tensor.grad is None:
+                parameter.tensor.grad = torch.empty_like(parameter.tensor)
+        grads = [cast("torch.Tensor", parameter.tensor.grad) for parameter in parameters]
+        sent(arrays, grads)
+        for parameter, grad, array in zip(parameters, grads, arrays, strict=True):
+            parameter._grad, parameter._written = grad, array
+            parameter._pointer, parameter._version = grad.data_ptr(), grad._version
+        return tuple(grads)
+
+    def written(self, grad: torch.Tensor) -> Array:
+        """Return the content of a gradient, which is known if nobody has written into it since."""
+        known = grad is self._grad and grad.data_ptr() == self._pointer and grad._version == self._version
+        found: Array = self._written if known else grad.detach().cpu().numpy()
+        return found
 
 
 class Element:

@@ -23,7 +23,9 @@ from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.leaves import leaf
 from autokern.gp.means import mean_of
+from autokern.gp.mirrors import Mirrors, sent
 from autokern.gp.noises import noise_of
+from autokern.gp.parameters import Mirrored
 from autokern.gp.parts import arranged
 from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
@@ -85,14 +87,16 @@ class Reading:
     Attributes
     ----------
     key : tuple
-        Points, dimensions, number of models, name of the dtype, and the names of the kernel's families, sorted, joined
-        by ``+``.
+        Points, dimensions, number of models, name of the dtype, kind of the device, and the names of the kernel's
+        families, sorted, joined by ``+``.
     n : int
         Points.
     batch : torch.Size
         Batch shape of the loss.
     dtype : torch.dtype
         Of parameters and data.
+    device : torch.device
+        Where they lie. On an accelerator, copies on the CPU are computed with.
     """
 
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
@@ -102,10 +106,10 @@ class Reading:
         inputs, targets = model.__dict__.get("train_inputs"), model.__dict__.get("_train_targets")
         if type(inputs) is not tuple or len(inputs) != 1 or type(targets) is not torch.Tensor or not targets.dim():
             raise UnreadError("several inputs, or none")
-        self.dtype, self.batch = inputs[0].dtype, targets.shape[:-1]
+        self.dtype, self.device, self.batch = inputs[0].dtype, targets.device, targets.shape[:-1]
         if self.dtype not in DTYPES or not targets.numel():
             raise UnreadError(f"inputs of {self.dtype}, or no targets")
-        seen = self._seen = Inspected(self.dtype, self.batch)
+        seen = self._seen = Inspected(self.dtype, self.batch, None if targets.is_cpu else Mirrors())
         likelihood = seen.module(mll, "likelihood")
         if seen.module(mll, "model") is not model or seen.module(model, "likelihood") is not likelihood:
             raise UnreadError("a likelihood that is not the model's")
@@ -120,7 +124,7 @@ class Reading:
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
         tensor = self._points(model, names[2])
         tasks = mapped(seen, model, tensor) if of_tasks else None
-        x: Array = tensor.numpy().astype(np.float64)
+        x: Array = tensor.cpu().numpy().astype(np.float64)
         seen.dims = x.shape[-1]
         targets = seen.data(seen.attribute(model, "_train_targets"))
         self._dtype = targets.dtype
@@ -135,9 +139,11 @@ class Reading:
             self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
         seen.close(mll)
         self._parameters = list(seen.parameters.values())
+        if any(p.tensor.device != self.device for p in self._parameters):
+            raise UnreadError("parameters on another device than the data")
         self.n = x.shape[-2]
-        families = "+".join(sorted(seen.families))
-        self.key = (*x.shape[-2:], len(self._ones), str(self.dtype).removeprefix("torch."), families)
+        dtype, families = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
+        self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, families)
 
     def _points(self, model: Any, transformed: bool) -> torch.Tensor:
         """Return the points that the model's forward makes of its inputs."""
@@ -191,10 +197,16 @@ class Reading:
             losses = [one.evaluate(-1.0) for one in self._ones]
             if None in losses:
                 return None
-            found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch))
-            gradients = tuple([self._seen.parameters[id(tensor)].write() for tensor in parameters.values()])
+            found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch)).to(self.device)
+            known = [self._seen.parameters[id(tensor)] for tensor in parameters.values()]
+            mirrored = [parameter for parameter in known if isinstance(parameter, Mirrored)]
+            gradients = Mirrored.write_all(mirrored) if mirrored else tuple([one.write() for one in known])
             torch.autograd.graph.increment_version(gradients)
             return found, gradients
+
+    def written(self, tensor: torch.Tensor, gradient: torch.Tensor) -> Array:
+        """Return the content of a parameter's gradient."""
+        return self._seen.parameters[id(tensor)].written(gradient)
 
     def slopes(
         self, parameters: Mapping[str, torch.Tensor], gradients: Sequence[torch.Tensor | None], out: Array
@@ -221,6 +233,9 @@ class Reading:
                 found = changed
             raw[...] = found.reshape(raw.shape)
             start += size
+        if self.device.type != "cpu":
+            tensors = list(parameters.values())
+            sent([self._seen.parameters[id(tensor)].raw for tensor in tensors], tensors)
         torch.autograd.graph.increment_version(list(parameters.values()))
 
 

@@ -17,6 +17,7 @@ from gpytorch.priors import Prior
 
 from autokern.core.autograd import version
 from autokern.gp.frozen import LIBRARIES
+from autokern.gp.mirrors import as_bytes
 
 __all__ = ["State"]
 
@@ -157,11 +158,7 @@ def _are_still(pairs: _Pairs) -> bool:
             elsewhere.setdefault(tensor.device, []).append((tensor, content))
         elif not _is_still(tensor, content):
             return False
-    return all(torch.equal(*map(_bytes, zip(*group, strict=True))) for group in elsewhere.values())
-
-
-def _bytes(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors])
+    return all(torch.equal(*map(as_bytes, zip(*group, strict=True))) for group in elsewhere.values())
 
 
 def _is_still(tensor: torch.Tensor, content: torch.Tensor) -> bool:

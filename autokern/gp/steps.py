@@ -106,7 +106,7 @@ class Step(NamedTuple):
         """As that of a `Reading`."""
         x, value = self.distribution._covar.x1, self.value
         models = value[..., 0].numel() if value.dim() > 1 else 1
-        return (*x.shape[-2:], models, str(value.dtype).removeprefix("torch."), self.reading.families)
+        return (*x.shape[-2:], models, str(value.dtype).removeprefix("torch."), "cpu", self.reading.families)
 
 
 _readings = Readings(StepReading)

@@ -53,8 +53,8 @@ class _Objective(Op):
         return reading.key, parameters is None
 
     def problem_of(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Problem | None:
-        (n, d, batch, dtype, families), grad = reading.key, "theta" if parameters is None else ""
-        like: dict[str, Any] = {"device": "cpu", "dtype": dtype, "grad": grad, "variant": families}
+        (n, d, batch, dtype, device, families), grad = reading.key, "theta" if parameters is None else ""
+        like: dict[str, Any] = {"device": device, "dtype": dtype, "grad": grad, "variant": families}
         return Problem(op="objective", m=n, n=n, d=d, batch=batch, **like)
 
     def reference(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
@@ -115,8 +115,6 @@ class _Objective(Op):
         return float(((out.detach() - exact).abs() / unit).max())
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        if device != "cpu":
-            return []
         base = Problem(op="objective", d=6, dtype=dtype, device=device, variant="rbf")
         sizes = [20, 100, 50, 200] + ([10, 35, 70, 140, 300, 450, 700] if level == "full" else [])
         problems = [base.replace(m=n, n=n, variant=w) for n in sizes for w in ("rbf", "matern52")]
@@ -125,7 +123,8 @@ class _Objective(Op):
             problems += [base.replace(m=n, n=n, variant="matern52+rbf") for n in (30, 150)]
         several = [(2, 50), (4, 100)] + ([(2, 20), (8, 20)] if level == "full" else [])
         problems += [base.replace(m=n, n=n, batch=b) for b, n in several]
-        problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
+        if device == "cpu":
+            problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
         return problems
 
     def features(self, problem: Problem) -> Features:
@@ -141,7 +140,8 @@ class _Objective(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        return "arrays" if is_small(problem) and _unsupported(problem) is None else "stock"
+        small = problem.device == "cpu" and is_small(problem) and _unsupported(problem) is None
+        return "arrays" if small else "stock"
 
 
 OBJECTIVE = _Objective()
@@ -175,14 +175,22 @@ def stock(reading: Known, forward: Forward | None, parameters: Parameters | None
 
 
 def _unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu":
-        return "on the CPU"
+    if problem.device != "cpu" and problem.grad:
+        return "the data is not on the CPU"
     if families(problem) == ["linear"]:
         return LOW_RANK
     return None if problem.n * problem.batch <= _MOST else f"more than {_MOST} points on one thread"
 
 
-@OBJECTIVE.candidate("arrays", unsupported=_unsupported)
+def _features(problem: Problem) -> Features:
+    plain = OBJECTIVE.features(problem)
+    if problem.device == "cpu":
+        return plain
+    copied = float(problem.batch * problem.n * (problem.d + 1) * problem.itemsize)
+    return Features(plain.calls + 10, plain.flops, plain.bytes, copied)
+
+
+@OBJECTIVE.candidate("arrays", unsupported=_unsupported, features=_features)
 def arrays(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """NumPy and LAPACK from the raw parameters to the gradients, without modules and without autograd."""
     if isinstance(reading, Step) or parameters is None:

@@ -74,13 +74,13 @@ def _declare_batched(core: Any, kind: Any) -> None:
         slopes, start = np.zeros((self.batch_size, self._per_element_size)), 0
         try:
             losses, *gradients = _dispatch(reading, self.forward, self.parameters)
-            values = losses.detach().numpy().astype(np.float64).reshape(self.batch_size)
+            values = losses.detach().cpu().numpy().astype(np.float64).reshape(self.batch_size)
         except RuntimeError as error:
             value, _ = core._handle_numerical_errors(error, x=self.state.ravel(), dtype=np.float64)
             values, gradients = np.full(self.batch_size, value / self.batch_size), []
-        for gradient in gradients:
+        for tensor, gradient in zip(self.parameters.values(), gradients, strict=False):  # none after an error
             size = gradient.numel() // self.batch_size
-            slopes[:, start : start + size] = gradient.numpy().reshape(self.batch_size, size)
+            slopes[:, start : start + size] = reading.written(tensor, gradient).reshape(self.batch_size, size)
             start += size
         return (values, slopes) if batch_indices is None else (values[batch_indices], slopes[batch_indices])
 

@@ -1,0 +1,65 @@
+"""Tensors on an accelerator as arrays: copies on the CPU, which one read brings up to date and one write sends back.
+
+A read or a write of its own for each parameter would take longer than all arithmetic of a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from autokern.gp.small import Array
+
+__all__ = ["Mirrors", "as_bytes", "sent"]
+
+
+def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the content of tensors on one device, of any dtypes, as one tensor of bytes there."""
+    return torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors])
+
+
+def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:
+    """Copy arrays into tensors of one dtype on one device, all by one transfer."""
+    flat = torch.from_numpy(np.concatenate([a.ravel() for a in arrays])).to(targets[0].device)
+    parts = flat.split([a.size for a in arrays])
+    plain = [t.detach() for t in targets]
+    torch._foreach_copy_(plain, [part.view(t.shape) for part, t in zip(parts, plain, strict=True)])
+
+
+class Mirrors:
+    """Copies of tensors of one accelerator in the memory of the CPU; they keep the tensors alive."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the copy of a tensor, contiguous, as it is now.
+
+        Raises
+        ------
+        ValueError
+            If other tensors lie on another device.
+        """
+        known = self._pairs.get(id(tensor))
+        if known is None:
+            if any(t.device != tensor.device for t, _ in self._pairs.values()):
+                raise ValueError(f"tensors on {tensor.device} and on another accelerator")
+            copied = tensor.detach().cpu().contiguous()
+            known = self._pairs[id(tensor)] = tensor, copied
+        return known[1]
+
+    def pull(self) -> None:
+        """Bring all copies up to date."""
+        if not self._pairs:
+            return
+        flat, start = as_bytes(tensor for tensor, _ in self._pairs.values()).cpu().numpy(), 0
+        for _, copied in self._pairs.values():
+            own = copied.view(-1).view(torch.uint8).numpy()
+            stop = start + own.size
+            own[:] = flat[start:stop]
+            start = stop
