@@ -22,6 +22,8 @@ def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:
     """Copy arrays into tensors of one dtype on one device, all by one transfer."""
+    if not targets:
+        return
     flat = torch.from_numpy(np.concatenate([a.ravel() for a in arrays])).to(targets[0].device)
     parts = flat.split([a.size for a in arrays])
     plain = [t.detach() for t in targets]
@@ -29,9 +31,16 @@ def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:
 
 
 class Mirrors:
-    """Copies of tensors of one accelerator in the memory of the CPU; they keep the tensors alive."""
+    """Copies of tensors of one accelerator in the memory of the CPU; they keep the tensors alive.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    still : bool
+        Whether the copies stay what they were when they were made: something else tells of changes.
+    """
+
+    def __init__(self, still: bool = False) -> None:
+        self._still = still
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __bool__(self) -> bool:
@@ -54,8 +63,8 @@ class Mirrors:
         return known[1]
 
     def pull(self) -> None:
-        """Bring all copies up to date."""
-        if not self._pairs:
+        """Bring all copies up to date, unless they are to stay."""
+        if self._still or not self._pairs:
             return
         flat, start = as_bytes(tensor for tensor, _ in self._pairs.values()).cpu().numpy(), 0
         for _, copied in self._pairs.values():

@@ -29,6 +29,7 @@ from autokern.gp import originals
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
+from autokern.gp.mirrors import Mirrors, sent
 from autokern.gp.parameters import Parameter
 from autokern.gp.points import Part, Wanted, part_of, value_of
 from autokern.gp.small import Array
@@ -58,7 +59,10 @@ class Posterior:
     Attributes
     ----------
     key : tuple
-        Outputs, training points, dimensions, and the families of the kernel, sorted, joined by ``+``.
+        Outputs, training points, dimensions, kind of the device, and the families of the kernel, sorted, joined by
+        ``+``.
+    device : torch.device
+        Where the model lies. On an accelerator, points and results are copied.
 
     Raises
     ------
@@ -77,8 +81,8 @@ class Posterior:
         inputs = model.train_inputs
         if type(inputs) not in (tuple, list) or len(inputs) != 1 or inputs[0].dim() not in (2, 3):
             raise UnreadError("several inputs, or a batch of batches")
-        self.batch = inputs[0].shape[:-2]
-        seen = Inspected(torch.float64, self.batch)
+        self.batch, self.device = inputs[0].shape[:-2], inputs[0].device
+        seen = Inspected(torch.float64, self.batch, None if inputs[0].is_cpu else Mirrors(still=True))
         train = seen.data(inputs[0])
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         self._factor(known, train.shape[-2])
@@ -91,7 +95,7 @@ class Posterior:
         self._type, self._seen, self._lock = kind, seen, threading.Lock()
         self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
         self._train, self.parameters = inputs[0], list(seen.parameters.values())
-        self.key = (len(points), *points.shape[1:], "+".join(sorted(seen.families)))
+        self.key = (len(points), *points.shape[1:], self.device.type, "+".join(sorted(seen.families)))
 
     def _factor(self, known: Conditioned, n: int) -> None:
         if known.grown or known.border is not None or known.requires_grad:
@@ -101,8 +105,8 @@ class Posterior:
             raise UnreadError("a factor of another shape or dtype")
         if weights.shape != (*self.batch, n):
             raise UnreadError("weights of another shape")
-        self._inverse: Array = inverse.numpy().reshape(-1, n, n)
-        self._weights: Array = weights.numpy().reshape(-1, n, 1)
+        self._inverse: Array = inverse.cpu().numpy().reshape(-1, n, n)
+        self._weights: Array = weights.cpu().numpy().reshape(-1, n, 1)
 
     def _mean_of(self, seen: Inspected) -> Parameter | None:
         mean = self._mean_module
@@ -120,7 +124,7 @@ class Posterior:
     def fits(self, x: torch.Tensor) -> bool:
         """Whether these are points at which the arrays can be evaluated."""
         lead = x.shape[:-2]
-        alike = x.dim() >= 2 and x.shape[-1] == self.key[2] and x.numel() > 0
+        alike = x.device == self.device and x.dim() >= 2 and x.shape[-1] == self.key[2] and x.numel() > 0
         return alike and (not self.batch or not lead or lead[-1] in (1, self.batch[0]))
 
     def shares(self, x: torch.Tensor) -> bool:
@@ -163,7 +167,7 @@ class Posterior:
             memo = {id(p.tensor): value for p, value in zip(self.parameters, values, strict=True)}
             modules = copy.deepcopy(modules, memo)
         kernel, mean_module = modules
-        inverse, weights = torch.from_numpy(self._inverse), torch.from_numpy(self._weights)
+        inverse, weights = (torch.from_numpy(array).to(self.device) for array in (self._inverse, self._weights))
         if not self.batch:
             inverse, weights = inverse[0], weights[0]
         cross = kernel(x, self._train).to_dense()
@@ -187,7 +191,7 @@ class _Call:
         """Return mean and covariance, which the call does not keep; None if there is a number that is none."""
         of = self.of
         with np.errstate(all="ignore"), self.threads:
-            points = x.detach().numpy()
+            points = x.detach().cpu().numpy()
             points = points if self._shared else np.moveaxis(points, -3, 0)
             stacked = points.reshape(1 if self._shared else self._shape[-3], -1, self._shape[-1]) - of._centre
             cross, own, self._kept = of._kernel.evaluate(stacked, self.m)
@@ -202,7 +206,18 @@ class _Call:
                 covariance = own - white @ white.swapaxes(-1, -2)
             if not math.isfinite(np.add.reduce(mean, axis=None) + np.add.reduce(covariance, axis=None)):
                 return None
-        return self._unstacked(mean), self._unstacked(covariance)
+        first, second = self._placed([self._unstacked(mean), self._unstacked(covariance)])
+        assert first is not None
+        assert second is not None
+        return first, second
+
+    def _placed(self, found: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Return results on the device of the points, copied there by one transfer."""
+        if self.of.device.type == "cpu":
+            return found
+        there = [None if t is None else torch.empty_like(t, device=self.of.device) for t in found]
+        sent([t.numpy() for t in found if t is not None], [t for t in there if t is not None])
+        return there
 
     def _unstacked(self, values: Array) -> torch.Tensor:
         """Return values of sets ``(k, b, ...)`` as the library has them, outputs after the other batch dimensions."""
@@ -213,8 +228,9 @@ class _Call:
 
     def _stacked(self, values: torch.Tensor, own: int) -> Array:
         """Return values whose last `own` axes are those of a set as ``(k, b, ...)``."""
-        plain = torch.zeros(values.shape, dtype=values.dtype) if values._is_zerotensor() else values.detach()
-        array: Array = plain.resolve_neg().numpy()
+        like = {"dtype": values.dtype, "device": "cpu"}
+        plain = torch.zeros(values.shape, **like) if values._is_zerotensor() else values.detach()  # type: ignore[call-overload]
+        array: Array = plain.resolve_neg().cpu().numpy()
         if self.of.batch:
             array = np.moveaxis(array, -1 - own, 0)
         return array.reshape(self._shape_of_cross[0], -1, *array.shape[array.ndim - own :])
@@ -241,13 +257,13 @@ class _Call:
         found = np.zeros((k, total, self._shape[-1])) if points else None
         if not graded:
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
-            return [self._as_points(found), by_constant, None]
+            return self._placed([self._as_points(found), by_constant, None])
         with of._lock:
             for parameter in of.parameters:
                 parameter.by_value.fill(0.0)
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=True))
             joined = torch.cat([p.gradient().reshape(-1) for p in self._graded])
-        return [self._as_points(found), by_constant, joined]
+        return self._placed([self._as_points(found), by_constant, joined])
 
     def _as_points(self, values: Array | None) -> torch.Tensor | None:
         """Return a derivative by stacked points as one by the points of the caller."""

@@ -6,12 +6,17 @@ The questions are from the narrowest to the widest: of linear algebra, of kernel
 from __future__ import annotations
 
 import gpytorch
+import torch
 from linear_operator import settings as library
+from torch.utils._device import DeviceContext
 
 from autokern.hooks.install import is_enabled
 from autokern.runtime.dispatch import bypassed
 
-__all__ = ["stay_out", "stay_out_of_kernels", "stay_out_of_models"]
+__all__ = ["is_intercepted", "stay_out", "stay_out_of_kernels", "stay_out_of_models"]
+
+_modes = torch._C._len_torch_function_stack
+_mode_at = torch._C._get_function_stack_at
 
 
 def stay_out() -> bool:
@@ -27,3 +32,8 @@ def stay_out_of_kernels() -> bool:
 def stay_out_of_models() -> bool:
     """The same for densities and predictions, whose covariance is computed in parts where it is checkpointed."""
     return bool(gpytorch.beta_features.checkpoint_kernel.value()) or stay_out_of_kernels()
+
+
+def is_intercepted() -> bool:
+    """Whether a mode sees the calls of torch's functions, other than the one that places tensors on a default device."""
+    return any(type(_mode_at(place)) is not DeviceContext for place in range(_modes()))

@@ -20,7 +20,7 @@ from autokern.gp import factor_cache
 from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
 from autokern.hooks import botorch, origin
-from autokern.hooks.bypass import stay_out_of_models
+from autokern.hooks.bypass import is_intercepted, stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
@@ -67,14 +67,14 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
 def _is_plain(x: Any) -> bool:
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return False
-    plain = x.dtype is torch.float64 and x.is_cpu and x.layout is torch.strided
+    plain = x.dtype is torch.float64 and x.layout is torch.strided and not x.is_meta
     return plain and not x.is_neg() and not x._is_zerotensor() and x.dim() > 1 and x.shape[-2] <= _MOST
 
 
 def _asked(model: Any, x: torch.Tensor) -> bool:
     """Whether the settings ask for what the arrays compute."""
     settings, data = gpytorch.settings, model.train_inputs[0]
-    if settings.prior_mode.on() or settings.skip_posterior_variances.on() or torch._C._len_torch_function_stack():
+    if settings.prior_mode.on() or settings.skip_posterior_variances.on() or is_intercepted():
         return False
     if torch.is_grad_enabled() and (settings.fast_pred_var.off() or settings.detach_test_caches.off()):
         return False  # gradients pass through the factor

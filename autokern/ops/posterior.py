@@ -46,12 +46,12 @@ class _Posterior(Op):
         return reading.key, x.shape, _wanted(reading, x)
 
     def problem_of(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Problem | None:
-        k, n, d, families = reading.key
+        k, n, d, device, families = reading.key
         m = x.shape[-2]
         batch = max(1, x.numel() // (m * d)) * (k if reading.shares(x) else 1)
         wanted = _wanted(reading, x)
         fields = {"m": m, "n": n, "d": d, "batch": batch, "grad": wanted, "variant": families}
-        return Problem(op="posterior", device="cpu", dtype="float64", **fields)
+        return Problem(op="posterior", device=device, dtype="float64", **fields)
 
     def reference(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
         mean, covariance = reading.formula(x)
@@ -89,7 +89,7 @@ class _Posterior(Op):
             return max(gap.max().item() for gap in gaps)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        if dtype != "float64" or device != "cpu":
+        if dtype != "float64":
             return []
         base = Problem(op="posterior", d=6, dtype=dtype, device=device, variant="rbf", grad="theta/x")
         sizes = [(1, 8, 50), (4, 8, 50), (4, 8, 200), (1, 8, 200), (4, 1, 50)]
@@ -116,7 +116,7 @@ class _Posterior(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        small = problem.batch * problem.m * problem.n <= _SMALL
+        small = problem.device == "cpu" and problem.batch * problem.m * problem.n <= _SMALL
         return "arrays" if small and _unsupported(problem) is None else "stock"
 
 
@@ -157,12 +157,20 @@ def stock(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
 
 
 def _unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu" or problem.dtype != "float64":
-        return "for float64 on the CPU"
+    if problem.dtype != "float64":
+        return "for float64"
     return None if problem.batch * problem.m * problem.n <= _MOST else f"more than {_MOST} covariances on one thread"
 
 
-@POSTERIOR.candidate("arrays", unsupported=_unsupported)
+def _features(problem: Problem) -> Features:
+    plain = POSTERIOR.features(problem)
+    if problem.device == "cpu":
+        return plain
+    copied = float(problem.batch * problem.m * (problem.d + problem.m + 1) * problem.itemsize)
+    return Features(plain.calls + 10.0, plain.flops, plain.bytes, (2.0 if problem.grad else 1.0) * copied)
+
+
+@POSTERIOR.candidate("arrays", unsupported=_unsupported, features=_features)
 def arrays(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
     """NumPy and BLAS from the points to mean, covariance and gradients, in one autograd function."""
     found = reading.at(x)
