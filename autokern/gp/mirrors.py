@@ -12,7 +12,7 @@ import torch
 
 from autokern.gp.small import Array
 
-__all__ = ["Mirrors", "as_bytes", "sent"]
+__all__ = ["Mirrors", "as_bytes", "fetched", "placed", "sent"]
 
 
 def as_bytes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -28,6 +28,24 @@ def sent(arrays: Sequence[Array], targets: Sequence[torch.Tensor]) -> None:
     parts = flat.split([a.size for a in arrays])
     plain = [t.detach() for t in targets]
     torch._foreach_copy_(plain, [part.view(t.shape) for part, t in zip(parts, plain, strict=True)])
+
+
+def placed(tensors: Sequence[torch.Tensor | None], device: torch.device) -> list[torch.Tensor | None]:
+    """Return tensors of the CPU on a device, each in memory of its own, all by one transfer; unchanged for the CPU."""
+    if device.type == "cpu":
+        return list(tensors)
+    there = [None if t is None else torch.empty_like(t, device=device) for t in tensors]
+    sent([t.numpy() for t in tensors if t is not None], [t for t in there if t is not None])
+    return there
+
+
+def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
+    """Return tensors of one dtype on one device as arrays, all by one transfer; on the CPU, their own memory."""
+    if tensors[0].is_cpu:
+        return [t.detach().numpy() for t in tensors]
+    flat = torch.cat([t.detach().reshape(-1) for t in tensors]).cpu()
+    parts = flat.split([t.numel() for t in tensors])
+    return [part.view(t.shape).numpy() for part, t in zip(parts, tensors, strict=True)]
 
 
 class Mirrors:

@@ -17,7 +17,7 @@ import copy
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from autokern.gp import originals
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.mirrors import Mirrors, sent
+from autokern.gp.mirrors import Mirrors, placed
 from autokern.gp.parameters import Parameter
 from autokern.gp.points import Part, Wanted, part_of, value_of
 from autokern.gp.small import Array
@@ -206,18 +206,8 @@ class _Call:
                 covariance = own - white @ white.swapaxes(-1, -2)
             if not math.isfinite(np.add.reduce(mean, axis=None) + np.add.reduce(covariance, axis=None)):
                 return None
-        first, second = self._placed([self._unstacked(mean), self._unstacked(covariance)])
-        assert first is not None
-        assert second is not None
-        return first, second
-
-    def _placed(self, found: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Return results on the device of the points, copied there by one transfer."""
-        if self.of.device.type == "cpu":
-            return found
-        there = [None if t is None else torch.empty_like(t, device=self.of.device) for t in found]
-        sent([t.numpy() for t in found if t is not None], [t for t in there if t is not None])
-        return there
+        pair = placed([self._unstacked(mean), self._unstacked(covariance)], of.device)
+        return cast("Pair", tuple(pair))
 
     def _unstacked(self, values: Array) -> torch.Tensor:
         """Return values of sets ``(k, b, ...)`` as the library has them, outputs after the other batch dimensions."""
@@ -257,13 +247,13 @@ class _Call:
         found = np.zeros((k, total, self._shape[-1])) if points else None
         if not graded:
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
-            return self._placed([self._as_points(found), by_constant, None])
+            return placed([self._as_points(found), by_constant, None], of.device)
         with of._lock:
             for parameter in of.parameters:
                 parameter.by_value.fill(0.0)
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=True))
             joined = torch.cat([p.gradient().reshape(-1) for p in self._graded])
-        return self._placed([self._as_points(found), by_constant, joined])
+        return placed([self._as_points(found), by_constant, joined], of.device)
 
     def _as_points(self, values: Array | None) -> torch.Tensor | None:
         """Return a derivative by stacked points as one by the points of the caller."""

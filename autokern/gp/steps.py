@@ -21,6 +21,7 @@ from torch.func import functional_call
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
 from autokern.gp import likelihood, originals, plain
 from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.mirrors import Mirrors, fetched, placed
 from autokern.gp.noises import noise_of
 from autokern.gp.parts import arranged
 from autokern.gp.reading import DTYPES, Readings, forwarded
@@ -45,11 +46,13 @@ class StepReading:
         The families of the kernel's leaves, sorted, joined by ``+``.
     """
 
-    def __init__(self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(
+        self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
         if type(mll) is not ExactMarginalLogLikelihood:
             raise UnreadError("another marginal likelihood")
         self.batch = torch.Size(shape[:-1])
-        seen = self._seen = Inspected(dtype, self.batch)
+        seen = self._seen = Inspected(dtype, self.batch, None if device.type == "cpu" else Mirrors())
         model, noisy = seen.module(mll, "model"), seen.module(mll, "likelihood")
         if not isinstance(model, ExactGP) or seen.module(model, "likelihood") is not noisy or dtype not in DTYPES:
             raise UnreadError("a likelihood that is not the model's")
@@ -58,7 +61,7 @@ class StepReading:
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._kernel, self.mll = weakref.ref(kernel), weakref.ref(mll)
-        self._how = dims, shape[: None if type(noisy) is FixedNoiseGaussianLikelihood else -1], dtype
+        self._how = dims, shape[: None if type(noisy) is FixedNoiseGaussianLikelihood else -1], dtype, device
         self.ones, seen.dims = [], dims
         for at in np.ndindex(*shape[:-1]):
             seen.begin(at)
@@ -68,16 +71,18 @@ class StepReading:
         seen.close(mll, whole=False)
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
+        if any(raw.device != device for raw in self.raws):
+            raise UnreadError("parameters on another device than the targets")
         names = {id(tensor): name for name, tensor in mll.named_parameters()}
         self.names = [f"mll.{names[id(raw)]}" for raw in self.raws]
         self.lock = threading.Lock()
         self.families = "+".join(sorted(seen.families))
 
-    def holds(self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    def holds(self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
         """Whether all still consists of the objects that were read, for a prior with this kernel."""
         if self.mll() is None or self._kernel() is not kernel:
             return False
-        same = self._how == (dims, shape[: len(self._how[1])], dtype) and len(shape) == len(self.batch) + 1
+        same = self._how == (dims, shape[: len(self._how[1])], dtype, device) and len(shape) == len(self.batch) + 1
         return same and originals.in_place() and self._seen.holds()
 
 
@@ -106,7 +111,8 @@ class Step(NamedTuple):
         """As that of a `Reading`."""
         x, value = self.distribution._covar.x1, self.value
         models = value[..., 0].numel() if value.dim() > 1 else 1
-        return (*x.shape[-2:], models, str(value.dtype).removeprefix("torch."), "cpu", self.reading.families)
+        dtype = str(value.dtype).removeprefix("torch.")
+        return (*x.shape[-2:], models, dtype, value.device.type, self.reading.families)
 
 
 _readings = Readings(StepReading)
@@ -116,10 +122,10 @@ def step_of(mll: Any, forward: Any, distribution: Any, value: Any) -> Step | Non
     """Return the evaluation of a likelihood at a prior whose covariance is one plain lazy kernel matrix, if known."""
     lazy, mean = distribution._covar, distribution.loc
     x = lazy.x1
-    usual = type(value) is torch.Tensor is type(mean) is type(x) and value.is_cpu and mean.is_cpu and x.is_cpu
+    usual = type(value) is torch.Tensor is type(mean) is type(x) and value.device == mean.device == x.device
     if not usual or not (value.dtype is mean.dtype is x.dtype) or not value.numel() or not _fit(x, mean, value):
         return None
-    reading = _readings.of(mll, lazy.kernel, x.shape[-1], value.shape, value.dtype)
+    reading = _readings.of(mll, lazy.kernel, x.shape[-1], value.shape, value.dtype, value.device)
     return None if reading is None else Step(reading, forward, distribution, value)
 
 
@@ -136,8 +142,11 @@ def loss(step: Step) -> torch.Tensor | None:
     if not readable(x, mean, step.value):
         return None
     with reading.lock, np.errstate(all="ignore"):
-        found = _computed(reading, x.requires_grad, *(t.detach().numpy() for t in (x, mean, step.value)))
-    return None if found is None else _Loss.apply(found, step, x, mean, step.value, *reading.raws)
+        found = _computed(reading, x.requires_grad, *fetched((x, mean, step.value)))
+    if found is None:
+        return None
+    values, *gradients = placed([found[0], *found[1]], step.value.device)
+    return _Loss.apply((values, gradients), step, x, mean, step.value, *reading.raws)
 
 
 def _computed(

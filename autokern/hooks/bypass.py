@@ -35,5 +35,5 @@ def stay_out_of_models() -> bool:
 
 
 def is_intercepted() -> bool:
-    """Whether a mode sees the calls of torch's functions, other than the one that places tensors on a default device."""
+    """Whether a mode sees the calls of torch's functions, other than the one of a default device."""
     return any(type(_mode_at(place)) is not DeviceContext for place in range(_modes()))

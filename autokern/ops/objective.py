@@ -123,8 +123,7 @@ class _Objective(Op):
             problems += [base.replace(m=n, n=n, variant="matern52+rbf") for n in (30, 150)]
         several = [(2, 50), (4, 100)] + ([(2, 20), (8, 20)] if level == "full" else [])
         problems += [base.replace(m=n, n=n, batch=b) for b, n in several]
-        if device == "cpu":
-            problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
+        problems += [base.replace(m=n, n=n, grad="theta") for n in sizes[:4] + sizes[-3:] * (level == "full")]
         return problems
 
     def features(self, problem: Problem) -> Features:
@@ -175,8 +174,6 @@ def stock(reading: Known, forward: Forward | None, parameters: Parameters | None
 
 
 def _unsupported(problem: Problem) -> str | None:
-    if problem.device != "cpu" and problem.grad:
-        return "the data is not on the CPU"
     if families(problem) == ["linear"]:
         return LOW_RANK
     return None if problem.n * problem.batch <= _MOST else f"more than {_MOST} points on one thread"

@@ -1,0 +1,223 @@
+"""Small exact models on an accelerator by arrays: the numbers of stock, on its device, and of the present values.
+
+On a CPU the same tests look at arrays in the memory of the tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
+from botorch.optim.closures import get_loss_closure_with_grads
+from botorch.optim.closures.core import NdarrayOptimizationClosure
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+import autokern
+from autokern.gp.mirrors import Mirrors, fetched, placed
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+SIDES = ("stock", "arrays")
+
+
+@pytest.fixture(autouse=True)
+def autokern_on():
+    with autokern.enabled():
+        yield
+
+
+def fitted(device, outputs=1, dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    x = torch.rand(25, 3, dtype=dtype).to(device)
+    y = (3 * x.sum(-1, keepdim=True)).sin() + 0.1 * torch.arange(outputs, dtype=dtype, device=device)
+    if options.pop("noisy", False):
+        options["train_Yvar"] = torch.full_like(y, 0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # BoTorch recommends float64, and standardised outcomes
+        return SingleTaskGP(x, y, **options).to(x)
+
+
+def closure(model):
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    inner = get_loss_closure_with_grads(mll, parameters)
+    return mll, parameters, inner, NdarrayOptimizationClosure(inner, parameters)
+
+
+CASES = {
+    "plain": dict,
+    "float32": lambda: {"dtype": torch.float32},
+    "two outputs": lambda: {"outputs": 2},
+    "known noise": lambda: {"noisy": True},
+    "normalised inputs": lambda: {"input_transform": Normalize(3)},
+    "raw outcomes": lambda: {"outcome_transform": None},
+}
+
+
+def evaluations(side, device, **options):
+    """Losses and gradients at some vectors, and after changes that no vector tells of."""
+    model = fitted(device, **options)
+    mll, parameters, inner, flat = closure(model)
+    state, told = flat.state + 0.1, []
+    changes = (
+        lambda: next(iter(parameters.values())).data.add_(0.2),
+        lambda: model.train_targets.mul_(1.5),
+        lambda: mll.zero_grad(set_to_none=True),
+    )
+    with autokern.using(force={"objective": side}):
+        for step in range(3):
+            told += flat(state + 0.05 * step)
+        assert np.allclose(flat.state, state + 0.1)
+        for change in changes:
+            change()
+            loss, gradients = inner()
+            assert loss.device.type == device
+            assert all(gradient.device.type == device for gradient in gradients)
+            assert all(p.grad is gradient for p, gradient in zip(parameters.values(), gradients, strict=True))
+            told += [loss.detach().cpu().numpy(), *(gradient.cpu().numpy() for gradient in gradients)]
+    return told
+
+
+@on_every_device
+@pytest.mark.parametrize("case", CASES)
+def test_closures_are_those_of_stock(case, device):
+    loose = {"rtol": 2e-3, "atol": 1e-4} if case == "float32" else {"rtol": 1e-8, "atol": 1e-9}
+    both = [evaluations(side, device, **CASES[case]()) for side in SIDES]
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_allclose(one, other, **loose)
+
+
+@on_every_device
+def test_a_gradient_that_autograd_wrote_last_is_the_one_that_is_told(device):
+    model = fitted(device)
+    _, _, _, flat = closure(model)
+    state = flat.state
+    with autokern.using(force={"objective": "arrays"}):
+        flat(state)
+    with autokern.using(force={"objective": "stock"}):
+        _, stock = flat(state + 0.3)
+    with autokern.using(force={"objective": "arrays"}):
+        _, ours = flat(state + 0.3)
+    np.testing.assert_allclose(ours, stock, rtol=1e-8, atol=1e-10)
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, kernel):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood(gpytorch.priors.GammaPrior(1.1, 0.05)))
+        self.mean_module, self.covar_module = gpytorch.means.LinearMean(x.shape[-1]), kernel
+        self.to(x)
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@on_every_device
+@pytest.mark.parametrize("points", [1, 2, 40])
+def test_steps_and_their_second_derivatives_are_those_of_stock(points, device):
+    found = {}
+    for side in SIDES:
+        torch.manual_seed(1)
+        x = torch.rand(points, 2, dtype=torch.float64).to(device).requires_grad_()
+        y = (4 * x.detach().sum(-1)).sin().requires_grad_()
+        kernel = ScaleKernel(MaternKernel(2.5, ard_num_dims=2)) + ScaleKernel(RBFKernel() * PeriodicKernel())
+        model = Model(x, y, kernel)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        with autokern.using(force={"objective": side, "exact_log_prob": "stock"}):
+            for _ in range(2):
+                mll.zero_grad()
+                (-mll(model(x), y)).backward()
+                for parameter in model.parameters():
+                    parameter.data.sub_(0.01 * parameter.grad)
+            loss = -mll(model(x), y)
+            assert loss.device.type == device
+            first = torch.autograd.grad(loss, [x, y, *model.parameters()], create_graph=True)
+            total = sum(gradient.square().sum() for gradient in first)
+            second = torch.autograd.grad(total, [*model.parameters()], allow_unused=True)
+        found[side] = [loss, *first, *(torch.zeros(()) if g is None else g for g in second)]
+    for ours, stock in zip(found["arrays"], found["stock"], strict=True):
+        torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-8)
+
+
+@on_every_device
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("default", [False, True])
+def test_posteriors_are_those_of_stock(outputs, default, device):
+    model = fitted(device, outputs).eval()
+    found = {}
+    for side in SIDES:
+        with autokern.using(force={"posterior": side}):
+            generator = torch.Generator("cpu").manual_seed(3)
+            x = torch.rand(5, 4, 3, dtype=torch.float64, generator=generator, device="cpu").to(device).requires_grad_()
+            before = autokern.stats().get("posterior", {}).get(side, 0)
+
+            def asked(x=x):
+                posterior = model.posterior(x)
+                return posterior.mean.square().sum() + posterior.variance.sum()
+
+            with torch.device(device) if default else contextlib.nullcontext():  # a default device, or none
+                value = asked()
+            (first,) = torch.autograd.grad(value, x, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), x)
+            slopes = torch.autograd.grad(asked(), [*model.covar_module.parameters()])
+            assert autokern.stats()["posterior"][side] > before
+        found[side] = [value, first, second, *slopes]
+        assert all(t.device.type == device for t in found[side])
+    for ours, stock in zip(found["arrays"], found["stock"], strict=True):
+        torch.testing.assert_close(ours, stock, rtol=1e-6, atol=1e-8)
+
+
+@on_every_device
+def test_a_posterior_is_that_of_the_present_values(device):
+    model = fitted(device).eval()
+    x = torch.rand(3, 1, 3, dtype=torch.float64).to(device)
+    with torch.no_grad(), autokern.using(force={"posterior": "arrays"}):
+        model.posterior(x)
+        model.likelihood.noise_covar.raw_noise.data.add_(1.0)
+        model.covar_module.raw_lengthscale.data.add_(0.3)
+        model.prediction_strategy = None
+        ours = model.posterior(x)
+    fresh = fitted(device).eval()
+    fresh.load_state_dict(model.state_dict())
+    with torch.no_grad(), autokern.using(force={"posterior": "stock"}):
+        stock = fresh.posterior(x)
+    torch.testing.assert_close(ours.mean, stock.mean)
+    torch.testing.assert_close(ours.variance, stock.variance)
+
+
+@on_every_device
+def test_transfers_keep_values_and_shapes(device):
+    numbers = [torch.rand(3, 2).mT, torch.rand(()), torch.rand(4, 0), torch.rand(1).expand(5)]
+    for tensor, array in zip(numbers, fetched([t.to(device) for t in numbers]), strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+    there = placed([*numbers, None], torch.device(device))
+    assert there[-1] is None
+    for tensor, other in zip(numbers, there, strict=False):
+        assert other.device.type == device
+        torch.testing.assert_close(other.cpu(), tensor, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_mirrors_follow_their_tensors_unless_they_are_to_stay():
+    first = torch.rand(3, 2, dtype=torch.float64, device="cuda").mT
+    second = torch.tensor([True, False], device="cuda")
+    follows, stays = Mirrors(), Mirrors(still=True)
+    copies = [mirrors.of(t) for mirrors in (follows, stays) for t in (first, second)]
+    assert follows.of(first) is copies[0]
+    then = first.cpu().clone()
+    first.add_(1.0)
+    second.logical_not_()
+    follows.pull()
+    stays.pull()
+    torch.testing.assert_close(copies[0], first.cpu(), rtol=0, atol=0)
+    assert copies[1].tolist() == [False, True]
+    torch.testing.assert_close(copies[2], then, rtol=0, atol=0)
+    assert copies[3].tolist() == [True, False]
