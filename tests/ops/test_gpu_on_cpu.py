@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,3 +79,51 @@ def test_the_rules_of_a_gpu_hold(tmp_path):
     (tmp_path / "program.py").write_text(CROSSED)
     found = played(tmp_path, str(TESTS / "support/gpu_on_cpu.py"), str(tmp_path / "program.py"))
     assert found.stdout.endswith("as on a GPU\n"), found.stdout + found.stderr
+
+
+COUNTED = """
+import sys
+import torch, autokern
+from hooks.test_on_accelerators import CASES, Model, closure, fitted
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.gpu_on_cpu import LIBRARY, launches
+
+def counted(call):
+    for _ in range(3):
+        LIBRARY.gpu_forget()
+        call()
+    return sum(launches(LIBRARY).values())
+
+def step(dtype, kernel):
+    x = torch.rand(50, 2, dtype=dtype, device="cuda")
+    model = Model(x, x.sum(-1), kernel())
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    return lambda: (-mll(model(x), model.train_targets)).backward()
+
+kernels = (
+    lambda: ScaleKernel(RBFKernel()),
+    lambda: ScaleKernel(MaternKernel(2.5, ard_num_dims=2)) + ScaleKernel(RBFKernel()),
+    lambda: ScaleKernel(RBFKernel() * PeriodicKernel()),
+)
+steps = [lambda d=dtype, k=kernel: step(d, k) for dtype in (torch.float32, torch.float64) for kernel in kernels]
+closures = [lambda case=case: closure(fitted("cuda", **CASES[case]()))[3] for case in CASES]
+with autokern.enabled():
+    for made in (steps, closures):
+        for side in ("stock", "arrays"):
+            with autokern.using(force={"objective": side, "exact_log_prob": "stock"}):
+                found = [counted(one()) for one in made]
+            print(min(found), max(found))
+"""
+
+
+def test_arrays_launch_as_few_kernels_as_the_docs_say(tmp_path):
+    (tmp_path / "program.py").write_text(COUNTED)
+    found = played(tmp_path, str(TESTS / "support/gpu_on_cpu.py"), str(tmp_path / "program.py"))
+    assert found.returncode == 0, found.stderr
+    measured = [int(word) for line in found.stdout.splitlines()[-4:] for word in line.split()]
+    page = " ".join((TESTS.parent / "docs/cpu-or-gpu.md").read_text(encoding="utf-8").split())
+    pair = r"(\d+) to (\d+)"
+    told = re.search(f"launch {pair} kernels in stock and {pair} so, a closure of BoTorch {pair} and {pair}", page)
+    assert told is not None
+    assert measured == pytest.approx([int(word) for word in told.groups()], rel=0.25)
