@@ -61,7 +61,8 @@ UNSEEN = Reach(False, None, 0.0)
 
 def reach(of: Family, scale: float, *norms: torch.Tensor) -> Reach:
     """Look at squared norms, of which a scale makes units of u: one number is read back."""
-    largest = abs(scale) * float(sum(n.max() for n in norms if n.numel()))
+    maxima = [n.max() for n in norms if n.numel()]
+    largest = abs(scale) * torch.stack(maxima).sum().item() if maxima else 0.0
     single = norms[0].dtype is torch.float32
     if of.kinked:
         return Reach(single, not math.isnan(largest), _SEEN * largest)
