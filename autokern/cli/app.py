@@ -36,6 +36,8 @@ def main() -> int:
 
 def _flush() -> None:
     """Write what is left; a reader that has seen enough, as `head` has, is no fault."""
+    if sys.stdout is None:  # closed by the shell
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from autokern import __version__  # waits for the package where another thread imports it
 from autokern.cli import (
     commands_bench,
     commands_calibrate,
@@ -40,7 +41,7 @@ from autokern.cli.report import measurements
 from autokern.core import registry
 from autokern.core.errors import SettingsError
 from autokern.core.units import duration, legible
-from autokern.core.versions import __version__, installed
+from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
 from autokern.system import progress
 from autokern.tuning import calibration, grade, layers, store, summary

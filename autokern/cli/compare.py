@@ -87,6 +87,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         more = statistics.median(a.peak - b.peak for a, b in zip(self.on, self.off, strict=True))
         memory = f"{sized(int(abs(more)))} {'more' if more > 0 else 'less'} memory"
         taken = f"{100 * abs(cpu):.0f} % {'more' if cpu > 0 else 'less'} CPU time"
+        if cpu >= 1.0:
+            taken = f"{cpu + 1.0:.1f} times the CPU time"
+        elif abs(cpu) < 0.005:
+            taken = "as much CPU time"
         return (
             f"autokern {verb} {duration(abs(off - on))} of {duration(off)}: {self.program} runs {self.speedup:.2f} "
             f"times as fast ({counted}), with {memory} and {taken}."

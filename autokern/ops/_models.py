@@ -30,7 +30,8 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     total: Kernel | None = None
     for name in words[0].split("+"):
         base = family(name).sampled(**options)
-        base.lengthscale = torch.rand(base.lengthscale.shape, generator=generator) * 0.5 + 0.75 * problem.d**0.5
+        drawn = torch.rand(base.lengthscale.shape, generator=generator, device="cpu")
+        base.lengthscale = drawn.to(base.lengthscale.device) * 0.5 + 0.75 * problem.d**0.5
         one = ScaleKernel(base, batch_shape=batch)
         total = one if total is None else total + one
     assert total is not None
@@ -39,7 +40,8 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
 
 def points_of(problem: Problem, generator: torch.Generator) -> torch.Tensor:
     """Return `n` points of which `m` differ, or that are a grid of two dimensions, the longest axis `m`."""
-    x, rows = random_matrix(problem, generator, problem.m, problem.d), torch.arange(problem.n)
+    x = random_matrix(problem, generator, problem.m, problem.d)
+    rows = torch.arange(problem.n, device=x.device)
     if not is_grid(problem):
         return x[..., rows % problem.m, :] if problem.m < problem.n else x
     x = x * problem.d**0.5  # as far apart as points that differ in all dimensions

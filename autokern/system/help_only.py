@@ -22,6 +22,8 @@ def is_asked() -> bool:
 
     What Python was started with is compared too, since programs set ``sys.argv``.
     """
+    if sys.flags.inspect or sys.flags.interactive:  # a prompt follows
+        return False
     given = list(getattr(sys, "argv", ()))
     first = len(sys.orig_argv) - len(given)
     if not given or first < 1 or sys.orig_argv[first + 1 :] != given[1:] or not _only_prints(given[1:]):

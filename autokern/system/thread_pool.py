@@ -129,7 +129,8 @@ def _join(others: list[threading.Thread], done: list[threading.Event]) -> None:
     """Wait for the started threads; in Python 3.11 an interrupted `Thread.join` may return while its thread runs."""
     for thread, ended in zip(others, done, strict=True):
         if thread.ident is not None:  # an interrupt may have come before it was started
-            ended.wait()
+            while not ended.wait(0.1) and thread.is_alive():  # one that was interrupted while it began never says so
+                pass
             thread.join()
 
 
@@ -140,10 +141,13 @@ def _wait_for_ended() -> None:
     list of buffers; a child forked meanwhile gets a half-changed list, and its first product of matrices never ends.
     """
     until = time.monotonic() + 0.1  # the system may have given the number to another thread
-    for number in [*_ended]:  # another thread may fork, too
+    while _ended:  # another thread may fork, too, and an interrupt may end this
+        try:
+            number = _ended.popleft()
+        except IndexError:
+            break
         while (_TASKS / str(number)).exists() and time.monotonic() < until:
             time.sleep(0)
-    _ended.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -247,3 +247,16 @@ def test_an_exception_of_autokern_ends_a_program_as_under_python(script):
     )
     stock = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=200, check=False)
     assert (run.returncode, run.stderr) == (stock.returncode, stock.stderr)
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "told"),
+    [(2.0, 1.0, "50 % less CPU time"), (1.0, 1.5, "50 % more CPU time"), (1.0, 8.0, "8.0 times the CPU time"),
+     (1.0, 1.001, "as much CPU time"), (0.01, 2.0, "200.0 times the CPU time")],
+)  # fmt: skip
+def test_processor_time_is_told_in_words_that_can_be_read(off, on, told):
+    def runs(seconds, cpu):
+        return [Run(seconds, cpu, 2**20)] * 3
+
+    fields = {"speedup": 2.0, "low": 1.9, "high": 2.1, "known": True, "warnings": []}
+    assert told in str(Comparison(program="p.py", off=runs(2.0, off), on=runs(1.0, on), **fields))

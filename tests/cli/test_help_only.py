@@ -132,3 +132,20 @@ def test_a_script_of_the_same_name_has_the_whole_package(tmp_path):
     script.write_text("import autokern; print(all(hasattr(autokern, name) for name in autokern.__all__))")
     found = _started(sys.executable, str(script), "--help")
     assert found.stdout == "True\n"  # nor do libraries print anything
+
+
+def test_a_prompt_after_it_finds_the_package_whole():
+    code = "import autokern; print(autokern.calibrate.__name__)"
+    found = subprocess.run(
+        [sys.executable, "-i", "-m", "autokern", "--version"],
+        input=code, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert found.stdout.rstrip().endswith("calibrate"), found.stdout + found.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
+def test_closed_output_is_no_fault():
+    found = subprocess.run(
+        ["sh", "-c", f"'{SCRIPT}' --help >&-"], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")

@@ -28,6 +28,7 @@ std::mutex guard;
 std::map<std::string, long> launches;
 std::atomic<long> waits{0};
 std::atomic<int> sync_mode{0};
+std::set<c10::GeneratorImpl*> generators;  // made for the device
 const c10::Device here(c10::DeviceType::CUDA, 0);
 
 struct Recorded {
@@ -98,7 +99,11 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    auto made = at::detail::createCPUGenerator();
+    generators.insert(made.unsafeGetGeneratorImpl());
+    return made;
+  }
   void deviceSynchronize(c10::DeviceIndex) const override {}
 };
 using at::CUDAHooksRegistry;
@@ -181,6 +186,9 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const auto& argument : arguments) {
     if (argument.isTensor()) look(argument.toTensor());
     else if (argument.isTensorList()) for (const at::Tensor& t : argument.toTensorVector()) look(t);
+    else if (argument.isGenerator() && !inside)
+      TORCH_CHECK(generators.count(argument.toGenerator().unsafeGetGeneratorImpl()),
+                  "Expected a 'cuda' device type for generator but found 'cpu'");
   }
   TORCH_CHECK(!cpu || mixing.count(name), "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (", name, ")");
   count(name);

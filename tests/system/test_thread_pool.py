@@ -406,3 +406,22 @@ def test_a_fork_waits_for_threads_that_are_being_taken_down():
     thread_pool._wait_for_ended()
     assert not thread_pool._ended
     assert time.monotonic() - began < 5
+
+
+def test_a_thread_that_was_interrupted_while_it_began_is_not_waited_for():
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread_pool._join([thread], [threading.Event()])  # nobody sets it
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are not listed")
+def test_an_interrupted_wait_before_a_fork_leaves_no_number_that_was_looked_at(monkeypatch):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread_pool.time, "sleep", interrupted)
+    thread_pool._ended.extend([threading.get_native_id()] * 2)
+    for left in (1, 0):
+        with pytest.raises(KeyboardInterrupt):
+            thread_pool._wait_for_ended()
+        assert len(thread_pool._ended) == left
