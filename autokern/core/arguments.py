@@ -84,17 +84,29 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
     return getattr(value, "_make", type(value))(rebuilt(item, leaf) for item in value)
 
 
-def in_float64(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return copies in float64 that are leaves of autograd; the copies of one object are one object."""
+def in_float64(args: tuple[Any, ...], altered: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Any, ...]:
+    """Return copies in float64 that are leaves of autograd; the copies of one object are one object.
+
+    Parameters
+    ----------
+    args : tuple
+        The arguments of an op.
+    altered : callable, optional
+        Applied to each tensor of floats and to each parameter of a module.
+    """
     copies: dict[int, Any] = {}
 
     def leaf(value: Any) -> Any:
         if id(value) not in copies:
             if isinstance(value, torch.Tensor):
                 plain = value.detach().double() if value.is_floating_point() else value
+                plain = altered(plain) if altered is not None and value.is_floating_point() else plain
                 copies[id(value)] = plain.requires_grad_(value.requires_grad)
             else:
                 copies[id(value)] = copy.deepcopy(value).double()
+                if altered is not None:
+                    for parameter in copies[id(value)].parameters():
+                        parameter.data.copy_(altered(parameter.detach()))
         return copies[id(value)]
 
     made: tuple[Any, ...] = rebuilt(args, leaf)
