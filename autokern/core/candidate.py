@@ -33,10 +33,13 @@ class Error(msgspec.Struct, frozen=True):
         For a table.
     words : str
         In a sentence.
+    gradients : float
+        Error of a gradient, relative to its largest entry, that the candidate's own check lets pass.
     """
 
     word: str
     words: str
+    gradients: float = 0.0
 
 
 WITHIN = Error("in bound", "")

@@ -23,6 +23,8 @@ __all__ = ["register"]
 
 _LEAST = 1000
 """Points below which other candidates take as long."""
+_CANCELLED = 10.0
+"""How much larger the terms of a gradient may be than the gradient."""
 _TILES = 2**26
 """Bytes of the tiles on which derivatives are formed."""
 
@@ -52,7 +54,7 @@ def _error(problem: Problem) -> Error:
         f"each gradient to {OF_EACH:.0e} of its terms by an estimate"
     )
     words = f"the value is exact; the single-precision inverse of the gradients is checked on your system ({check})"
-    return Error("checked", f"{words}, else one in double precision serves")
+    return Error("checked", f"{words}, else one in double precision serves", gradients=_CANCELLED * OF_EACH)
 
 
 def register(op: Op) -> None:

@@ -63,26 +63,27 @@ def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
     return worst
 
 
-def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[[Trialled], float]:
-    """Return a function that gives the error of gradients against float64 truth.
+def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[..., float]:
+    """Return a function of a result, and of the error that is allowed: that of its gradients against float64 truth.
 
-    The unit is ten times stock's own error, and never less than 1000 eps of the largest gradient: a candidate may not
-    be worse than the library by more than a small factor, however the problem is conditioned. Stock may share its
+    The unit is ten times stock's own error, and never less than 1000 eps of the largest gradient, or 2 n eps if that is
+    more: a candidate may not be worse than the library by more than a small factor, however the problem is conditioned.
+    Stock may share its
     rounding with the truth. So a candidate beyond that is measured by 30 times what one eps in every argument changes,
     as a factorisation rounds more than once: a gradient that is small by cancellation is known to no better.
     """
     if not problem.grad:
-        return lambda trialled: 0.0
+        return lambda trialled, allowed=0.0: 0.0
     exact = truth(op, problem, args).grads
-    unit = max(10 * gap(stock.grads, exact), 1000 * _EPS[problem.dtype])
+    unit = max(10 * gap(stock.grads, exact), max(1000, 2 * problem.n) * _EPS[problem.dtype])
     by_rounding: list[float] = []
 
-    def error(trialled: Trialled) -> float:
-        found = gap(trialled.grads, exact)
-        if found > unit and found < HOPELESS:
+    def error(trialled: Trialled, allowed: float = 0.0) -> float:
+        found, largest = gap(trialled.grads, exact), max(unit, allowed)
+        if largest < found < HOPELESS:
             if not by_rounding:
                 by_rounding.append(max(gap(truth(op, problem, args, move).grads, exact) for move in range(_MOVES)))
-            return found / max(unit, _ROUNDINGS * by_rounding[0])
-        return found / unit
+            largest = max(largest, _ROUNDINGS * by_rounding[0])
+        return found / largest
 
     return error

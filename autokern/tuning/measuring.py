@@ -96,7 +96,9 @@ class Measurer:
                     if gradient_error is None:  # its unit is stock's own error, whichever candidate is checked first
                         own = "stock" not in calls or not problem.grad
                         gradient_error = gradient_errors(op, problem, args, first if own else calls["stock"]())
-                    errors[candidate.name] = float(max(op.check(problem, first.out, args), gradient_error(first)))
+                    expected = candidate.error(problem)
+                    slope = gradient_error(first, 0.0 if expected is None else expected.gradients)
+                    errors[candidate.name] = float(max(op.check(problem, first.out, args), slope))
                     self._checked.add(kind)
                 del first
                 warm[candidate.name] = timer.once(call, host.settle)

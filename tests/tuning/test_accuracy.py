@@ -8,7 +8,9 @@ import torch
 from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
+from autokern.hooks import install
 from autokern.tuning import accuracy
+from autokern.tuning.measuring import Measurer
 from autokern.tuning.trial import Trialled, trial
 
 SMOOTH = [
@@ -61,3 +63,34 @@ def test_moves_are_of_one_eps_and_repeatable():
     torch.testing.assert_close(moved, exact, rtol=1e-13, atol=1e-14)
     single = accuracy.truth(op, problem.replace(dtype="float32"), args, 1).out
     assert 1e-9 < (single - exact).abs().max() < 1e-5
+
+
+def test_a_candidate_with_a_check_of_its_own_is_judged_by_what_that_lets_pass():
+    op = get("exact_log_prob")
+    problem = Problem(op="exact_log_prob", m=1050, n=1050, d=3, grad="theta", variant="matern52/cg")
+    candidate = op["mixed-inverse"]
+    args = op.sample(problem, torch.Generator().manual_seed(0))
+    inside.active = True
+    try:
+        exact = trial(op, op["fused"].run, problem, args)()
+        error = accuracy.gradient_errors(op, problem, args, exact)  # as where stock's parts are exact
+        found = trial(op, candidate.run, problem, args)()
+    finally:
+        inside.active = False
+    assert error(found) > 1
+    assert error(found, candidate.error(problem).gradients) <= 1
+    wrong = tuple(2 * grad for grad in found.grads)
+    assert error(Trialled(found.out, wrong), candidate.error(problem).gradients) > 1
+
+
+def test_a_calibration_bans_nobody_for_a_check_of_its_own():
+    op = get("exact_log_prob")
+    problem = Problem(op="exact_log_prob", m=1050, n=1050, d=3, grad="theta", variant="matern52/cg")
+    measurer = Measurer("quick", [])
+    with install.enabled():
+        inside.active = True
+        try:
+            measurer.timings(op, problem, [op["stock"], op["fused"], op["mixed-inverse"]], 0.1)
+        finally:
+            inside.active = False
+    assert measurer.banned == []
