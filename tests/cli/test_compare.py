@@ -88,7 +88,7 @@ def test_what_the_program_itself_takes_is_not_the_load_of_others():
     start, now = compare._with_children(), time.perf_counter()
     subprocess.run([sys.executable, "-I", "-S", *busy], check=True)
     taken = compare._with_children().own - start.own
-    assert 0.3 <= taken <= 0.1 + time.perf_counter() - now
+    assert 0.25 <= taken <= 0.5 + 2 * (time.perf_counter() - now)  # clock ticks, and other threads
 
 
 def test_the_budget_ends_it(timed):
