@@ -41,17 +41,19 @@ rows() { # rows NAME LEAST SECTION...: sections of gpu.py; whatever was measured
 section doctor 30 60 tried $python -m autokern doctor
 section tests 90 150 tried $python -m pytest -m gpu -n 0 -p no:cacheprovider tests
 section calibrate 190 220 tried $python -m autokern calibrate --full --budget 140 --output "$OUT/host.json"
-rows steps 60 peaks waits steps fantasies
-section rough 80 100 tried $python -m autokern calibrate --quick --accuracy approximate \
-  --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
-section precision 100 130 tried $python calibration/study.py precision --device cuda --seconds 60 --output "$OUT/study.json"
-rows programs 60 programs
-rows products 60 products
-rows regret 60 regret
-rows crossovers 60 crossovers
-section scaling 80 100 tried $python calibration/study.py scaling --device cuda --seconds 50 --output "$OUT/study.json"
-if [ -d "${PEERS:-}" ]; then # unpacked source distributions of linear_operator and gpytorch: there is no network
-  section peers 200 400 tried $python calibration/peers.py --workdir "$PEERS" -k cuda
+if [ -e "$OUT/calibrate.$here.done" ]; then # what follows is chosen by what it measured
+  rows steps 60 peaks waits steps fantasies
+  section rough 80 100 tried $python -m autokern calibrate --quick --accuracy approximate \
+    --ops kernel_matmul,exact_log_prob,inv_quad_logdet --budget 50 --output "$OUT/host.json"
+  section precision 100 130 tried $python calibration/study.py precision --device cuda --seconds 60 --output "$OUT/study.json"
+  rows programs 60 programs
+  rows products 60 products
+  rows regret 60 regret
+  rows crossovers 60 crossovers
+  section scaling 80 100 tried $python calibration/study.py scaling --device cuda --seconds 50 --output "$OUT/study.json"
+  if [ -d "${PEERS:-}" ]; then # unpacked source distributions of linear_operator and gpytorch: there is no network
+    section peers 200 400 tried $python calibration/peers.py --workdir "$PEERS" -k cuda
+  fi
 fi
 [ "$status" = 0 ] && echo "all is done"
 if [ -n "${PACK:-}" ]; then
