@@ -200,7 +200,9 @@ class Reading:
             found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch)).to(self.device)
             known = [self._seen.parameters[id(tensor)] for tensor in parameters.values()]
             mirrored = [parameter for parameter in known if isinstance(parameter, Mirrored)]
-            gradients = Mirrored.write_all(mirrored) if mirrored else tuple([one.write() for one in known])
+            if mirrored:  # copies count as writes
+                return found, Mirrored.write_all(mirrored)
+            gradients = tuple([one.write() for one in known])
             torch.autograd.graph.increment_version(gradients)
             return found, gradients
 
