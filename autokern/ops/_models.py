@@ -19,7 +19,7 @@ from autokern.core.problem import Problem
 from autokern.kernels import family
 from autokern.ops._shared import device_of, dtype_of, is_grid, iterates, random_matrix
 
-__all__ = ["Trained", "kernel_of", "objective_model", "points_of", "trained"]
+__all__ = ["Trained", "kernel_of", "objective_model", "points_of", "prior_of", "trained"]
 
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
@@ -100,3 +100,12 @@ def objective_model(problem: Problem, generator: torch.Generator, priors: bool =
         prior = LogNormalPrior(2**0.5 + 0.5 * math.log(problem.d), 3**0.5)
         base.register_prior("lengthscale_prior", prior, base._lengthscale_param, base._lengthscale_closure)
     return _Model(x, y, kernel).to(x)
+
+
+def prior_of(model: ExactGP) -> MultivariateNormal:
+    """Return the prior of such a model at its training points, lazily even while another thread evaluates a kernel.
+
+    gpytorch turns `lazily_evaluate_kernels` off for all threads meanwhile.
+    """
+    (x,) = model.train_inputs
+    return MultivariateNormal(model.mean_module(x), LazyEvaluatedKernelTensor(x, x, kernel=model.covar_module))

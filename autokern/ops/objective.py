@@ -26,7 +26,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import steps
 from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
-from autokern.ops._models import objective_model
+from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, LOW_RANK, families, is_small
 from autokern.system.blas import one_thread
 
@@ -66,7 +66,7 @@ class _Objective(Op):
         if problem.grad:
             model.mean_module.requires_grad_(False)
             with torch.enable_grad():
-                prior = model(*model.train_inputs)
+                prior = prior_of(model)
                 prior = MultivariateNormal(prior.loc.detach().requires_grad_(), prior.lazy_covariance_matrix)
             step = step_of(mll, mll.forward, prior, model.train_targets)
             assert step is not None

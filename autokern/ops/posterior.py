@@ -23,7 +23,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.posterior import Posterior
-from autokern.ops._models import objective_model
+from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, families, random_matrix
 
 __all__ = ["POSTERIOR"]
@@ -62,7 +62,7 @@ class _Posterior(Op):
         model.requires_grad_("theta" in problem.grad.split("/"))
         inputs, targets = list(model.train_inputs), model.train_targets
         with torch.no_grad():
-            prior = model.forward(*inputs)
+            prior = prior_of(model)
         strategy = DefaultPredictionStrategy(inputs, prior, targets, model.likelihood)
         model.prediction_strategy = strategy
         x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))

@@ -298,6 +298,15 @@ def test_samples_are_reproducible(op):
 
 
 @each_op
+def test_samples_do_not_ask_what_gpytorch_sets_for_all_threads_while_it_evaluates_a_kernel(op):
+    kinds = {p.grad: shrunk(p, 90) for p in op.grid("quick", "float64", "cpu")}
+    for problem in kinds.values():
+        with gpytorch.settings.lazily_evaluate_kernels(False):
+            args = sample(op, problem)
+        assert op.problem_of(*args) == problem
+
+
+@each_op
 def test_grids_are_of_the_op_and_cover_quick_work_in_little(op):
     for dtype, device in itertools.product(DTYPES, ("cpu", "cuda")):
         quick, full = op.grid("quick", dtype, device), op.grid("full", dtype, device)

@@ -103,13 +103,3 @@ def test_errors_of_lower_precision_are_measured_and_ban_nothing(op):
     assert 1e-5 < found["rough"].relative_error < 1e-2
     assert found["stock"].relative_error is None
     assert measurer.banned == []
-
-
-def test_a_problem_that_cannot_be_sampled_is_not_measured(op, monkeypatch):
-    def failing(*_):
-        raise AssertionError
-
-    measurer = Measurer("quick", [])
-    monkeypatch.setattr(type(op), "sample", failing)
-    assert measurer.timings(op, square(4), some(op, "other"), 0.1) == {}
-    assert measurer.banned == []
