@@ -13,7 +13,16 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import BatchRepeatLinearOperator, DenseLinearOperator, TriangularLinearOperator
+from linear_operator.operators import (
+    BatchRepeatLinearOperator,
+    ConstantMulLinearOperator,
+    DenseLinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+    TriangularLinearOperator,
+)
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
@@ -41,6 +50,8 @@ class _Kept:
         self.exact = False
 
 
+_THIN = LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator
+"""Operators of a linear kernel."""
 _MARK = "conditioned"
 """In the library's own cache of a strategy while an attached factor is valid: backward passes empty that cache."""
 _CACHES = ("mean_cache", "covar_cache")
@@ -66,14 +77,22 @@ def parts(strategy: Any) -> tuple[Any, Any] | None:
 
 
 def plain(strategy: Any) -> bool:
-    """Whether the covariance of the training data is one dense kernel matrix and a diagonal of noise."""
+    """Whether the covariance of the training data is a diagonal of noise and one kernel that the library forms."""
     kept = _of(strategy)
     if kept.plain is None:
         made = None if isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal) else parts(strategy)
         kept.plain = made is not None and (
-            trees.form(made[0].kernel) is not None or type(made[0].evaluate_kernel()) is DenseLinearOperator
+            trees.form(made[0].kernel) is not None or _is_formed(made[0].evaluate_kernel())
         )
     return kept.plain
+
+
+def _is_formed(kernel: Any) -> bool:
+    """Whether a kernel matrix is dense, or a sum that has no structure for it: of a dense matrix and thin products."""
+    if type(kernel) is not SumLinearOperator:
+        return type(kernel) is DenseLinearOperator
+    kinds = {type(t.base_linear_op if type(t) is ConstantMulLinearOperator else t) for t in kernel.linear_ops}
+    return DenseLinearOperator in kinds and kinds <= {DenseLinearOperator, *_THIN}
 
 
 def _attached(strategy: Any) -> bool:

@@ -85,11 +85,11 @@ class Posterior:
         seen = Inspected(torch.float64, self.batch, None if inputs[0].is_cpu else Mirrors(still=True))
         train = seen.data(inputs[0])
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
-        self._factor(known, train.shape[-2])
         points = train.reshape(-1, *train.shape[-2:])
         self._centre = points.mean((0, 1))
         self._kernel: Part = part_of(seen, self._kernel_module, points - self._centre)
         self._mean = self._mean_of(seen)
+        self._factor(known, train.shape[-2])  # takes time, so comes after all that may be unread
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
         self._type, self._seen, self._lock = kind, seen, threading.Lock()

@@ -11,9 +11,9 @@ from linear_operator import settings as library
 from torch.utils._device import DeviceContext
 
 from autokern.hooks.install import is_enabled
-from autokern.runtime.dispatch import bypassed
+from autokern.runtime.dispatch import bypassed, transformed
 
-__all__ = ["is_intercepted", "stay_out", "stay_out_of_kernels", "stay_out_of_models"]
+__all__ = ["is_intercepted", "stay_out", "stay_out_of_kernels", "stay_out_of_models", "stay_out_of_operators"]
 
 _modes = torch._C._len_torch_function_stack
 _mode_at = torch._C._get_function_stack_at
@@ -22,6 +22,11 @@ _mode_at = torch._C._get_function_stack_at
 def stay_out() -> bool:
     """Whether a wrapper must run the library's own function untouched."""
     return not is_enabled() or bypassed() or library.trace_mode.on() or library.verbose_linalg.on()
+
+
+def stay_out_of_operators() -> bool:
+    """The same for what is put off and chooses nothing: it is put off inside a candidate as well."""
+    return not is_enabled() or transformed() or library.trace_mode.on() or library.verbose_linalg.on()
 
 
 def stay_out_of_kernels() -> bool:

@@ -30,7 +30,19 @@ from autokern.runtime.overlay import current as _current
 from autokern.runtime.session import Session
 from autokern.system import memory_limit, ranks
 
-__all__ = ["Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "using"]
+__all__ = [
+    "Session",
+    "bypassed",
+    "decisions",
+    "explain",
+    "forced",
+    "reset",
+    "route",
+    "session",
+    "stats",
+    "transformed",
+    "using",
+]
 
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
@@ -41,15 +53,18 @@ _saving: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_h
 
 
 def bypassed() -> bool:
-    """Whether the present call must run stock code untouched.
+    """Whether the present call must run stock code untouched: inside a candidate, or where it is `transformed`."""
+    return inside.active or transformed()
 
-    That is so inside a candidate; where code is compiled, traced, transformed or differentiated forward; under
-    autocast, which would lower a candidate's precision; and under hooks on saved tensors: a checkpoint needs the same
-    tensors when it recomputes, whatever was chosen meanwhile.
+
+def transformed() -> bool:
+    """Whether code is compiled, traced, transformed or differentiated forward, or lowered or recomputed.
+
+    Autocast would lower a candidate's precision. Under hooks on saved tensors, a checkpoint needs the same tensors when
+    it recomputes, whatever was chosen meanwhile.
     """
     return bool(
-        inside.active
-        or _compiling()
+        _compiling()
         or _tracing() is not None
         or _transforming() is not None
         or _modes()

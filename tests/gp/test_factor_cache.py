@@ -480,7 +480,8 @@ PLAIN = {
     "mine": (Mine, True),
     "product": (lambda: ScaleKernel(RBFKernel() * PeriodicKernel()), None),
     "linear": (LinearKernel, False),
-    "linear and rbf": (lambda: ScaleKernel(LinearKernel()) + RBFKernel(), False),
+    "linear and rbf": (lambda: ScaleKernel(LinearKernel()) + RBFKernel(), True),
+    "rbf and linear": (lambda: RBFKernel() + ScaleKernel(LinearKernel()), True),
 }
 
 

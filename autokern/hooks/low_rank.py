@@ -1,0 +1,101 @@
+"""Hook into linear_operator's sums of a dense matrix and one of low rank: their roots are computed when they are read.
+
+``dense + root`` updates a root and an inverse root of the dense matrix (Stanton et al., AISTATS 2021): a Cholesky
+factor or Lanczos iterations, a triangular solve and a full singular value decomposition, each time that a kernel such
+as ``RBFKernel() + LinearKernel()`` is evaluated. A training step and a prediction read none of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from linear_operator.operators import (
+    ConstantMulLinearOperator,
+    DenseLinearOperator,
+    LinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+    SumLinearOperator,
+)
+
+from autokern.gp import memoized
+from autokern.hooks.bypass import stay_out_of_operators
+from autokern.hooks.install import hook
+
+_TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
+"""Operators that hold what they are made of, and evaluate no kernel."""
+_KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))
+_CACHE = "_memoize_cache"
+
+
+class _Roots(dict[Any, Any]):
+    """The cache of a sum, in which the two roots are there as in stock, and computed when they are read."""
+
+    def __init__(self, compute: Callable[[], dict[Any, Any]]) -> None:
+        super().__init__(dict.fromkeys(_KEYS))
+        self._compute = compute
+
+    def _settled(self, key: Any = None) -> _Roots:
+        """Return itself, with the roots if they or everything is asked for."""
+        if (key is None or key in _KEYS) and any(super(_Roots, self).get(k, k) is None for k in _KEYS):
+            found = self._compute()
+            for one in _KEYS:
+                if super().get(one, one) is None:
+                    super().__setitem__(one, found[one])
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return super(_Roots, self._settled(key)).__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return what is kept."""
+        return super(_Roots, self._settled(key)).get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Take out what is kept."""
+        return super(_Roots, self._settled(key)).pop(key, *default)
+
+    def items(self) -> Any:
+        """Return all that is kept."""
+        return super(_Roots, self._settled()).items()
+
+    def values(self) -> Any:
+        """Return all that is kept."""
+        return super(_Roots, self._settled()).values()
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self.items()),)
+
+
+_stock_add_low_rank = LinearOperator.add_low_rank
+
+
+@hook(LinearOperator, "add_low_rank")
+def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> Any:
+    if args or kwargs or stay_out_of_operators() or not _waits(self):
+        return _stock_add_low_rank(self, low_rank_mat, *args, **kwargs)
+    rootless = copy.copy(self)
+    rootless.__dict__[_CACHE] = {}
+    total = _stock_add_low_rank(rootless, low_rank_mat, generate_roots=False)
+    graph = torch.is_grad_enabled()
+
+    def compute() -> dict[Any, Any]:
+        with torch.set_grad_enabled(graph):
+            found: dict[Any, Any] = _stock_add_low_rank(self, low_rank_mat).__dict__[_CACHE]
+        return found
+
+    total.__dict__[_CACHE] = _Roots(compute)
+    return total
+
+
+def _waits(operator: Any) -> bool:
+    """Whether the roots of a sum with this operator may be computed later: nothing was kept, or waits itself."""
+    terms = operator.linear_ops if type(operator) is SumLinearOperator else (operator,)
+    held = (t.base_linear_op if type(t) is ConstantMulLinearOperator else t for t in terms)
+    known = type(operator) in (SumLinearOperator, DenseLinearOperator) and all(type(t) in _TERMS for t in held)
+    return known and (type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator))

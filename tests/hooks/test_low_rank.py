@@ -1,0 +1,222 @@
+"""Sums of dense and linear kernels: roots that wait until they are read, and predictions by one factor."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import LinearKernel, MaternKernel, PolynomialKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from linear_operator.operators import DenseLinearOperator, LinearOperator, RootLinearOperator
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from support.structured import Regression
+
+import autokern
+from autokern.gp import factor_cache
+from autokern.hooks.low_rank import _Roots
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning"),
+]
+
+
+def trend():
+    return ScaleKernel(RBFKernel()) + ScaleKernel(LinearKernel(active_dims=[0]))
+
+
+KERNELS = {
+    "trend": trend,
+    "trend first": lambda: LinearKernel() + ScaleKernel(MaternKernel(1.5)),
+    "two trends": lambda: trend() + LinearKernel(active_dims=[1]),
+    "in a scale": lambda: ScaleKernel(RBFKernel() + LinearKernel()),
+    "a polynomial": lambda: ScaleKernel(PolynomialKernel(2)) + RBFKernel() + LinearKernel(),
+}
+each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+
+
+def points(n, dtype=torch.float64, seed=0):
+    return 3 * torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def both(work):
+    """What a function returns as stock, and by autokern."""
+    stock = work()
+    with autokern.enabled():
+        return stock, work()
+
+
+def regression(x, make):
+    torch.manual_seed(0)
+    return Regression(x, (2 * x).sum(-1).sin(), make(), GaussianLikelihood())
+
+
+def close(found, wanted, bound=1e-9):
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """How often the roots of a sum were updated."""
+    count, ours = [], _Roots._settled
+
+    def settled(self, key=None):
+        waited = None in dict.values(self)
+        found = ours(self, key)
+        count.extend([key] if waited and None not in dict.values(self) else [])
+        return found
+
+    monkeypatch.setattr(_Roots, "_settled", settled)
+    return count
+
+
+@each_kernel
+@pytest.mark.parametrize("n", [1, 2, 3, 20])
+def test_roots_samples_and_their_gradients_are_those_of_stock(make, n):
+    def work():
+        kernel = make().double()
+        k = kernel(points(n)).evaluate_kernel()
+        root, inverse = k.root_decomposition().to_dense(), k.root_inv_decomposition().to_dense()
+        gradients = torch.autograd.grad(root.sin().sum(), list(kernel.parameters()), allow_unused=True)
+        torch.manual_seed(1)
+        prior = gpytorch.distributions.MultivariateNormal(torch.zeros(n, dtype=torch.float64), kernel(points(n)))
+        draws = prior.rsample(torch.Size([3]))
+        return type(k), sorted(k.__dict__.get("_memoize_cache", ())), (root, inverse, draws), gradients
+
+    (kind, kept, values, slopes), (our_kind, our_kept, our_values, our_slopes) = both(work)
+    assert (kind, [key[0] for key in kept]) == (our_kind, [key[0] for key in our_kept])
+    close(our_values, values)
+    for ours, theirs in zip(our_slopes, slopes, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            close([ours], [theirs], 1e-7)
+
+
+def test_copies_pickles_and_grown_matrices_have_the_roots():
+    def work():
+        with torch.no_grad():
+            k = trend().double()(points(12)).evaluate_kernel()
+            row, corner = torch.full((1, 12), 0.1, dtype=torch.float64), torch.full((1, 1), 9.0, dtype=torch.float64)
+            copies = copy.deepcopy(k), pickle.loads(pickle.dumps(k)), k.cat_rows(row, corner)
+            return [c.root_decomposition().root.to_dense() for c in copies]
+
+    stock, ours = both(work)
+    close(ours, stock)
+
+
+def test_all_ways_to_read_a_cache_settle_it():
+    def made():
+        return trend().double()(points(9)).evaluate_kernel().__dict__["_memoize_cache"]
+
+    with autokern.enabled():
+        caches = [made() for _ in range(5)]
+        key = next(iter(caches[0]))
+        assert all(type(cache) is _Roots and len(cache) == 2 for cache in caches)
+        found = [caches[0][key], caches[1].get(key), dict(caches[2].items())[key], next(iter(caches[3].values()))]
+        assert all(type(root) is RootLinearOperator for root in (*found, caches[4].pop(key)))
+    assert len(caches[4]) == 1
+    assert caches[0].get("nothing", 3) == caches[0].pop("nothing", 3) == 3
+
+
+@each_kernel
+@pytest.mark.parametrize("n", [40, 90])
+def test_steps_and_predictions_read_no_root(make, n, updates, monkeypatch):
+    stock_updates, stock = [], LinearOperator.add_low_rank
+
+    def counted(self, *args, **kwargs):
+        stock_updates.append(kwargs)
+        return stock(self, *args, **kwargs)
+
+    monkeypatch.setattr("autokern.hooks.low_rank._stock_add_low_rank", counted)
+    with autokern.enabled():
+        model = regression(points(n), make)
+        with autokern.using(force={"objective": "stock", "exact_log_prob": "stock"}):
+            loss = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+            (-loss(model(*model.train_inputs), model.train_targets)).backward()
+        model.eval()
+        with torch.no_grad():
+            found = model(points(7, seed=1))
+            found.variance, found.covariance_matrix
+    assert not updates
+    assert all(kwargs == {"generate_roots": False} for kwargs in stock_updates)
+
+
+@each_kernel
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("fast", [False, True])
+def test_predictions_by_the_factor_are_those_of_stock(make, dtype, fast):
+    def work():
+        model = regression(points(40, dtype), make).eval()
+        model.likelihood.noise = 0.05
+        test = points(9, dtype, seed=1).requires_grad_()
+        with gpytorch.settings.fast_pred_var(fast):
+            found = model(test)
+            slope = torch.autograd.grad(found.mean.sin().sum() + found.variance.sum(), test)[0]
+            plain = factor_cache.plain(model.prediction_strategy)
+        many = model(points(300, dtype, seed=2)).variance
+        model.covar_module.initialize(**{name: p + 0.2 for name, p in model.covar_module.named_parameters()})
+        changed = model.train().eval()(test).variance
+        return plain, (found.mean, found.covariance_matrix, slope, many, changed)
+
+    if dtype == torch.float32 and make is KERNELS["a polynomial"]:
+        with pytest.raises(NotPSDError):  # for want of a root of the noiseless matrix
+            work()
+        with autokern.enabled():
+            assert all(t.isfinite().all() for t in work()[1])
+        return
+    (_, stock), (plain, ours) = both(work)
+    assert plain
+    close(ours, stock, 1e-8 if dtype == torch.float64 else 5e-3)
+
+
+@pytest.mark.parametrize("n", [40, 130])
+def test_fantasies_are_those_of_stock(n):
+    def work():
+        model = regression(points(n), trend).eval()
+        with torch.no_grad():
+            model(points(3, seed=1))
+            grown = model.get_fantasy_model(points(2, seed=3), torch.ones(2, dtype=torch.float64))
+            found = grown(points(5, seed=4))
+        return found.mean, found.covariance_matrix
+
+    stock, ours = both(work)
+    close(ours, stock, 1e-8)
+
+
+def test_a_sum_whose_noiseless_matrix_has_no_factor_is_served_without_the_warnings_of_a_root():
+    x = points(60)
+    x[30:] = x[:30]
+
+    def work():
+        model = regression(x, trend).eval()
+        model.covar_module.kernels[0].base_kernel.lengthscale = 30.0
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", NumericalWarning)
+            found = model(points(4, seed=1))
+        return len(told), (found.mean, found.variance)
+
+    (theirs, stock), (told, ours) = both(work)
+    assert theirs
+    assert not told
+    close(ours, stock, 1e-6)
+
+
+def test_what_is_asked_otherwise_or_holds_other_operators_is_stocks():
+    with autokern.enabled():
+        dense = DenseLinearOperator(torch.eye(4, dtype=torch.float64) * 2)
+        thin = torch.ones(4, 1, dtype=torch.float64)
+        asked = dense.add_low_rank(thin, generate_roots=False)
+        kept = DenseLinearOperator(torch.eye(4, dtype=torch.float64))
+        kept.root_decomposition()
+        lazy = RBFKernel().double()(points(4)) + RootLinearOperator(thin)
+        with torch.autocast("cpu"):
+            lowered = dense + RootLinearOperator(thin)
+        others = asked, kept + RootLinearOperator(thin), lazy, lowered
+        assert not any(type(o.__dict__.get("_memoize_cache")) is _Roots for o in others)
+        assert type((DenseLinearOperator(dense.tensor) + RootLinearOperator(thin)).__dict__["_memoize_cache"]) is _Roots
