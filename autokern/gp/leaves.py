@@ -16,9 +16,10 @@ from gpytorch.kernels import (
     PolynomialKernel,
     RBFKernel,
     RQKernel,
+    SpectralMixtureKernel,
 )
 
-from autokern.gp import formulas, parts, small, tables
+from autokern.gp import formulas, mixtures, parts, small, tables
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Columns, Parameter
 
@@ -91,6 +92,16 @@ def _polynomial(at: _Place) -> small.Part:
     return parts.Polynomial(at.raw(), at.number("raw_offset"), power)
 
 
+def _mixture(at: _Place) -> small.Part:
+    names = "mixture_weights", "mixture_means", "mixture_scales"
+    at.seen.stands_for(SpectralMixtureKernel, "forward", "_create_input_grid", *names)
+    raw = at.kernel._parameters.get("raw_mixture_weights")
+    count = 0 if raw is None else raw.shape[-1]
+    weights = at.seen.parameter(at.kernel, "raw_mixture_weights", (count,))
+    means, scales = (at.seen.parameter(at.kernel, f"raw_{name}", (count, 1, at.dims)) for name in names[1:])
+    return mixtures.SpectralMixture(at.columns(), weights, means, scales)
+
+
 def _constant(at: _Place) -> small.Part:
     at.seen.stands_for(ConstantKernel, "forward", "constant")
     return tables.Constant(at.number("raw_constant"))
@@ -136,6 +147,7 @@ _READ: dict[type, tuple[str, Callable[[_Place], small.Part]]] = {
     PolynomialKernel: ("polynomial", _polynomial),
     ConstantKernel: ("constant", _constant),
     IndexKernel: ("index", _index),
+    SpectralMixtureKernel: ("mixture", _mixture),
 }
 _OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], small.Part]]] = {
     "CategoricalKernel": ("botorch.models.kernels.categorical", "categorical", _categorical),

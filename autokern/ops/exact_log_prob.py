@@ -4,7 +4,8 @@ Arguments: ``marginal, value, exact``: the description of a Gaussian with the co
 (`gp.marginal`), the values ``(..., n)`` whose density is wanted, and whether stock would factorise instead of running
 conjugate gradients. Served are kernels made of scales, sums and products over RBF, Matérn 1/2, 3/2, 5/2, RQ, periodic,
 cosine and constant ones (ARD, active dimensions, batches), where gradients are wanted, and by the candidate ``arrays``
-those with linear, polynomial, categorical and index ones; everything else runs stock, whose parts are ops of their own.
+those with linear, polynomial, spectral mixture, categorical and index ones; everything else runs stock, whose parts are
+ops of their own.
 
 Contract: the value is that of a matrix within ``2 (n + s) eps max |K|`` of K, where s is the largest scaled squared
 norm of the points; first and second derivatives are those of the formula.

@@ -72,7 +72,7 @@ def variant(op: Op, given: str, usual: str, there: Iterable[Problem]) -> str:
         return given
     places = {part: k for text in variants for k, word in enumerate(text.split("/")) for part in word.split("+")}
     if "rbf" in places:  # a sum of any families
-        names = {"constant", "linear", "polynomial", *(family.name for family in families(shaped=True))}
+        names = {"constant", "linear", "mixture", "polynomial", *(family.name for family in families(shaped=True))}
         places |= dict.fromkeys(names - places.keys(), places["rbf"])
     found = usual.split("/")
     for word in given.split("/"):

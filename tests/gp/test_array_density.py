@@ -19,6 +19,7 @@ from gpytorch.kernels import (
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
     PolynomialKernel,
     ProductKernel,
     RBFKernel,
@@ -53,6 +54,7 @@ OTHERS = {
     "linear in a sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(ard_num_dims=D)), LinearKernel(active_dims=[1])),
     "linear in a product": lambda: ScaleKernel(RBFKernel() * LinearKernel(active_dims=[2])) + ConstantKernel(),
     "polynomial": lambda: ScaleKernel(PolynomialKernel(2)),
+    "spectral mixture": lambda: SpectralMixtureKernel(2, ard_num_dims=D) + RBFKernel(active_dims=[1]),
     "smooth and rough": lambda: MaternKernel(0.5, active_dims=[0, 0]) + PolynomialKernel(3, active_dims=[1, 1]),
     "categories": lambda: ScaleKernel(CategoricalKernel(active_dims=[0], ard_num_dims=1)) + RBFKernel(),
     "tasks": lambda: RBFKernel(active_dims=[1, 2]) * IndexKernel(3, rank=2, active_dims=[0]),
@@ -191,6 +193,7 @@ DEEP = {
     "product": lambda: ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, active_dims=[1, 1])),
     "linear": lambda: ScaleKernel(RBFKernel()) + LinearKernel(),
     "polynomial": lambda: PolynomialKernel(2) + RBFKernel(active_dims=[1]),
+    "spectral mixture": lambda: SpectralMixtureKernel(3, ard_num_dims=2),
 }
 
 
@@ -431,7 +434,7 @@ def test_a_second_backward_raises_and_frees(served):
 
 def test_what_is_unknown_is_fused(served):
     for kernel in (
-        SpectralMixtureKernel(num_mixtures=2, ard_num_dims=D),
+        PiecewisePolynomialKernel(ard_num_dims=D),
         type("Own", (RBFKernel,), {})(),
     ):
         mll = made(kernel)

@@ -25,6 +25,7 @@ from gpytorch.kernels import (
     RBFKernel,
     RQKernel,
     ScaleKernel,
+    SpectralMixtureKernel,
 )
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.hadamard_gaussian_likelihood import HadamardGaussianLikelihood
@@ -50,7 +51,18 @@ def periodic(**options):
     return kernel
 
 
+def mixture(count=3, **options):
+    torch.manual_seed(count)
+    kernel = SpectralMixtureKernel(count, **options)
+    kernel.initialize(mixture_weights=torch.rand(count), mixture_means=torch.rand(count, 1, kernel.ard_num_dims))
+    kernel.mixture_scales = 0.1 + 0.3 * torch.rand(count, 1, kernel.ard_num_dims)
+    return kernel
+
+
 KERNELS = {
+    "spectral mixture": lambda: mixture(active_dims=[2]),
+    "spectral mixture of each": lambda: mixture(2, ard_num_dims=D),
+    "spectral mixture in a sum": lambda: ScaleKernel(mixture(1, active_dims=[3])) * RBFKernel() + LinearKernel(),
     "matern12": lambda: ScaleKernel(MaternKernel(0.5)),
     "rq": lambda: ScaleKernel(RQKernel(ard_num_dims=D)),
     "rq of some": lambda: RQKernel(active_dims=[2, 1], alpha_constraint=Interval(0.1, 9.0)),
