@@ -41,7 +41,7 @@ class SpectralMixture:
         return self._others(None).copy()
 
     def _dimension(self, k: int) -> tuple[Array, list[tuple[Array, Array]]]:
-        """Return the sum over the mixture in a dimension; of each of its terms the Gaussian, and that with the cosine."""
+        """Return the sum over the mixture in a dimension; of each term the Gaussian, and it times the cosine."""
         apart = np.square(np.subtract.outer(self._z[:, k], self._z[:, k]))
         total, terms = np.zeros_like(apart), []
         for weight, scale, sides in zip(self._weights.value, self._scales.value[:, 0, k], self._sides, strict=True):
@@ -69,15 +69,15 @@ class SpectralMixture:
             z, own = self._z[:, k], g * self._others(k) if len(self._kept) > 1 else g
             for q, (gaussian, wave) in enumerate(terms):
                 weight, mean, scale = self._weights.value[q], self._means.value[q, 0, k], self._scales.value[q, 0, k]
-                wave *= own
-                by_weight[q] += wave.sum()
-                wave.flat[:: len(z) + 1] = 0.0
-                sums, mixed = wave.sum(1), wave @ z
+                pull = np.multiply(wave, own, out=wave)  # each term is read once
+                by_weight[q] += pull.sum()
+                pull.flat[:: len(z) + 1] = 0.0
+                sums, mixed = pull.sum(1), pull @ z
                 by_scale[q, 0, k] = 4 * weight * _GAUSSIAN * scale * (z * z @ sums - z @ mixed)
-                gaussian *= own
-                gaussian.flat[:: len(z) + 1] = 0.0
+                turn = np.multiply(gaussian, own, out=gaussian)
+                turn.flat[:: len(z) + 1] = 0.0
                 cosine, sine = self._sides[q, :, k].T
-                by_cosine, by_sine = (gaussian @ self._sides[q, :, k]).T
+                by_cosine, by_sine = (turn @ self._sides[q, :, k]).T
                 turned = weight * (sine * by_cosine - cosine * by_sine)
                 by_mean[q, 0, k] = -4 * math.pi * (z @ turned)
                 if by_x is not None:
