@@ -11,7 +11,14 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import AdditiveKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel, SpectralMixtureKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    LinearKernel,
+    MaternKernel,
+    PiecewisePolynomialKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
@@ -244,7 +251,7 @@ class OwnKernel(RBFKernel):
 
 
 UNKNOWN = {
-    "a kernel": lambda: made(ScaleKernel(SpectralMixtureKernel(2, ard_num_dims=D))),
+    "a kernel": lambda: made(ScaleKernel(PiecewisePolynomialKernel(ard_num_dims=D))),
     "a subclass of a kernel": lambda: made(OwnKernel()),
     "a kernel that several share": lambda: made(RBFKernel(), batch=B),
     "a subclass of the likelihood": lambda: another(Doubled),
