@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -68,8 +68,15 @@ class _Roots(dict[Any, Any]):
         """Return all that is kept."""
         return super(_Roots, self._settled()).values()
 
+    def copy(self) -> dict[Any, Any]:
+        """Return a plain dictionary of all that is kept."""
+        return dict(self.items())
+
+    def __iter__(self) -> Iterator[Any]:  # so that `dict(roots)` reads by key, not past this class
+        return super().__iter__()
+
     def __reduce__(self) -> Any:
-        return dict, (dict(self.items()),)
+        return dict, (self.copy(),)
 
 
 _stock_add_low_rank = LinearOperator.add_low_rank

@@ -115,10 +115,11 @@ def test_all_ways_to_read_a_cache_settle_it():
         return trend().double()(points(9)).evaluate_kernel().__dict__["_memoize_cache"]
 
     with autokern.enabled():
-        caches = [made() for _ in range(5)]
+        caches = [made() for _ in range(8)]
         key = next(iter(caches[0]))
         assert all(type(cache) is _Roots and len(cache) == 2 for cache in caches)
         found = [caches[0][key], caches[1].get(key), dict(caches[2].items())[key], next(iter(caches[3].values()))]
+        found += [dict(caches[5])[key], {**caches[6]}[key], caches[7].copy()[key]]
         assert all(type(root) is RootLinearOperator for root in (*found, caches[4].pop(key)))
     assert len(caches[4]) == 1
     assert caches[0].get("nothing", 3) == caches[0].pop("nothing", 3) == 3
