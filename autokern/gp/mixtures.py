@@ -37,12 +37,13 @@ class SpectralMixture:
         angles = self._angles = 2 * math.pi * self._means.value * z  # (q, n, d)
         self._sides = np.stack((np.cos(angles), np.sin(angles)), -1)
         self._kept = [self._dimension(k) for k in range(z.shape[1])]
-        self._factors = [total for total, _ in self._kept]
+        self._factors = [total for total, _, _ in self._kept]
         return self._others(None).copy()
 
-    def _dimension(self, k: int) -> tuple[Array, list[tuple[Array, Array]]]:
-        """Return the sum over the mixture in a dimension; of each term the Gaussian, and it times the cosine."""
-        apart = np.square(np.subtract.outer(self._z[:, k], self._z[:, k]))
+    def _dimension(self, k: int) -> tuple[Array, Array, list[tuple[Array, Array]]]:
+        """Return of a dimension the sum over the mixture, the differences, and each term without and with its cosine."""
+        gaps = np.subtract.outer(self._z[:, k], self._z[:, k])
+        apart = gaps * gaps
         total, terms = np.zeros_like(apart), []
         for weight, scale, sides in zip(self._weights.value, self._scales.value[:, 0, k], self._sides, strict=True):
             gaussian = apart * (_GAUSSIAN * scale * scale)
@@ -51,7 +52,7 @@ class SpectralMixture:
             wave *= gaussian
             total += weight * wave
             terms.append((gaussian, wave))
-        return total, terms
+        return total, gaps, terms
 
     def _others(self, left_out: int | None) -> Array:
         """Return the product of the sums of all dimensions but one."""
@@ -65,15 +66,14 @@ class SpectralMixture:
         """Add the gradients by weights, means and scales, and by the points."""
         by_weight, by_mean, by_scale = (np.zeros_like(p.value) for p in (self._weights, self._means, self._scales))
         by_z = np.zeros_like(self._z)
-        for k, (_, terms) in enumerate(self._kept):
+        for k, (_, gaps, terms) in enumerate(self._kept):
             z, own = self._z[:, k], g * self._others(k) if len(self._kept) > 1 else g
             for q, (gaussian, wave) in enumerate(terms):
                 weight, mean, scale = self._weights.value[q], self._means.value[q, 0, k], self._scales.value[q, 0, k]
                 pull = np.multiply(wave, own, out=wave)  # each term is read once
                 by_weight[q] += pull.sum()
-                pull.flat[:: len(z) + 1] = 0.0
-                sums, mixed = pull.sum(1), pull @ z
-                by_scale[q, 0, k] = 4 * weight * _GAUSSIAN * scale * (z * z @ sums - z @ mixed)
+                pull *= gaps
+                by_scale[q, 0, k] = 2 * weight * _GAUSSIAN * scale * np.vdot(pull, gaps)
                 turn = np.multiply(gaussian, own, out=gaussian)
                 turn.flat[:: len(z) + 1] = 0.0
                 cosine, sine = self._sides[q, :, k].T
@@ -81,7 +81,7 @@ class SpectralMixture:
                 turned = weight * (sine * by_cosine - cosine * by_sine)
                 by_mean[q, 0, k] = -4 * math.pi * (z @ turned)
                 if by_x is not None:
-                    by_z[:, k] += 4 * weight * _GAUSSIAN * scale * scale * (z * sums - mixed)
+                    by_z[:, k] += 4 * weight * _GAUSSIAN * scale * scale * pull.sum(1)
                     by_z[:, k] -= 4 * math.pi * mean * turned
         for parameter, found in ((self._weights, by_weight), (self._means, by_mean), (self._scales, by_scale)):
             parameter.accumulate(found)

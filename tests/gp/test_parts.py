@@ -106,6 +106,21 @@ def test_points_that_meet_and_points_far_away(kernel):
             agree(mll, digits=1e5)
 
 
+def test_a_mixture_finer_than_all_differences_has_gradients_of_zero():
+    """Points that meet pull at no scale; as differences of large sums their pull would be noise, which Adam follows."""
+    mll = made(mixture(2, active_dims=[0]), n=9)
+    x = 1000 * mll.model.train_inputs[0]
+    x[1] = x[0]
+    mll.model.set_train_data(x, strict=False)
+    mll.model.covar_module.mixture_scales = 20.0
+    parameters = dict(mll.named_parameters())
+    _, gradients = Reading(mll).evaluate(parameters)
+    found = dict(zip(parameters, gradients, strict=True))
+    assert (found["model.covar_module.raw_mixture_scales"].abs() < 1e-12).all()
+    assert (found["model.covar_module.raw_mixture_means"].abs() < 1e-9).all()
+    assert (found["model.covar_module.raw_mixture_weights"].abs() > 1e-6).all()
+
+
 def rough(mll):
     """The negative density per point by differences alone."""
     x, y, kernel = mll.model.train_inputs[0], mll.model.train_targets, mll.model.covar_module
