@@ -41,7 +41,7 @@ class SpectralMixture:
         return self._others(None).copy()
 
     def _dimension(self, k: int) -> tuple[Array, Array, list[tuple[Array, Array]]]:
-        """Return of a dimension the sum over the mixture, the differences, and each term without and with its cosine."""
+        """Return of a dimension the sum over the mixture, the differences, and each term without and with cosine."""
         gaps = np.subtract.outer(self._z[:, k], self._z[:, k])
         apart = gaps * gaps
         total, terms = np.zeros_like(apart), []
