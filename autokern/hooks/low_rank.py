@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from linear_operator import settings as library
 from linear_operator.operators import (
     ConstantMulLinearOperator,
     DenseLinearOperator,
@@ -26,6 +27,7 @@ from linear_operator.operators import (
 from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out_of_operators
 from autokern.hooks.install import hook
+from autokern.hooks.solver_choice import ORDERED, regime
 
 _TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
 """Operators that hold what they are made of, and evaluate no kernel."""
@@ -101,8 +103,13 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _waits(operator: Any) -> bool:
-    """Whether the roots of a sum with this operator may be computed later: nothing was kept, or waits itself."""
+    """Whether the roots of a sum with this operator may be computed later: nothing was kept, or waits itself.
+
+    Iterations that the user asks for draw random numbers, which stay where they are.
+    """
     terms = operator.linear_ops if type(operator) is SumLinearOperator else (operator,)
     held = (t.base_linear_op if type(t) is ConstantMulLinearOperator else t for t in terms)
     known = type(operator) in (SumLinearOperator, DenseLinearOperator) and all(type(t) in _TERMS for t in held)
-    return known and (type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator))
+    if not known or regime(operator.shape[-1], library.fast_computations.covar_root_decomposition) == ORDERED:
+        return False
+    return type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)
