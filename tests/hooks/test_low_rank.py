@@ -218,8 +218,9 @@ def test_what_is_asked_otherwise_or_holds_other_operators_is_stocks():
         lazy = RBFKernel().double()(points(4)) + RootLinearOperator(thin)
         with torch.autocast("cpu"):
             lowered = dense + RootLinearOperator(thin)
+        some = DenseLinearOperator(RBFKernel().double()(points(4)).to_dense())
         with gpytorch.settings.max_cholesky_size(0):
-            ordered = DenseLinearOperator(dense.tensor) + RootLinearOperator(thin)
+            ordered = some + RootLinearOperator(thin)
         others = asked, kept + RootLinearOperator(thin), lazy, lowered, ordered
         assert not any(type(o.__dict__.get("_memoize_cache")) is _Roots for o in others)
         assert type((DenseLinearOperator(dense.tensor) + RootLinearOperator(thin)).__dict__["_memoize_cache"]) is _Roots
