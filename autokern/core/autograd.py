@@ -115,7 +115,7 @@ def has_duals() -> bool:
 
 def readable(*tensors: torch.Tensor) -> bool:
     """Whether NumPy can read these tensors of the CPU without losing anything that autograd knows of them."""
-    return not has_duals() and not any(t._is_zerotensor() for t in tensors)
+    return not has_duals() and not any(t._is_zerotensor() or t.is_inference() for t in tensors)
 
 
 def spent_by_backward(backward: Callable[..., Any]) -> Callable[..., Any]:

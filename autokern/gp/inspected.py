@@ -225,6 +225,8 @@ class Inspected:
         tensor = self._hold(owner, "_parameters", name)
         if tensor is None or tensor.shape != (*self.batch, *shape):
             raise UnreadError(f"a parameter {name} of another shape, or none")
+        if tensor.is_inference():
+            raise UnreadError(f"a parameter {name} made in inference mode")
         if id(tensor) in self._present:
             raise UnreadError(f"a parameter {name} that serves twice")
         known = self.parameters.get(id(tensor))

@@ -145,7 +145,7 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
 
     def _diagonal(self) -> torch.Tensor:
         if self._formed is not None:
-            formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1)
+            formed: torch.Tensor = self._formed.diagonal(dim1=-2, dim2=-1).clone()  # the caller may write into it
             return formed
         with self._as_called():
             if self._variances is None:

@@ -5,7 +5,6 @@ Ops are imported when they are first asked for. The hooks may be installed by th
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,8 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from gpytorch.module import Module
 from linear_operator.operators import LinearOperator
 from linear_operator.utils import cholesky, pinverse
+
+from autokern.kernels.unpatched import HERE, is_ours
 
 __all__ = [
     "exact_call",
@@ -79,11 +80,6 @@ _BYPASSED: tuple[tuple[Any, str], ...] = (
 """What a reading computes in place of, where the class itself defines it."""
 _known = [(vars(kind), name, vars(kind).get(name)) for kind, name in _BYPASSED]
 _noise, _noise_of_tasks = ([(*of, getattr(*of)) for of in several] for several in (_NOISE, _NOISE_OF_TASKS))
-_HERE = os.path.dirname(os.path.abspath(__file__)).removesuffix("gp")
-
-
-_ours: set[Any] = set()
-"""Hooks of autokern that were found in place of something."""
 
 
 def in_place() -> bool:
@@ -107,7 +103,7 @@ def noise_of_tasks_in_place(likelihood: Any) -> bool:
 
 def _inherited(known: list[tuple[Any, str, Any]]) -> bool:
     for kind, name, function in known:
-        if getattr(kind, name) is not function and not _is_ours(getattr(kind, name)):
+        if getattr(kind, name) is not function and not is_ours(getattr(kind, name)):
             return False
     return True
 
@@ -115,16 +111,8 @@ def _inherited(known: list[tuple[Any, str, Any]]) -> bool:
 def hold(known: list[tuple[Any, str, Any]]) -> bool:
     """Whether functions are where they were, by space and name, or hooks of autokern in their place."""
     for space, name, function in known:
-        if space.get(name) is not function and not _is_ours(space.get(name)):
+        if space.get(name) is not function and not is_ours(space.get(name)):
             return False
-    return True
-
-
-def _is_ours(function: Any) -> bool:
-    if function not in _ours:
-        if not getattr(function, "__code__", _NONE).co_filename.startswith(_HERE):
-            return False
-        _ours.add(function)
     return True
 
 
@@ -132,7 +120,7 @@ def undisturbed(space: Any, name: str, file: str | None) -> Any:
     """Return a function or property of a class or module if it is the code of a file or a hook of autokern."""
     found = space.get(name)
     path = getattr(getattr(found, "fget", found), "__code__", _NONE).co_filename
-    return found if path and (path == file or path.startswith(_HERE)) else None
+    return found if path and (path == file or path.startswith(HERE)) else None
 
 
 _NONE = in_place.__code__.replace(co_filename="")

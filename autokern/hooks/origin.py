@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import gpytorch
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
 from linear_operator.operators import BatchRepeatLinearOperator
@@ -70,7 +71,12 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
 
     Fantasies use the kernel of a `parent`; their model has a copy of it.
     """
-    kernel = theirs = kernel_in(strategy.train_prior_dist.lazy_covariance_matrix)
+    prior = strategy.train_prior_dist
+    if type(prior) not in (MultivariateNormal, MultitaskMultivariateNormal):
+        return False  # one of another class may define its mean
+    if any(p.is_inference() for p in model.parameters()):
+        return False  # autograd keeps none of those
+    kernel = theirs = kernel_in(prior.lazy_covariance_matrix)
     if parent is not None:
         names = [name for name, module in parent.named_modules() if module is theirs]
         kernel = model.get_submodule(names[0]) if names else None

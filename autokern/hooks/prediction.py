@@ -50,7 +50,8 @@ _stock_priors = ExactGP._get_test_prior_mean_and_covariances
 @hook(ExactGP, "_get_test_prior_mean_and_covariances")
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
-    strategy = None if kwargs or stay_out_of_models() else origin.ours(self)
+    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or stay_out_of_models()
+    strategy = None if odd else origin.ours(self)
     if strategy is None:
         origin.made(None)  # the effect of keywords or modes is unknown
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
@@ -216,7 +217,7 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
-    if found == ORDERED or not _grows(self, kwargs) or stay_out_of_models():
+    if found == ORDERED or not _grows(self, targets, kwargs) or stay_out_of_models():
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)
         return found
@@ -226,11 +227,15 @@ def _get_fantasy_strategy(
     return grown
 
 
-def _grows(strategy: Any, kwargs: dict[str, Any]) -> bool:
+def _grows(strategy: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
     """Whether autokern makes a fantasy: its strategy is adopted, and the model holds all inputs.
 
-    Noise that the likelihood does not keep is in the caches only, so they cannot be computed anew.
+    Noise that the likelihood does not keep is in the caches only, so they cannot be computed anew. Noise that is not
+    one of each target is ignored, or refused, by the library.
     """
+    noise = kwargs.get("noise")
+    if noise is not None and (noise.dim() > targets.dim() or noise.shape[-1:] != targets.shape[-1:]):
+        return False
     if not origin.is_ours(strategy) or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
     return not kwargs or (kwargs.keys() == {"noise"} and _keeps_noise(strategy.likelihood))

@@ -18,6 +18,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import each_cotangent
+from autokern.kernels.unpatched import record, unpatched
 
 __all__ = [
     "TINY",
@@ -146,6 +147,7 @@ class Family(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self
         for kernel in self.kernels:
+            record(kernel)
             _OF_KERNEL.setdefault(kernel, []).append(self)
 
     @property
@@ -214,9 +216,10 @@ def known_family(name: str) -> Family | None:
 
 def family_of(kernel: Kernel) -> Family | None:
     """Return the family that is the formula of a kernel, by exact class and forward, or None."""
-    if not OWN.isdisjoint(kernel.__dict__):
+    known = _OF_KERNEL.get(type(kernel))
+    if known is None or not OWN.isdisjoint(kernel.__dict__) or not unpatched(type(kernel)):
         return None
-    return next((f for f in _OF_KERNEL.get(type(kernel), ()) if f.matches(kernel)), None)
+    return next((f for f in known if f.matches(kernel)), None)
 
 
 def families(shaped: bool = False) -> list[Family]:

@@ -18,6 +18,7 @@ from gpytorch.kernels.keops import KeOpsKernel
 
 from autokern.kernels.family import OWN, Family, family, family_of
 from autokern.kernels.far import centre_of, reach
+from autokern.kernels.unpatched import unpatched
 
 __all__ = [
     "BRANCHES",
@@ -39,6 +40,7 @@ _MOST_DIFFERENCES = 2**24
 """Elements above which differences of all points are not formed."""
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}
 """The kind of node that each branching gpytorch kernel is."""
+_NODES = {ConstantKernel, MultiDeviceKernel, ScaleKernel, *BRANCHES}
 
 
 class Node(NamedTuple):
@@ -105,6 +107,8 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
         return None
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
+    if kind not in _NODES or not unpatched(kind):
+        return None
     if kind is ConstantKernel:
         return Node("constant")
     if kind is MultiDeviceKernel:  # without devices to share its matrix it is the kernel in it
@@ -113,10 +117,8 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
     if kind is ScaleKernel:
         inner = form(kernel.base_kernel, keops)
         return None if inner is None else Node("scale", children=(inner,))
-    if kind in BRANCHES:
-        children = tuple(form(child, keops) for child in kernel.kernels)
-        return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
-    return None
+    children = tuple(form(child, keops) for child in kernel.kernels)
+    return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
 
 
 def family_name(kernel: Kernel) -> str | None:
