@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import LinearOperator, to_linear_operator
+from linear_operator.operators import LinearOperator, SumLinearOperator, to_linear_operator
 from linear_operator.utils.getitem import _is_noop_index
 
 from autokern.gp.frozen import frozen
 from autokern.kernels import tree as trees
 
-__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel", "evaluated"]
+__all__ = ["Explains", "PosteriorCovariance", "by_blocks", "by_kernel", "evaluated", "less"]
 
 _BYTES = 2**22
 """Blocks of rows of a matrix that is kept are as large as this: their temporaries stay near the caches."""
@@ -57,6 +57,11 @@ def evaluated(covariance: Any) -> torch.Tensor:
     with torch.set_grad_enabled(covariance._is_grad_enabled):
         matrix: torch.Tensor = covariance.kernel.forward(covariance.x1, covariance.x2)
     return matrix
+
+
+def less(own: Any, explained: torch.Tensor) -> LinearOperator:
+    """Return a covariance less what is explained, not added up, as the library has it: its diagonal is a new tensor."""
+    return SumLinearOperator(to_linear_operator(own), to_linear_operator(-explained))
 
 
 def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:

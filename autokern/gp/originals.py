@@ -31,6 +31,7 @@ __all__ = [
     "log_prob",
     "noise_in_place",
     "noise_of_tasks_in_place",
+    "predictions_in_place",
     "psd_safe_cholesky",
     "solve",
     "stable_pinverse",
@@ -79,12 +80,21 @@ _BYPASSED: tuple[tuple[Any, str], ...] = (
 )  # fmt: skip
 """What a reading computes in place of, where the class itself defines it."""
 _known = [(vars(kind), name, vars(kind).get(name)) for kind, name in _BYPASSED]
+_predictions = [
+    (vars(DefaultPredictionStrategy), name, vars(DefaultPredictionStrategy).get(name))
+    for name in ("_mean_cache", "exact_predictive_covar", "exact_predictive_mean")
+]
 _noise, _noise_of_tasks = ([(*of, getattr(*of)) for of in several] for several in (_NOISE, _NOISE_OF_TASKS))
 
 
 def in_place() -> bool:
     """Whether all that readings compute in place of is as it was, or a hook of autokern; class by class."""
     return hold(_known) and _inherited(_noise)
+
+
+def predictions_in_place() -> bool:
+    """Whether predictions are what they were: they are computed in place of several methods at once."""
+    return hold(_predictions)
 
 
 def noise_in_place(likelihood: Any) -> bool:

@@ -20,8 +20,9 @@ from linear_operator import settings as library
 from linear_operator.operators import to_linear_operator
 
 from autokern.core.op import inside
-from autokern.gp import factor_cache, memoized
+from autokern.gp import factor_cache, memoized, originals
 from autokern.gp.frozen import frozen, thawed
+from autokern.gp.lazy_covariance import less
 from autokern.gp.query import Query, Update
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
@@ -89,7 +90,8 @@ _stock_prediction = DefaultPredictionStrategy.exact_prediction
 
 @hook(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    if type(test_test_covar) is not LazyEvaluatedKernelTensor or not origin.is_ours(self) or stay_out_of_models():
+    known = type(test_test_covar) is LazyEvaluatedKernelTensor and originals.predictions_in_place()
+    if not known or not origin.is_ours(self) or stay_out_of_models():
         return _stock_prediction(
             self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
         )
@@ -192,7 +194,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
     explained = factor_cache.for_covariances(self, known, fast=False).explained_covariance(rows)
     if isinstance(test_test_covar, torch.Tensor):
         return to_linear_operator(test_test_covar - explained)
-    return test_test_covar + to_linear_operator(-explained)
+    return less(test_test_covar, explained)
 
 
 @unless_it_fails

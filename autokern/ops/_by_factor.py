@@ -11,7 +11,7 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from autokern.core.op import Op
 from autokern.gp import factor_cache
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated
+from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
 from autokern.gp.query import Query
 from autokern.ops import _predict_costs as costs
 from autokern.ops._iterations import or_iterate
@@ -69,7 +69,9 @@ def register(op: Op) -> None:
         """The joint covariance of all test points at once, from the model's one factor."""
         known, rows = factor(query.strategy), evaluated(query.cross)
         mean, explained = _mean(query, known, rows), explains(query, known).explained_covariance(rows, False)
-        return mean, to_linear_operator(evaluated(query.prior) - explained)
+        own = evaluated(query.prior)
+        small = sum(rows.shape[-2:]) <= gpytorch.settings.max_eager_kernel_size.value()
+        return mean, to_linear_operator(own - explained) if small else less(own, explained)
 
     @op.candidate("lazy", accuracy="better", parts=True)
     @or_anew

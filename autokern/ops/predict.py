@@ -26,7 +26,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.lazy_covariance import evaluated
+from autokern.gp.lazy_covariance import evaluated, less
 from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
@@ -235,7 +235,7 @@ def _as_stock(query: Query, known: Conditioned) -> Prediction:
     mean = known.mean(rows) + query.mean
     if not query.fast:
         explained = explains(query, known).explained_covariance(evaluated(rows), False)
-        return mean, to_linear_operator(own - explained) if small else own + to_linear_operator(-explained)
+        return mean, to_linear_operator(own - explained) if small else less(own, explained)
     strategy._last_test_train_covar = rows
     root = rows.matmul(known.root)
     if small:

@@ -88,8 +88,8 @@ MUTATIONS = [
     Mutation(
         "a posterior covariance explains a tenth of a thousandth too much",
         "ops/_by_factor.py",
-        "        return mean, to_linear_operator(evaluated(query.prior) - explained)",
-        "        return mean, to_linear_operator(evaluated(query.prior) - 1.0001 * explained)",
+        "        own = evaluated(query.prior)",
+        "        own = evaluated(query.prior) - 1e-4 * explained",
         "drawn",
     ),
 ]

@@ -1,0 +1,151 @@
+"""Programs of a hostile review: what users patch, subclass and write into has the effect that it has in stock."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from unittest import mock
+
+import pytest
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from support.structured import Regression
+
+import autokern
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:The input matches")]
+
+
+def regression(n=20, kernel=None, likelihood=None, kind=Regression):
+    torch.manual_seed(0)
+    x = torch.rand(n, 2, dtype=torch.float64)
+    return kind(x, (4 * x.sum(-1)).sin(), kernel or ScaleKernel(RBFKernel()), likelihood or GaussianLikelihood())
+
+
+def points(m=3):
+    return torch.rand(m, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def both(work):
+    stock = work()
+    with autokern.enabled():
+        return stock, work()
+
+
+def same(work, bound=1e-9):
+    stock, ours = both(work)
+    for one, other in zip(ours, stock, strict=True):
+        torch.testing.assert_close(one, other, rtol=bound, atol=bound)
+
+
+def halved(stock):
+    return lambda self, *args, **kwargs: stock(self, *args, **kwargs) * 0.5
+
+
+PATCHED = {
+    "rbf": (RBFKernel, "forward", lambda: ScaleKernel(RBFKernel())),
+    "matern": (MaternKernel, "forward", lambda: MaternKernel(2.5)),
+    "scale": (ScaleKernel, "forward", lambda: ScaleKernel(RBFKernel())),
+    "sum": (AdditiveKernel, "forward", lambda: RBFKernel() + MaternKernel(1.5)),
+    "product": (ProductKernel, "forward", lambda: ScaleKernel(RBFKernel() * MaternKernel(1.5))),
+    "distances": (Kernel, "covar_dist", lambda: ScaleKernel(RBFKernel())),
+    "means": (DefaultPredictionStrategy, "exact_predictive_mean", lambda: ScaleKernel(RBFKernel())),
+}
+
+
+@pytest.mark.parametrize(("kind", "name", "kernel"), PATCHED.values(), ids=PATCHED)
+@pytest.mark.parametrize("seen", [False, True], ids=["unseen", "seen"])
+def test_a_class_that_is_patched(kind, name, kernel, seen):
+    def work():
+        model = regression(kernel=kernel())
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+
+        def read():
+            model.train()
+            loss = mll(model(*model.train_inputs), model.train_targets)
+            found = model.eval()(points())
+            return loss, *torch.autograd.grad(loss, list(mll.parameters())), found.mean, found.variance
+
+        if seen:
+            read()
+        with mock.patch.object(kind, name, halved(vars(kind)[name])):
+            found = read()
+        return [*found, model.covar_module(points()).to_dense(), *read()]
+
+    same(work)
+
+
+class Shifted(MultivariateNormal):
+    @property
+    def mean(self):
+        return super().mean + 1
+
+
+class OfShifted(Regression):
+    def forward(self, x):
+        return Shifted(self.mean_module(x), self.covar_module(x))
+
+
+def test_a_distribution_that_defines_its_mean():
+    def work():
+        found = regression(kind=OfShifted).eval()(points())
+        return found.mean, found.variance
+
+    same(work)
+
+
+@pytest.mark.parametrize("n", [20, 600])
+def test_variances_are_the_callers_to_write_into(n):
+    def work():
+        with torch.no_grad():
+            found = regression(n).eval()(points(30))
+            total = found.covariance_matrix.sum()
+            if n == 600:  # a small one is a view in stock, too
+                found.variance.sqrt_()
+            return total, found.variance, found.stddev, found.covariance_matrix.diagonal()
+
+    same(work, 1e-8)
+
+
+def test_a_model_made_in_inference_mode():
+    def work():
+        with torch.inference_mode():
+            model, x = regression(), points()
+        loss = ExactMarginalLogLikelihood(model.likelihood, model)(model(*model.train_inputs), model.train_targets)
+        found = model.eval()(x)
+        graphs = torch.tensor([loss.requires_grad, found.mean.requires_grad, found.variance.requires_grad])
+        return graphs, loss, found.mean, found.variance
+
+    same(work)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, 1), (3, 2)])
+def test_noise_of_fantasies_in_odd_shapes(shape):
+    def work():
+        model = regression(likelihood=FixedNoiseGaussianLikelihood(torch.full((20,), 0.05, dtype=torch.float64))).eval()
+        noise = torch.full(shape, 0.3, dtype=torch.float64)
+        with torch.no_grad(), warnings.catch_warnings(record=True) as told, contextlib.ExitStack() as stack:
+            warnings.simplefilter("always")
+            model(points())
+            if len(shape) > 1:
+                stack.enter_context(pytest.raises(RuntimeError, match="same number of dimensions"))
+            grown = model.get_fantasy_model(points(2), torch.ones(2, dtype=torch.float64), noise=noise)
+            return grown(points(5)).mean, torch.tensor(len({t.category for t in told}))
+        return ()
+
+    same(work, 1e-6)
+
+
+def test_points_of_no_dimension_raise_as_in_stock():
+    def work():
+        model = regression().eval()
+        with pytest.raises(RuntimeError) as raised:
+            model(torch.tensor(0.5, dtype=torch.float64))
+        return str(raised.value)
+
+    stock, ours = both(work)
+    assert ours == stock
