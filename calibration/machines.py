@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from autokern.cli.summary import known, present
 from autokern.cli.tables import by_size
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file
-from autokern.tuning.summary import known, present, summaries
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "machines.md"
@@ -48,7 +48,7 @@ def section(name: str, profile: Profile) -> Iterator[str]:
         ("op", "data on", "dtype", "problems", "gain", "fastest"),
         [
             (f"`{s.op}`", s.device, s.dtype, s.problems, f"{s.speedup:.2f}", by_size(s.fastest, s.crossovers))
-            for s in summaries(profile)
+            for s in known(profile).ops
         ],
     )
     if gpus:

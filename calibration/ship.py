@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autokern.tuning import recorded, summary
+from autokern.cli import summary
+from autokern.tuning import recorded
 from autokern.tuning.recorded import RecordedHost
 from autokern.tuning.store import read_file
 

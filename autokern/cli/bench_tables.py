@@ -11,7 +11,7 @@ from autokern.cli import tables
 from autokern.cli.bench import ABOUT_EXACT, EXACT, Benchmark, Cell, Workload, lost, slower
 from autokern.cli.tables import note, table, times
 from autokern.core.units import duration
-from autokern.tuning.grade import WORTHLESS
+from autokern.tuning.measuring import WORTHLESS
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 

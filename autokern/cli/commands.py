@@ -24,6 +24,7 @@ from autokern.cli import (
     ranks_check,
     report,
     run,
+    summary,
     tables,
 )
 from autokern.cli.console import (
@@ -44,7 +45,7 @@ from autokern.core.units import duration, legible
 from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
 from autokern.system import progress
-from autokern.tuning import calibration, grade, layers, store, summary
+from autokern.tuning import calibration, layers, store
 
 __all__ = [
     "app",
@@ -104,8 +105,7 @@ def show(
     if found.winners:
         tables.show(tables.winners(found.winners))
     tables.show_known(found, "fastest candidates; sizes are of single matrices without gradients, counts of problems")
-    lines = [f"{word}: {grade.GRADES[word]}" for word in sorted({row.grade for row in found.ops} - {"good"})]
-    lines += [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
+    lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
     lines += [f"{tables.counted(found.learnt, 'problem')} learnt from use"] if found.learnt else []
     when = found.created.replace("T", " ").replace("Z", " UTC")
     tables.show(*map(tables.note, [*lines, f"last measured {when}, {layers.origin(settings, found.fingerprint)}"]))

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from autokern.cli import doctor, quiet, tables
+from autokern.cli import doctor, quiet, summary, tables
 from autokern.cli.console import (
     BUDGET,
     Full,
@@ -28,7 +28,7 @@ from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
 from autokern.system import load
-from autokern.tuning import calibration, layers, plans, store, summary
+from autokern.tuning import calibration, layers, plans, store
 from autokern.tuning import workload as workloads
 
 _LONGEST = 86_400.0

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import stat
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from autokern.system.files import Folder
 from autokern.system.load import Load
 from autokern.system.progress import Progress, silent
 from autokern.system.subprocess_probe import PROGRAMS, Answer, Probe
-from autokern.tuning import layers, store, summary, timer
-from autokern.tuning.grade import grades
+from autokern.tuning import layers, store, timer
 
 for _name in ("hooks", "plugins"):
     PROGRAMS[_name] = Path(__file__).with_name("probe_programs") / f"try_{_name}.py"
@@ -180,15 +178,13 @@ def _profile(settings: Settings, where: Path) -> Finding:
             return Finding("profile", "note", text, advice)
         return Finding("profile", "note", text, "`autokern calibrate` takes 20 s; else long programs measure")
     ops = len({trial.problem.op for trial in kept.trials})
-    text = f"{len(kept.trials)} problems of {ops} ops, last measured {kept.created[:10]}"
-    text += origin
+    disturbed = sum(trial.disturbed for trial in kept.trials)
+    told = f", {disturbed} disturbed" if disturbed else ""
+    text = f"{len(kept.trials)} problems of {ops} ops{told}, last measured {kept.created[:10]}{origin}"
     if kept.banned:
         text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
-    words = Counter(grade.grade for grade in grades(summary.present(kept)).values())
-    if poor := words.total() - words["good"]:
-        text += f"; graded {', '.join(f'{count} {word}' for word, count in words.most_common())}"
-        advice = f"`autokern calibrate` on a quiet machine measures more of the {poor} that are not good"
-        return Finding("profile", "note", text, advice)
+    if quiet.disturbed(kept.trials):
+        return Finding("profile", "note", text, "`autokern calibrate` on a quiet machine measures these again")
     if bad := sum(name.endswith(".bad") for name in names):
         return Finding("profile", "note", f"{text}; {bad} damaged files put aside", "`autokern clear` removes them")
     return Finding("profile", "ok", text)
@@ -210,7 +206,7 @@ def _threads(settings: Settings) -> Finding:
 
 def _load(found: Load) -> Finding:
     if found.crowded(torch.get_num_threads()):
-        advice = "what is measured now is graded `disturbed`; measure when others have left the cores"
+        advice = "what is measured now counts as disturbed; measure when others have left the cores"
         return Finding("load", "note", str(found), advice)
     return Finding("load", "ok", str(found))
 

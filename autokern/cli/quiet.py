@@ -1,29 +1,30 @@
 """Quiet: a calibration from the command line notices that others use the cores, says so, and waits for a while.
 
-Waiting takes a share of the budget. What is measured on a busy machine is graded, and a run of which nothing can be
+Waiting takes a share of the budget. What is measured on a busy machine is judged, and a run of which nothing can be
 trusted ends with a finding.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from autokern.core.registry import get, registered
 from autokern.system import threads
 from autokern.system.load import Load, Watch
 from autokern.tuning.calibration import DTYPES
-from autokern.tuning.grade import Grade, grades
 from autokern.tuning.plans import contenders
-from autokern.tuning.profile import Profile, group_key
+from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key
 
-__all__ = ["look", "verdict", "wait"]
+__all__ = ["disturbed", "look", "verdict", "wait"]
 
 _SHARE, _LONGEST = 0.25, 60.0
 """Part of the budget, and most seconds, that waiting takes."""
 _LOOK, _STEP = 0.25, 1.0
 """Seconds of the first look at the machine, and of each further one."""
+_NOISY = 0.2
+"""Standard error of the log ratio of the fastest candidate, median over trials: that of a single round is 0.25."""
 
 
 def look(seconds: float = _LOOK) -> Load:
@@ -73,22 +74,36 @@ def verdict(before: Profile, after: Profile, ops: Iterable[str] | None, found: L
         return "", True
     names = {op.name for op in registered()} if ops is None else set(ops)
     known = {trial.problem: trial for trial in before.trials}
-    new = [t.problem for t in after.trials if t.problem.op in names and t != known.get(t.problem)]
-    there = grades(after)
-    if not new and all(_is_known(name, there) for name in names):
+    groups: dict[tuple[str, str, str], list[Trial]] = {}
+    for trial in after.trials:
+        groups.setdefault(trial.problem.group, []).append(trial)
+    complete = {group for group, of in groups.items() if len(of) >= ENOUGH or group_key(*group) in after.levels}
+    settled = {group: of for group, of in groups.items() if group in complete and not disturbed(of)}
+    new = [t for t in after.trials if t.problem.op in names and t != known.get(t.problem)]
+    if not new and all(_is_known(name, groups, settled) for name in names):
         return f"nothing was left to measure; meanwhile {found}", True
-    words = Counter(there[key].grade for key in {group_key(*problem.group) for problem in new})
-    told = ", ".join(f"{count} {word}" for word, count in words.items()) or "none"
-    again = "`autokern calibrate` measures again when the machine is quiet"
-    if words["good"]:
-        return f"meanwhile {found}: groups measured are graded {told}; {again}", True
-    return f"nothing trustworthy was measured: meanwhile {found}. Groups measured are graded {told}; {again}", False
+    told = f"meanwhile {found}: {len(new)} problems measured, {sum(t.disturbed for t in new)} disturbed; "
+    told += "`autokern calibrate` measures again when the machine is quiet"
+    good = {group for group, of in settled.items() if statistics.median(map(_noise, of)) <= _NOISY}
+    if any(trial.problem.group in good for trial in new):
+        return told, True
+    return f"nothing trustworthy was measured: {told}", False
 
 
-def _is_known(name: str, there: Mapping[str, Grade]) -> bool:
+def disturbed(trials: Sequence[Trial]) -> bool:
+    """Whether others disturbed more than a third of some trials."""
+    return 3 * sum(trial.disturbed for trial in trials) > len(trials)
+
+
+def _is_known(name: str, groups: Iterable[tuple[str, str, str]], settled: Container[tuple[str, str, str]]) -> bool:
     """Whether all groups of an op were measured often enough and undisturbed, or it leaves no choice."""
-    words = {grade.grade for key, grade in there.items() if key.partition("/")[0] == name}
-    if words:
-        return words.isdisjoint({"few", "disturbed"})
+    if there := [group for group in groups if group[0] == name]:
+        return all(group in settled for group in there)
     op = get(name)
     return all(len(contenders(op, problem, "quick")) < 2 for d in DTYPES for problem in op.grid("quick", d, "cpu"))
+
+
+def _noise(trial: Trial) -> float:
+    """Return the standard error of the log ratio of the fastest candidate."""
+    others = (timing for name, timing in trial.timings.items() if name != "stock")
+    return min(others, key=lambda timing: timing.ratio, default=Timing(1.0)).noise

@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from autokern.cli.doctor import Finding
+from autokern.cli.summary import Known, Rough, Summary, Winner
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, legible
 from autokern.tuning.profile import Ban, Crossover
-from autokern.tuning.summary import Known, Rough, Summary, Winner
 
 _GAIN, _LOSS = 1.05, 0.95
 _MOST_STEPS = 5
@@ -112,16 +112,14 @@ def by_size(fastest: str, crossovers: Sequence[Crossover]) -> str:
 
 
 def summaries(found: Sequence[Summary], title: str) -> RenderableType:
-    """Return a line for each op, device and dtype; with grades unless all are good."""
-    doubt = any(row.grade != "good" for row in found)
+    """Return a line for each op, device and dtype."""
     rows: list[tuple[str | Text, ...]] = []
     for op, row in zip(once(row.op for row in found), found, strict=True):
         words = Text(by_size(row.fastest, row.crossovers))
         if row.banned:
             words.append(f"  banned: {', '.join(row.banned)}", style="red")
-        grade = [Text(row.grade, style="" if row.grade == "good" else "yellow")] * doubt
-        rows.append((op, f"{row.device} {row.dtype}", str(row.problems), *grade, times(row.speedup), words))
-    return table(title, ("op", "on", ">problems", *["grade"] * doubt, ">× stock", "fastest by size"), rows)
+        rows.append((op, f"{row.device} {row.dtype}", row.measured, times(row.speedup), words))
+    return table(title, ("op", "on", ">problems", ">× stock", "fastest by size"), rows)
 
 
 def sizes(problem: Problem) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from autokern.core.errors import AutokernError
 
-__all__ = ["axes", "frame", "require", "table"]
+__all__ = ["axes", "frame", "portrait", "require", "table"]
 
 _MOST = 40
 """Rows that a notebook shows."""
@@ -61,6 +61,11 @@ def axes(given: Any) -> Any:
         If matplotlib is not installed.
     """
     return _installed("matplotlib.pyplot", "plot()").subplots(layout="constrained")[1] if given is None else given
+
+
+def portrait(part: str, *given: Any) -> Any:
+    """Return what a function of the command line's module of portraits, imported at the call, makes of a profile."""
+    return getattr(importlib.import_module("autokern.cli.portrait"), part)(*given)
 
 
 def require(names: Iterable[str], what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import torch
@@ -13,14 +13,15 @@ from autokern.core.problem import Problem
 from autokern.system import host, memory_limit
 from autokern.tuning import timer
 from autokern.tuning.accuracy import gradient_errors, relative_error, truth
-from autokern.tuning.grade import trusted
 from autokern.tuning.profile import Ban, Timing
 from autokern.tuning.trial import Trialled, trial
 
-__all__ = ["Measurer"]
+__all__ = ["WORTHLESS", "Measurer", "trusted"]
 
 _log = logging.getLogger("autokern")
 
+WORTHLESS = 0.3
+"""Share of waiting for a core above which a timing is not kept."""
 _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _CHECKED_ELEMENTS = 300_000
@@ -134,6 +135,12 @@ class Measurer:
         _log.info("banned %s.%s on this host: %s", op.name, candidate.name, reason)
         self._out.add((op.name, candidate.name, problem.dtype, problem.device))
         self.banned.append(Ban(op.name, candidate.name, problem.dtype, problem.device, reason))
+
+
+def trusted(timings: Mapping[str, Timing]) -> dict[str, Timing]:
+    """Return the timings that tell something: none where stock itself was disturbed, or no other is left."""
+    kept = {name: t for name, t in timings.items() if t.disturbed <= WORTHLESS}
+    return kept if "stock" in kept and len(kept) > 1 else {}
 
 
 def _kind(candidate: Candidate, problem: Problem) -> tuple[object, ...]:

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from autokern.core import shown
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.core.tool import Tool
-from autokern.tuning.portrait import Portrayed
 
 SCHEMA = 1
 
@@ -143,7 +143,7 @@ def dated(ago: float = 0.0) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
 
 
-class Profile(Portrayed, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The measurements of one host.
 
     Parameters
@@ -179,6 +179,42 @@ class Profile(Portrayed, msgspec.Struct, kw_only=True, omit_defaults=True, forbi
     fruitless: dict[str, str] = msgspec.field(default_factory=dict)
     created: str = ""
     schema: int = SCHEMA
+
+    def __repr__(self) -> str:
+        if not self.trials:
+            return "Profile(nothing measured)"
+        ops, when = len({t.problem.op for t in self.trials}), self.created and f", last on {self.created[:10]}"
+        return f"Profile({len(self.trials)} problems of {ops} ops{when}, host {self.fingerprint[:8] or 'unknown'})"
+
+    def _repr_html_(self) -> str:
+        return str(shown.portrait("html", self))
+
+    def to_frame(self) -> Any:
+        """Return a pandas data frame with a row for each problem and candidate; times in seconds.
+
+        Raises
+        ------
+        AutokernError
+            If pandas is not installed.
+        """
+        return shown.portrait("frame", self)
+
+    def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:
+        """Draw the time of each candidate over the size, for the kind of problem of an op that has most sizes.
+
+        Parameters
+        ----------
+        op, device, dtype : str
+            Op, device kind and dtype.
+        ax : matplotlib axes, optional
+            Where to draw; by default new axes, which are returned.
+
+        Raises
+        ------
+        AutokernError
+            If nothing of the kind was measured, or matplotlib is not installed.
+        """
+        return shown.portrait("plot", self, op, device, dtype, ax)
 
     def merge(self, other: Profile) -> Profile:
         """Return a profile with the trials of both; for a problem in both, see `Trial.updated`."""

@@ -16,6 +16,7 @@ from linear_operator.utils.warnings import NumericalWarning
 import autokern
 from autokern.backends import mixed
 from autokern.backends.lower_precision import in_lower_precision
+from autokern.cli import summary
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.feasibility import Feasibility
@@ -31,7 +32,7 @@ from autokern.ops._quadratic_forms import factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.runtime import dispatch, first_use, spotcheck
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
-from autokern.tuning import accuracy, summary
+from autokern.tuning import accuracy
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
@@ -206,7 +207,7 @@ def test_what_lower_precision_gains_is_shown_apart_from_the_fastest():
     (row,) = summary.rough(found)
     assert (row.candidate, row.problems, row.speedup) == ("rough", 2, pytest.approx(5.0))
     assert row.relative_error == pytest.approx(2e-5)
-    (line,) = summary.summaries(found)
+    (line,) = summary.summaries(found, summary.winners(found))
     assert (line.fastest, line.speedup) == ("cpu", pytest.approx(2.0))
     assert {winner.candidate for winner in summary.winners(found)} == {"cpu"}
     assert found.thresholds("qr") == []
@@ -222,10 +223,10 @@ def test_the_fastest_candidates_are_counted_where_none_always_wins():
         )
         for k, name in enumerate(winners, 1)
     ]
-    (line,) = summary.summaries(Profile(trials=trials))
+    (line,) = summary.summaries(found := Profile(trials=trials), summary.winners(found))
     assert line.won == {"fused": 3, "arrays": 2, "merged": 1, "recursive": 1, "stock": 1}
     assert line.fastest == "fused (3 of 8), arrays (2), merged (1), recursive (1), 1 more"
-    (line,) = summary.summaries(Profile(trials=trials[:1]))
+    (line,) = summary.summaries(found := Profile(trials=trials[:1]), summary.winners(found))
     assert line.fastest == "fused"
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import autokern
-from autokern.cli import quiet, tables
+from autokern.cli import quiet, summary, tables
 from autokern.cli import run as runner
 from autokern.cli.commands import app
 from autokern.core import units
@@ -21,7 +21,7 @@ from autokern.core.problem import Problem
 from autokern.core.registry import registered
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.tuning import grade, store
+from autokern.tuning import measuring, store
 from autokern.tuning.profile import Ban, Profile, Timing, Trial
 
 
@@ -226,7 +226,7 @@ def test_calibrate_says_where_no_problem_has_a_choice(run, make_op):
 
 def test_a_second_calibration_measures_only_what_the_first_one_left_and_what_is_new(run, make_op, monkeypatch):
     monkeypatch.setattr(quiet, "verdict", lambda *_: ("", True))  # others may use the cores
-    monkeypatch.setattr(grade, "WORTHLESS", 2.0)
+    monkeypatch.setattr(measuring, "WORTHLESS", 2.0)
     op = make_op("tiny")
     op.candidate("stock")(lambda a: 2 * a)
     op.candidate("other")(lambda a: a + a)
@@ -399,8 +399,6 @@ def test_run_leaves_options_behind_the_program_to_it():
 
 
 def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
-    from autokern.tuning import summary
-
     monkeypatch.setenv("COLUMNS", "80")
     profile = _profile()
     problem = Problem(op="kernel_matrix", m=4000, n=4000, d=32, variant="matern52/cross/ard", grad="theta/x", batch=256)

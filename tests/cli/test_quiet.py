@@ -12,7 +12,7 @@ from autokern.cli import commands, commands_calibrate, quiet
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.system.load import Load
-from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.profile import QUIET, Profile, Timing, Trial
 
 
 @pytest.fixture
@@ -28,10 +28,11 @@ def clock(monkeypatch):
     return made
 
 
-def _profile(count: int) -> Profile:
-    trials = [
-        Trial(Problem(op="qr", m=n, n=n), {"stock": Timing(1.0), "a": Timing(0.5, 0.5)}) for n in range(1, count + 1)
-    ]
+def _profile(count: int, disturbed: int = 0, noise: float = 0.01) -> Profile:
+    trials = []
+    for n in range(1, count + 1):
+        stock = Timing(1.0, disturbed=0.2 if n <= disturbed else QUIET)
+        trials.append(Trial(Problem(op="qr", m=n, n=n), {"stock": stock, "a": Timing(0.5, 0.5, noise)}))
     return Profile(trials=trials)
 
 
@@ -79,10 +80,10 @@ def test_verdicts(clock):
     told, trusted = quiet.verdict(Profile(), few, None, full)
     assert not trusted
     assert told.startswith("nothing trustworthy was measured: meanwhile others use 1.9 of 2 cores")
-    assert "1 few" in told
+    assert "3 problems measured, 0 disturbed" in told
     told, trusted = quiet.verdict(few, many, None, full)
     assert trusted
-    assert "1 good" in told
+    assert "5 problems measured" in told
     assert quiet.verdict(many, many, None, full)[1] is False  # nothing came of it
     assert quiet.verdict(Profile(), many, ["cholesky"], full)[1] is False
     told, trusted = quiet.verdict(many, many, ["qr"], full)
@@ -90,6 +91,12 @@ def test_verdicts(clock):
     assert told.startswith("nothing was left to measure; meanwhile others use")
     assert quiet.verdict(many, many, ["qr", "eigh"], full)[1], "one candidate of eigh serves here: there is no choice"
     assert quiet.verdict(few, few, ["qr"], full)[1] is False
+    complete = Profile(trials=few.trials, levels={"qr/float64@cpu": "quick"})  # a grid may be as small
+    assert quiet.verdict(Profile(), complete, None, full)[1]
+    assert quiet.verdict(Profile(), _profile(9, disturbed=3), None, full)[1]
+    told, trusted = quiet.verdict(Profile(), _profile(9, disturbed=4), None, full)
+    assert ("9 problems measured, 4 disturbed" in told, trusted) == (True, False)
+    assert quiet.verdict(Profile(), _profile(9, noise=0.25), None, full)[1] is False
 
 
 def test_calibrate_ends_with_a_finding_where_nothing_can_be_trusted(monkeypatch):
@@ -108,7 +115,7 @@ def test_calibrate_ends_with_a_finding_where_nothing_can_be_trusted(monkeypatch)
     assert result.exit_code == 1
     assert "waiting up to 1 s" in result.stderr
     assert "nothing trustworthy" in result.stderr
-    assert "few" in result.stdout
+    assert "2 problems measured, 0 disturbed" in result.stderr
     assert asked[0] <= 3.1
     result = CliRunner().invoke(commands.app, ["calibrate", "--no-wait", "--budget", "4"], prog_name="autokern")
     assert "waiting" not in result.stderr

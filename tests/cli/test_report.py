@@ -25,14 +25,14 @@ from autokern.cli.bench import Benchmark, Cell, Row, Verdict, Workload
 from autokern.cli.commands import app
 from autokern.cli.report import program, render
 from autokern.cli.report.benchmark import of_benchmark
-from autokern.cli.report.page import Page, Section, Table, drawn, without_paths
+from autokern.cli.report.page import Page, Section, Table, without_paths
+from autokern.cli.report.sweep import sweep
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import AutokernError, MemoryBudgetError
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning.profile import Timing, Trial
-from autokern.tuning.sweep import sweep
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "calibration" / "hosts" / "amd-epyc.json"
@@ -193,20 +193,20 @@ def test_a_sweep_keeps_the_shape_and_leaves_out_what_does_not_fit():
 
     tall, timings = Problem(op="qr", m=500, n=50), {"stock": Timing(1.0)}
     trials = [Trial(p, timings) for p in (tall, tall.replace(m=100, n=100), tall.replace(dtype="float32"))]
-    found = sweep(tall, 10, 5000, decide, trials)
-    stock, other = found.curves
-    assert (stock.sizes[0], stock.sizes[-1] <= 500, len(stock.sizes) > 15) == (10, True, True)
-    assert stock.measured == [(50, 1.0)]
-    assert (stock.low, stock.high) == (stock.seconds, stock.seconds)
+    found = sweep(tall, 10, 5000, decide, trials, [50])
+    stock, other = found.lines
+    assert (stock.x[0], stock.x[-1] <= 500, len(stock.x) > 15) == (10, True, True)
+    assert stock.points == [(50, 1.0)]
+    assert (stock.low, stock.high) == (stock.y, stock.y)
     assert other.low[0] < 2.0 < other.high[0]
     assert [(a <= b, name) for a, b, name in found.choices] == [(True, "stock"), (True, "cdist")]
-    plot = drawn(found, [50])
-    assert plot.title.endswith("; m = 10 n")
-    assert [line.stock for line in plot.lines] == [True, False]
+    assert other.note.startswith("runs at n = ")
+    assert found.title.endswith("; m = 10 n")
+    assert found.marks == [50]
+    assert (stock.stock, other.stock) == (True, False)
     square = sweep(tall.replace(m=50), 7, 7, decide)
     assert square.choices == [(7, 7, "stock")]
-    wide = sweep(tall.replace(m=3), 10, 40, decide)
-    assert wide.problem.m == 3
+    assert sweep(tall.replace(m=3), 10, 40, decide).title.endswith("; m = 3")
 
 
 @pytest.mark.parametrize("count", [1, 9, 40])

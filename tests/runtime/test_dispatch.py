@@ -24,7 +24,7 @@ from autokern.core.settings import Settings
 from autokern.runtime import dispatch, first_use, overlay
 from autokern.runtime import session as session_module
 from autokern.system import host
-from autokern.tuning import grade, policy, store
+from autokern.tuning import measuring, policy, store
 from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -691,7 +691,7 @@ def test_an_op_of_which_nothing_can_be_measured_in_time_is_left_alone_for_a_day(
 
 
 def test_an_interrupted_calibration_keeps_what_was_measured(make_op, measured, monkeypatch):
-    monkeypatch.setattr(grade, "WORTHLESS", 2.0)  # others may use the cores
+    monkeypatch.setattr(measuring, "WORTHLESS", 2.0)  # others may use the cores
     toy = Toy(make_op)
     calls, kept = [], []  # by chance it is the fastest and serves later calls
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autokern.tuning import grade, timer
+from autokern.tuning import measuring, timer
 from autokern.tuning.policy import NOISE
 from autokern.tuning.timer import compare, once, standard_error
 
@@ -349,7 +349,7 @@ def test_a_reference_that_waits_for_a_core_gives_no_confident_ratio(clock):
     assert found["stock"].disturbed > 0.9
     assert found["fast"].disturbed > 0.9
     assert abs(math.log(found["fast"].ratio / 0.5)) < 1.7 * found["fast"].noise
-    assert grade.trusted(found) == {}
+    assert measuring.trusted(found) == {}
 
 
 def test_undisturbed_rounds_count_where_there_are_enough(clock):
@@ -358,7 +358,7 @@ def test_undisturbed_rounds_count_where_there_are_enough(clock):
     found = compare(calls, rounds=(5, 9), min_time=0, warm={"stock": 2e-3, "fast": 1e-3})
     assert found["fast"].ratio == pytest.approx(0.5)
     assert (found["stock"].disturbed, found["fast"].disturbed) == (0.0, 0.0)
-    assert set(grade.trusted(found)) == {"stock", "fast"}
+    assert set(measuring.trusted(found)) == {"stock", "fast"}
 
 
 def test_a_disturbed_comparison_takes_more_rounds_and_then_ends(clock):

@@ -10,7 +10,7 @@ from autokern.cli.report import machine
 from autokern.cli.report.page import Line, Page, Plot, Section, Table, Tile, without_paths
 from autokern.core.units import duration
 from autokern.system import host
-from autokern.tuning.grade import WORTHLESS
+from autokern.tuning.measuring import WORTHLESS
 
 __all__ = ["of_benchmark"]
 

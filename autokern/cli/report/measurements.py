@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autokern.cli.report import machine
-from autokern.cli.report.page import Page, Plot, Section, Table, Tile, drawn, without_paths
+from autokern.cli.report.page import Page, Plot, Section, Table, Tile, without_paths
+from autokern.cli.report.sweep import commonest, sweep
+from autokern.cli.summary import Known
 from autokern.core.units import duration
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.tuning.grade import GRADES
-from autokern.tuning.profile import Profile, Trial
-from autokern.tuning.summary import Known
-from autokern.tuning.sweep import commonest, sweep
+from autokern.tuning.profile import Profile
 
 __all__ = ["of_profile"]
 
@@ -38,15 +37,14 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
         words = ", ".join([*crossings, row.crossovers[-1].above]) if row.crossovers else row.fastest
         banned = f"; banned: {', '.join(row.banned)}" if row.banned else ""
         place = f"{row.device}\N{NO-BREAK SPACE}{row.dtype}"
-        rows.append([row.op, place, f"{row.problems:,}", row.grade, f"{row.speedup:.2f}", words + banned])
+        rows.append([row.op, place, row.measured, f"{row.speedup:.2f}", words + banned])
     longest = max(speedups, default=0.0)
-    columns = ["op", "on", ">problems", "grade", ">× stock", "fastest by size"]
+    columns = ["op", "on", ">problems", ">× stock", "fastest by size"]
     bars = [max(value, 0.0) / longest if longest > 0 else 0.0 for value in speedups]
-    grades = [f"{word}: {GRADES[word]}" for word in sorted({row.grade for row in found.ops})]
     notes = [
         "× stock is the geometric mean, over the problems measured, of stock's time over that of the fastest "
-        "candidate; sizes are of single matrices without gradients, counts of problems.",
-        *grades,
+        "candidate; sizes are of single matrices without gradients, counts of problems. Disturbed: other programs used "
+        "the cores meanwhile."
     ]
     sections = [
         Section(title="Fastest candidates", tables=[Table(columns, rows, bars, "gain over stock")], notes=notes)
@@ -67,19 +65,15 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
 def _plots(profile: Profile, found: Known) -> list[Section]:
     """Return a plot of each op, device and dtype: the kind of problem of which most sizes were measured."""
     there = set(host.current().devices)
-    groups: dict[tuple[str, str, str], list[Trial]] = {}
-    for trial in profile.trials:
-        groups.setdefault((trial.problem.op, trial.problem.device, trial.problem.dtype), []).append(trial)
     plots: list[Plot] = []
     for row in found.ops:
-        chosen = commonest(groups.get((row.op, row.device, row.dtype), ()))
+        chosen = commonest(profile.trials, (row.op, row.dtype, row.device))
         if row.device not in there or not chosen:
             continue
         sizes = [trial.problem.n for trial in chosen]
         low, high = (min(sizes), max(sizes)) if len(set(sizes)) > 1 else (max(2, sizes[0] // 4), sizes[0] * 4)
-        swept = sweep(chosen[len(chosen) // 2].problem, low, high, dispatch.explain, profile.trials)
-        if any(len(curve.sizes) > 1 for curve in swept.curves):
-            plots.append(drawn(swept))
+        plot = sweep(chosen[len(chosen) // 2].problem, low, high, dispatch.explain, profile.trials)
+        plots += [plot] if any(len(line.x) > 1 for line in plot.lines) else []
     note = (
         "Predicted time of a call over its size, both logarithmic, for the kind of problem of which most sizes were "
         "measured. A band is one standard deviation of a candidate's ratio to stock; dots are measurements; the strip "

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 import msgspec
 
-from autokern.tuning.sweep import Sweep
-
-__all__ = ["Card", "Line", "Page", "Plot", "Section", "Table", "Tile", "drawn", "without_paths"]
+__all__ = ["Card", "Line", "Page", "Plot", "Section", "Table", "Tile", "without_paths"]
 
 _PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
 
@@ -112,24 +109,3 @@ def without_paths(text: str) -> str:
     'no compiler in …; matern52/same/ard'
     """
     return _PATH.sub("…", text)
-
-
-def drawn(found: Sweep, marks: Iterable[int] = ()) -> Plot:
-    """Return the plot of a sweep."""
-    lines = []
-    for curve in found.curves:
-        ranges = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b, name in found.choices if name == curve.candidate]
-        line = Line(
-            name=curve.candidate, x=list(map(float, curve.sizes)), y=curve.seconds, low=curve.low, high=curve.high,
-            points=[(float(n), seconds) for n, seconds in curve.measured], stock=curve.candidate == "stock",
-            note=f"runs at n = {', '.join(ranges)}" if ranges else "",
-        )  # fmt: skip
-        lines.append(line)
-    lines.sort(key=lambda line: (not line.stock, not line.note))  # stable: then those fastest at the smallest size
-    p = found.problem
-    shape = "" if p.m == p.n else f"; m = {p.m / p.n:.3g} n" if p.m > p.n else f"; m = {p.m:,}"
-    choices = [(float(a), float(b), name) for a, b, name in found.choices]
-    return Plot(
-        title=p.family + shape, xlabel="n", ylabel="time of a call", lines=lines, choices=choices,
-        marks=[float(n) for n in sorted(set(marks))],
-    )  # fmt: skip

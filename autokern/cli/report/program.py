@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import msgspec
 
 from autokern.cli.report import machine
-from autokern.cli.report.page import Card, Page, Plot, Section, Table, Tile, drawn, without_paths
+from autokern.cli.report.page import Card, Page, Plot, Section, Table, Tile, without_paths
+from autokern.cli.report.sweep import kind, sweep
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, sized
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.tuning.sweep import kind, sweep
 
 __all__ = ["of_program"]
 
@@ -226,9 +226,8 @@ def _crossovers(found: Served) -> list[Section]:
         problem = max(of, key=lambda row: row[1])[0]
         sizes = [p.n for p, _ in of if kind(p) == kind(problem)]
         low, high = max(2, min(sizes) // _AROUND), math.ceil(max(sizes) * _AROUND)
-        swept = sweep(problem, low, high, dispatch.explain, trials)
-        if any(len(curve.sizes) > 1 for curve in swept.curves):
-            plots.append(drawn(swept, sizes))
+        plot = sweep(problem, low, high, dispatch.explain, trials, sizes)
+        plots += [plot] if any(len(line.x) > 1 for line in plot.lines) else []
     if not plots:
         return []
     notes = [

@@ -1,4 +1,4 @@
-"""grade.py: how far measurements can be trusted, and that disturbed ones replace no quiet ones."""
+"""Disturbed timings: which are kept, and that they replace no quiet ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from autokern.core.problem import Problem
 from autokern.tuning import plans, timer
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.grade import GRADES, grades, trusted
+from autokern.tuning.measuring import trusted
 from autokern.tuning.profile import QUIET, Profile, Timing, Trial, decode
 from autokern.tuning.workload import Workload
 
@@ -19,24 +19,6 @@ def _profile(count: int, disturbed: int = 0, noise: float = 0.01) -> Profile:
         timings = {"stock": Timing(1e-3, disturbed=share), "fast": Timing(5e-4, 0.5, noise, 5, disturbed=share)}
         trials.append(Trial(Problem(op="qr", m=index + 1, n=index + 1), timings))
     return Profile(trials=trials)
-
-
-def test_grades():
-    key = "qr/float64@cpu"
-    words = {
-        "good": _profile(9, disturbed=3),
-        "disturbed": _profile(9, disturbed=4),
-        "noisy": _profile(9, noise=0.25),
-        "few": _profile(4),
-    }
-    assert set(words) == set(GRADES)
-    for word, profile in words.items():
-        assert grades(profile)[key].grade == word
-    words["few"].levels[key] = "quick"  # a grid may be as small
-    assert grades(words["few"])[key].grade == "good"
-    found = grades(words["disturbed"])[key]
-    assert (found.problems, found.disturbed, found.noise) == (9, 4, 0.01)
-    assert grades(Profile()) == {}
 
 
 def test_timings_that_are_trusted():

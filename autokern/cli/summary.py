@@ -1,0 +1,163 @@
+"""Summaries of a profile as plain data, for tables, pages and JSON."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from autokern.core.problem import Problem
+from autokern.core.registry import registered
+from autokern.tuning.profile import Ban, Crossover, Profile, Trial, group_key
+
+_TIE = 0.97
+"""A ratio above this is no gain: stock wins ties."""
+_MOST_NAMED = 3
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurements of one op, device and dtype in short.
+
+    `level` is that of its calibration, empty where the grid is not complete. `speedup` is the geometric mean over the
+    problems of stock's time over that of the fastest candidate, `won` the number of problems on which each candidate is
+    the fastest, most first. `crossovers` are of single matrices without gradients.
+    """
+
+    op: str
+    device: str
+    dtype: str
+    level: str
+    problems: int
+    disturbed: int
+    speedup: float
+    banned: list[str]
+    won: dict[str, int]
+    crossovers: list[Crossover]
+
+    @property
+    def measured(self) -> str:
+        """The number of problems in words, e.g. ``31, 2 disturbed``."""
+        return f"{self.problems:,}" + (f", {self.disturbed:,} disturbed" if self.disturbed else "")
+
+    @property
+    def fastest(self) -> str:
+        """The fastest candidates in words, with the number of problems of each if there are several."""
+        (first, most), *others = self.won.items()
+        named = [f"{first} ({most} of {self.problems})", *(f"{name} ({count})" for name, count in others[:_MOST_NAMED])]
+        more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
+        return ", ".join(named + more) if others else first
+
+
+class Winner(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest candidate of one measured problem: its seconds, stock's, and the paired ratio of the two."""
+
+    problem: Problem
+    candidate: str
+    speedup: float
+    seconds: float
+    stock_seconds: float
+
+
+class Rough(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate of lower precision: its geometric mean gain over the best within the bound, and largest error."""
+
+    op: str
+    device: str
+    dtype: str
+    candidate: str
+    problems: int
+    speedup: float
+    relative_error: float
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a profile as `autokern show` prints it; `learnt` is the number of problems learnt from use."""
+
+    fingerprint: str
+    created: str
+    ops: list[Summary]
+    banned: list[Ban]
+    setup: dict[str, float]
+    winners: list[Winner] = []
+    rough: list[Rough] = []
+    learnt: int = 0
+
+
+def present(profile: Profile, ops: Collection[str] | None = None) -> Profile:
+    """Return a profile without ops and candidates that are not registered, as an earlier version had them."""
+    there = {(op.name, name) for op in registered() if ops is None or op.name in ops for name in op.names()}
+    kept = ({name: t.timings[name] for name in t.timings if (t.problem.op, name) in there} for t in profile.trials)
+    return msgspec.structs.replace(
+        profile,
+        trials=[Trial(t.problem, of, t.calls) for t, of in zip(profile.trials, kept, strict=True) if of],
+        banned=[ban for ban in profile.banned if (ban.op, ban.candidate) in there],
+        setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[::2] in there},
+    )
+
+
+def known(profile: Profile, ops: Collection[str] | None = None) -> Known:
+    """Return a profile in short: some ops problem by problem, or all ops."""
+    profile = present(profile, ops)
+    best = winners(profile)
+    return Known(
+        fingerprint=profile.fingerprint, created=profile.created, ops=summaries(profile, best), banned=profile.banned,
+        setup=profile.setup, winners=[] if ops is None else best, rough=rough(profile),
+        learnt=sum(trial.calls > 0 for trial in profile.trials),
+    )  # fmt: skip
+
+
+def rough(profile: Profile) -> list[Rough]:
+    """Return gains and errors of all candidates of lower precision."""
+    found: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
+    for trial in profile.trials:
+        p, best = trial.problem, min((t.ratio for t in trial.usual.values()), default=1.0)
+        for name, timing in trial.timings.items():
+            if timing.relative_error is not None:
+                pair = (best / timing.ratio, timing.relative_error)
+                found.setdefault((p.op, p.device, p.dtype, name), []).append(pair)
+    rows = []
+    for (op, device, dtype, name), pairs in sorted(found.items()):
+        gains, errors = zip(*pairs, strict=True)
+        gain = {"problems": len(pairs), "speedup": statistics.geometric_mean(gains), "relative_error": max(errors)}
+        rows.append(Rough(op=op, device=device, dtype=dtype, candidate=name, **gain))
+    return rows
+
+
+def summaries(profile: Profile, best: Sequence[Winner]) -> list[Summary]:
+    """Return a summary of each op, device and dtype that was measured, of the winners of all its problems."""
+    disturbed = Counter(trial.problem.group for trial in profile.trials if trial.disturbed)
+    found = []
+    for group, winning in itertools.groupby(best, lambda winner: winner.problem.group):
+        (op, dtype, device), of = group, list(winning)
+        line = Summary(
+            op=op, device=device, dtype=dtype, level=profile.levels.get(group_key(*group), ""), problems=len(of),
+            disturbed=disturbed[group], speedup=statistics.geometric_mean(winner.speedup for winner in of),
+            banned=sorted({b.candidate for b in profile.banned if (b.op, b.dtype, b.device) == group}),
+            won=dict(Counter(sorted(winner.candidate for winner in of)).most_common()),
+            crossovers=profile.thresholds(op, device, dtype),
+        )  # fmt: skip
+        found.append(line)
+    return found
+
+
+def winners(profile: Profile) -> list[Winner]:
+    """Return the fastest candidate of every measured problem, like beside like, by size."""
+
+    def place(p: Problem) -> tuple[object, ...]:
+        return (p.op, p.device, p.dtype, p.grad, p.batch > 1, p.variant, p.n, p.m, p.rhs, p.d, p.batch)
+
+    return [_winner(trial) for trial in sorted(profile.trials, key=lambda trial: place(trial.problem))]
+
+
+def _winner(trial: Trial) -> Winner:
+    timings = trial.usual
+    name = min(timings, key=lambda n: timings[n].ratio)
+    if timings[name].ratio > _TIE and "stock" in timings:
+        name = "stock"
+    best = timings[name]
+    stock = timings["stock"].seconds if "stock" in timings else best.seconds / best.ratio
+    times = {"speedup": 1 / best.ratio, "seconds": best.seconds, "stock_seconds": stock}
+    return Winner(problem=trial.problem, candidate=name, **times)
