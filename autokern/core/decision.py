@@ -90,6 +90,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Candidates that may well be faster than the choice, the most promising first; empty where that is settled.
     remark : str
         What stock's answer is worth where it approximates; empty where it does not.
+    nearest : str
+        The measured problem that the seconds follow from; empty where nothing was measured.
     solved : tuple of Solved
         How systems were solved in the calls that it served, the worst for each preconditioner; empty before any call,
         and where nothing iterates.
@@ -108,6 +110,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     costs: dict[str, Cost] = {}
     contenders: tuple[str, ...] = ()
     remark: str = ""
+    nearest: str = ""
     solved: tuple[Solved, ...] = ()
 
     @property
@@ -140,7 +143,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             doubt = f"known to {100 * (spread - 1):.0f} %" if spread < _ROUGHLY else f"within a factor of {spread:.1f}"
             margin = f"{self.margin:.2f}" if spread < _ROUGHLY else f"about {float(f'{self.margin:.2g}'):g}"
             notes.append(f"{margin} times as fast as stock, {doubt} ({self.source})")
-        return [*notes, *filter(None, (self.remark,)), *map(str, self.solved)]
+        return [*notes, *filter(None, (self.remark, self.nearest)), *map(str, self.solved)]
 
     def _meanings(self) -> list[str]:
         """Return what the errors mean that are to be expected, but for what the remark says already."""

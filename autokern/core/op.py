@@ -141,6 +141,8 @@ class Op(abc.ABC):
     composite : bool
         Whether stock is made of calls that are ops of their own, which then are dispatched inside of it. Its arguments
         may keep caches, so every trial gets fresh ones.
+    nesting : int
+        Larger than that of every op which its candidates call: a calibration measures the innermost ops first.
     structures : tuple of str
         Words of variants for structure in the points of a problem.
 
@@ -155,6 +157,7 @@ class Op(abc.ABC):
     contract: str
     raises: tuple[type[BaseException], ...] = ()
     composite: bool = False
+    nesting: int = 0
     structures: tuple[str, ...] = ()
 
     def __init__(self) -> None:

@@ -39,6 +39,7 @@ class _DenseLogProb(Op):
     contract = "the value is that of a matrix within 2 n eps max|K| of K"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 3
 
     def key(self, marginal: Marginal, value: Any) -> Any:
         k, noise, mean = matrix_density.matrix(marginal), marginal.noise, marginal.distribution.loc

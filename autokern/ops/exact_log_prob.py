@@ -89,6 +89,7 @@ class _ExactLogProb(Iterated, Op):
     contract = "the value is that of a matrix within 2 (n + s) eps max|K| of K"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 3
     structures = (_state_space.LINE, _asked.GRID, _asked.REPEATS)
 
     def key(self, marginal: Marginal, value: Any, exact: bool) -> Any:

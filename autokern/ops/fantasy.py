@@ -65,6 +65,7 @@ class _Fantasy(Loose, Op):
     contract = "those of a refit within 100 (n + q) eps times its condition number"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 4
     looseness = Error("rank 100", "stock extends a Lanczos decomposition, by default of rank 100")
 
     def key(self, update: Update) -> Any:

@@ -126,6 +126,7 @@ class _InvQuadLogdet(Iterated, Op):
     contract = "values are those of a matrix within 2 n eps max|K| of K"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 2
 
     def key(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Any:
         grad = torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad)

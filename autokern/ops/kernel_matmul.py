@@ -51,6 +51,7 @@ class _KernelMatmul(Op):
     name = "kernel_matmul"
     summary = "covariance matrix of two sets of points times few columns, of any size"
     contract = "entries within 4 sqrt(m + 10) eps |K| |V| and what 50 eps of the squared norms move"
+    nesting = 1
 
     def key(self, kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> Any:
         tensors = [(t.__class__, t.shape, t.dtype, t.device, t.layout, t.requires_grad) for t in (x1, x2, rhs)]

@@ -48,6 +48,7 @@ class _Objective(Op):
     contract = "the loss is that of a matrix within 2 (n + s) eps max|K| of K; gradients as their condition allows"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 4
 
     def key(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Any:
         return reading.key, parameters is None

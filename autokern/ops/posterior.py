@@ -41,6 +41,7 @@ class _Posterior(Op):
     contract = "mean and covariance are those of a training covariance within 2 (n + s) eps max|K| of K"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 4
 
     def key(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
         return reading.key, x.shape, _wanted(reading, x)

@@ -74,6 +74,7 @@ class _Predict(Loose, Op):
     contract = "those of a training covariance within 2 (n + s) eps max|K| of K"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 3
     structures = (_state_space.LINE,)
     looseness = Error("residual 0.01", "stock iterates, by default to a residual of 0.01 on the mean of its columns")
 

@@ -64,6 +64,7 @@ class _Solve(Iterated, Op):
     contract = "those of a matrix within 2 n eps max|K| of K, or to a residual of 1e-5 (float32 1e-4)"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 2
     looseness = Error(
         "residual 1", "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions, on the mean"
     )

@@ -44,6 +44,7 @@ class _TaskLogProb(Op):
     contract = "the value is that of a matrix within 4 n t eps max|K| of K"
     raises = (NanError, NotPSDError)
     composite = True
+    nesting = 3
 
     def key(self, forward: Forward, *tensors: torch.Tensor) -> Any:
         return tuple((t.__class__, t.shape, t.dtype, t.device, t.requires_grad) for t in tensors), (

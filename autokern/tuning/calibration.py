@@ -1,17 +1,17 @@
-"""Calibration: plans trials, checks every candidate against float64 truth, and times candidates side by side.
+"""Calibration: random problems, every candidate checked against float64 truth and timed side by side, then trees.
 
-The next trial is always the one that promises most (`plans`), so a calibration that ends early leaves the best that
-could be had in its time. The budget is hard: the length of a trial is predicted before it runs, and one that does not
-fit is skipped.
+Ops nest: the stock candidate of one calls others. The innermost ones are measured first, and their choices are in force
+while the ops around them are timed, as in programs. The budget is hard: the length of a trial is predicted before it
+runs, and one that does not fit is skipped.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -24,33 +24,35 @@ from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
-from autokern.tuning.cost_model import CostModel, KinOf, alone
+from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.drawing import draw, measurable
 from autokern.tuning.measuring import Measurer
-from autokern.tuning.plans import Ask, Pool
-from autokern.tuning.profile import ENOUGH, Profile, Trial, dated, group_key
-from autokern.tuning.workload import Workload
+from autokern.tuning.policy import NOISE
+from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key
+
+__all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops"]
 
 DTYPES = ("float64", "float32")
-_TRYING, _TRYING_SHARE = 40.0, 0.25
-"""Most seconds for trying a tool, and their largest part of the budget."""
-_log = logging.getLogger("autokern")
-
-_SHARE = {"quick": 0.04, "full": 0.08}
+_DRAWN = {"quick": 24, "full": 160}
+"""Problems that are drawn for each op, dtype and device."""
+_SHARE = {"quick": 0.04, "full": 0.06}
 """Part of the budget that one problem may take."""
-_NEAR_SHARE = 0.3
-"""The same where the problems of one call are wanted."""
-_LAST_SHARE = 0.5
-"""Part of the time left that one problem may take where no other is left that takes less."""
-_PARTS_SHARE = 0.6
-"""Part of the budget for ops that are no composites, where there are both."""
+_NEAR_SHARE = 0.5
+"""The same for the problem at hand, at first use."""
 _TIMING_SHARE = 0.005
 """Part of the budget after which timing a problem goes on only until the round is complete."""
-_LITTLE = 0.03
-"""Expected regret, in log units, below which an op is known well enough however few its trials are."""
-_UNPUBLISHED = 20.0
-"""Seconds after which measurements are published in between."""
-_AT_ONCE = 12
-"""Known trials for which one more trial is chosen at once: choosing takes longer the more is known."""
+_TRYING, _TRYING_SHARE = 40.0, 0.25
+"""Most seconds for trying a tool, and their largest part of the budget."""
+_HOPELESS = math.log(1.6)
+"""Log ratio by other hosts from which on a candidate is not measured, unless all are asked for."""
+_PROVEN = 6
+"""Problems of an op in a row on which the shipped choice is within the noise of the best: then a quick calibration
+leaves the op as it is."""
+_RATE = 4e9
+"""Flops and bytes a second that are assumed before the first measurement: pessimistic."""
+_ROUNDS, _ONCE = 10.0, 3e-3
+"""Calls of each candidate in a trial, and seconds that a trial takes beside them."""
+_log = logging.getLogger("autokern")
 
 
 def chosen_ops(names: str | Iterable[str] | None) -> list[Op]:
@@ -82,20 +84,18 @@ def calibrate(
     dtypes: Iterable[str] = DTYPES,
     accuracy: str = "same",
     near: Problem | None = None,
-    kin: KinOf = alone,
     thorough: bool = False,
-    workload: Workload | None = None,
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
-    """Measure, and return a profile of the new measurements merged into the known ones.
+    """Measure, and return a profile of the new measurements merged into the known ones, with trees fitted to them.
 
     Parameters
     ----------
     ops, devices, dtypes
         Ops, device kinds and dtypes to measure.
     level : {"quick", "full"}
-        How many sizes, and how often.
+        How many problems, and how often.
     budget : float
         Seconds; a trial that would exceed it does not begin.
     known : Profile
@@ -103,17 +103,13 @@ def calibrate(
     accuracy : {"same", "approximate"}
         Whether candidates of lower precision are measured too, and their errors.
     near : Problem, optional
-        What is near to it counts most; one problem may then take a large part of the budget.
-    kin : callable
-        Maps a kind of device to models of other hosts, which say what is likely before anything is measured.
+        The problem at hand: it is measured first, then those like it.
     thorough : bool
-        Whether candidates are measured that never won on another host of this kind.
-    workload : Workload, optional
-        Its problems are measured in place of random ones, those that programs spend most time on first.
+        Whether candidates are measured that other hosts found hopeless.
     progress : callable, optional
         Called with the fraction done and a line of text.
     publish : callable, optional
-        Called with the merged profile from time to time, at the end, and also when the calibration is interrupted.
+        Called with the merged profile when a level of nesting is done, before the next one is measured.
 
     Returns
     -------
@@ -125,65 +121,77 @@ def calibrate(
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
     if accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
-    run = _Calibration(level, accuracy, budget, known, kin, progress or silent, publish)
-    if near is not None or workload is not None:
-        run.share, run.recorded = _NEAR_SHARE, workload is not None
-    parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
-
-    def pools(chosen: list[Op]) -> list[Pool]:
-        options: dict[str, Any] = {"dtypes": tuple(dtypes), "accuracy": accuracy, "near": near, "thorough": thorough}
-        options["banned"] = run.is_banned
-        pairs = itertools.product(devices, chosen)
-        if workload is None:
-            return [Pool(op, device, level, **options) for device, op in pairs]
-        wanted = [(op, device, workload.weights(op, tuple(dtypes), device)) for device, op in pairs]
-        return [Pool(op, device, level, wanted=weights, **options) for op, device, weights in wanted if weights]
-
+    run = _Calibration(level, budget, known, progress or silent)
+    options: dict[str, Any] = {"accuracy": accuracy, "near": near, "thorough": thorough}
+    left = len(ops)
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
             if any(candidate.compiles for op in ops for candidate in op.candidates):
                 run.try_tools()
-            if parts:
-                run.measure(pools(parts), share=_PARTS_SHARE if wholes else 1.0)
-            if wholes:
-                if parts:  # from here on, parts are dispatched as in real calls
-                    publish(run.profile())
-                run.measure(pools(wholes))
+            for _, group in itertools.groupby(sorted(ops, key=lambda op: op.nesting), key=lambda op: op.nesting):
+                here = list(group)
+                pools = [_Pool(op, device, tuple(dtypes), level, **options) for device in devices for op in here]
+                run.measure(pools, len(here) / left)
+                left -= len(here)
+                publish(run.profile())
             run.progress(1.0, "done")
     finally:
         inside.active = inside.measuring = False
-        profile = run.profile()
-        publish(profile)
-    return profile
+    return run.profile()
+
+
+class _Pool:
+    """The problems of one op on one kind of device that a calibration may measure."""
+
+    def __init__(
+        self, op: Op, device: str, dtypes: tuple[str, ...], level: str, accuracy: str, near: Problem | None,
+        thorough: bool,
+    ) -> None:  # fmt: skip
+        self.op, self.device, self.dtypes, self.near, self.thorough = op, device, dtypes, near, thorough
+        count = _DRAWN[level] * len(dtypes)
+        grid = (p for dtype in dtypes for p in op.grid(level, dtype, device))
+        problems = list(dict.fromkeys([*draw(op, count, dtypes, device, "calibration"), *grid]))[:count]
+        if near is not None and near.op == op.name:
+            place = op.coordinates(near)
+            unlike = {p: 2.0 * len({*p.words} ^ {*near.words}) for p in problems}
+            problems.sort(key=lambda p: unlike[p] + math.dist(place, op.coordinates(p)))
+            problems.insert(0, near)
+        self.able = {p: found for p in problems if len(found := measurable(op, p, level, accuracy)) > 1}
+        self.waiting = list(self.able)
+        self.disturbed: list[Problem] = []
+        self.spent, self.proven, self.again = 0.0, 0, False
+
+    def take(self) -> Problem | None:
+        """Return the next problem; those that were disturbed come once more at the end."""
+        if not self.waiting and self.disturbed and not self.again:
+            self.waiting, self.disturbed, self.again = self.disturbed, [], True
+        return self.waiting.pop(0) if self.waiting else None
 
 
 class _Calibration:
     """One run: its deadline and its measurements until now."""
 
-    def __init__(
-        self,
-        level: str,
-        accuracy: str,
-        budget: float,
-        known: Profile,
-        kin: KinOf,
-        progress: Progress,
-        publish: Callable[[Profile], object],
-    ) -> None:
-        self._level, self._accuracy, self._budget, self.progress = level, accuracy, budget, progress
-        self.share, self.recorded = _SHARE[level], False
+    def __init__(self, level: str, budget: float, known: Profile, progress: Progress) -> None:
+        self._level, self._budget, self.progress, self._known = level, budget, progress, known
         self._deadline = self._ends = time.perf_counter() + budget
-        self._publish, self._published = publish, time.perf_counter()
-        self._known, self._kin = known, functools.cache(kin)
         self._found = Profile(host=host.current().fields, fingerprint=host.current().fingerprint)
         self._measurer = Measurer(level, known.banned)
-        self._measured = {trial.problem: trial.timings for trial in known.trials}
+        self._chooser = Chooser(Profile())
+        self._fresh: set[str] = set()
+        self._timed: dict[str, list[Trial]] = {}
+        for trial in known.trials:
+            self._timed.setdefault(_key(trial.problem), []).append(trial)
 
     def profile(self) -> Profile:
-        """Return the known measurements and those of this run."""
+        """Return the known measurements and those of this run, with trees for the ops that were measured."""
         measured = {"banned": self._measurer.banned, "setup": self._measurer.setup, "created": dated()}
-        return self._known.merge(msgspec.structs.replace(self._found, **measured))
+        whole = self._known.merge(msgspec.structs.replace(self._found, **measured))
+        if self._fresh:
+            kept = [k for k in whole.kept if f"{k.op}@{k.device}" not in self._fresh]
+            self._known = whole = msgspec.structs.replace(fitted(whole, self._fresh), kept=kept)
+            self._fresh = set()
+        return whole
 
     def try_tools(self) -> None:
         """Try the tools of candidates that compile, in a full calibration without a good verdict on them."""
@@ -198,81 +206,99 @@ class _Calibration:
         if not verdict.works:
             _log.info("KeOps does not work on this host: %s", verdict.found)
 
-    def is_banned(self, candidate: Candidate, problem: Problem) -> bool:
-        """Whether a candidate does not run on a problem, as far as is known by now."""
-        return self._measurer.is_banned(candidate, problem)
-
     @property
     def _left(self) -> float:
         return self._ends - time.perf_counter()
 
-    def measure(self, pools: list[Pool], share: float = 1.0) -> None:
-        """Run the trials that promise most, in a share of the time."""
+    def measure(self, pools: list[_Pool], share: float) -> None:
+        """Measure problems of each pool in turn, that with the least time spent first, in a share of the time left."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
-        asks = {id(pool): self._asked(pool) if self._left > 0 else [] for pool in pools}
-        while self._left > 0:
-            pending = [pool for pool in pools if asks[id(pool)]]
-            if not pending:
-                break
-            pool = max(pending, key=lambda pool: asks[id(pool)][0].promise)
-            self._try(pool, asks[id(pool)].pop(0))
-            if not asks[id(pool)]:
-                asks[id(pool)] = self._asked(pool)
-            if time.perf_counter() - self._published > _UNPUBLISHED:  # so much is lost if the process is killed
-                self._publish(self.profile())
-                self._published = time.perf_counter()
-        for pool in [] if self.recorded else pools:
+        pending = list(pools)
+        while pending and self._left > 0:
+            pool = min(pending, key=lambda pool: pool.spent)
+            problem = pool.take()
+            if problem is None:
+                pending.remove(pool)
+                continue
+            began = time.perf_counter()
+            self._try(pool, problem)
+            pool.spent += time.perf_counter() - began
+            if self._level == "quick" and pool.near is None and pool.proven >= _PROVEN * len(pool.dtypes):
+                pending.remove(pool)  # the shipped choices are right here
+        for pool in pools:
             self._mark(pool)
 
-    def _mark(self, pool: Pool) -> None:
+    def _mark(self, pool: _Pool) -> None:
         """Note which dtypes of an op are known now, and which were tried in vain."""
-        enough = pool.expected_regret(self._model(pool)) < _LITTLE
+        trials = [t.problem.dtype for t in self._timed.get(f"{pool.op.name}@{pool.device}", ())]
         for dtype in pool.dtypes:
-            key, group = group_key(pool.op.name, dtype, pool.device), (pool.op.name, dtype, pool.device)
-            trials = [problem for problem in self._measured if problem.group == group]
-            if len(trials) >= ENOUGH or (trials and enough):
+            key, done = group_key(pool.op.name, dtype, pool.device), not pool.waiting or pool.proven
+            if trials.count(dtype) >= ENOUGH or (dtype in trials and done):
                 self._found.levels[key] = self._level
-            elif not (trials or pool.was_disturbed):
+            elif dtype not in trials and not (pool.disturbed or pool.again):
                 self._found.fruitless[key] = dated()
 
-    def _model(self, pool: Pool) -> CostModel:
-        known = [Trial(p, t) for p, t in self._measured.items() if (p.op, p.device) == (pool.op.name, pool.device)]
-        return CostModel(Profile(trials=known), self._kin)
-
-    def _asked(self, pool: Pool) -> list[Ask]:
-        """Return the next trials of a pool: one, and more at once where so many are known that each changes little."""
-        model = self._model(pool)
-        known = {p: self._measured[p] for p in pool.able if p in self._measured}
-        quiet = {p: found.keys() for p, found in known.items() if not any(t.disturbed for t in found.values())}
-        most, count = min(self._left, self.share * self._budget), 1 + len(known) // _AT_ONCE
-        found = pool.asks(model, quiet, most, count) or pool.asks_again(model, quiet, most)
-        return found or pool.asks(model, quiet, _LAST_SHARE * self._left)
-
-    def _try(self, pool: Pool, ask: Ask) -> None:
+    def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep what can be trusted of it; a problem that others disturbed is tried once more later."""
-        if ask.seconds > min(self._left, max(self.share * self._budget, _LAST_SHARE * self._left)):
-            pool.skipped.add(ask.problem)
+        candidates = self._measurer.runnable(problem, self._worthwhile(pool, problem))
+        known = next((t for t in self._timed.get(_key(problem), ()) if t.problem == problem), None)
+        if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
             return
-        if len(self._measurer.runnable(ask.problem, ask.candidates)) < 2:
-            pool.skipped.add(ask.problem)
+        share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
+        if self._expected(pool.op, problem, candidates) > min(self._left, share * self._budget):
             return
-        self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(ask.problem))
-        seconds, problem = min(self._left, _TIMING_SHARE * self._budget), ask.problem
+        self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(problem))
+        seconds = min(self._left, _TIMING_SHARE * self._budget)
         try:
-            timings = self._measurer.timings(pool.op, problem, ask.candidates, seconds)
+            timings = self._measurer.timings(pool.op, problem, candidates, seconds)
         except (MemoryError, torch.OutOfMemoryError):
             timings = {}
         except Exception:
-            if not (self.recorded or problem == pool.near):
+            if problem != pool.near:
                 raise
             timings = {}  # a program asked a kind of problem that the op makes no sample of
-        pool.skipped.add(problem)
         if timings:
-            known = self._measured.get(problem, {})
-            if self._accuracy == "approximate" and self._level == "quick":
-                timings |= known  # an earlier timing may be the better one
-            self._found.trials.append(Trial(problem, timings))
-            self._measured[problem] = {**known, **timings}
-        is_left = len(self._measurer.runnable(problem, ask.candidates)) > 1
-        if any(timing.disturbed for timing in timings.values()) or (is_left and not timings):
+            trial = Trial(problem, timings)
+            self._found.trials.append(trial)
+            self._timed.setdefault(_key(problem), []).append(trial)
+            self._fresh.add(_key(problem))
+            right = self._is_right(problem, timings)
+            pool.proven = pool.proven + 1 if right else 0
+        if any(timing.disturbed for timing in timings.values()) or (
+            not timings and len(self._measurer.runnable(problem, candidates)) > 1
+        ):
             pool.disturbed.append(problem)
+
+    def _worthwhile(self, pool: _Pool, problem: Problem) -> Iterator[Candidate]:
+        """Yield the candidates that may win, those of which errors are wanted, and stock."""
+        told = {} if pool.thorough else self._chooser.estimates(problem)
+        for candidate in pool.able[problem]:
+            found = told.get(candidate.name)
+            if found is None or candidate.accuracy == "approximate" or found.log_ratio - found.sigma < _HOPELESS:
+                yield candidate
+
+    def _is_right(self, problem: Problem, timings: dict[str, Timing]) -> bool:
+        """Whether the choice by other hosts alone is within the noise of the best that was measured."""
+        told = {name: found.log_ratio for name, found in self._chooser.estimates(problem).items() if name in timings}
+        if not told or any(name not in told for name in timings):
+            return False
+        chosen = min(told, key=told.__getitem__)
+        chosen = chosen if told[chosen] < -NOISE else "stock"
+        return timings[chosen].ratio <= math.exp(NOISE) * min(timing.ratio for timing in timings.values())
+
+    def _expected(self, op: Op, problem: Problem, candidates: list[Candidate]) -> float:
+        """Return the seconds that a trial is expected to take."""
+        work = op.stock.features(problem)
+        once = 1e-4 + (work.flops + work.bytes) / _RATE
+        rates = [
+            trial.timings["stock"].seconds / (1e-4 + (w.flops + w.bytes) / _RATE)
+            for trial in self._timed.get(_key(problem), ())
+            if "stock" in trial.timings and (w := op.stock.features(trial.problem))
+        ]
+        if len(rates) > 2:
+            once *= sorted(rates)[3 * len(rates) // 4]
+        return _ONCE + _ROUNDS * once * len(candidates)
+
+
+def _key(problem: Problem) -> str:
+    return f"{problem.op}@{problem.device}"

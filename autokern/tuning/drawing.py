@@ -23,6 +23,8 @@ _MOST_WORK_ELSEWHERE = (2e11, 2e10)
 """Most flops and bytes of one call of stock that is drawn by default: under a second on two cores; on accelerators ten
 times as much, which those with slow double precision can still compute."""
 _MOST_BATCH = 256
+_MOST_TRUTH = 2**25
+"""Elements of a problem up to which its float64 truth is formed to check a candidate that approximates."""
 _TRIES = 20
 """Draws for each problem: where few sizes are allowed, most draws repeat themselves or are too large."""
 
@@ -44,6 +46,13 @@ def contenders(problem: Problem, compiles: bool = False, free: int | None = None
         free = host.available_memory(problem.device)
     usual = [c for c in op.feasible(problem) if c.accuracy != "approximate" and (compiles or not c.compiles)]
     return [c for c in usual if c.name == "stock" or c.memory(problem) <= 0.5 * free]
+
+
+def measurable(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
+    """Return the candidates that a calibration measures on a problem; approximate ones only if `accuracy` allows."""
+    rough = accuracy == "approximate" and problem.batch * problem.m * problem.n <= _MOST_TRUTH
+    usual = [c for c in op.feasible(problem) if not c.tight and (level == "full" or not c.compiles)]
+    return [c for c in usual if rough or c.accuracy != "approximate"]
 
 
 def random_problems(

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
-from autokern.tuning.cost_model import Estimate
+from autokern.tuning.forest import Estimate
 
 __all__ = ["met", "preferred", "remark"]
 
 
-def met(op: Op, problem: Problem, estimates: Mapping[str, Estimate], products: int) -> dict[str, Estimate]:
-    """Return the estimates for systems as users have them: how long what iterates takes depends on the numbers.
+def met(
+    op: Op, problem: Problem, estimates: Mapping[str, Estimate], products: int, seconds: Callable[[], float | None]
+) -> dict[str, Estimate]:
+    """Return the estimates for systems as users have them: the time of iterative solvers depends on the numbers.
 
-    Those of candidates that are not measured by themselves follow from the others.
+    Estimates of candidates that are not measured by themselves follow from the others.
     """
-    estimates = {**estimates, **_derived(op, problem, estimates)}
+    estimates = {**estimates, **_derived(op, problem, estimates, seconds)}
     harder = {name: math.log(op.harder(problem, op[name], products)) for name in estimates}
     if not any(harder.values()):
         return dict(estimates)
     return {
-        name: found._replace(
-            seconds=found.seconds * math.exp(harder[name]), log_ratio=found.log_ratio + harder[name] - harder["stock"]
-        )
+        name: found._replace(log_ratio=found.log_ratio + harder[name] - harder["stock"])
         for name, found in estimates.items()
     }
 
 
-def _derived(op: Op, problem: Problem, estimates: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    found = {}
-    for candidate in op.listed if estimates else ():
-        if candidate.derived is not None:
-            seconds = {name: estimate.seconds for name, estimate in estimates.items()}
-            own = candidate.derived(problem, seconds)
+def _derived(
+    op: Op, problem: Problem, estimates: Mapping[str, Estimate], seconds: Callable[[], float | None]
+) -> dict[str, Estimate]:
+    found: dict[str, Estimate] = {}
+    derived = [c for c in op.listed if c.derived is not None and c.why_not(problem) is None] if estimates else []
+    base = seconds() if derived else None
+    for candidate in derived:
+        if base is not None and candidate.derived is not None:
+            others = {name: base * math.exp(estimate.log_ratio) for name, estimate in estimates.items()}
+            own = candidate.derived(problem, others)
             if own is not None:
-                near = min(estimates.values(), key=lambda e: e.distance)
-                log_ratio = math.log(own / seconds["stock"]) if "stock" in seconds else 0.0
-                found[candidate.name] = near._replace(seconds=own, log_ratio=log_ratio)
+                found[candidate.name] = estimates["stock"]._replace(log_ratio=math.log(own / base))
     return found
 
 

@@ -7,7 +7,7 @@ from autokern.core.op import ACCURACIES
 from autokern.core.settings import Settings
 from autokern.core.units import sized
 from autokern.system.memory_limit import Limit, least
-from autokern.tuning.cost_model import CostModel
+from autokern.tuning.chooser import Chooser
 
 __all__ = ["ROUGH", "obstacles"]
 
@@ -15,7 +15,7 @@ ROUGH = "its error was measured to be"
 """How the reason begins of a candidate whose error is larger than the user allows."""
 
 
-def obstacles(table: Feasibility, model: CostModel, settings: Settings, there: Limit | None = None) -> dict[str, str]:
+def obstacles(table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None = None) -> dict[str, str]:
     """Return the reasons why candidates cannot serve a problem, by name; stock is refused for want of memory only.
 
     Where a recorded host is replayed, the candidates are available that were measured there.
@@ -24,7 +24,7 @@ def obstacles(table: Feasibility, model: CostModel, settings: Settings, there: L
     accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
     banned = {
         ban.candidate: ban.reason
-        for ban in model.profile.banned
+        for ban in chooser.profile.banned
         if (ban.op, ban.dtype, ban.device) == (problem.op, problem.dtype, problem.device)
     }
     limit = least(settings.memory, there)
@@ -38,10 +38,10 @@ def obstacles(table: Feasibility, model: CostModel, settings: Settings, there: L
             if why is None and candidate.accuracy not in accuracies:
                 why = f"its accuracy is {candidate.accuracy}, which is not allowed"
             if why is None and candidate.accuracy == "approximate" and settings.forced(op.name) != candidate.name:
-                why = _too_rough(model.relative_error(op, candidate.name, problem), settings.max_error)
+                why = _too_rough(chooser.relative_error(op, candidate.name, problem), settings.max_error)
             if why is None and candidate.name in banned:
                 why = f"banned on this host: {banned[candidate.name]}"
-            if why is None and table.recorded and not model.measured(candidate.name, problem):
+            if why is None and table.recorded and not chooser.measured(candidate.name, problem):
                 why = "it was not measured on the recorded host"
         if why is None and limit is not None and table.memory[candidate.name] > limit.bytes:
             why = f"needs {sized(table.memory[candidate.name])}, and {sized(limit.bytes)} may be taken"

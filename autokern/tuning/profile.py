@@ -19,8 +19,10 @@ from autokern.core import shown
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.core.tool import Tool
+from autokern.tuning.forest import Forest
 
-SCHEMA = 1
+SCHEMA = 2
+"""Profiles of schema 1 have no forests, which are fitted to their trials when they are read."""
 
 DISTURBED = 0.1
 """Share of a timing in which threads waited for a core from which on it counts as disturbed."""
@@ -67,7 +69,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
     disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] = QUIET
 
 
-class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One problem, and the timings of all candidates that were measured side by side on it.
 
     Parameters
@@ -125,6 +127,31 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes at which the exam of a calibration found its choices of an op slower than others, which serve there.
+
+    Parameters
+    ----------
+    op, dtype, device : str
+        The group of the problems.
+    low, high : int
+        The least and the largest number of columns.
+    instead : {"shipped", "stock"}
+        The choices that serve there.
+    """
+
+    op: str
+    dtype: str
+    device: str
+    low: int
+    high: int
+    instead: str
+
+    def holds(self, problem: Problem) -> bool:
+        """Whether a problem is one of those."""
+        return problem.group == (self.op, self.dtype, self.device) and self.low <= problem.n <= self.high
+
+
 class Crossover(msgspec.Struct, frozen=True):
     """Up to `size` (the larger matrix dimension) `below` is the fastest as measured, from there on `above`."""
 
@@ -165,6 +192,10 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     fruitless : dict
         UTC date of a calibration without time for any problem of an op, or of one at first use that did not make it
         known, ISO 8601, by ``"op/dtype@device"``.
+    forests : dict
+        The trees that choose, fitted to the trials, by ``"op@device"``.
+    kept : list of Kept
+        Sizes at which other choices than theirs serve, by the exam.
     created : str
         UTC date of the last measurement, ISO 8601.
     """
@@ -177,6 +208,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     levels: dict[str, str] = msgspec.field(default_factory=dict)
     tools: dict[str, Tool] = msgspec.field(default_factory=dict)
     fruitless: dict[str, str] = msgspec.field(default_factory=dict)
+    forests: dict[str, Forest] = msgspec.field(default_factory=dict)
+    kept: list[Kept] = msgspec.field(default_factory=list)
     created: str = ""
     schema: int = SCHEMA
 
@@ -236,6 +269,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             levels={**self.levels, **other.levels, **full},
             tools={**self.tools, **other.tools},
             fruitless={key: date for key, date in dates.items() if key not in measured},
+            forests={**self.forests, **other.forests},
+            kept=[*(k for k in self.kept if f"{k.op}@{k.device}" not in other.forests), *other.kept],
             created=max(self.created, other.created),
         )
 
@@ -252,6 +287,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             setup=others(self.setup),
             levels=others(self.levels),
             fruitless=others(self.fruitless),
+            forests=others(self.forests),
+            kept=[k for k in self.kept if k.op != op],
         )
 
     def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
@@ -324,8 +361,10 @@ def decode(data: bytes) -> Profile:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
         raise ProfileError(f"not a profile of schema {SCHEMA}: {error}") from None
-    if profile.schema != SCHEMA:
+    if not 1 <= profile.schema <= SCHEMA:
         raise ProfileError(f"profile has schema {profile.schema}; this autokern reads schema {SCHEMA}")
+    if not all(forest.is_whole for forest in profile.forests.values()):
+        raise ProfileError("profile holds trees whose nodes or leaves are missing")
     for p in (trial.problem for trial in profile.trials):
         if min(p.m, p.n, p.batch) < 1 or min(p.d, p.rhs) < 0 or max(p.m, p.n, p.d, p.rhs, p.batch) > 2**40:
             raise ProfileError(f"profile names an impossible size: {p}")

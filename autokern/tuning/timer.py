@@ -38,7 +38,7 @@ _ALL = 0.99
 _LONGER = 3
 """Times the seconds and twice the rounds that a comparison may take where most of its samples were disturbed."""
 _LONGEST = 0.02
-"""Seconds after which a sample of many calls is cut short, and a disturbed one not repeated."""
+"""Seconds after which a sample of many calls is cut short, a disturbed one not repeated, and none led by a call."""
 _DOUBT = 0.25
 """Standard error of a single value, in log units; n values lessen it by n to the power 1.5."""
 _TIE = 0.02
@@ -99,6 +99,7 @@ def compare(
             call()
             first[name] = once(call, synchronize)
     repeats = {name: max(1, math.ceil(min_time / max(first[name], 1e-7))) for name in calls}
+    lead = {name: repeats[name] > 1 or first[name] < _LONGEST for name in calls}
     samples: dict[str, list[_Sample]] = {name: [] for name in calls}
     alive, collecting = list(calls), gc.isenabled()
     try:
@@ -106,7 +107,7 @@ def compare(
         with Waited() as waited:
             for turn in range(2 * rounds[1]):
                 for name in _order(alive, turn):
-                    samples[name].append(_sample(calls[name], repeats[name], synchronize, waited))
+                    samples[name].append(_sample(calls[name], repeats[name], synchronize, waited, lead[name]))
                 now = time.perf_counter()
                 usual = sum(repeats[n] * min(first[n], *(s.wall for s in samples[n])) for n in alive)
                 if turn == 0:
@@ -164,13 +165,17 @@ class _Sample(NamedTuple):
 
 
 def _sample(
-    call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Callable[[], float] | Waited
-) -> _Sample:
-    """Return a sample; one that was preempted is repeated, and many calls follow an uncounted one, which has ended."""
+    call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Callable[[], float] | Waited,
+    lead: bool,
+) -> _Sample:  # fmt: skip
+    """Return a sample; one that was preempted is repeated, and with `lead` it follows an uncounted call.
+
+    A loop of a program calls one function again and again, in memory that its last call has left warm.
+    """
     best = _Sample(math.inf, 0.0)
     known = getattr(waited, "known", True)
     for _ in range(_TRIES):
-        if repeats > 1:
+        if lead:
             call()
         synchronize()
         switched, before = _switches(), waited()

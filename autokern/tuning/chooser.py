@@ -1,0 +1,161 @@
+"""Chooser: what is known of the candidates on a problem, from the trees of a profile and those that the package ships.
+
+A new problem costs a walk through a few trees. Trials are read only where seconds or errors are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from autokern.core.op import Op
+from autokern.core.problem import Problem
+from autokern.tuning import recorded
+from autokern.tuning.forest import Estimate, Forest, words
+from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key
+
+__all__ = ["Chooser", "Estimate", "Nearest", "fitted"]
+
+_WORD, _DTYPE = 2.0, 1.0
+"""Octaves between problems that differ in one word, and in the dtype."""
+_CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10
+"""Seconds of a library call, and flops and bytes a second, by which seconds are carried to another size."""
+
+
+class Nearest(NamedTuple):
+    """The trial nearest to a problem, and the seconds of stock that follow from it.
+
+    Parameters
+    ----------
+    trial : Trial
+        The trial.
+    octaves : float
+        Its distance.
+    seconds : float
+        Predicted seconds of one call of stock.
+    here : bool
+        Whether this machine measured it.
+    """
+
+    trial: Trial
+    octaves: float
+    seconds: float
+    here: bool
+
+
+class Chooser:
+    """Answers from one profile and from what the package ships.
+
+    Parameters
+    ----------
+    profile : Profile
+        Measurements of this host, with their trees.
+    shipped : mapping, optional
+        Trees of other hosts by ``"op@device"``; default those of the package.
+
+    Examples
+    --------
+    >>> Chooser(Profile(), {}).knows(Problem(op="qr"))
+    False
+    """
+
+    def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
+        self.profile = profile
+        self.shipped = recorded.forests() if shipped is None else shipped
+        self._errors: dict[tuple[str, str, str], list[Trial]] | None = None
+
+    def estimates(self, problem: Problem) -> dict[str, Estimate]:
+        """Return an Estimate by name for those candidates that this host or another one measured on such problems."""
+        key = f"{problem.op}@{problem.device}"
+        own, shipped = self.profile.forests.get(key), self.shipped.get(key)
+        forest = shipped if own is None or self.instead(problem) == "shipped" else own
+        return {} if forest is None else forest.estimates(problem)
+
+    def instead(self, problem: Problem) -> str:
+        """Return the choices that serve a problem by the exam, ``"shipped"`` or ``"stock"``; empty for those here."""
+        return next((kept.instead for kept in self.profile.kept if kept.holds(problem)), "")
+
+    def knows(self, problem: Problem) -> bool:
+        """Whether enough was measured for the op, dtype and device of a problem."""
+        forest = self.profile.forests.get(f"{problem.op}@{problem.device}")
+        trials = 0 if forest is None else forest.trials.get(problem.dtype, 0)
+        return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
+
+    def knows_errors(self, problem: Problem) -> bool:
+        """Whether the error of any candidate that approximates was measured for the group of a problem."""
+        return any(timing.relative_error is not None for t in self._like(problem) for timing in t.timings.values())
+
+    def measured(self, name: str, problem: Problem) -> bool:
+        """Whether a candidate of this name was measured for the op, dtype and device of a problem."""
+        return any(name in trial.timings for trial in self._like(problem))
+
+    def _like(self, problem: Problem) -> list[Trial]:
+        """Return the trials of the group of a problem."""
+        if self._errors is None:
+            self._errors = {}
+            for trial in self.profile.trials:
+                self._errors.setdefault(trial.problem.group, []).append(trial)
+        return self._errors.get(problem.group, [])
+
+    def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
+        """Return the expected error of an approximate candidate, or None where no like problem was measured.
+
+        It is the worst error measured on problems of the same variant and gradients within an octave of the nearest of
+        them, doubled for each octave to that nearest one.
+        """
+        like = [t for t in self._like(problem) if t.problem.words == problem.words and name in t.timings]
+        timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)
+        known = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
+        if not known:
+            return None
+        nearest = min(distance for distance, _ in known)
+        return float(max(error for distance, error in known if distance <= nearest + 1) * 2.0**nearest)
+
+    def nearest(self, op: Op, problem: Problem) -> Nearest | None:
+        """Return the trial nearest to a problem, of this machine if it has any of the op, and stock's seconds."""
+        own = [t for t in self.profile.trials if _asked(t, problem)]
+        trials = own or [t for host in recorded.hosts() for t in host.trials(op.name, problem.device)]
+        if not trials or not (own or self.shipped):
+            return None
+        place, there = op.coordinates(problem), words(problem)
+
+        def distance(trial: Trial) -> float:
+            other, here = trial.problem, words(trial.problem)
+            unlike = _WORD**2 * len(there ^ here) + _DTYPE**2 * (other.dtype != problem.dtype)
+            return math.hypot(math.dist(place, op.coordinates(other)), math.sqrt(unlike))
+
+        trial = min(trials, key=distance)
+        scale = _supposed(op, problem) / _supposed(op, trial.problem)
+        return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale, bool(own))
+
+
+def _asked(trial: Trial, problem: Problem) -> bool:
+    same = (trial.problem.op, trial.problem.device) == (problem.op, problem.device)
+    return same and "stock" in trial.timings
+
+
+def _supposed(op: Op, problem: Problem) -> float:
+    """Return seconds of one call of stock by rates that are assumed."""
+    work = op.stock.features(problem)
+    return work.calls * _CALL + work.flops / _FLOPS + work.bytes / _BYTES
+
+
+def fitted(profile: Profile, keys: Mapping[str, object] | set[str] | None = None) -> Profile:
+    """Return a profile with trees fitted to its trials, of some ``"op@device"`` or of all."""
+    import msgspec
+
+    from autokern.core.registry import get, known
+    from autokern.tuning.fitting import fit_own
+
+    groups: dict[str, list[Trial]] = {}
+    for trial in profile.trials:
+        if known(trial.problem.op):
+            groups.setdefault(f"{trial.problem.op}@{trial.problem.device}", []).append(trial)
+    found, shipped = dict(profile.forests), recorded.forests()
+    for key, trials in groups.items():
+        if keys is None or key in keys:
+            forest = fit_own(get(trials[0].problem.op), trials, shipped.get(key))
+            if forest is not None and forest.own:
+                found[key] = forest
+    return msgspec.structs.replace(profile, forests=found)

@@ -1,0 +1,162 @@
+"""Fitting: trees from trials, by scikit-learn, which GPyTorch requires; it is imported when something is fitted.
+
+The base is one regression tree over all recorded hosts (CART). A machine's own trials are fitted by a few extremely
+randomized trees (Geurts, Ernst and Wehenkel 2006) on the residuals of the base: of single trees, trees, nearest trials
+and forests, those lost least at every number of trials, on problems that no tree had seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from autokern.core.op import Op
+from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, octaves, words
+from autokern.tuning.profile import Trial
+
+__all__ = ["fit_base", "fit_own"]
+
+Array = npt.NDArray[np.float64]
+
+_LEAF = 5
+"""Trials in a leaf of the base, at least."""
+_TREES = 4
+"""Trees of a machine's own trials."""
+_WORST = 1.3
+"""A supported candidate that a trial left out counts as this many times slower than stock, or as the worst there."""
+
+
+def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
+    """Fit the tree of what other hosts measured; None where nothing was.
+
+    Parameters
+    ----------
+    op : Op
+        The op.
+    hosts : iterable
+        The trials of each host on one kind of device, stock among their timings.
+    """
+    from sklearn.tree import DecisionTreeRegressor
+
+    groups = [usable(op, trials) for trials in hosts]
+    trials = [trial for group in groups for trial in group]
+    if not trials:
+        return None
+    forest = Forest(_candidates(op, trials), sorted(set().union(*(words(t.problem) for t in trials))))
+    places = np.array([forest.place(t.problem, words(t.problem)) for t in trials])
+    tables = [_table(op, group, forest.candidates) for group in groups]
+    filled, known = (np.concatenate([table[k] for table in tables]) for k in (0, 1))
+    model = DecisionTreeRegressor(min_samples_leaf=_LEAF, random_state=0)
+    model.fit(places, np.where(known, filled, 0.0), sample_weight=_weights(trials))
+    base = _tree(model.tree_, model.apply(places), np.where(known, filled, np.nan), len(forest.candidates), spread=True)
+    changes = {"base": base, "of_base": len(forest.candidates), "seen": _limits(trials)}
+    return msgspec.structs.replace(forest, **changes)
+
+
+def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest | None:
+    """Fit the trees of a machine's own trials, which correct what is shipped; None where there is nothing to fit."""
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    trials = usable(op, trials)
+    if not trials:
+        return shipped
+    base = shipped or Forest(["stock"], [])
+    new = [name for name in _candidates(op, trials) if name not in base.candidates]
+    unseen = set().union(*(words(t.problem) for t in trials)).difference(base.words)
+    forest = msgspec.structs.replace(base, candidates=[*base.candidates, *new], words=[*base.words, *sorted(unseen)])
+    places = np.array([forest.place(t.problem, words(t.problem)) for t in trials])
+    filled, known = _table(op, trials, forest.candidates)
+    rows = [base.estimates(t.problem) for t in trials]
+    there = np.array([[name in row for name in forest.candidates] for row in rows])
+    told = np.array([[row[n].log_ratio if n in row else 0.0 for n in forest.candidates] for row in rows])
+    timed = np.array([[name in t.usual for name in forest.candidates] for t in trials])
+    residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
+    residual = np.where(known, np.clip(residual, -2.0, 2.0), 0.0)
+    model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
+    model.fit(places, residual, sample_weight=_weights(trials))
+    kept = np.where(known | there, residual, np.nan)
+    own = [_tree(one.tree_, one.apply(places), kept, len(forest.candidates)) for one in model.estimators_]
+    counts = {dtype: sum(t.problem.dtype == dtype for t in trials) for dtype in {t.problem.dtype for t in trials}}
+    changes = {"own": own, "of_own": len(forest.candidates), "met": _limits(trials), "trials": counts}
+    return msgspec.structs.replace(forest, **changes)
+
+
+def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
+    """Return the trials that compare candidates which are registered with stock."""
+    there = set(op.names())
+    return [t for t in trials if "stock" in t.usual and len(there & t.usual.keys()) > 1]
+
+
+def _candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
+    found = {name for trial in trials for name in trial.usual} & set(op.names())
+    return ["stock", *sorted(found - {"stock"})]
+
+
+def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Return log ratios, those left out filled in, and where they mean something: measured, or supported but left out.
+
+    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there.
+    """
+    ever = {name for trial in trials for name in trial.usual}
+    filled = np.empty((len(trials), len(names)))
+    known = np.zeros(filled.shape, dtype=bool)
+    for row, trial in enumerate(trials):
+        timings = trial.usual
+        worst = math.log(max(_WORST, *(timing.ratio for timing in timings.values())))
+        for column, name in enumerate(names):
+            timing = timings.get(name)
+            filled[row, column] = min(worst if timing is None else math.log(timing.ratio), 1.2)
+            able = timing is not None or (name in ever and op[name].unsupported(trial.problem) is None)
+            known[row, column] = able
+    return np.clip(filled, -3.0, None), known
+
+
+def _weights(trials: Sequence[Trial]) -> Array:
+    """Return how much each trial counts: little where other programs disturbed it."""
+    noise = np.array([np.median([t.noise for t in trial.usual.values()]) for trial in trials])
+    return np.asarray(1 / (1 + (noise / 0.1) ** 2))
+
+
+def _limits(trials: Sequence[Trial]) -> Limits:
+    sizes = np.array([octaves(trial.problem) for trial in trials]).round(3)
+    seen = set().union(*(words(trial.problem) for trial in trials))
+    return Limits(sizes.min(0).tolist(), sizes.max(0).tolist(), sorted(seen))
+
+
+def _tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, count: int, spread: bool = False) -> Tree:
+    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values."""
+    tree, rows, spreads = Tree([], [], [], b""), bytearray(), bytearray()
+
+    def add(node: int) -> None:
+        here, left = len(tree.feature), int(fitted.children_left[node])
+        if left < 0:
+            inside = values[leaves == node] if len(values) else values
+            counts = np.isfinite(inside).sum(0)
+            mean = np.where(counts > 0, np.nansum(inside, 0) / np.maximum(counts, 1), np.nan)
+            width = np.sqrt(np.nansum((inside - mean) ** 2, 0) / np.maximum(counts - 1, 1))
+            tree.feature.append(-1 - len(rows) // (2 * count))
+            tree.threshold.append(0.0)
+            tree.right.append(0)
+            rows.extend(_packed(mean))
+            spreads.extend(_packed(np.where(counts > 1, width, 0.3)) if spread else b"")
+            return
+        tree.feature.append(int(fitted.feature[node]))
+        tree.threshold.append(round(float(fitted.threshold[node]), 4))
+        tree.right.append(0)
+        add(left)
+        tree.right[here] = len(tree.feature)
+        add(int(fitted.children_right[node]))
+
+    add(0)
+    return msgspec.structs.replace(tree, values=bytes(rows), spread=bytes(spreads))
+
+
+def _packed(values: Array) -> bytes:
+    """Return log ratios as integers of 16 bits."""
+    whole = np.where(np.isfinite(values), np.round(np.nan_to_num(values) / UNIT), UNKNOWN)
+    return np.asarray(np.clip(whole, UNKNOWN, 32767).astype("<i2")).tobytes()

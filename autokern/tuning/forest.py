@@ -1,0 +1,201 @@
+"""Forests: regression trees from the sizes and words of a problem to the log ratios of candidates' times to stock's.
+
+`tuning/fitting.py` fits them; a running program evaluates them from small arrays, in microseconds. One tree, the base,
+holds what other hosts measured; the trees of a machine's own trials correct it, and their disagreement is the
+uncertainty.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from autokern.core.problem import Problem
+
+__all__ = ["UNIT", "UNKNOWN", "Estimate", "Forest", "Limits", "Tree", "octaves", "words"]
+
+UNIT = 1e-3
+"""Log units of the integers in which values are kept."""
+UNKNOWN = -32768
+"""The integer of a candidate that no trial of a leaf measured."""
+_FAR = 1.5
+"""Octaves beyond the measured sizes from which on a forest says nothing."""
+_DOUBT = 0.1
+"""Uncertainty that each octave beyond the measured sizes, and each unseen word, adds."""
+
+
+class Estimate(NamedTuple):
+    """Predicted time of a candidate on a problem, over stock's.
+
+    Parameters
+    ----------
+    log_ratio : float
+        Log of its time over stock's.
+    sigma : float
+        Standard deviation of `log_ratio`.
+    source : str
+        ``"measured"`` by this machine, ``"extrapolated"`` from its trials, or ``"other hosts"``.
+    """
+
+    log_ratio: float
+    sigma: float
+    source: str
+
+
+class Tree(msgspec.Struct, frozen=True, array_like=True):
+    """A binary tree in preorder: the left child of a node is the next node.
+
+    Parameters
+    ----------
+    feature : list of int
+        The feature that a node compares, or -1 - row for a leaf.
+    threshold : list of float
+        Problems up to it go left.
+    right : list of int
+        The right child of a node.
+    values, spread : bytes
+        Rows of a leaf, a 16-bit integer each candidate: mean and standard deviation of the log ratios.
+    """
+
+    feature: list[int]
+    threshold: list[float]
+    right: list[int]
+    values: bytes
+    spread: bytes = b""
+
+    def row(self, place: Sequence[float]) -> int:
+        """Return the row of the leaf that a place falls into."""
+        feature, node = self.feature, 0
+        while (column := feature[node]) >= 0:
+            node = node + 1 if place[column] <= self.threshold[node] else self.right[node]
+        return -1 - column
+
+    def leaf(self, place: Sequence[float], count: int, spread: bool = False) -> tuple[int, ...]:
+        """Return the integers of the leaf that a place falls into."""
+        return struct.unpack_from(f"<{count}h", self.spread if spread else self.values, 2 * count * self.row(place))
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """The smallest and the largest octaves of each size, and the words, of the problems that trees were fitted to."""
+
+    low: list[float]
+    high: list[float]
+    words: list[str]
+
+    def beyond(self, place: Sequence[float], own: Collection[str]) -> tuple[float, int]:
+        """Return by how many octaves a problem lies outside in one size at most, and its number of unseen words."""
+        outside = (max(low - x, x - high) for low, x, high in zip(self.low, place, self.high, strict=False))
+        return max(0.0, *outside), len(set(own).difference(self.words))
+
+
+class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The trees of one op on one kind of device.
+
+    Parameters
+    ----------
+    candidates : list of str
+        The candidates that rows of leaves are of; the base may have the first ones only.
+    words : list of str
+        The words of problems that are features, behind the sizes and the dtype.
+    base : Tree, optional
+        What other hosts measured.
+    of_base, of_own : int
+        Numbers of candidates in the rows of the base and of the own trees.
+    seen, met : Limits, optional
+        What the base, and the own trees, were fitted to.
+    own : list of Tree
+        The corrections by trials of this machine; absolute log ratios of candidates that the base does not know.
+    trials : dict
+        The number of own trials by dtype.
+    """
+
+    candidates: list[str]
+    words: list[str]
+    base: Tree | None = None
+    of_base: int = 0
+    of_own: int = 0
+    seen: Limits | None = None
+    met: Limits | None = None
+    own: list[Tree] = []
+    trials: dict[str, int] = {}
+
+    def place(self, problem: Problem, own: Collection[str]) -> list[float]:
+        """Return the features of a problem."""
+        return [*octaves(problem), problem.dtype == "float32", *(word in own for word in self.words)]
+
+    def estimates(self, problem: Problem) -> dict[str, Estimate]:
+        """Return an Estimate by candidate, of those that were measured on problems like this one."""
+        own = words(problem)
+        place = self.place(problem, own)
+        found: dict[str, Estimate] = {}
+        if self.base is not None and self.seen is not None:
+            octave, unseen = self.seen.beyond(place, own)
+            if octave < _FAR:
+                doubt = _DOUBT * (octave + unseen)
+                leaf, spread = (self.base.leaf(place, self.of_base, spread) for spread in (False, True))
+                for name, mean, width in zip(self.candidates, leaf, spread, strict=False):
+                    if mean != UNKNOWN:
+                        found[name] = Estimate(UNIT * mean, UNIT * width + doubt, "other hosts")
+        if self.own and self.met is not None and self.trials.get(problem.dtype):
+            octave, unseen = self.met.beyond(place, own)
+            if octave < _FAR:
+                doubt, source = _DOUBT * (octave + unseen), "extrapolated" if octave > 0.5 else "measured"
+                leaves = [tree.leaf(place, self.of_own) for tree in self.own]
+                for name, values in zip(self.candidates, zip(*leaves, strict=True), strict=False):
+                    known = [value for value in values if value != UNKNOWN]
+                    if known:
+                        mean, base = UNIT * sum(known) / len(known), found.get(name)
+                        sigma = UNIT * (sum(v * v for v in known) / len(known) - (mean / UNIT) ** 2 + 1e-9) ** 0.5
+                        found[name] = Estimate((base.log_ratio if base else 0.0) + mean, sigma + doubt, source)
+        if found:
+            found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every walk through its trees ends in a row that is there."""
+        columns = 8 + len(self.words)
+        pairs = [(tree, self.of_own) for tree in self.own]
+        pairs += [(self.base, self.of_base)] if self.base is not None else []
+        limits = [found for found in (self.seen, self.met) if found is not None]
+        return (
+            all(0 < count <= len(self.candidates) and _is_whole(tree, columns, count) for tree, count in pairs)
+            and all(len(found.low) == len(found.high) == 7 for found in limits)
+            and (self.base is None or len(self.base.spread) == len(self.base.values))
+        )
+
+    @property
+    def sizes(self) -> set[int]:
+        """The larger dimensions at which some tree of this forest splits."""
+        trees = [*self.own, *([self.base] if self.base is not None else [])]
+        splits = (pair for tree in trees for pair in zip(tree.feature, tree.threshold, strict=True))
+        return {math.floor(2.0 ** min(threshold, 40.0)) for feature, threshold in splits if feature in (0, 1, 2, 6)}
+
+
+def _is_whole(tree: Tree, columns: int, count: int) -> bool:
+    nodes, rows = len(tree.feature), len(tree.values) // (2 * count)
+    return (
+        nodes == len(tree.threshold) == len(tree.right) > 0
+        and all(map(math.isfinite, tree.threshold))
+        and all(
+            -rows <= feature < 0 or (feature < columns and node + 1 < right < nodes)
+            for node, (feature, right) in enumerate(zip(tree.feature, tree.right, strict=True))
+        )
+    )
+
+
+def octaves(problem: Problem) -> tuple[float, ...]:
+    """Return the logarithms of a problem's sizes: larger dimension, n, m, d, right-hand sides, batch, and elements."""
+    n, m, batch = math.log2(problem.n), math.log2(problem.m), math.log2(problem.batch)
+    d, rhs = math.log2(max(1, problem.d)), math.log2(max(1, problem.rhs))
+    return max(n, m), n, m, d, rhs, batch, 0.5 * (n + m + batch)
+
+
+def words(problem: Problem) -> set[str]:
+    """Return the words of a problem, and the parts of those that are sums."""
+    whole = {word for word in problem.words if word and word != "grad:"}
+    return whole.union(*(word.split("+") for word in whole if "+" in word))
