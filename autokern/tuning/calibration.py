@@ -28,7 +28,6 @@ from autokern.tuning.cost_model import CostModel, KinOf, alone
 from autokern.tuning.measuring import Measurer
 from autokern.tuning.plans import Ask, Pool
 from autokern.tuning.profile import ENOUGH, Profile, Trial, dated, group_key
-from autokern.tuning.workload import Workload
 
 DTYPES = ("float64", "float32")
 _TRYING, _TRYING_SHARE = 40.0, 0.25
@@ -38,7 +37,7 @@ _log = logging.getLogger("autokern")
 _SHARE = {"quick": 0.04, "full": 0.08}
 """Part of the budget that one problem may take."""
 _NEAR_SHARE = 0.3
-"""The same where the problems of one call are wanted."""
+"""The same where one problem is at hand."""
 _LAST_SHARE = 0.5
 """Part of the time left that one problem may take where no other is left that takes less."""
 _PARTS_SHARE = 0.6
@@ -84,7 +83,6 @@ def calibrate(
     near: Problem | None = None,
     kin: KinOf = alone,
     thorough: bool = False,
-    workload: Workload | None = None,
     progress: Progress | None = None,
     publish: Callable[[Profile], object] = lambda profile: None,
 ) -> Profile:
@@ -108,8 +106,6 @@ def calibrate(
         Maps a kind of device to models of other hosts, which say what is likely before anything is measured.
     thorough : bool
         Whether candidates are measured that never won on another host of this kind.
-    workload : Workload, optional
-        Its problems are measured in place of random ones, those that programs spend most time on first.
     progress : callable, optional
         Called with the fraction done and a line of text.
     publish : callable, optional
@@ -126,18 +122,14 @@ def calibrate(
     if accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
     run = _Calibration(level, accuracy, budget, known, kin, progress or silent, publish)
-    if near is not None or workload is not None:
-        run.share, run.recorded = _NEAR_SHARE, workload is not None
+    if near is not None:
+        run.share = _NEAR_SHARE
     parts, wholes = [op for op in ops if not op.composite], [op for op in ops if op.composite]
 
     def pools(chosen: list[Op]) -> list[Pool]:
         options: dict[str, Any] = {"dtypes": tuple(dtypes), "accuracy": accuracy, "near": near, "thorough": thorough}
         options["banned"] = run.is_banned
-        pairs = itertools.product(devices, chosen)
-        if workload is None:
-            return [Pool(op, device, level, **options) for device, op in pairs]
-        wanted = [(op, device, workload.weights(op, tuple(dtypes), device)) for device, op in pairs]
-        return [Pool(op, device, level, wanted=weights, **options) for op, device, weights in wanted if weights]
+        return [Pool(op, device, level, **options) for device, op in itertools.product(devices, chosen)]
 
     inside.active = inside.measuring = True
     try:
@@ -172,7 +164,7 @@ class _Calibration:
         publish: Callable[[Profile], object],
     ) -> None:
         self._level, self._accuracy, self._budget, self.progress = level, accuracy, budget, progress
-        self.share, self.recorded = _SHARE[level], False
+        self.share = _SHARE[level]
         self._deadline = self._ends = time.perf_counter() + budget
         self._publish, self._published = publish, time.perf_counter()
         self._known, self._kin = known, functools.cache(kin)
@@ -221,7 +213,7 @@ class _Calibration:
             if time.perf_counter() - self._published > _UNPUBLISHED:  # so much is lost if the process is killed
                 self._publish(self.profile())
                 self._published = time.perf_counter()
-        for pool in [] if self.recorded else pools:
+        for pool in pools:
             self._mark(pool)
 
     def _mark(self, pool: Pool) -> None:
@@ -263,7 +255,7 @@ class _Calibration:
         except (MemoryError, torch.OutOfMemoryError):
             timings = {}
         except Exception:
-            if not (self.recorded or problem == pool.near):
+            if problem != pool.near:
                 raise
             timings = {}  # a program asked a kind of problem that the op makes no sample of
         pool.skipped.add(problem)

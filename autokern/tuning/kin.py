@@ -1,36 +1,21 @@
-"""Kin: profiles of other hosts that serve as priors, most alike first.
+"""Kin: how far measurements on one host hold on another.
 
-Such a profile tells which ratios to expect before anything is measured here: that of this machine under another torch,
-driver or number of threads, or that of another machine. How much it tells is its likeness, by the rules below.
+They tell which ratios to expect before anything is measured here. How much they tell is the likeness of the two hosts,
+by the rules below.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import re
 from collections.abc import Iterable
 from typing import Any
 
-from autokern.core.errors import ProfileError
-from autokern.core.settings import Settings
-from autokern.tuning import layers
-from autokern.tuning.layers import File
-from autokern.tuning.profile import Profile
-
-__all__ = ["LEAST", "likeness", "priors", "table"]
+__all__ = ["LEAST", "likeness", "table"]
 
 LEAST = 0.05
 """Likeness below which a profile tells nothing."""
-_MOST = 4
-"""Profiles that are read."""
-_MOST_FILES = 64
-"""Files whose beginnings are read, the newest."""
-_LARGEST = 8 * 2**20
-"""Bytes of a file above which reading it would take longer than a program's start may."""
-
-_log = logging.getLogger("autokern")
 
 Fields = dict[str, Any]
 
@@ -70,60 +55,6 @@ def table() -> str:
         for name, (factor, meaning) in _FACTORS.items()
     ]
     return "\n".join(["| what differs | data on | factor |", "|---|---|---|", *rows])
-
-
-def priors(
-    settings: Settings, host_fields: Fields, fingerprint: str, device: str = "cpu"
-) -> list[tuple[Profile, float]]:
-    """Return profiles of other hosts that may serve as priors, with their likeness, the most alike first.
-
-    They come from the home folder; where ``AUTOKERN_PROFILE`` names several layers or a folder, from those alone; and
-    where it names one file, there are none. Faulty files are skipped. A file is read once while it stays the same.
-
-    Parameters
-    ----------
-    settings : Settings
-        Orders of the user.
-    host_fields : dict
-        This host, as `Host.fields` gives it.
-    fingerprint : str
-        Its fingerprint; profiles under it are its own.
-    device : str
-        Kind of the device that holds the data.
-    """
-    found: list[tuple[Profile, float]] = []
-    try:
-        for alike, files in _ranked(settings, host_fields, fingerprint, device):
-            try:
-                profile = layers.merged(files)
-            except (OSError, ProfileError) as error:
-                _log.debug("no prior: %s", error)
-                continue
-            if profile is not None and profile.trials:
-                found.append((profile, alike))
-            if len(found) == _MOST:
-                break
-    except ProfileError as error:  # a layer is gone since the profile in force was read
-        _log.debug("no priors: %s", error)
-    return found
-
-
-def _ranked(settings: Settings, fields: Fields, fingerprint: str, device: str) -> list[tuple[float, list[File]]]:
-    """Return the files of each other host that is alike enough, with its likeness, the most alike first."""
-    if layers.lone_file(settings) is not None:
-        return []
-    there = [file for file in layers.files(settings) if file.version is not None and file.version[3] <= _LARGEST]
-    newest = set(sorted(there, key=_written, reverse=True)[:_MOST_FILES])
-    hosts: dict[str, list[File]] = {}
-    for file in there:
-        if file in newest and file.fingerprint not in ("", fingerprint):
-            hosts.setdefault(file.fingerprint, []).append(file)
-    ranked = [(likeness(fields, files[0].host, device), files) for files in hosts.values()]
-    return sorted((pair for pair in ranked if pair[0] >= LEAST), key=lambda pair: -pair[0])
-
-
-def _written(file: File) -> int:
-    return file.version[2] if file.version is not None else 0
 
 
 def likeness(one: Fields, other: Fields, device: str = "cpu") -> float:

@@ -75,8 +75,6 @@ class Pool:
         Whether candidates that approximate are measured too.
     near : Problem, optional
         The problem at hand: it is the first, and what is near to it counts most.
-    wanted : mapping, optional
-        The problems that count instead of drawn ones, and how much.
     thorough : bool
         Whether candidates are measured that never won on another host of this kind.
     banned : callable
@@ -89,22 +87,19 @@ class Pool:
     dtypes: Sequence[str]
     accuracy: str = "same"
     near: Problem | None = None
-    wanted: Mapping[Problem, float] | None = None
     thorough: bool = False
     banned: Callable[[Candidate, Problem], bool] = lambda candidate, problem: False
     skipped: set[Problem] = field(default_factory=set)
     disturbed: list[Problem] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        chosen = self._drawn() if self.wanted is None else list(self.wanted)
         first = [] if self.near is None else [self.near]
-        able = {p: contenders(self.op, p, self.level, self.accuracy) for p in dict.fromkeys([*first, *chosen])}
+        able = {p: contenders(self.op, p, self.level, self.accuracy) for p in dict.fromkeys([*first, *self._drawn()])}
         self.able = {problem: found for problem, found in able.items() if len(found) > 1}
         self._problems, self._tried_twice = tuple(self.able), set[Problem]()
         self._near = nearness(self.op, self._problems) if self._problems else np.zeros((0, 0))
-        self._weights = np.array([(self.wanted or {}).get(problem, 1.0) for problem in self._problems])
-        if self.near in self.able:
-            self._weights = self._weights * self._near[self._problems.index(self.near)]
+        at_hand = self._problems.index(self.near) if self.near in self.able else None
+        self._weights = np.ones(len(self._problems)) if at_hand is None else self._near[at_hand]
 
     def _drawn(self) -> list[Problem]:
         """Return random problems, and those of the grid where its sizes do not allow for as many."""
@@ -184,7 +179,7 @@ class Pool:
 
     def _may_win(self, model: CostModel, candidate: Candidate, problem: Problem, gains: dict[str, float]) -> bool:
         always = candidate is self.op.stock or candidate.accuracy == "approximate"  # errors are wanted everywhere
-        if always or candidate.name not in gains or self.wanted is not None:
+        if always or candidate.name not in gains:
             return True
         if not self.thorough and model.never_won(candidate.name, problem, _NEVER):
             return False
