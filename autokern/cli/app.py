@@ -1,11 +1,11 @@
-"""The entry point of the command line: `autokern run` and `record` are light, other commands are in `commands`."""
+"""The entry point of the command line: `autokern run` is light, other commands are in `commands`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from autokern.cli import record, run
+from autokern.cli import run
 from autokern.core.errors import AutokernError
 
 __all__ = ["main"]
@@ -13,12 +13,9 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command line of this process; return its exit status: 0 fine, 1 a finding, 2 a usage error."""
-    light = {"run": run, "record": record}
-    asks_for_help = sys.argv[2:3] in (["-h"], ["--help"])
-    if (module := light.get(sys.argv[1] if sys.argv[1:] else "")) and not asks_for_help:
+    if sys.argv[1:2] == ["run"] and sys.argv[2:3] not in (["-h"], ["--help"]):
         try:
-            status: int | None = module.started(sys.argv[2:])
-            if status is not None:
+            if (status := run.started(sys.argv[2:])) is not None:
                 return status
         except AutokernError as error:
             if run.has_begun():  # the program's own, which ends as under python

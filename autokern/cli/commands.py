@@ -19,7 +19,6 @@ from autokern.cli import (
     commands_calibrate,
     commands_compare,
     commands_profile,
-    commands_record,
     doctor,
     ranks_check,
     report,
@@ -45,7 +44,7 @@ from autokern.core.units import duration, legible
 from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
 from autokern.system import progress
-from autokern.tuning import calibration, layers, store
+from autokern.tuning import calibration, store
 
 __all__ = [
     "app",
@@ -53,7 +52,6 @@ __all__ = [
     "commands_calibrate",
     "commands_compare",
     "commands_profile",
-    "commands_record",
 ]  # importing a module registers its commands
 
 
@@ -92,10 +90,10 @@ def show(
     if not found.ops:
         what = "" if op is None else f" of {op}"
         advice = "`autokern calibrate` measures it in 20 s"
-        if layers.leaves_aside(settings):
+        if store.leaves_aside(settings):
             advice = "AUTOKERN_DETERMINISTIC=1 leaves aside what was measured; unset it, or pin a profile"
         elif settings.profile is not None:
-            advice = f"no layer of AUTOKERN_PROFILE holds it; unset that, and {advice}"
+            advice = f"the file of AUTOKERN_PROFILE does not hold it; unset that, and {advice}"
         message(f"nothing{what} was measured on this machine as it is now; {advice}")
         raise typer.Exit(1)
     if html is not None:
@@ -108,7 +106,7 @@ def show(
     lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
     lines += [f"{tables.counted(found.learnt, 'problem')} learnt from use"] if found.learnt else []
     when = found.created.replace("T", " ").replace("Z", " UTC")
-    tables.show(*map(tables.note, [*lines, f"last measured {when}, {layers.origin(settings, found.fingerprint)}"]))
+    tables.show(*map(tables.note, [*lines, f"last measured {when}, {store.origin(settings, found.fingerprint)}"]))
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -28,8 +27,7 @@ from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.hooks import calibrate as measuring
 from autokern.runtime import api, dispatch
 from autokern.system import load
-from autokern.tuning import calibration, layers, plans, store
-from autokern.tuning import workload as workloads
+from autokern.tuning import calibration, drawing, store
 
 _LONGEST = 86_400.0
 _ACCURACY = "approximate: also candidates of lower precision."
@@ -43,7 +41,6 @@ def calibrate(
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on (default: all).")] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
-    workload: Annotated[Path | None, typer.Option(metavar="FILE", help="Measure what `record` wrote there.")] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates that never won elsewhere.")] = False,
     wait: Annotated[bool, typer.Option(help="Whether to wait for others to leave the cores.")] = True,
     output: Output = None,
@@ -61,9 +58,8 @@ def calibrate(
     calibration.chosen_ops(names), calibration.chosen_devices(kinds)
     settings = dispatch.session().settings
     if settings.profile is not None:
-        pinned = " and ".join(map(str, settings.profile))
-        raise SettingsError(f"AUTOKERN_PROFILE pins {pinned}, which is never written; unset it to measure")
-    if layers.leaves_aside(settings):
+        raise SettingsError(f"AUTOKERN_PROFILE pins {settings.profile}, which is never written; unset it to measure")
+    if store.leaves_aside(settings):
         raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
     if output is None and (obstacle := doctor.folder_obstacle(settings)) is not None:
         raise AutokernError(
@@ -72,15 +68,12 @@ def calibrate(
         )
     if accuracy is not None and accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
-    asked = None if workload is None else workloads.read(workload)  # faults are told before anything is waited for
     check_output(output)
     before, interrupted = api.profile(), False
     seconds, watch = quiet.wait(seconds, wait, message), load.Watch()
     began = time.perf_counter()
     try:
-        profile = measuring.calibrate(
-            names, level, seconds, kinds, accuracy=accuracy, workload=asked, thorough=thorough
-        )
+        profile = measuring.calibrate(names, level, seconds, kinds, accuracy=accuracy, thorough=thorough)
     except KeyboardInterrupt:
         profile, interrupted = api.profile(), True
     took = time.perf_counter() - began
@@ -108,7 +101,7 @@ def _nothing(names: list[str] | None, kinds: list[str] | None, level: str, secon
     """Return why a calibration of some ops on some devices measured nothing."""
     places = itertools.product(calibration.chosen_ops(names), calibration.DTYPES, calibration.chosen_devices(kinds))
     grids = ((op, problem) for op, dtype, device in places for problem in op.grid(level, dtype, device))
-    if any(len(plans.contenders(op, problem, level)) > 1 for op, problem in grids):
+    if any(len(drawing.measurable(op, problem, level)) > 1 for op, problem in grids):
         return f"nothing could be measured within {seconds:g} s; allow more with --budget"
     asked = "any op" if names is None else ", ".join(names)
     return f"there is nothing to measure: no problem of {asked} has more than one candidate on this machine"

@@ -27,7 +27,7 @@ from autokern.system.files import Folder
 from autokern.system.load import Load
 from autokern.system.progress import Progress, silent
 from autokern.system.subprocess_probe import PROGRAMS, Answer, Probe
-from autokern.tuning import layers, store, timer
+from autokern.tuning import store, timer
 
 for _name in ("hooks", "plugins"):
     PROGRAMS[_name] = Path(__file__).with_name("probe_programs") / f"try_{_name}.py"
@@ -159,9 +159,7 @@ def _profile(settings: Settings, where: Path) -> Finding:
     fingerprint = host.current().fingerprint
     strict = msgspec.structs.replace(settings, strict=True)
     try:
-        kept = layers.in_force(strict, fingerprint)
-        others = {file.fingerprint for file in layers.files(settings)} - {"", fingerprint}
-        origin = "" if settings.profile is None else f", {layers.origin(settings, fingerprint)}".replace("\n", " ")
+        kept = store.in_force(strict, fingerprint)
     except ProfileError as error:
         advice = "`autokern calibrate` measures again"
         return Finding(
@@ -170,17 +168,15 @@ def _profile(settings: Settings, where: Path) -> Finding:
     names = [path.name for path in where.iterdir()]
     if kept is None or not kept.trials:
         text = "nothing was measured on this machine as it is now"
-        if others:
-            profiles = f"{len(others)} profile{'' if len(others) == 1 else 's'}"
-            text += f"; {profiles} of another state of it or of other machines: `autokern profile list`"
         if settings.profile is not None:
-            advice = "`autokern profile export FILE` on such a machine makes a layer; unset AUTOKERN_PROFILE to measure"
-            return Finding("profile", "note", text, advice)
+            return Finding("profile", "note", f"{settings.profile} holds no measurements", "unset AUTOKERN_PROFILE")
         return Finding("profile", "note", text, "`autokern calibrate` takes 20 s; else long programs measure")
     ops = len({trial.problem.op for trial in kept.trials})
     disturbed = sum(trial.disturbed for trial in kept.trials)
     told = f", {disturbed} disturbed" if disturbed else ""
-    text = f"{len(kept.trials)} problems of {ops} ops{told}, last measured {kept.created[:10]}{origin}"
+    text = f"{len(kept.trials)} problems of {ops} ops{told}, last measured {kept.created[:10]}"
+    if settings.profile is not None:
+        text += f", {store.origin(settings, fingerprint)}".replace("\n", " ")
     if kept.banned:
         text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
     if quiet.disturbed(kept.trials):

@@ -14,7 +14,7 @@ from autokern.core.registry import get, registered
 from autokern.system import threads
 from autokern.system.load import Load, Watch
 from autokern.tuning.calibration import DTYPES
-from autokern.tuning.plans import contenders
+from autokern.tuning.drawing import measurable
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key
 
 __all__ = ["disturbed", "look", "verdict", "wait"]
@@ -100,7 +100,7 @@ def _is_known(name: str, groups: Iterable[tuple[str, str, str]], settled: Contai
     if there := [group for group in groups if group[0] == name]:
         return all(group in settled for group in there)
     op = get(name)
-    return all(len(contenders(op, problem, "quick")) < 2 for d in DTYPES for problem in op.grid("quick", d, "cpu"))
+    return all(len(measurable(op, problem, "quick")) < 2 for d in DTYPES for problem in op.grid("quick", d, "cpu"))
 
 
 def _noise(trial: Trial) -> float:

@@ -15,9 +15,9 @@ __all__ = [
     "flag",
     "force",
     "one_of",
+    "one_path",
     "parse_bytes",
     "path",
-    "paths",
     "ranks",
     "relative_error",
     "seconds",
@@ -70,12 +70,11 @@ def path(text: str) -> Path:
         raise ValueError(str(error)) from None
 
 
-def paths(text: str) -> tuple[Path, ...]:
-    """Return the paths of a list such as ``a:b`` (on Windows ``a;b``), each once; empty entries name none."""
-    found = tuple(dict.fromkeys(path(entry) for entry in text.split(os.pathsep) if entry.strip()))
-    if not found:
-        raise ValueError(f"expected a file or folder, or several with {os.pathsep!r} between")
-    return found
+def one_path(text: str) -> Path:
+    """Return a path, the home folder expanded; a list such as ``a:b`` (on Windows ``a;b``) is refused."""
+    if os.pathsep in text:
+        raise ValueError(f"expected one file, found a list by {os.pathsep!r}; name the file of this machine alone")
+    return path(text)
 
 
 def seconds(text: str) -> float:

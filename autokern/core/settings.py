@@ -18,16 +18,14 @@ import msgspec
 from autokern.core import parsers
 from autokern.core.errors import AutokernWarning, SettingsError
 
-__all__ = ["LEVELS_OF_ACCURACY", "WORKLOAD", "Row", "Settings", "from_environment", "revised", "rows", "table"]
-
-WORKLOAD = "autokern-workload.json"
-"""The file that `autokern record` adds to where neither it nor AUTOKERN_RECORD names one."""
+__all__ = ["LEVELS_OF_ACCURACY", "Row", "Settings", "from_environment", "revised", "rows", "table"]
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision too."""
 
 _REMOVED = {
     "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
+    "AUTOKERN_RECORD": "use nothing in its place: first use measures the problems at hand",
 }
 """Variables of earlier versions, and their replacements."""
 
@@ -73,13 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row("AUTOKERN_HOME", "folder", "where profiles are kept (default: the user's cache folder)", parsers.path),
     ] = None
     profile: Annotated[
-        tuple[Path, ...] | None,
+        Path | None,
         Row(
             "AUTOKERN_PROFILE",
-            "file, or `a:b` of files and folders",
-            "use this profile as it is; it is never written, and nothing is measured. Of several, those of this "
-            "machine are merged, the first wins, and those of other machines are priors",
-            parsers.paths,
+            "file",
+            "use this profile as it is, whatever machine it is of; it is never written, and nothing is measured",
+            parsers.one_path,
         ),
     ] = None
     calibrate: Annotated[
@@ -102,10 +99,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             parsers.seconds,
         ),
     ] = 10.0
-    record: Annotated[
-        Path | None,
-        Row("AUTOKERN_RECORD", "file", "add to it which problems are asked, for `calibrate --workload`", parsers.path),
-    ] = None
     force: Annotated[
         parsers.Pairs,
         Row(
@@ -224,7 +217,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Row(
             "AUTOKERN_WORKERS",
             "`1`, `0`",
-            "0: `autokern run` and `record` do not serve the processes that the program starts (default 1)",
+            "0: `autokern run` does not serve the processes that the program starts (default 1)",
             parsers.flag,
         ),
     ] = True

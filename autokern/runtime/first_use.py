@@ -21,7 +21,7 @@ from autokern.core.settings import Settings
 from autokern.system import host, threads
 from autokern.system.load import Load, Watch
 from autokern.system.progress import display
-from autokern.tuning import layers, store
+from autokern.tuning import store
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.cost_model import CostModel
 from autokern.tuning.profile import Profile, dated, group_key
@@ -43,11 +43,9 @@ _UNTIL_LAST = 0.6
 
 
 def load(settings: Settings) -> Profile:
-    """Return the profile that the settings name, or that of this host there or in the home folder, or an empty one."""
-    if (alone := layers.lone_file(settings)) is not None:
-        return store.read_file(alone)
+    """Return the profile that the settings name, or that of this host in the home folder, or an empty one."""
     here = host.current()
-    kept = None if layers.leaves_aside(settings) else layers.in_force(settings, here.fingerprint)
+    kept = None if store.leaves_aside(settings) else store.in_force(settings, here.fingerprint)
     return kept or Profile(host=here.fields, fingerprint=here.fingerprint)
 
 

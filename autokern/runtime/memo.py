@@ -19,7 +19,7 @@ from autokern.core.settings import Settings
 from autokern.core.solved import Solved, collecting, joined
 from autokern.system import memory_limit
 
-__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "asked", "counted", "is_large", "served", "stock_entry"]
+__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "counted", "is_large", "served", "stock_entry"]
 
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
@@ -250,16 +250,6 @@ def served(memo: Memo, earlier: Served) -> Served:
         solved = joined((*known.solved, *entry.solved))
         found[key] = (msgspec.structs.replace(decision, solved=solved) if solved else decision, before + entry.count)
     return found
-
-
-def asked(memo: Memo) -> Counter[Problem]:
-    """Return the number of calls by problem that the entries of a memo served; calls that no op serves are left out."""
-    counts: Counter[Problem] = Counter()
-    for name, entry in _called(memo):
-        problem = entry.decision.problem
-        if entry.decision.source != "only choice" or problem != Problem(op=name):  # what such calls have in its place
-            counts[problem] += entry.count
-    return counts
 
 
 def _called(memo: Memo) -> Iterator[tuple[str, Entry]]:

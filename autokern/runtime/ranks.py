@@ -1,6 +1,6 @@
 """Ranks of one job share large products, and take the same decisions: those of rank 0.
 
-A decision is a function of settings, profile, other hosts' profiles and memory limit. All of these are rank 0's, sent
+A decision is a function of settings, profile, host and memory limit. All of these are rank 0's, sent
 once when the ranks meet, and nothing is measured or learnt while they are together. So no decision needs a message.
 """
 
@@ -24,7 +24,7 @@ from autokern.system import ranks as system
 
 __all__ = ["begin", "end", "facts", "ranks", "timeout_of", "unlike"]
 
-_OWN = ("home", "record", "log", "ranks")
+_OWN = ("home", "log", "ranks")
 """Settings that each rank keeps."""
 
 
@@ -96,12 +96,12 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
 
 def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any, Any]:
     """Return the settings, the profile and the other hosts of rank 0, without what some rank cannot run."""
-    from autokern.tuning.others import beside, priors
+    from autokern.tuning.others import beside
 
     able = [f"{op.name}={c.name}" for op in registered() for c in op.candidates if c.compiles or c.unavailable("cpu")]
-    own = (mine.settings, mine.profile, priors(mine.settings)) if here.rank == 0 else None
+    own = (mine.settings, mine.profile, host.current().fields) if here.rank == 0 else None
     everyone = here.objects((own, able))
-    (theirs, profile, (fields, known)), _ = everyone[0]
+    (theirs, profile, fields), _ = everyone[0]
     lacking = {name for _, names in everyone for name in names if not name.endswith("=distributed")}
     ordered = {f"{op}={candidate}" for op, candidate in theirs.force}
     each = free // int(os.environ.get("LOCAL_WORLD_SIZE") or here.size)
@@ -113,7 +113,7 @@ def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any, An
         learn="off",
         **{name: getattr(mine.settings, name) for name in _OWN},
     )
-    return settings, profile, functools.partial(beside, theirs, fields, known)
+    return settings, profile, functools.partial(beside, theirs, fields)
 
 
 def end_of(here: system.Ranks) -> None:

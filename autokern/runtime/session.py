@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from autokern.runtime.first_use import FirstUse
     from autokern.runtime.learning import Learning
-    from autokern.runtime.recording import Recorder
     from autokern.tuning.cost_model import CostModel, KinOf
     from autokern.tuning.profile import Profile
 
@@ -86,11 +85,6 @@ class Session:
         graphs.allow(settings.graphs == "on")
         plugins.announce(settings.strict)
         orders.check(settings)
-        self.recorder: Recorder | None = None
-        if settings.record is not None:
-            from autokern.runtime.recording import begun
-
-            self.recorder = begun(settings, self.memo, self._lock)
         if profile is not None:
             self._model = self._in_force(profile)
 
@@ -152,8 +146,6 @@ class Session:
         memo = self.memo if memo is None else memo
         with self._lock:
             self.past += counted(memo)
-            if self.recorder is not None:
-                self.recorder.keep(memo)
             self._earlier = dict(list(served(memo, self._earlier).items())[-_MOST_EARLIER:])
             for table in list(memo.values()):
                 for entry in list(table.values()):

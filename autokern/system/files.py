@@ -80,9 +80,10 @@ class Folder:
     def version(self, name: str) -> Version | None:
         """Return an identifier of this version of a file, or None if there is none."""
         try:
-            return identified(os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False))
+            info = os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        return (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size)
 
     def modified(self, name: str) -> float:
         """Return when a file was last written, in seconds of the Unix epoch; 0 if it is gone."""
@@ -244,11 +245,6 @@ def opened(fd: int) -> Iterator[int]:
     os.close(fd)
 
 
-def identified(info: os.stat_result) -> Version:
-    """Return the identifier of a version of a file."""
-    return (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size)
-
-
 def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
     """Return everything in an open regular file of bounded size.
 
@@ -257,34 +253,17 @@ def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
     ProfileError
         If it is no regular file, too large, or had to be private and is not.
     """
-    if _checked(fd, name, private).st_size <= LARGEST:
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(LARGEST + 1)
-        if len(data) <= LARGEST:
-            return data
-    raise ProfileError(f"{name} is larger than {LARGEST} bytes")
-
-
-def beginning(fd: int, name: Path | str, size: int, *, private: bool) -> bytes:
-    """Return at most so many bytes from the beginning of an open regular file.
-
-    Raises
-    ------
-    ProfileError
-        If it is no regular file, or had to be private and is not.
-    """
-    _checked(fd, name, private)
-    with open(fd, "rb", closefd=False) as file:
-        return file.read(size)
-
-
-def _checked(fd: int, name: Path | str, private: bool) -> os.stat_result:
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise ProfileError(f"{name} is no regular file")
     if private:
         _check_private(info, name)
-    return info
+    if info.st_size <= LARGEST:
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(LARGEST + 1)
+        if len(data) <= LARGEST:
+            return data
+    raise ProfileError(f"{name} is larger than {LARGEST} bytes")
 
 
 def _check_private(info: os.stat_result, name: Path | str) -> None:

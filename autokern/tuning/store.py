@@ -1,7 +1,7 @@
 """Profiles in files: private, checked, atomic; a faulty file costs speed and never a call.
 
 One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and remove none.
-Correctness rests on rename; locks only save work.
+Correctness rests on rename; locks only save work. A file that ``AUTOKERN_PROFILE`` pins is only read.
 """
 
 from __future__ import annotations
@@ -58,6 +58,30 @@ def home(settings: Settings) -> Path | None:
         return None
 
 
+def leaves_aside(settings: Settings) -> bool:
+    """Whether what is kept on this machine must not decide, since a later calibration may change it."""
+    return settings.deterministic and settings.profile is None
+
+
+def in_force(settings: Settings, fingerprint: str) -> Profile | None:
+    """Return the pinned profile, whatever host it is of, or the profile kept for a host, or None.
+
+    Raises
+    ------
+    ProfileError
+        If the pinned profile cannot be read or is none; of the home folder only if `settings.strict` is set.
+    """
+    return load(settings, fingerprint) if settings.profile is None else read_file(settings.profile)
+
+
+def origin(settings: Settings, fingerprint: str) -> str:
+    """Return in lines which file is in force."""
+    if settings.profile is not None:
+        return f"pinned by AUTOKERN_PROFILE:\n{settings.profile}"
+    path = home(settings)
+    return f"kept in\n{path if path is None else path / f'{fingerprint}.json'}"
+
+
 def load(settings: Settings, fingerprint: str) -> Profile | None:
     """Return the profile kept for a host, or None; a file that cannot be trusted is put aside and counts as none.
 
@@ -67,7 +91,7 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
         If there is a profile that cannot be trusted, and `settings.strict` is set.
     """
     try:
-        with opened_home(settings) as folder:
+        with _opened_home(settings) as folder:
             return _kept(folder, fingerprint)[0]
     except FileNotFoundError:
         return None
@@ -81,11 +105,11 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
         return None
 
 
-def save(settings: Settings, profile: Profile, *, kept_wins: bool = False) -> Path | None:
+def save(settings: Settings, profile: Profile) -> Path | None:
     """Add a profile to that kept for its host; return the file, or None where it could not be written.
 
     Keys are only ever added, also beside other writers; after an error the file is as before. Of a key in both, the
-    given profile's value stays, or with `kept_wins` the file's.
+    given profile's value stays.
 
     Raises
     ------
@@ -93,9 +117,9 @@ def save(settings: Settings, profile: Profile, *, kept_wins: bool = False) -> Pa
         If the profile could not be written, and `settings.strict` is set.
     """
     try:
-        with opened_home(settings, create=True) as folder:
+        with _opened_home(settings, create=True) as folder:
             _sweep(folder)
-            return _add(folder, profile, kept_wins)
+            return _add(folder, profile)
     except (OSError, ProfileError) as error:
         message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
         message += "They serve this process only; set AUTOKERN_HOME to a private folder that can be written."
@@ -115,22 +139,18 @@ def read_file(path: Path) -> Profile:
         If the file cannot be read or holds no valid profile.
     """
     try:
+        if os.path.isdir(path):
+            raise ProfileError("it is a folder, and one file is read")
         with opened(os.open(path, os.O_RDONLY | FLAGS)) as fd:
             data = contents(fd, path, private=False)
         return decode(body_of(SCHEMA, data))
     except (OSError, ProfileError) as error:
-        advice = "Name a file that `autokern profile export FILE` or `autokern calibrate --output FILE` wrote"
+        advice = "Name one file, a copy of what `autokern profile export FILE` or `calibrate --output FILE` wrote"
         raise ProfileError(f"asked for the profile in {path}; found: {error}. {advice}") from error
 
 
-def plain(profile: Profile) -> bytes:
-    """Return a profile as one line of JSON that begins with its schema."""
-    told = {name: value for name, value in msgspec.structs.asdict(profile).items() if value}
-    return _encoded({"schema": SCHEMA, **told}) + b"\n"
-
-
-def write_file(path: Path, profile: Profile, *, compact: bool = False) -> None:
-    """Write a profile as plain JSON, indented or compact, all or nothing.
+def write_file(path: Path, profile: Profile) -> None:
+    """Write a profile as indented JSON, which begins with its schema, all or nothing.
 
     Raises
     ------
@@ -138,7 +158,8 @@ def write_file(path: Path, profile: Profile, *, compact: bool = False) -> None:
         If the file cannot be written, or is there and no regular file.
     """
     try:
-        write_whole(path, plain(profile) if compact else msgspec.json.format(plain(profile), indent=2) + b"\n")
+        told = {name: value for name, value in msgspec.structs.asdict(profile).items() if value}
+        write_whole(path, msgspec.json.format(_encoded({"schema": SCHEMA, **told}), indent=2) + b"\n")
     except (OSError, ProfileError) as error:
         raise ProfileError(f"asked to write a profile to {path}; found: {error}. Name another file") from error
 
@@ -152,7 +173,7 @@ def clear(settings: Settings) -> list[Path]:
         If the folder cannot be trusted or read, and `settings.strict` is set.
     """
     try:
-        with opened_home(settings) as folder:
+        with _opened_home(settings) as folder:
             return [folder.path / name for name in folder.names() if _OURS.fullmatch(name) and folder.remove(name)]
     except FileNotFoundError:
         return []
@@ -171,7 +192,7 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
     """
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(opened_home(settings, create=True))
+            folder = stack.enter_context(_opened_home(settings, create=True))
             granted = stack.enter_context(folder.locked(_named(f"{fingerprint}.{op}.lock")))
         except (OSError, ProfileError):
             granted = True
@@ -196,14 +217,8 @@ def _named(name: str) -> str:
 
 
 @contextlib.contextmanager
-def opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
-    """Open the folder for profiles, made where it is missing if that is asked for.
-
-    Raises
-    ------
-    OSError, ProfileError
-        If there is none, or it cannot be opened or trusted.
-    """
+def _opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder]:
+    """Open the folder for profiles, made where it is missing if that is asked for."""
     path = home(settings)
     if path is None:
         raise FileNotFoundError(errno.ENOENT, "this user has no cache folder")
@@ -211,26 +226,15 @@ def opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder]
         yield folder
 
 
-def examined(folder: Folder, fingerprint: str) -> Profile:
-    """Return the profile of a host in the open folder; the file stays as it is, whatever it holds.
-
-    Raises
-    ------
-    OSError, ProfileError
-        If it cannot be read or trusted.
-    """
-    profile = decode(unsealed(SCHEMA, folder.read(_named(f"{fingerprint}.json"))))
-    if profile.fingerprint != fingerprint:
-        raise ProfileError("it was measured on another host")
-    return profile
-
-
 def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
     """Return the profile under its name and the file's version; a bad file has lost the name when this raises."""
     name = _named(f"{fingerprint}.json")
     version = folder.version(name)  # taken first: a file that is replaced while being read counts as replaced
     try:
-        return examined(folder, fingerprint), version
+        profile = decode(unsealed(SCHEMA, folder.read(name)))
+        if profile.fingerprint != fingerprint:
+            raise ProfileError("it was measured on another host")
+        return profile, version
     except FileNotFoundError:
         return None, None
     except NewerError:
@@ -258,7 +262,7 @@ def _sweep(folder: Folder) -> None:
                 folder.remove(name)
 
 
-def _add(folder: Folder, profile: Profile, kept_wins: bool) -> Path:
+def _add(folder: Folder, profile: Profile) -> Path:
     """Publish the union of the kept and the given profile, again until no key of it is missing on disk."""
     name, wanted, published = _named(f"{profile.fingerprint}.json"), profile, False
     with contextlib.ExitStack() as stack:
@@ -271,7 +275,7 @@ def _add(folder: Folder, profile: Profile, kept_wins: bool) -> Path:
             if published and kept is not None and _keys(wanted) <= _keys(kept):
                 return folder.path / name
             if kept is not None:
-                wanted = wanted.merge(kept) if kept_wins else wanted.merge(kept).merge(profile)
+                wanted = wanted.merge(kept).merge(profile)
             with folder.temporary(profile.fingerprint, sealed(SCHEMA, _encoded(wanted))) as temporary:
                 if folder.version(name) != version:
                     continue  # another process published since we read: its keys come first into ours

@@ -201,7 +201,7 @@ def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
     ("arguments", "told"),
     [
         (["--accuracy", "rough"], "there are same, approximate"),
-        (["--workload", "/gone/workload.json"], "/gone/workload.json"),
+        (["--workload", "asked.json"], "No such option"),
         (["--output", "/gone/folder/file.json"], "no such folder"),
         (["--budget", "nan"], "more than 0"),
     ],

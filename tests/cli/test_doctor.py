@@ -123,8 +123,7 @@ def test_profile_present_absent_foreign_and_damaged(tmp_path):
     assert doctor._cache(settings)[1].status == "note"
     store.save(settings, msgspec.structs.replace(PROFILE, host=here.fields, fingerprint="0" * 32))
     foreign = doctor._cache(settings)[1]
-    assert foreign.status == "note"
-    assert "1 profile of another state" in foreign.found
+    assert (foreign.status, "nothing was measured" in foreign.found) == ("note", True)
     trials = [Trial(Problem(op="qr"), {"stock": Timing(1e-3, disturbed=0.2)})]
     store.save(settings, Profile(trials=trials, host=here.fields, fingerprint=here.fingerprint))
     kept = doctor._cache(settings)[1]
@@ -137,31 +136,23 @@ def test_profile_present_absent_foreign_and_damaged(tmp_path):
     assert doctor._cache(settings)[1].status == "note"  # put aside by now
 
 
-def test_layers_in_force_and_layers_that_are_priors(tmp_path):
-    here, folder = host.current(), tmp_path / "site"
-    folder.mkdir()
-    good = {"levels": {"qr/float64@cpu": "quick"}}
-    own = msgspec.structs.replace(PROFILE, host=here.fields, fingerprint=here.fingerprint, **good)
-    other = msgspec.structs.replace(PROFILE, host={**here.fields, "system": {}}, fingerprint="0" * 32)
-    store.write_file(folder / "other.json", other)
-    settings = Settings(home=tmp_path / "home", profile=(folder,))
+def test_a_pinned_profile_is_named_whatever_host_it_is_of(tmp_path):
+    file = tmp_path / "paper.json"
+    settings = Settings(home=tmp_path / "home", profile=file)
+    store.write_file(file, msgspec.structs.replace(PROFILE, levels={"qr/float64@cpu": "quick"}))
     found = doctor._cache(settings)[1]
-    assert (found.status, "1 profile of another state" in found.found) == ("note", True)
-    assert "autokern profile export" in found.advice
-    store.write_file(folder / "own.json", own)
+    assert (found.status, f"pinned by AUTOKERN_PROFILE: {file}" in found.found) == ("ok", True)
+    store.write_file(file, msgspec.structs.replace(PROFILE, trials=[]))
     found = doctor._cache(settings)[1]
-    assert found.status == "ok"
-    assert f"in force by AUTOKERN_PROFILE: {folder / 'own.json'}" in found.found
-    assert f"priors only: {folder / 'other.json'}" in found.found
-    (folder / "own.json").write_bytes(b"{}nonsense")
-    assert doctor._cache(settings)[1].status == "note"  # nothing tells that it was ours
-    missing = doctor._cache(Settings(home=tmp_path / "home", profile=(folder, tmp_path / "gone.json")))[1]
-    assert (missing.status, "gone.json" in missing.found) == ("problem", True)
+    assert (found.status, str(file) in found.found, found.advice) == ("note", True, "unset AUTOKERN_PROFILE")
+    file.unlink()
+    found = doctor._cache(settings)[1]
+    assert (found.status, str(file) in found.found, found.advice) == ("problem", True, "mend AUTOKERN_PROFILE")
 
 
 def test_pinned_profile_that_is_none(tmp_path):
     (tmp_path / "pinned.json").write_text("{}nonsense")
-    settings = Settings(home=tmp_path / "home", profile=(tmp_path / "pinned.json",))
+    settings = Settings(home=tmp_path / "home", profile=tmp_path / "pinned.json")
     assert doctor._cache(settings)[1].status == "problem"
 
 

@@ -37,7 +37,7 @@ def _imported(stderr: str) -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        [], ["-h"], ["--version"], ["bench", "--help"], ["explain", "-h"], ["run", "--help"], ["record", "-h"],
+        [], ["-h"], ["--version"], ["bench", "--help"], ["explain", "-h"], ["run", "--help"],
         ["profile"], ["profile", "export", "--help"],
     ],
     ids=" ".join,
@@ -76,16 +76,15 @@ def _asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], started_with: list[
         ("calibrate --help", True),
         ("profile", True),
         ("profile -h", True),
-        ("profile import --help", True),
+        ("profile export --help", True),
         ("show", False),
         ("show qr", False),
         ("show qr --help", False),  # no harm, only slower
         ("run train.py --help", False),
         ("run train.py", False),
         ("run -m module -h", False),
-        ("record --stats train.py --help", False),
         ("compare -- train.py --help", False),
-        ("profile list", False),
+        ("profile export", False),
         ("profile export --help.json", False),
         ("profile export file --help", False),
         ("--quick --help", False),

@@ -268,9 +268,8 @@ def test_reports_are_options_of_run_alone():
     assert (order.report, order.module, order.arguments) == (Path.cwd() / "a.html", True, ["--report", "theirs"])
     with pytest.raises(AutokernError, match="--report names no file"):
         runner.parse(["--report"])
-    for command in ("compare", "record"):
-        with pytest.raises(AutokernError, match=f"{command} has no option --report"):
-            runner.parse(["--report", "a.html", "train.py"], command)
+    with pytest.raises(AutokernError, match="compare has no option --report"):
+        runner.parse(["--report", "a.html", "train.py"], "compare")
 
 
 def _run(folder: Path, end: str, *, report: str = "out.html", **environment: str):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
 import threading
 import time
 import warnings
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -23,7 +21,6 @@ from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch, first_use, overlay
 from autokern.runtime import session as session_module
-from autokern.system import host
 from autokern.tuning import measuring, policy, store
 from autokern.tuning.profile import Profile, Timing, Trial
 
@@ -603,25 +600,11 @@ def test_nothing_is_measured_with_a_pinned_profile(make_op, measured, monkeypatc
     assert toy.runs[0] == "fast"
 
 
-def test_nothing_is_measured_with_layers(make_op, measured, monkeypatch, tmp_path):
-    toy, here = Toy(make_op), host.current()
-    own = msgspec.structs.replace(toy.profile(), host=here.fields, fingerprint=here.fingerprint)
-    store.write_file(tmp_path / "own.json", own)
-    store.write_file(tmp_path / "other.json", msgspec.structs.replace(own, fingerprint="0" * 32))
-    layers = [str(tmp_path / "other.json"), str(tmp_path / "own.json")]
-    for text in (os.pathsep.join(layers), os.pathsep.join(["", layers[0]]), layers[0]):
-        monkeypatch.setenv("AUTOKERN_PROFILE", text)
-        dispatch.reset()
-        toy.runs.clear()
-        toy.call(matrix())
-        assert (measured, toy.runs) == ([], ["fast"])
-    (tmp_path / "own.json").unlink()
+def test_a_folder_is_no_pinned_profile(make_op, monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path))
     dispatch.reset()
-    toy.runs.clear()
-    toy.call(matrix())
-    assert (measured, toy.runs) == ([], ["fast"])  # a folder holds what was measured elsewhere: a prior
-    assert autokern.explain("double", n=3).source == "other hosts"
+    with pytest.raises(ProfileError, match=r"asked for the profile in .*; found: it is a folder.* Name one file"):
+        Toy(make_op).call(matrix())
 
 
 def test_a_pinned_profile_that_is_not_there_is_an_error(make_op, monkeypatch, tmp_path):

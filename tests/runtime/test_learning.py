@@ -247,7 +247,7 @@ def test_orders_freeze_it(made, monkeypatch, orders):
 def test_a_pinned_profile_freezes_it(made, monkeypatch, tmp_path):
     path = tmp_path / "pinned.json"
     store.write_file(path, uncertain(made.op))
-    dispatch.reset(Settings(profile=(path,)))
+    dispatch.reset(Settings(profile=path))
     monkeypatch.setattr(learning.Learning, "_compare", lambda *args: pytest.fail("compared"))
     call = dispatch.route(made.op)
     for _ in range(3000):

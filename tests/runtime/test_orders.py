@@ -87,7 +87,7 @@ def test_a_deterministic_run_leaves_measurements_aside_unless_they_are_pinned(tm
         autokern.calibrate("qr", budget=0.1)
     file = tmp_path / "pinned.json"
     store.write_file(file, measured(usual))
-    dispatch.reset(msgspec.structs.replace(frozen, profile=(file,)))
+    dispatch.reset(msgspec.structs.replace(frozen, profile=file))
     assert autokern.explain("qr", m=200, n=20).candidate == "choleskyqr2"
     dispatch.reset(msgspec.structs.replace(frozen, force=(("qr", "choleskyqr2"),)))
     assert autokern.explain("qr", m=200, n=20).reason == "forced by the user"

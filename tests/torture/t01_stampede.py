@@ -140,7 +140,7 @@ MUTATIONS = [
     Mutation(
         "a publish forgets what is kept",
         "tuning/store.py",
-        "wanted = wanted.merge(kept) if kept_wins else wanted.merge(kept).merge(profile)",
+        "wanted = wanted.merge(kept).merge(profile)",
         "published = True",
         "stampede",
     ),

@@ -9,7 +9,6 @@ from autokern.tuning import plans, timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.measuring import trusted
 from autokern.tuning.profile import QUIET, Profile, Timing, Trial, decode
-from autokern.tuning.workload import Workload
 
 
 def _profile(count: int, disturbed: int = 0, noise: float = 0.01) -> Profile:
@@ -52,7 +51,7 @@ def test_disturbed_problems_are_measured_again_and_quiet_ones_are_not(make_op, m
     grid = list(plans.Pool(op, "cpu", "quick", ["float64"]).able)[:3]
     timings = [{"stock": Timing(1e-4), "other": Timing(1e-4, disturbed=share)} for share in (0.0, 0.2, 0.0)]
     known = Profile(trials=[Trial(p, t) for p, t in zip(grid, timings, strict=True)])
-    workload = Workload(dict.fromkeys(grid, 1))
-    found = calibrate([op], "quick", 1.0, ["cpu"], known, dtypes=["float64"], workload=workload)
+    monkeypatch.setattr(plans.Pool, "_drawn", lambda self: grid)
+    found = calibrate([op], "quick", 1.0, ["cpu"], known, dtypes=["float64"])
     kept = {trial.problem: trial.timings["stock"].seconds for trial in found.trials}
     assert [kept[problem] == 1e-4 for problem in grid] == [True, False, True]

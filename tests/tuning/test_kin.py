@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import os
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autokern.core.problem import Problem
-from autokern.core.settings import Settings
 from autokern.system.host import fingerprint_of
-from autokern.tuning import kin, layers, store
-from autokern.tuning.checksum import sealed
-from autokern.tuning.kin import likeness, priors
-from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning import kin, store
+from autokern.tuning.kin import likeness
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [store.read_file(path) for path in sorted((ROOT / "calibration" / "hosts").glob("*.json"))]
@@ -194,162 +187,3 @@ def test_anything_in_a_file_gives_a_number(changes, device):
 
 def test_the_rules_are_those_of_the_docs():
     assert kin.table() in (ROOT / "docs" / "how-it-decides.md").read_text(encoding="utf-8")
-
-
-# --- priors ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def settings(tmp_path):
-    return Settings(home=tmp_path / "home")
-
-
-HERE = fingerprint_of(FIELDS)
-
-
-def profile(fields: dict, *sizes: int) -> Profile:
-    trials = [Trial(Problem(op="qr", m=n, n=n), {"stock": Timing(1e-3)}) for n in sizes or (8,)]
-    return Profile(host=fields, fingerprint=fingerprint_of(fields), trials=trials)
-
-
-def keep(settings: Settings, fields: dict, *sizes: int) -> Path:
-    path = store.save(settings, profile(fields, *sizes))
-    assert path is not None
-    return path
-
-
-def found(settings: Settings, device: str = "cpu") -> list[tuple[str, float]]:
-    return [(prior.fingerprint, alike) for prior, alike in priors(settings, FIELDS, HERE, device)]
-
-
-THREADS = [changed("cpu.threads", number) for number in (4, 2, 1, 16, 32, 6)]
-
-
-@pytest.fixture
-def read(monkeypatch):
-    """Files that are read whole, in order."""
-    seen = []
-    examined, read_file = store.examined, store.read_file
-    monkeypatch.setattr(store, "examined", lambda folder, name: seen.append(name) or examined(folder, name))
-    monkeypatch.setattr(store, "read_file", lambda path: seen.append(path.name) or read_file(path))
-    return seen
-
-
-def test_the_most_alike_come_first_and_the_fifth_is_never_read(settings, read):
-    keep(settings, FIELDS)
-    for fields in THREADS:
-        keep(settings, fields)
-    read.clear()
-    names = [fingerprint_of(THREADS[i]) for i in (5, 0, 3, 1, 4)]  # 6, then 4 and 16, then 2 and 32 threads
-    answer = found(settings)
-    assert [alike for _, alike in answer] == pytest.approx([0.7**0.41503749927, 0.7, 0.7, 0.7**2])
-    assert {name for name, _ in answer[:3]} == set(names[:3])
-    assert HERE not in {name for name, _ in answer}
-    assert read == [name for name, _ in answer]
-    assert found(settings) == answer
-    assert len(read) == 4  # each file once
-    keep(settings, THREADS[5], 16)
-    read.clear()
-    assert len(priors(settings, FIELDS, HERE)[0][0].trials) == 2  # a file that changed is read again
-    assert read == [names[0]]
-
-
-def test_what_is_too_unlike_or_has_no_measurements_does_not_serve(settings):
-    keep(settings, changed("cpu.threads", 4096))
-    store.save(settings, msgspec.structs.replace(profile(THREADS[0]), trials=[]))
-    store.save(settings, msgspec.structs.replace(profile(THREADS[1]), host={}))
-    assert found(settings) == []
-
-
-def test_a_gpu_is_matched_by_profiles_of_such_a_gpu(settings):
-    keep(settings, changed("accelerators", []))
-    keep(settings, changed("accelerators", [A100]))
-    assert len(found(settings)) == 2
-    assert [name for name, _ in found(settings, "cuda")] == [fingerprint_of(changed("accelerators", [A100]))]
-
-
-def _newer(data: bytes) -> bytes:
-    return sealed(2, data.partition(b"\n")[2])
-
-
-FAULTS = {
-    "empty": lambda data: b"",
-    "cut": lambda data: data[:-1],
-    "cut in the host": lambda data: data[:300],
-    "flipped": lambda data: data[:-20] + bytes([data[-20] ^ 1]) + data[-19:],
-    "flipped in the host": lambda data: data.replace(b"AVX2", b"AVX3"),
-    "newer": _newer,
-    "of another host": lambda data: sealed(1, msgspec.json.encode(profile(THREADS[4]))),
-    "no JSON": lambda data: b"\x80\x04pickle",
-    "deep": lambda data: data.partition(b"\n")[0] + b'\n{"host":' + b"[" * 100_000,
-    "plain": lambda data: data.partition(b"\n")[2],
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faulty_files_are_skipped_and_left_alone(settings, fault):
-    bad = keep(settings, THREADS[5])
-    keep(settings, THREADS[1])
-    data = FAULTS[fault](bad.read_bytes())
-    bad.write_bytes(data)
-    assert [name for name, _ in found(settings)] == [fingerprint_of(THREADS[1])]
-    assert bad.read_bytes() == data
-    assert sorted(path.suffix for path in settings.home.iterdir()) == [".json", ".json", ".lock", ".lock"]
-
-
-def test_what_is_no_file_of_ours_is_skipped(settings, tmp_path):
-    good = keep(settings, THREADS[0])
-    os.mkfifo(settings.home / ("1" * 32 + ".json"))
-    (settings.home / ("2" * 32 + ".json")).mkdir()
-    (settings.home / ("3" * 32 + ".json")).symlink_to(good)
-    (settings.home / "notes.json").write_bytes(good.read_bytes())
-    shared = keep(settings, THREADS[1])
-    shared.chmod(0o666)
-    large = keep(settings, THREADS[2])
-    os.truncate(large, kin._LARGEST + 1)
-    assert [name for name, _ in found(settings)] == [good.stem]
-    settings.home.chmod(0o777)
-    assert found(Settings(home=settings.home)) == []
-    assert found(Settings(home=tmp_path / "none")) == []
-    assert found(Settings(home=Path("/dev/null/autokern"))) == []
-
-
-def test_only_the_newest_files_are_looked_at(settings, monkeypatch):
-    monkeypatch.setattr(kin, "_MOST_FILES", 2)
-    for age, fields in enumerate(THREADS):
-        path = keep(settings, fields)
-        os.utime(path, (1e9 - age, 1e9 - age))
-    assert {name for name, _ in found(settings)} == {fingerprint_of(fields) for fields in THREADS[:2]}
-
-
-def test_layers_serve_in_place_of_the_home_folder(settings, tmp_path, read):
-    keep(settings, THREADS[0])
-    site = tmp_path / "site"
-    site.mkdir()
-    for name, fields in (("own", FIELDS), ("b", THREADS[1]), ("c", THREADS[2])):
-        store.write_file(site / f"{name}.json", profile(fields))
-    one = tmp_path / "one.json"
-    store.write_file(one, profile(THREADS[1], 32))
-    read.clear()
-
-    def of(*paths: Path) -> list[tuple[str, list[int]]]:
-        there = priors(Settings(home=settings.home, profile=paths), FIELDS, HERE)
-        return [(prior.fingerprint, sorted(t.problem.n for t in prior.trials)) for prior, _ in there]
-
-    two, three = fingerprint_of(THREADS[1]), fingerprint_of(THREADS[2])
-    assert of(site) == [(two, [8]), (three, [8])]
-    assert read == ["b.json", "c.json"]
-    assert of(one, site) == [(two, [8, 32]), (three, [8])]  # of one host in two layers
-    assert of(one) == of(site / "own.json") == []  # used as it is
-    assert of(site / "own.json", one) == [(two, [32])]
-    assert of(one, tmp_path / "gone.json") == []
-
-
-def test_hosts_of_a_cluster_serve_each_other(tmp_path):
-    for recorded in RECORDED:
-        store.write_file(tmp_path / f"{recorded.fingerprint[:4]}.json", recorded)
-    for own, other in itertools.permutations(RECORDED):
-        settings = Settings(profile=(tmp_path,))
-        assert len(layers.in_force(settings, own.fingerprint).trials) == len(own.trials)
-        ((prior, alike),) = priors(settings, own.host, own.fingerprint)
-        assert (prior.fingerprint, alike) == (other.fingerprint, likeness(own.host, other.host))

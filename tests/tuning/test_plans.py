@@ -56,8 +56,15 @@ def kin_of(*profiles: Profile, likeness: float = 1.0):
     return lambda device: [Kin(CostModel(profile), likeness) for profile in profiles]
 
 
+class Given(Pool):
+    sizes: tuple[int, ...] = ()
+
+    def _drawn(self) -> list[Problem]:
+        return [square(n) for n in self.sizes]
+
+
 def pool_of(op, sizes=SIZES, **options) -> Pool:
-    return Pool(op, "cpu", "quick", ["float64"], **{"wanted": dict.fromkeys(map(square, sizes), 1.0), **options})
+    return type("Given", (Given,), {"sizes": sizes})(op, "cpu", "quick", ["float64"], **options)
 
 
 @pytest.mark.parametrize("mean", [-2.0, -0.1, 0.0, 0.3, 5.0])
@@ -96,9 +103,6 @@ def test_a_measured_neighbour_takes_the_promise(make):
     model = CostModel(told(sizes=(16, 32, 64), fast=0.5))
     (ask,) = pool_of(op).asks(model, {square(n): {"stock", "fast"} for n in (16, 32, 64)}, math.inf)
     assert ask.problem.n > 64
-    heavy = {square(32): 1e6, square(2048): 1.0}
-    (ask,) = Pool(op, "cpu", "quick", ["float64"], wanted=heavy).asks(CostModel(Profile()), {}, math.inf)
-    assert ask.problem == square(32), "what programs spend most time on comes first"
 
 
 def test_a_trial_that_does_not_fit_the_time_is_left_out(make):
@@ -152,8 +156,6 @@ def test_what_never_won_elsewhere_is_measured_only_on_request(make):
     assert drawn(op, few) == {"stock", "fast", "loser"}, "too few trials to tell"
     here = CostModel(told(sizes=(64,), fast=1.0, loser=0.8), kin)
     assert not here.never_won("loser", square(64), plans._NEVER), "it has won here"
-    wanted = Pool(op, "cpu", "quick", ["float64"], wanted={square(64): 1.0}).asks(model, {}, math.inf)
-    assert {c.name for c in wanted[0].candidates} == {"stock", "fast", "loser"}, "of what programs ask all are measured"
 
 
 def test_lower_precision_takes_no_place_of_candidates_within_the_bound(make):
@@ -189,7 +191,7 @@ def test_the_problem_at_hand_comes_first_and_what_is_near_to_it_counts(make):
     assert len(rest) == len(SIZES) - 1
     assert second.problem.n in (128, 256, 512)
     large = square(5000)
-    slow = pool_of(op, near=large, wanted={square(16): 1.0}).asks(CostModel(told(fast=0.9, noise=0.3)), {}, 1e-2)
+    slow = pool_of(op, [16], near=large).asks(CostModel(told(fast=0.9, noise=0.3)), {}, 1e-2)
     assert [ask.problem for ask in slow] == [square(16)], "the one at hand does not fit the time"
 
 

@@ -14,6 +14,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from autokern.core.errors import AutokernWarning, ProfileError
@@ -525,15 +526,14 @@ who = int(sys.argv[1]); settings = Settings(home=Path({home!r}), strict=True)
 sys.stdin.readline()
 for i in range({keys}):
     trial = Trial(Problem(op="qr", m=who + 1, n=i + 1), {{"stock": Timing(1.0)}})
-    store.save(settings, Profile(fingerprint={host!r}, trials=[trial]), kept_wins={kept_wins})
+    store.save(settings, Profile(fingerprint={host!r}, trials=[trial]))
 """
 
 
-@pytest.mark.parametrize(("lockless", "kept_wins"), [(False, False), (True, False), (False, True), (True, True)])
-def test_concurrent_writers_lose_no_key(settings, lockless, kept_wins):
+@pytest.mark.parametrize("lockless", [False, True])
+def test_concurrent_writers_lose_no_key(settings, lockless):
     writers, keys = 8, 5
-    orders = {"lockless": lockless, "kept_wins": kept_wins}
-    code = BARE + WRITER.format(**orders, home=str(settings.home), keys=keys, host=HOST)
+    code = BARE + WRITER.format(lockless=lockless, home=str(settings.home), keys=keys, host=HOST)
     start = [sys.executable, "-S", "-c", code]
     crowd = [subprocess.Popen([*start, str(who)], stdin=subprocess.PIPE, text=True) for who in range(writers)]
     for writer in crowd:  # all are past their imports before the first one writes
@@ -545,13 +545,11 @@ def test_concurrent_writers_lose_no_key(settings, lockless, kept_wins):
     assert names(settings, ".tmp") == names(settings, ".bad") == []
 
 
-def test_what_is_kept_wins_if_that_is_asked_for(settings):
-    store.save(settings, profile(8, seconds=1e-3))
-    store.save(settings, profile(8, 16, seconds=1.0), kept_wins=True)
-    found = {t.problem.n: t.timings["stock"].seconds for t in store.load(settings, HOST).trials}
-    assert found == {8: 1e-3, 16: 1.0}
+def test_the_later_measurement_of_a_problem_counts(settings):
+    store.save(settings, profile(8, 16, seconds=1e-3))
     store.save(settings, profile(8, seconds=2.0))
-    assert store.load(settings, HOST).trials[0].timings["stock"].seconds == 2.0
+    found = {t.problem.n: t.timings["stock"].seconds for t in store.load(settings, HOST).trials}
+    assert found == {8: 2.0, 16: 1e-3}
 
 
 def test_a_rival_that_publishes_between_reading_and_renaming_is_merged(settings, monkeypatch):
@@ -672,18 +670,35 @@ def test_written_and_kept_files_are_read(settings, tmp_path):
     assert json.loads(plain.read_text())["fingerprint"] == HOST
     assert plain.read_text().startswith('{\n  "schema": 1,\n  "host"')  # an older autokern knows what is newer
     compact = tmp_path / "compact.json"
-    store.write_file(compact, profile(8), compact=True)
-    assert (
-        compact.read_bytes()
-        == store.plain(profile(8))
-        == json.dumps(json.loads(plain.read_text()), separators=(",", ":")).encode() + b"\n"
-    )
+    compact.write_text(json.dumps(json.loads(plain.read_text()), separators=(",", ":")))
     assert store.read_file(compact) == profile(8)
     store.write_file(compact, Profile())
     assert store.read_file(compact) == Profile()
     assert store.read_file(plain) == store.read_file(place(settings)) == profile(8)
     (tmp_path / "link.json").symlink_to(plain)
     assert store.read_file(tmp_path / "link.json") == profile(8)
+
+
+def test_a_copy_that_is_pinned_is_in_force_on_any_host_and_nothing_is_written(settings, monkeypatch, tmp_path):
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(place(settings).read_bytes())
+    pinned = Settings(home=tmp_path / "none", profile=copy)
+    monkeypatch.setattr(files.Folder, "open", None)
+    assert store.in_force(pinned, "0" * 32) == profile(8)
+    assert not pinned.home.exists()
+    assert store.origin(pinned, HOST) == f"pinned by AUTOKERN_PROFILE:\n{copy}"
+    for path in (tmp_path, tmp_path / "gone.json"):
+        with pytest.raises(ProfileError, match=f"asked for the profile in {path}; found: .* Name one file"):
+            store.in_force(Settings(profile=path), HOST)
+
+
+def test_without_a_pinned_file_the_home_folder_is_read_unless_decisions_must_not_change(settings):
+    file = place(settings)
+    assert store.in_force(settings, HOST) == profile(8)
+    assert store.origin(settings, HOST) == f"kept in\n{file}"
+    frozen = msgspec.structs.replace(settings, deterministic=True)
+    pinned = msgspec.structs.replace(frozen, profile=file)
+    assert [store.leaves_aside(each) for each in (settings, frozen, pinned)] == [False, True, False]
 
 
 @pytest.mark.parametrize(
