@@ -106,7 +106,6 @@ def show(
     tables.show_known(found, "fastest candidates; sizes are of single matrices without gradients, counts of problems")
     lines = [f"{word}: {grade.GRADES[word]}" for word in sorted({row.grade for row in found.ops} - {"good"})]
     lines += [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
-    lines += [f"{tables.counted(found.learnt, 'problem')} learnt from use"] if found.learnt else []
     when = found.created.replace("T", " ").replace("Z", " UTC")
     tables.show(*map(tables.note, [*lines, f"last measured {when}, {layers.origin(settings, found.fingerprint)}"]))
 

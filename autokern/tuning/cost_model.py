@@ -96,7 +96,6 @@ class CostModel:
             if "stock" in trial.timings:
                 self._trials.setdefault(trial.problem.group, []).append(trial)
                 self._pools.setdefault(_pool(trial.problem), []).append(trial)
-        self._learnt = {trial.problem.coarse: trial for trial in profile.trials if trial.calls}
         self._measured: dict[tuple[tuple[str, str, str], str], bool] = {}
         self._rows: dict[tuple[Pool, str], list[int]] = {}
         self._fits: dict[tuple[Pool, str], Fit | None] = {}
@@ -118,13 +117,9 @@ class CostModel:
         return self._pools.get(pool, [])
 
     def knows(self, problem: Problem) -> bool:
-        """Whether enough was measured for the op, dtype and device of a problem, beside what was learnt from use."""
-        trials = sum(not trial.calls for trial in self._trials.get(problem.group, ()))
+        """Whether enough was measured for the op, dtype and device of a problem."""
+        trials = len(self._trials.get(problem.group, ()))
         return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
-
-    def learnt(self, problem: Problem) -> Trial | None:
-        """Return what was learnt from the user's calls of a problem, or of one that shares its decision."""
-        return self._learnt.get(problem.coarse)
 
     def knows_errors(self, problem: Problem) -> bool:
         """Whether the error of any candidate that approximates was measured for the group of a problem."""

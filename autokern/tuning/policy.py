@@ -19,7 +19,6 @@ from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.system.memory_limit import Limit, least, refusal, ways_out
-from autokern.tuning.contenders import contenders, told
 from autokern.tuning.cost_model import CostModel, Estimate
 from autokern.tuning.met import met, preferred, remark
 from autokern.tuning.obstacles import ROUGH, obstacles
@@ -88,16 +87,10 @@ def decide(
     rough = [c for c in table.candidates if excluded.get(c.name, "").startswith(ROUGH)]
     timed = [c for c in (*feasible, *rough) if not c.tight]
     estimates = met(op, problem, model.estimate(op, problem, timed), products)
-    learnt = model.learnt(problem)
-    if learnt is not None and estimates:
-        estimates |= {name: found for name, found in told(learnt).items() if name in estimates}
     usable = {name: estimate for name, estimate in estimates.items() if name not in excluded or name == "stock"}
     ranked = _ranked(op, problem, feasible, usable)
     name, reason, source, review = _choice(table, model, settings, seen, excluded, ranked, usable)
     flops, estimate = op.features(problem).flops, usable.get(name)
-    rivals = contenders(op, problem, op[name], source, feasible, usable, learnt)
-    if learnt is not None and name in learnt.timings and source == "measured":
-        reason, source = f"{reason}; learnt from {learnt.calls} of your calls", "learnt"
 
     def cost(candidate: Candidate) -> Cost:
         found, approximate = estimates.get(candidate.name), candidate.accuracy == "approximate"
@@ -124,7 +117,6 @@ def decide(
         order=(name, *(c.name for c in ranked if c.name != name)),
         review=review,
         costs={c.name: cost(c) for c in (*ranked, *rough)},
-        contenders=rivals,
         remark=remark(op, problem, op[name], usable, products),
     )
 

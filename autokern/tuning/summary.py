@@ -99,7 +99,7 @@ class Rough(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a profile as `autokern show` prints it; `learnt` is the number of problems learnt from use."""
+    """The content of a profile as `autokern show` prints it."""
 
     fingerprint: str
     created: str
@@ -108,14 +108,13 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     setup: dict[str, float]
     winners: list[Winner] = []
     rough: list[Rough] = []
-    learnt: int = 0
 
 
 def present(profile: Profile) -> Profile:
     """Return a profile without ops and candidates that are not registered, as an earlier version had them."""
     there = {(op.name, name) for op in registered() for name in op.names()}
     trials = [
-        Trial(t.problem, {name: timing for name, timing in t.timings.items() if (t.problem.op, name) in there}, t.calls)
+        Trial(t.problem, {name: timing for name, timing in t.timings.items() if (t.problem.op, name) in there})
         for t in profile.trials
     ]
     return msgspec.structs.replace(
@@ -139,7 +138,6 @@ def known(profile: Profile, ops: Iterable[str] | None = None) -> Known:
         setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[0] in names},
         winners=[] if ops is None else winners(profile),
         rough=rough(profile),
-        learnt=sum(trial.calls > 0 for trial in profile.trials),
     )
 
 

@@ -56,7 +56,6 @@ GOOD = [
     ("AUTOKERN_GRAPHS", "on", "graphs", "on"),
     ("AUTOKERN_DETERMINISTIC", "1", "deterministic", True),
     ("AUTOKERN_STRICT", "on", "strict", True),
-    ("AUTOKERN_LEARN", "Record", "learn", "record"),
     ("AUTOKERN_WORKERS", "0", "workers", False),
     ("AUTOKERN_LOG", "debug", "log", "debug"),
 ]
@@ -110,7 +109,6 @@ BAD = [
     ("AUTOKERN_THREADS", "all"),
     ("AUTOKERN_DETERMINISTIC", "3"),
     ("AUTOKERN_STRICT", "perhaps"),
-    ("AUTOKERN_LEARN", "yes"),
     ("AUTOKERN_WORKERS", "two"),
     ("AUTOKERN_LOG", "loud"),
 ]
@@ -156,9 +154,13 @@ def test_unknown_variables_are_named():
     assert all(name in str(caught.value) for name in VARIABLES)
 
 
-def test_a_variable_that_was_removed_is_ignored_with_a_warning():
-    with pytest.warns(AutokernWarning, match="AUTOKERN_ALLOCATOR was removed .* MALLOC_MMAP_THRESHOLD_"):
-        assert from_environment({"AUTOKERN_ALLOCATOR": "retain"}) == Settings()
+@pytest.mark.parametrize(
+    ("name", "replacement"), [("AUTOKERN_ALLOCATOR", "MALLOC_MMAP_THRESHOLD_"), ("AUTOKERN_LEARN", "calibrations only")]
+)
+def test_a_variable_that_was_removed_is_ignored_with_a_warning(name, replacement):
+    with pytest.warns(AutokernWarning, match=f"{name} was removed .* {replacement}") as told:
+        assert from_environment({name: "on"}) == Settings()
+    assert len(told) == 1
 
 
 def test_the_environment_is_read_when_asked(monkeypatch):
