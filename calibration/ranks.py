@@ -154,7 +154,6 @@ def job(what: str, points: int, count: int) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "AUTOKERN_CALIBRATE": "never"}
-    common["AUTOKERN_LEARN"] = "off"
     if count > 1:
         common |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", what, str(points)]

@@ -84,7 +84,6 @@ def _bare(patch: pytest.MonkeyPatch, home: object) -> None:
             patch.delenv(name)
     patch.setenv("AUTOKERN_HOME", str(home))
     patch.setenv("AUTOKERN_CALIBRATE", "never")
-    patch.setenv("AUTOKERN_LEARN", "off")
 
 
 @pytest.fixture(autouse=True, scope="session")

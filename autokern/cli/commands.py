@@ -104,7 +104,6 @@ def show(
         tables.show(tables.winners(found.winners))
     tables.show_known(found, "fastest candidates; sizes are of single matrices without gradients, counts of problems")
     lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
-    lines += [f"{tables.counted(found.learnt, 'problem')} learnt from use"] if found.learnt else []
     when = found.created.replace("T", " ").replace("Z", " UTC")
     tables.show(*map(tables.note, [*lines, f"last measured {when}, {store.origin(settings, found.fingerprint)}"]))
 

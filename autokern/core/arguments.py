@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["in_float64", "itself", "modules_in", "rebuilt", "tensors_in"]
+__all__ = ["in_float64", "itself", "rebuilt", "tensors_in"]
 
 
 @functools.singledispatch
@@ -39,24 +39,6 @@ def _(value: Sequence[Any]) -> Iterator[torch.Tensor]:
     if not isinstance(value, str):
         for item in value:
             yield from tensors_in(item)
-
-
-@functools.singledispatch
-def modules_in(value: Any) -> Iterator[torch.nn.Module]:
-    """Yield the modules that computing with a value may call, those inside of others included."""
-    yield from ()
-
-
-@modules_in.register
-def _(value: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    yield from value.modules()
-
-
-@modules_in.register(Sequence)
-def _(value: Sequence[Any]) -> Iterator[torch.nn.Module]:
-    if not isinstance(value, str):
-        for item in value:
-            yield from modules_in(item)
 
 
 def itself(leaf: Any) -> Any:

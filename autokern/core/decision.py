@@ -70,8 +70,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason : str
         The reason, in words.
     source : str
-        Source of the prediction: ``order``, ``learnt``, ``measured``, ``interpolated``, ``extrapolated``,
-        ``other hosts``, ``unmeasured`` or ``only choice``.
+        Source of the prediction: ``order``, ``measured``, ``interpolated``, ``extrapolated``, ``other hosts``,
+        ``unmeasured`` or ``only choice``.
     predicted : dict
         Predicted seconds of the candidates that may serve, fastest first; empty where nothing was measured.
     margin : float
@@ -86,8 +86,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Calls that would repay compiling, after which the problem is decided again; 0 for never.
     costs : dict
         Cost of each candidate that may serve, then of each that only its error excludes.
-    contenders : tuple of str
-        Candidates that may well be faster than the choice, the most promising first; empty where that is settled.
     remark : str
         What stock's answer is worth where it approximates; empty where it does not.
     nearest : str
@@ -108,7 +106,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...] = ()
     review: int = 0
     costs: dict[str, Cost] = {}
-    contenders: tuple[str, ...] = ()
     remark: str = ""
     nearest: str = ""
     solved: tuple[Solved, ...] = ()

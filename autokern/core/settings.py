@@ -26,6 +26,7 @@ LEVELS_OF_ACCURACY = ("same", "approximate")
 _REMOVED = {
     "AUTOKERN_ALLOCATOR": "set glibc's MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ before the process starts",
     "AUTOKERN_RECORD": "use nothing in its place: first use measures the problems at hand",
+    "AUTOKERN_LEARN": "set nothing in its place: choices come from calibrations only",
 }
 """Variables of earlier versions, and their replacements."""
 
@@ -161,16 +162,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             _replaced,
         ),
     ] = None
-    learn: Annotated[
-        str,
-        Row(
-            "AUTOKERN_LEARN",
-            "`on`, `record`, `off`",
-            "on: a choice that is uncertain and used often is compared with others on your calls, and may change once "
-            "in a process (default); record: the result is kept for later processes and changes nothing in this one",
-            parsers.one_of("on", "record", "off"),
-        ),
-    ] = "on"
     calls: Annotated[
         int | None,
         Row(

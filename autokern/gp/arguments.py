@@ -15,7 +15,7 @@ from linear_operator.operators import (
     LinearOperator,
 )
 
-from autokern.core.arguments import itself, modules_in, rebuilt, tensors_in
+from autokern.core.arguments import itself, rebuilt, tensors_in
 
 __all__ = ["DIAGONAL", "terms", "variances"]
 
@@ -36,21 +36,6 @@ def _(value: MultivariateNormal) -> Iterator[torch.Tensor]:
 @tensors_in.register
 def _(value: DefaultPredictionStrategy) -> Iterator[torch.Tensor]:
     yield from tensors_in((value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood))
-
-
-@modules_in.register
-def _(value: LinearOperator) -> Iterator[torch.nn.Module]:
-    yield from modules_in((*value._args, *value._kwargs.values()))
-
-
-@modules_in.register
-def _(value: MultivariateNormal) -> Iterator[torch.nn.Module]:
-    yield from modules_in(value.lazy_covariance_matrix)
-
-
-@modules_in.register
-def _(value: DefaultPredictionStrategy) -> Iterator[torch.nn.Module]:
-    yield from modules_in((value.train_prior_dist, value.likelihood))
 
 
 @rebuilt.register(LinearOperator)

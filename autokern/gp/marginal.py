@@ -9,7 +9,7 @@ import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import DenseLinearOperator
 
-from autokern.core.arguments import itself, modules_in, rebuilt, tensors_in
+from autokern.core.arguments import itself, rebuilt, tensors_in
 from autokern.gp import memoized
 from autokern.gp.arguments import terms, variances
 from autokern.kernels import tree as trees
@@ -82,11 +82,6 @@ def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, to
 @tensors_in.register
 def _(value: Marginal) -> Iterator[torch.Tensor]:
     yield from tensors_in((value.distribution, value.extra))
-
-
-@modules_in.register
-def _(value: Marginal) -> Iterator[torch.nn.Module]:
-    yield from modules_in(value.distribution)
 
 
 @rebuilt.register(Marginal)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from autokern.core.errors import AutokernError
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import Op
 from autokern.core.settings import Settings
 from autokern.runtime import counting
 from autokern.runtime.memo import NEVER, Entry
@@ -15,7 +14,6 @@ from autokern.runtime.memo import NEVER, Entry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from autokern.runtime.case import Case
     from autokern.runtime.session import Session
 
 __all__ = ["Checks"]
@@ -35,21 +33,18 @@ class Checks:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def schedule(self, entry: Entry, settings: Settings, due: int) -> None:
-        """Set the next check of an entry: candidates are compared at a call, if nothing else is due before."""
-        from autokern.runtime import drift
-
-        changed = entry.case is not None and entry.case.winner
-        entry.check_at(NEVER if changed else min(due, counting.due(entry), drift.due(entry, settings)))
+    def schedule(self, entry: Entry) -> None:
+        """Set the next check of an entry."""
+        review = entry.decision.review
+        entry.check_at(min(counting.due(entry), review if review > entry.count else NEVER))
 
     def checked(self, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
         """Check a key that has reached the call at which a check was due, or passed it, and return its entry.
 
         The decision may be due for review, since compiling may repay itself by now; or stock may have taken many
-        products; or candidates may be due to be compared; or the machine may have drifted; or lower precision may no
-        longer suffice for the data.
+        products; or lower precision may no longer suffice for the data.
         """
-        from autokern.runtime import drift, spotcheck
+        from autokern.runtime import spotcheck
 
         here, due = self._session, entry.take_check()
         if due == NEVER:  # another thread is at it
@@ -60,28 +55,11 @@ class Checks:
             key = entry.decision.cell
             here.errors[key] = max(here.errors.get(key, 0.0), spotcheck.check(entry, args, settings))
             return entry
-        case = entry.case
         if due == entry.decision.review:
             table = Feasibility(entry.op, entry.decision.problem)
-            made = here.made(table, here.decide(table, settings, entry.count), settings, entry.count)
-            if made.candidate is not entry.candidate:
-                here.learning.close(made)
-            return made
-        if counting.is_due(entry, settings):
-            made = self._again(entry, self._counted, settings)
-            if made is not entry:
-                return made
-        if case is not None and case.open:
-            self.schedule(entry, settings, 2 * entry.count)  # an interrupt may come
-            self.schedule(entry, settings, here.learning.check(entry, args))
-            if case.winner:
-                self._promote(entry.op, case)
-        elif drift.is_due(entry):
-            if drift.check(entry, args, settings) and settings is here.settings:
-                here.learning.close(entry, changed=True)
-        else:
-            self.schedule(entry, settings, NEVER)
-        return entry
+            return here.made(table, here.decide(table, settings, entry.count), settings, entry.count)
+        self.schedule(entry)
+        return self._again(entry, self._counted, settings) if counting.is_due(entry, settings) else entry
 
     def _again(self, entry: Entry, decide: Callable[[Entry, Settings], Entry], settings: Settings) -> Entry:
         """Decide a key again; if that fails, it stays as it is."""
@@ -106,19 +84,8 @@ class Checks:
             return entry
         here.shared.drop(table.problem)
         made = here.made(table, decision, settings, entry.count)
-        here.learning.close(made, changed=True)
         made.check_at(NEVER)
         return made
-
-    def _promote(self, op: Op, case: Case) -> None:
-        """Let the winner of a case serve all its keys."""
-        here = self._session
-        here.shared.drop(case.problem)
-        winner = op[case.winner]
-        for entry in list(here.memo.get(op.name, {}).values()):
-            same = entry.case is case and entry.candidate.name == case.current
-            if same and winner.why_not(entry.decision.problem) is None:
-                entry.promote(winner, case.decided(entry.decision))
 
     def _reconsidered(self, entry: Entry, settings: Settings) -> Entry:
         """Measure the op of an entry whose calls have taken long enough, and decide."""

@@ -51,7 +51,7 @@ def counts(entry: Entry, settings: Settings) -> bool:
     op, problem, candidate = entry.op, entry.decision.problem, entry.candidate
     loose = candidate.loose and entry.decision.source != "order"
     matters = op.harder(problem, candidate, _MANY) > op.harder(problem, candidate)
-    frozen = settings.deterministic or settings.profile is not None or settings.learn != "on"
+    frozen = settings.deterministic or settings.profile is not None
     able = problem.device == "cpu" and not (candidate.compiles or entry.trial or host.multi_rank() or host.forked())
     return loose and matters and able and not frozen
 

@@ -117,9 +117,7 @@ def replace(fresh: Session) -> Session:
     """Put a session in the place of the present one."""
     global _session
     with _session_lock:
-        before, _session = _session, fresh
-    if before is not None:
-        before.close()
+        _session = fresh
     return fresh
 
 

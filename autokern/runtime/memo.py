@@ -45,18 +45,12 @@ class Entry:
     before : int
         Calls of the problem that earlier entries served by the candidate.
     due : int
-        The call from which on it is checked, as `drift` and `spotcheck` schedule it; `NEVER` for none. Threads may
+        The call from which on it is checked, as `checks` and `spotcheck` schedule it; `NEVER` for none. Threads may
         count past it.
-    strikes : int
-        Successive checks in which stock was faster.
     ledger : Ledger or None
         Where its calls are timed, while its op is not measured yet.
     trial : bool
         Whether a calibration made it: its calls are not the user's, and do not count.
-    case : Case or None
-        What `learning` knows of its problem, if other candidates are compared with its own.
-    seen : int
-        Calls that the case knows of.
     counting : bool
         Whether the products of conjugate gradients are counted.
     products : int
@@ -66,22 +60,21 @@ class Entry:
     """
 
     __slots__ = (
-        "before", "candidate", "case", "count", "counting", "decision", "due", "ledger", "op", "parts", "products",
-        "run", "seen", "solved", "strikes", "trial",
+        "before", "candidate", "count", "counting", "decision", "due", "ledger", "op", "parts", "products", "run",
+        "solved", "trial",
     )  # fmt: skip
 
     def __init__(self, decision: Decision, table: Feasibility) -> None:
         self.decision, self.op = decision, table.op
-        self.count = self.before = self.seen = self.strikes = self.products = 0
+        self.count = self.before = self.products = 0
         self.trial = inside.measuring
         self.solved: tuple[Solved, ...] = ()
         self.ledger: Any = None
-        self.case: Any = None
         self.serve(table.op[decision.candidate])
 
     def resume(self, count: int, before: int) -> None:
         """Continue the counts of earlier entries of the key and of its problem."""
-        self.count, self.before, self.seen, self.solved = count, before, count, ()
+        self.count, self.before, self.solved = count, before, ()
 
     def serve(self, candidate: Candidate) -> None:
         """Let a candidate run from now on; one that approximates is checked on its next call (`spotcheck`)."""
@@ -141,24 +134,11 @@ class Entry:
         due, self.due = self.due, NEVER
         return due
 
-    def promote(self, successor: Candidate, decision: Decision) -> None:
-        """Let another candidate run from now on that was found to be faster."""
+    def demote(self, successor: Candidate, reason: str) -> None:
+        """Let another candidate run from now on in place of one that failed; the decision gives the reason."""
         self.serve(successor)
-        if self.ledger is not None:
-            self.time_into(self.ledger)
-        self.decision = decision
-
-    def struck(self, behind: bool) -> int:
-        """Note whether stock was faster in a check, and return the number of successive checks in which it was."""
-        self.strikes = self.strikes + 1 if behind else 0
-        return self.strikes
-
-    def demote(self, successor: Candidate, reason: str = "", source: str = "") -> None:
-        """Let another candidate run from now on in place of one that failed; with a reason, the decision says so."""
-        self.serve(successor)
-        if reason:
-            changed = {"candidate": successor.name, "reason": reason, "source": source or self.decision.source}
-            self.decision = msgspec.structs.replace(self.decision, **changed, margin=1.0, uncertainty=0.0)
+        changed = {"candidate": successor.name, "reason": reason}
+        self.decision = msgspec.structs.replace(self.decision, **changed, margin=1.0, uncertainty=0.0)
 
 
 def stock_entry(op: Op, reason: str) -> Entry:
@@ -196,10 +176,10 @@ class LargeEntry(Entry):
         self._plan = (candidate, self.run, self._needs[candidate.name])  # one object: another thread may decide again
         self.run = self._run_if_it_fits
 
-    def demote(self, successor: Candidate, reason: str = "", source: str = "") -> None:
+    def demote(self, successor: Candidate, reason: str) -> None:
         """Let another candidate run from now on; the one that failed is not chosen again."""
         self._failed.append(f"{self.op.name}={self.candidate.name}")
-        super().demote(successor, reason, source)
+        super().demote(successor, reason)
 
     def _run_if_it_fits(self, *args: Any) -> Any:
         there = memory_limit.current(self.decision.problem.device, self._settings.memory)

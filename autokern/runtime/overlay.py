@@ -26,12 +26,12 @@ current: ContextVar[Overlay | None] = ContextVar("autokern_using", default=None)
 
 
 @contextlib.contextmanager
-def apart(settings: Settings, kept: Overlay | None = None) -> Iterator[None]:
+def apart(settings: Settings) -> Iterator[None]:
     """Keep calls out of the memo of the program: measurements call what the program calls, and are not the user's.
 
-    What they decide is forgotten, unless an overlay is given.
+    What they decide is forgotten.
     """
-    token = current.set(kept or Overlay(settings, current.get()))
+    token = current.set(Overlay(settings, current.get()))
     try:
         with solved.aside():
             yield

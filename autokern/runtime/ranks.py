@@ -1,7 +1,7 @@
 """Ranks of one job share large products, and take the same decisions: those of rank 0.
 
-A decision is a function of settings, profile, host and memory limit. All of these are rank 0's, sent
-once when the ranks meet, and nothing is measured or learnt while they are together. So no decision needs a message.
+A decision is a function of settings, profile and memory limit. All of these are rank 0's, sent once when the ranks
+meet, and nothing is measured while they are together. So no decision needs a message.
 """
 
 from __future__ import annotations
@@ -110,7 +110,6 @@ def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any, An
         exclude=theirs.exclude | (lacking - ordered),
         memory=each if theirs.memory is None else min(each, theirs.memory),
         calibrate="never",
-        learn="off",
         **{name: getattr(mine.settings, name) for name in _OWN},
     )
     return settings, profile, functools.partial(beside, theirs, fields)

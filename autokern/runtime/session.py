@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from autokern.runtime.first_use import FirstUse
-    from autokern.runtime.learning import Learning
     from autokern.tuning.cost_model import CostModel, KinOf
     from autokern.tuning.profile import Profile
 
@@ -76,7 +75,6 @@ class Session:
         self._model: CostModel | None = None
         self._lock = threading.RLock()
         self._first_use: FirstUse | None = None
-        self._learning: Learning | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
         self.errors: dict[tuple[Problem, str], float] = {}
         self.products = counting.Products()
@@ -109,8 +107,6 @@ class Session:
         with self._lock:
             self._model = self._in_force(profile)
             self.shared.clear()
-            if self._learning is not None:
-                self._learning.restart()
             self.forget()
 
     def _in_force(self, profile: Profile) -> CostModel:
@@ -187,20 +183,6 @@ class Session:
         _log.debug("%s", decision)
         return self.made(table, decision, settings)
 
-    @property
-    def learning(self) -> Learning:
-        """What is learnt from the calls of this session."""
-        if self._learning is None:
-            from autokern.runtime.learning import Learning
-
-            self._learning = Learning(self.settings, lambda: self.model)
-        return self._learning
-
-    def close(self) -> None:
-        """Keep what was learnt."""
-        if self._learning is not None:
-            self._learning.save()
-
     def made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
         """Return the entry of a decided problem, whose key has been called so many times."""
         from autokern.runtime import spotcheck
@@ -222,9 +204,9 @@ class Session:
             ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
             if ledger is not None:
                 entry.time_into(ledger)
-            if settings is self.settings and counting.counts(entry, settings):
+            if settings is self.settings and not self.agreed and counting.counts(entry, settings):
                 entry.count_products()
-            self.checks.schedule(entry, settings, self.learning.attach(entry, settings))
+            self.checks.schedule(entry)
         return entry
 
     def measured(self, table: Feasibility, accuracy: str) -> Feasibility:
@@ -247,10 +229,9 @@ class Session:
         if large and device in host.current().devices:
             there = memory_limit.current(device)  # the memory of a recorded host is only explained here
         try:
-            decision = policy.decide(table, self.model, settings, there, seen, products)
+            return policy.decide(table, self.model, settings, there, seen, products)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
             named = memory_limit.named(there, device)
-            decision = policy.decide(table, self.model, settings, named, seen, products)
-        return decision if self._learning is None else self._learning.applied(decision, settings)
+            return policy.decide(table, self.model, settings, named, seen, products)

@@ -72,35 +72,26 @@ class Timing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
 class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One problem, and the timings of all candidates that were measured side by side on it.
 
+    Unknown fields are ignored: earlier versions had one more.
+
     Parameters
     ----------
     problem : Problem
         The problem.
     timings : dict
         A Timing by name of candidate.
-    calls : int
-        Calls of the user's programs on whose arguments candidates were compared; 0 if a calibration measured them.
     """
 
     problem: Problem
     timings: dict[str, Timing]
-    calls: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def updated(self, later: Trial) -> Trial:
-        """Return this trial with the timings of a later one in place of its own; the calls behind both are not added.
-
-        Both may hold what was learnt from the same calls. Errors are kept where the later trial did not check. A timing
-        that was disturbed more replaces none.
-        """
+        """Return this trial with the timings of a later one in place of its own, unless they were disturbed more."""
         timings = dict(self.timings)
         for name, timing in later.timings.items():
-            known = timings.get(name, timing)
-            if timing.disturbed > known.disturbed:
-                continue
-            checked = timing if timing.error or not later.calls else msgspec.structs.replace(timing, error=known.error)
-            timings[name] = checked
-        replaced = later.timings.keys() >= self.timings.keys()
-        return Trial(self.problem, timings, later.calls if replaced else max(self.calls, later.calls))
+            if timing.disturbed <= timings.get(name, timing).disturbed:
+                timings[name] = timing
+        return Trial(self.problem, timings)
 
     @property
     def usual(self) -> dict[str, Timing]:
@@ -257,7 +248,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             trials[trial.problem] = known.updated(trial) if known else trial
         bans = {(b.op, b.candidate, b.dtype, b.device): b for b in (*self.banned, *other.banned)}
         full = {key: level for profile in (self, other) for key, level in profile.levels.items() if level == "full"}
-        counts = Counter(group_key(*problem.group) for problem, trial in trials.items() if not trial.calls)
+        counts = Counter(group_key(*problem.group) for problem in trials)
         measured = {key for key, count in counts.items() if count >= ENOUGH} | {*self.levels, *other.levels}
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
         return Profile(

@@ -315,7 +315,7 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
 def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=("rough", "other"))
     entry = Entry(decision, Feasibility(op, SMALL))
-    monkeypatch.setattr(spotcheck, "_error", lambda *a: entry.demote(op["other"]) or 0.5)  # another was faster
+    monkeypatch.setattr(spotcheck, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         spotcheck.check(entry, (normal(4, 4),), ROUGHLY)
@@ -358,7 +358,7 @@ def test_what_is_chosen_again_for_want_of_memory_is_checked_again(op):
     entry.count, entry._fitting = 7, frozenset()  # other candidates fit now than before
     entry.run(normal(4, 4))
     assert (entry.candidate.name, entry.due) == ("rough", 8)
-    entry.demote(op["other"])
+    entry.demote(op["other"], "it failed")
     assert entry.due == NEVER
 
 

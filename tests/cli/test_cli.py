@@ -85,14 +85,6 @@ def test_show_tells_crossovers_bans_and_set_up(run, measured, home):
     assert str(home) not in result.stdout
 
 
-def test_show_tells_how_many_problems_were_learnt(run, home):
-    known = _profile()
-    trials = [Trial(t.problem, t.timings, calls=3 * (k < 2)) for k, t in enumerate(known.trials)]
-    store.save(dispatch.session().settings, msgspec.structs.replace(known, trials=trials))
-    assert "2 problems learnt from use" in run("show").output
-    assert json.loads(run("show", "--json").stdout)["learnt"] == 2
-
-
 def test_show_of_one_op_lists_its_problems(run, measured):
     assert "(4000, 400)" in run("show", "qr").output
     found = json.loads(run("show", "qr", "--json").stdout)

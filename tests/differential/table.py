@@ -131,8 +131,6 @@ class Scenario:
         Why derivatives may be those of the formula as well as stock's own.
     may : dict
         Reasons by pattern of a fact (or ``warnings``, ``random state``) for not comparing it at all.
-    drift : bool
-        Whether to run once more with checks for drift at every second call, and with comparisons at every call.
     threads : int
         Of torch.
     most : int
@@ -151,7 +149,6 @@ class Scenario:
     exact: str = ""
     formula: str = ""
     may: dict[str, str] = field(default_factory=dict)
-    drift: bool = False
     threads: int = 1
     most: int = 14
     rare: bool = False

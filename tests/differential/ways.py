@@ -22,8 +22,7 @@ from table import COUNTS, FORMULAE, Facts, Scenario, See, worded
 import autokern
 from autokern.core.registry import get
 from autokern.hooks import install
-from autokern.runtime import dispatch, drift, learning
-from autokern.tuning import policy, store
+from autokern.runtime import dispatch
 
 HOSTS = sorted((Path(__file__).parents[2] / "calibration" / "hosts").glob("*.json"))
 BOTORCH = botorch.__version__
@@ -103,7 +102,7 @@ def told(scenario: Scenario, truth: bool = False, first: bool = True, formula: b
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
     before = {k: os.environ.pop(k) for k in list(os.environ) if k.startswith("AUTOKERN")}
-    wanted = {"AUTOKERN_CALIBRATE": "never", "AUTOKERN_LEARN": "off", **variables}
+    wanted = {"AUTOKERN_CALIBRATE": "never", **variables}
     os.environ.update(wanted)
     try:
         yield
@@ -155,35 +154,6 @@ def session(**orders: str) -> Iterator[None]:
             fresh._model = _models.get(host)
             _models[host] = fresh.model
         yield
-
-
-def _drifting(scenario: Scenario, host: Path) -> Told:
-    """Run with checks for drift at every second call of a key; only what is no order may drift."""
-    with session(), mock.patch.object(drift, "_FIRST", 2), mock.patch.object(drift, "_SAMPLE", 1e-6):
-        dispatch.session().adopt(store.read_file(host))
-        return told(scenario)
-
-
-def _learning(scenario: Scenario, host: Path) -> Told:
-    """Run with all candidates compared at every call that may, and the winners promoted."""
-    always = {"_OF_CASE": 1e9, "_OF_PROCESS": 1e9, "_SAVING": 0.0, "_OVERRUN": 1e9}
-
-    def rivals(op: Any, problem: Any, chosen: Any, source: str, feasible: Any, *more: Any) -> tuple[str, ...]:
-        better = op.approximates(problem)
-        if source == "order" or (better and chosen.accuracy != "better"):
-            return ()
-        usual = [
-            c for c in feasible if not c.compiles and c.accuracy in (("better",) if better else ("same", "better"))
-        ]
-        return tuple(c.name for c in usual if c is not chosen)
-
-    with (
-        session(AUTOKERN_LEARN="on"),
-        mock.patch.multiple(learning, **always),
-        mock.patch.object(policy, "contenders", rivals),
-    ):
-        dispatch.session().adopt(store.read_file(host))
-        return told(scenario)
 
 
 def _left(found: list[Any]) -> dict[str, list[str]]:
@@ -239,9 +209,6 @@ def runs(scenario: Scenario, hosts: list[Path], seeds: tuple[int, ...] = (1,), m
         with session(AUTOKERN_FORCE=f"random:{seed}"):
             found = told(scenario)
         yield f"random:{seed}", found
-    for host in HOSTS if scenario.drift else ():
-        yield f"drift, {host.stem}", _drifting(scenario, host)
-        yield f"learning, {host.stem}", _learning(scenario, host)
 
 
 def briefly(scenario: Scenario, turn: int) -> Iterator[tuple[str, Told]]:
@@ -261,6 +228,3 @@ def briefly(scenario: Scenario, turn: int) -> Iterator[tuple[str, Told]]:
     with session(AUTOKERN_FORCE=text):
         found = told(scenario)
     yield f"forced {text}", found
-    for host in HOSTS if scenario.drift else ():
-        yield f"drift, {host.stem}", _drifting(scenario, host)
-        yield f"learning, {host.stem}", _learning(scenario, host)

@@ -25,7 +25,7 @@ def free_port() -> int:
 
 def started(program: str, *arguments: object, count: int = 2, **environment: str) -> list[subprocess.Popen[str]]:
     """Start a program of this folder in so many ranks of one thread, or as one process that is no rank."""
-    common = {"OMP_NUM_THREADS": "1", "AUTOKERN_CALIBRATE": "never", "AUTOKERN_LEARN": "off", **environment}
+    common = {"OMP_NUM_THREADS": "1", "AUTOKERN_CALIBRATE": "never", **environment}
     if count > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
     found = []

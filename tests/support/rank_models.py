@@ -112,7 +112,6 @@ def main() -> None:
     found |= predictions()
     found["derivative"] = gradients_of_the_library()
     found["saved"] = saved()
-    found["learn"] = dispatch.session().settings.learn
     if (here := system.held()) is not None:
         found["collectives"] = here._witness.call - before
     print(json.dumps(found), flush=True)

@@ -20,5 +20,5 @@ sys.stdout.write(f"found before {autokern.explain('kernel_matmul', **asked).cand
 with autokern.ranks(timeout=120):
     agreed = dispatch.session().settings
     sys.stdout.write(f"found decision {autokern.explain('kernel_matmul', **asked).candidate}\n")
-    sys.stdout.write(f"found {agreed.force} {agreed.learn} {agreed.calibrate} {agreed.memory}\n")
+    sys.stdout.write(f"found {agreed.force} {agreed.calibrate} {agreed.memory}\n")
 sys.stdout.write(f"found {dispatch.session().settings.force[0][0]}\n")

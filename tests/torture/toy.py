@@ -19,12 +19,12 @@ GRID = (16, 64, 160)
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
-def powers(times: Callable[[], int]) -> Run:
-    """A function that squares a matrix as often as it is told each time."""
+def powers(times: int) -> Run:
+    """A function that squares a matrix so often."""
 
     def run(a: torch.Tensor) -> torch.Tensor:
         out = a @ a
-        for _ in range(times() - 1):
+        for _ in range(times - 1):
             torch.mm(a, a, out=out)
         return out
 
@@ -66,10 +66,10 @@ def op_of(name: str, stock: Run, other: Run) -> Op:
     return op
 
 
-def believed(op: Op, ratio: float = 0.5, noise: float = 0.01, learn: str = "off") -> Run:
-    """Start a session that knows the other candidate to be faster, or what else is told; return the dispatched op."""
-    here, timings = host.current(), {"stock": Timing(1e-4), "other": Timing(1e-4 * ratio, ratio, noise, 5)}
+def believed(op: Op) -> Run:
+    """Start a session that knows the other candidate to be faster; return the dispatched op."""
+    here, timings = host.current(), {"stock": Timing(1e-4), "other": Timing(5e-5, 0.5, 0.01, 5)}
     trials = [Trial(Problem(op=op.name, m=n, n=n), timings) for n in GRID]
-    session = dispatch.reset(Settings(calibrate="never", learn=learn))
+    session = dispatch.reset(Settings(calibrate="never"))
     session.adopt(Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials))
     return dispatch.route(op)

@@ -143,7 +143,8 @@ def _with(path: str, value: object) -> bytes:
     tree["schema"] = SCHEMA
     target, _, field = path.partition("/")
     trial = tree["trials"][0]
-    nodes = {"timing": trial["timings"]["stock"], "problem": trial["problem"], "setup": tree["setup"], "top": tree}
+    nodes = {"timing": trial["timings"]["stock"], "problem": trial["problem"], "trial": trial}
+    nodes |= {"setup": tree["setup"], "top": tree}
     nodes[target][field] = "@@"
     return msgspec.json.encode(tree).replace(b'"@@"', str(value).encode())
 
@@ -174,6 +175,10 @@ def test_impossible_sizes_are_refused(field, value):
 def test_unknown_fields_are_refused(path):
     with pytest.raises(ProfileError):
         decode(_with(f"{path}/surprise", 1))
+
+
+def test_what_earlier_versions_learnt_from_calls_is_a_trial_like_others():
+    assert decode(_with("trial/calls", 8)) == decode(_with("timing/ratio", 1.5))
 
 
 @pytest.mark.parametrize("field", ["m", "n", "batch"])

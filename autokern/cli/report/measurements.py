@@ -54,7 +54,6 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
     problems = sum(row.problems for row in found.ops)
     tiles = [
         Tile("problems measured", f"{problems:,}", f"of {len({row.op for row in found.ops})} ops"),
-        Tile("learnt from use", f"{found.learnt:,}", "problems of your programs"),
         Tile("banned", f"{len(found.banned):,}", "candidates that were wrong or failed here"),
         Tile("last measured", found.created[:10] or "–", found.created[11:16] and f"{found.created[11:16]} UTC"),
     ]

@@ -11,8 +11,8 @@ from scenarios.training import CG, loss_of
 
 
 @scenarios(
-    cases(what=["matrix", "training", "prediction", "fantasy", "product"], drift=True),
-    cases(what=["prediction", "training"], n=820, drift=True, exact=CG, most=5),
+    cases(what=["matrix", "training", "prediction", "fantasy", "product"]),
+    cases(what=["prediction", "training"], n=820, exact=CG, most=5),
 )
 def many_calls(see: See, what: str, n: int = 30):
     """The same call a few times, each between draws: nothing may move the random numbers of a user."""

@@ -58,8 +58,8 @@ def a_size(see: See, kernel: str, n: int):
 
 
 @scenarios(
-    cases(kernel=["scaled rbf"], n=[820], exact=CG, drift=True, threads=2, most=5),
-    cases(kernel=["own"], n=[820], rare=True, exact=CG, drift=True, most=5),
+    cases(kernel=["scaled rbf"], n=[820], exact=CG, threads=2, most=5),
+    cases(kernel=["own"], n=[820], rare=True, exact=CG, most=5),
     cases(kernel=["scaled matern52"], n=[1000], rare=True, exact=CG, most=5),
     cases(kernel=["scaled rbf"], n=[820], rare=True, library="botorch", most=5),
 )
