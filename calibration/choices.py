@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 import torch
+from autokern.tuning.cost_model import CostModel, Kin, KinOf, alone
+from autokern.tuning.prefitted import Prefitted
 from measuring import Report
 
 from autokern.cli.bench import regret
@@ -31,10 +33,8 @@ from autokern.runtime import dispatch, learning
 from autokern.system import host
 from autokern.tuning import kin, recorded, workload
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.cost_model import CostModel, Kin, KinOf, alone
 from autokern.tuning.drawing import contenders, random_problems
 from autokern.tuning.policy import decide
-from autokern.tuning.prefitted import Prefitted
 from autokern.tuning.profile import Profile
 from autokern.tuning.store import read_file
 

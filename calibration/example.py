@@ -9,12 +9,12 @@ from pathlib import Path
 
 import documents
 import torch
+from autokern.tuning.cost_model import CostModel
 
 from autokern.core.feasibility import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import CONFIDENCE, NOISE, decide
 from autokern.tuning.store import read_file
 

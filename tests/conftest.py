@@ -31,7 +31,7 @@ from autokern.hooks import install
 from autokern.kernels import partition
 from autokern.runtime import dispatch
 from autokern.system import keops
-from autokern.tuning import others
+from autokern.tuning import recorded
 
 plugins.load()  # before a test module imports one by itself, which would leave its candidates without a source
 
@@ -105,7 +105,7 @@ def _isolated(request, tmp_path_factory, _bare_environment):
     with pytest.MonkeyPatch.context() as patch:
         _bare(patch, parent / "autokern")
         quiet(patch)
-        patch.setattr(others, "_shipped", tuple)  # stock runs where nothing is measured, unless a test says otherwise
+        patch.setattr(recorded, "shipped", lambda: recorded.Shipped({}, []))  # stock runs where nothing is measured, unless a test says otherwise
         dispatch.reset()
         keops._reset()
         yield

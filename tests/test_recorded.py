@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from autokern.tuning.cost_model import CostModel
 
 from autokern.cli import summary
 from autokern.core.feasibility import Feasibility
 from autokern.core.registry import get, known
 from autokern.core.settings import Settings
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file

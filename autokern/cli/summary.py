@@ -11,7 +11,7 @@ import msgspec
 
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
-from autokern.tuning.profile import Ban, Crossover, Profile, Trial, group_key
+from autokern.tuning.profile import Ban, Crossover, Examined, Profile, Trial, group_key
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
@@ -74,7 +74,7 @@ class Rough(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a profile as `autokern show` prints it; `learnt` is the number of problems learnt from use."""
+    """The content of a profile as `autokern show` prints it."""
 
     fingerprint: str
     created: str
@@ -83,7 +83,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     setup: dict[str, float]
     winners: list[Winner] = []
     rough: list[Rough] = []
-    learnt: int = 0
+    exam: list[Examined] = []
 
 
 def present(profile: Profile, ops: Collection[str] | None = None) -> Profile:
@@ -92,7 +92,7 @@ def present(profile: Profile, ops: Collection[str] | None = None) -> Profile:
     kept = ({name: t.timings[name] for name in t.timings if (t.problem.op, name) in there} for t in profile.trials)
     return msgspec.structs.replace(
         profile,
-        trials=[Trial(t.problem, of, t.calls) for t, of in zip(profile.trials, kept, strict=True) if of],
+        trials=[Trial(t.problem, of) for t, of in zip(profile.trials, kept, strict=True) if of],
         banned=[ban for ban in profile.banned if (ban.op, ban.candidate) in there],
         setup={key: seconds for key, seconds in profile.setup.items() if key.partition(".")[::2] in there},
     )
@@ -105,7 +105,7 @@ def known(profile: Profile, ops: Collection[str] | None = None) -> Known:
     return Known(
         fingerprint=profile.fingerprint, created=profile.created, ops=summaries(profile, best), banned=profile.banned,
         setup=profile.setup, winners=[] if ops is None else best, rough=rough(profile),
-        learnt=sum(trial.calls > 0 for trial in profile.trials),
+        exam=profile.exam if ops is None else [],
     )  # fmt: skip
 
 

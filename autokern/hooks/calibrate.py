@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from typing import Any
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
 from autokern.core.errors import SettingsError
@@ -59,6 +61,7 @@ def calibrate(
     >>> isinstance(profile, autokern.Profile)
     True
     """
+    from autokern.hooks.exam import LEAST, SHARE, examined
     from autokern.tuning import store  # programs that measure nothing need none of this
     from autokern.tuning.calibration import calibrate as measure
     from autokern.tuning.calibration import chosen_devices, chosen_ops
@@ -69,23 +72,19 @@ def calibrate(
         if store.leaves_aside(here.settings):
             raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
 
-        def publish(found: Profile) -> None:
-            if here.settings.profile is None:
-                store.save(here.settings, found)
-            here.adopt(found)
-
+        before, began = here.profile, time.perf_counter()
         wanted = here.settings.accuracy if accuracy is None else accuracy
-        with display("autokern measures this machine", progress) as shown:
-            found = measure(
-                chosen,
-                level,
-                budget,
-                kinds,
-                here.profile,
-                accuracy=wanted,
-                kin=here.model.kin,
-                thorough=thorough,
-                progress=shown,
-                publish=publish,
-            )
+        options: dict[str, Any] = {"accuracy": wanted, "thorough": thorough, "publish": here.adopt}
+        seconds = SHARE * budget if SHARE * budget >= LEAST and "cpu" in kinds else 0.0
+        try:
+            with display("autokern measures this machine", progress) as shown:
+                found = measure(chosen, level, budget - seconds, kinds, before, progress=shown, **options)
+                if seconds and found.forests:
+                    found = examined(found, level, min(seconds, began + budget - time.perf_counter()), shown)
+        except BaseException:  # interrupted or failed: the complete profile of before stays in force
+            here.adopt(before)
+            raise
+        if here.settings.profile is None:
+            store.save(here.settings, found)
+        here.adopt(found)
     return found

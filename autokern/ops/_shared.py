@@ -192,8 +192,9 @@ def with_fewer_threads(op: Op, name: str) -> None:
     def unavailable(count: int, device: str) -> str | None:
         if not threads.allowed():
             return "AUTOKERN_THREADS=off leaves the number of threads alone"
-        few = f"this process has no more than {count} thread{'s' * (count > 1)}" if threads.ceiling() <= count else None
-        return few or whole.unavailable(device)
+        if threads.current() <= count or threads.ceiling() <= count:  # the quota is read last
+            return f"this process has no more than {count} thread{'s' * (count > 1)}"
+        return whole.unavailable(device)
 
     for count in _THREADS:
         run = threads.limited(whole.run, count)

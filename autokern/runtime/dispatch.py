@@ -266,7 +266,8 @@ def forced(op: str) -> str | None:
 
 def explain(problem: Problem) -> Decision:
     """Return the decision that a problem would get now."""
-    return session().decide(Feasibility(get(problem.op), problem), _settings())
+    here = session()
+    return here.described(here.decide(Feasibility(get(problem.op), problem), _settings()))
 
 
 def _overlays() -> Iterator[Overlay]:

@@ -22,11 +22,10 @@ from autokern.system import host, threads
 from autokern.system.load import Load, Watch
 from autokern.system.progress import display
 from autokern.tuning import store
-from autokern.tuning.calibration import calibrate
-from autokern.tuning.cost_model import CostModel
+from autokern.tuning.chooser import Chooser, load
 from autokern.tuning.profile import Profile, dated, group_key
 
-__all__ = ["FirstUse", "load"]
+__all__ = ["FirstUse"]
 
 _PATIENCE = 24 * 3600.0
 """Seconds until an op is tried again whose calibration at first use measured nothing in its time."""
@@ -40,13 +39,6 @@ _LOOK = 0.1
 """Seconds of looking at a machine whose load is not known yet."""
 _UNTIL_LAST = 0.6
 """Part of the allowance after which no further problem begins."""
-
-
-def load(settings: Settings) -> Profile:
-    """Return the profile that the settings name, or that of this host in the home folder, or an empty one."""
-    here = host.current()
-    kept = None if store.leaves_aside(settings) else store.in_force(settings, here.fingerprint)
-    return kept or Profile(host=here.fields, fingerprint=here.fingerprint)
 
 
 class Ledger:
@@ -82,8 +74,8 @@ class FirstUse:
     ----------
     settings : Settings
         Orders of the user.
-    model : callable
-        Returns the cost model in force.
+    chooser : callable
+        Returns the Chooser in force.
     adopt : callable
         Puts a profile in force.
     apart : callable
@@ -93,11 +85,11 @@ class FirstUse:
     def __init__(
         self,
         settings: Settings,
-        model: Callable[[], CostModel],
+        chooser: Callable[[], Chooser],
         adopt: Callable[[Profile], None],
         apart: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._settings, self._model, self._adopt, self._apart = settings, model, adopt, apart
+        self._settings, self._chooser, self._adopt, self._apart = settings, chooser, adopt, apart
         self._measuring = threading.Lock()
         self._spent, self._began = 0.0, time.perf_counter()
         self._tried: set[tuple[str, ...]] = set()
@@ -158,24 +150,26 @@ class FirstUse:
 
     def _is_settled(self, table: Feasibility, accuracy: str) -> bool:
         """Whether an op is not to be measured in this process: by order, or since nothing could be learnt."""
-        settings, model = self._settings, self._model()
+        settings, chooser = self._settings, self._chooser()
         ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        if ordered or _knows(model, table, accuracy) or _tried_lately(model.profile, table.problem, accuracy):
+        if ordered or _knows(chooser, table, accuracy) or _tried_lately(chooser.profile, table.problem, accuracy):
             return True
         return host.forked() or host.multi_rank()
 
     def _learnt(self, table: Feasibility, accuracy: str) -> bool:
         """Whether another process has measured this or tried to since the profile was read; its profile is adopted."""
         kept = load(self._settings)
-        if not _tried_lately(kept, table.problem, accuracy) and not _knows(CostModel(kept), table, accuracy):
+        if not _tried_lately(kept, table.problem, accuracy) and not _knows(Chooser(kept), table, accuracy):
             return False
-        self._adopt(self._model().profile.merge(kept))
+        self._adopt(self._chooser().profile.merge(kept))
         return True
 
     def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str, near: Problem | None) -> None:
         def publish(profile: Profile) -> None:
             store.save(self._settings, profile)
             self._adopt(profile)
+
+        from autokern.tuning.calibration import calibrate
 
         what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once, for {budget:.0f} s at most"
         with (
@@ -187,24 +181,23 @@ class FirstUse:
                 "quick",
                 budget,
                 [problem.device],
-                self._model().profile,
+                self._chooser().profile,
                 dtypes=(problem.dtype,),
                 accuracy=accuracy,
                 near=near,
-                kin=self._model().kin,
                 progress=shown,
                 publish=publish,
             )
-        model = self._model()
-        if not model.knows(problem):  # the next process does not try again
-            publish(model.profile.merge(Profile(fruitless={group_key(*problem.group): dated()})))
+        chooser = self._chooser()
+        if not chooser.knows(problem):  # the next process does not try again
+            publish(chooser.profile.merge(Profile(fruitless={group_key(*problem.group): dated()})))
 
 
-def _knows(model: CostModel, table: Feasibility, accuracy: str) -> bool:
+def _knows(chooser: Chooser, table: Feasibility, accuracy: str) -> bool:
     """Whether an op was measured for this dtype and device, and where lower precision is allowed, its errors too."""
     if accuracy == "approximate" and any(c.accuracy == "approximate" for c in table.feasible()):
-        return model.knows_errors(table.problem)
-    return model.knows(table.problem)
+        return chooser.knows_errors(table.problem)
+    return chooser.knows(table.problem)
 
 
 def _tried_lately(profile: Profile, problem: Problem, accuracy: str) -> bool:

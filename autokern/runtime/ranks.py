@@ -7,7 +7,6 @@ meet, and nothing is measured while they are together. So no decision needs a me
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -84,24 +83,22 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
         if told := unlike(found):
             raise RanksError(f"autokern: {told}. Give all ranks the same libraries and the same OMP_NUM_THREADS")
         over_ranks.measure(here)
-        settings, profile, kin = _agreed(here, mine, min(one["memory"] for one in found))
+        settings, profile = _agreed(here, mine, min(one["memory"] for one in found))
         here.even = settings.deterministic
         randomness.take(here.objects(randomness.states() if here.rank == 0 else None)[0])
         system.use(here)
-        dispatch.replace(dispatch.Session(settings, profile, kin, mine.asked))
+        dispatch.replace(dispatch.Session(settings, profile, mine.asked))
     except BaseException:
         end_of(here)
         raise
 
 
-def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any, Any]:
-    """Return the settings, the profile and the other hosts of rank 0, without what some rank cannot run."""
-    from autokern.tuning.others import beside
-
+def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any]:
+    """Return the settings and the profile of rank 0, without what some rank cannot run."""
     able = [f"{op.name}={c.name}" for op in registered() for c in op.candidates if c.compiles or c.unavailable("cpu")]
-    own = (mine.settings, mine.profile, host.current().fields) if here.rank == 0 else None
+    own = (mine.settings, mine.profile) if here.rank == 0 else None
     everyone = here.objects((own, able))
-    (theirs, profile, fields), _ = everyone[0]
+    (theirs, profile), _ = everyone[0]
     lacking = {name for _, names in everyone for name in names if not name.endswith("=distributed")}
     ordered = {f"{op}={candidate}" for op, candidate in theirs.force}
     each = free // int(os.environ.get("LOCAL_WORLD_SIZE") or here.size)
@@ -112,7 +109,7 @@ def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any, An
         calibrate="never",
         **{name: getattr(mine.settings, name) for name in _OWN},
     )
-    return settings, profile, functools.partial(beside, theirs, fields)
+    return settings, profile
 
 
 def end_of(here: system.Ranks) -> None:

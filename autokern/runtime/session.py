@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from autokern.runtime.first_use import FirstUse
-    from autokern.tuning.cost_model import CostModel, KinOf
+    from autokern.tuning.chooser import Chooser
     from autokern.tuning.profile import Profile
 
 __all__ = ["Session"]
@@ -51,8 +51,8 @@ class Session:
     ----------
     settings : Settings
         Orders of the user.
-    profile, others : optional
-        The profile in force and the function of a device that returns other hosts, where ranks have agreed on them.
+    profile : Profile, optional
+        The profile in force, where ranks have agreed on it.
     asked : Settings, optional
         Orders of the user before ranks agreed.
 
@@ -62,17 +62,13 @@ class Session:
         Whether ranks have agreed: what this process alone finds then decides nothing.
     """
 
-    def __init__(
-        self, settings: Settings, profile: Profile | None = None, others: KinOf | None = None,
-        asked: Settings | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: Settings, profile: Profile | None = None, asked: Settings | None = None) -> None:
         self.settings, self.asked, self.agreed = settings, asked or settings, profile is not None
-        self._others = others
         self.memo: Memo = {}
         self.shared = Shared(self.decide, _MOST_KEYS)
         self.past: Counter[tuple[str, str]] = Counter()
         self._earlier: Served = {}
-        self._model: CostModel | None = None
+        self._chooser: Chooser | None = None
         self._lock = threading.RLock()
         self._first_use: FirstUse | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
@@ -84,37 +80,36 @@ class Session:
         plugins.announce(settings.strict)
         orders.check(settings)
         if profile is not None:
-            self._model = self._in_force(profile)
+            self._chooser = self._in_force(profile)
 
     @property
-    def model(self) -> CostModel:
-        """The cost model of the profile in force, loaded when first asked for."""
-        if self._model is None:
+    def chooser(self) -> Chooser:
+        """What chooses, from the profile in force; loaded when first asked for."""
+        if self._chooser is None:
             with self._lock:
-                if self._model is None:
-                    from autokern.runtime.first_use import load
+                if self._chooser is None:
+                    from autokern.tuning.chooser import load
 
-                    self._model = self._in_force(load(self.settings))
-        return self._model
+                    self._chooser = self._in_force(load(self.settings))
+        return self._chooser
 
     @property
     def profile(self) -> Profile:
         """The profile in force."""
-        return self.model.profile
+        return self.chooser.profile
 
     def adopt(self, profile: Profile) -> None:
         """Put another profile in force; decisions are taken afresh."""
         with self._lock:
-            self._model = self._in_force(profile)
+            self._chooser = self._in_force(profile)
             self.shared.clear()
             self.forget()
 
-    def _in_force(self, profile: Profile) -> CostModel:
-        from autokern.tuning.cost_model import CostModel
-        from autokern.tuning.others import others
+    def _in_force(self, profile: Profile) -> Chooser:
+        from autokern.tuning.chooser import Chooser
 
         keops.believe(profile.tools.get("keops"))
-        return CostModel(profile, self._others or functools.partial(others, self.settings))
+        return Chooser(profile)
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry, renewed: bool = False) -> Entry:
         """Put a decided key into a memo, which is emptied first if it has grown too large; return the entry in force.
@@ -135,7 +130,16 @@ class Session:
             found = self._earlier
             for memo in (*open_memos, self.memo):
                 found = served(memo, found)
-            return list(found.values())
+            counted = list(found.values())
+        return [(self.described(decision), calls) for decision, calls in counted]
+
+    def described(self, decision: Decision) -> Decision:
+        """Return a decision with the costs of its candidates; calls that no op serves have none."""
+        from autokern.tuning import policy
+
+        if not decision.order or decision.costs:
+            return decision
+        return policy.described(decision, self.chooser, self.settings, self.products.of(decision.problem))
 
     def forget(self, memo: Memo | None = None) -> None:
         """Empty the memo, or that of a `using` block; counts of calls are kept."""
@@ -217,7 +221,7 @@ class Session:
             plugins.load()
             plugins.announce(self.settings.strict)
             apart = functools.partial(overlay.apart, self.settings)
-            self._first_use = FirstUse(self.settings, lambda: self.model, self.adopt, apart)
+            self._first_use = FirstUse(self.settings, lambda: self.chooser, self.adopt, apart)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
 
     def decide(self, table: Feasibility, settings: Settings, seen: int = 0) -> Decision:
@@ -229,9 +233,9 @@ class Session:
         if large and device in host.current().devices:
             there = memory_limit.current(device)  # the memory of a recorded host is only explained here
         try:
-            return policy.decide(table, self.model, settings, there, seen, products)
+            return policy.decide(table, self.chooser, settings, there, seen, products)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
             named = memory_limit.named(there, device)
-            return policy.decide(table, self.model, settings, named, seen, products)
+            return policy.decide(table, self.chooser, settings, named, seen, products)

@@ -287,17 +287,13 @@ class _Calibration:
         return timings[chosen].ratio <= math.exp(NOISE) * min(timing.ratio for timing in timings.values())
 
     def _expected(self, op: Op, problem: Problem, candidates: list[Candidate]) -> float:
-        """Return the seconds that a trial is expected to take."""
+        """Return the seconds that a trial is expected to take, by the nearest trial of this machine or another one."""
+        near = Chooser(Profile(trials=self._timed.get(_key(problem), []))).nearest(op, problem)
         work = op.stock.features(problem)
-        once = 1e-4 + (work.flops + work.bytes) / _RATE
-        rates = [
-            trial.timings["stock"].seconds / (1e-4 + (w.flops + w.bytes) / _RATE)
-            for trial in self._timed.get(_key(problem), ())
-            if "stock" in trial.timings and (w := op.stock.features(trial.problem))
-        ]
-        if len(rates) > 2:
-            once *= sorted(rates)[3 * len(rates) // 4]
-        return _ONCE + _ROUNDS * once * len(candidates)
+        once = 1e-4 + (work.flops + work.bytes) / _RATE if near is None else near.seconds * 2 ** (0.2 * near.octaves)
+        told = self._chooser.estimates(problem)
+        ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
+        return _ONCE + _ROUNDS * once * sum(ratios)
 
 
 def _key(problem: Problem) -> str:

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from autokern.core.op import Op
 from autokern.core.problem import Problem
-from autokern.tuning import recorded
+from autokern.core.settings import Settings
+from autokern.system import host
+from autokern.tuning import recorded, store
 from autokern.tuning.forest import Estimate, Forest, words
 from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key
 
-__all__ = ["Chooser", "Estimate", "Nearest", "fitted"]
+__all__ = ["Chooser", "Estimate", "Nearest", "fitted", "load"]
 
 _WORD, _DTYPE = 2.0, 1.0
 """Octaves between problems that differ in one word, and in the dtype."""
@@ -139,6 +141,20 @@ def _supposed(op: Op, problem: Problem) -> float:
     """Return seconds of one call of stock by rates that are assumed."""
     work = op.stock.features(problem)
     return work.calls * _CALL + work.flops / _FLOPS + work.bytes / _BYTES
+
+
+def load(settings: Settings) -> Profile:
+    """Return the profile that the settings name, or that of this host in the home folder, or an empty one.
+
+    Trees of a profile that an earlier version wrote are fitted here, and kept.
+    """
+    here = host.current()
+    kept = None if store.leaves_aside(settings) else store.in_force(settings, here.fingerprint)
+    if kept is not None and kept.trials and not kept.forests:
+        kept = fitted(kept)
+        if settings.profile is None and kept.forests:
+            store.save(settings, kept)
+    return kept or Profile(host=here.fields, fingerprint=here.fingerprint)
 
 
 def fitted(profile: Profile, keys: Mapping[str, object] | set[str] | None = None) -> Profile:

@@ -155,7 +155,7 @@ def described(decision: Decision, chooser: Chooser, settings: Settings, products
             meaning=error.words,
         )
 
-    names = [name for name in (*sorted(decision.order, key=lambda n: n != decision.candidate), *rough)]
+    names = [decision.candidate, *decision.order, *rough]
     times = {name: found for name in decision.order if (found := seconds(name)) is not None}
     told = "" if near is None or not times else _told(near.here, str(near.trial.problem), near.octaves)
     return msgspec.structs.replace(
@@ -273,9 +273,7 @@ def _frugal(table: Feasibility, excluded: Mapping[str, str]) -> Candidate:
     return min(able, key=lambda c: (c.compiles, table.memory[c.name]))
 
 
-def _nothing_fits(
-    table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None
-) -> MemoryBudgetError:
+def _nothing_fits(table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None) -> MemoryBudgetError:
     problem, limit = table.problem, least(settings.memory, there)
     assert limit is not None
     others = obstacles(table, chooser, msgspec.structs.replace(settings, memory=None))

@@ -143,6 +143,31 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return problem.group == (self.op, self.dtype, self.device) and self.low <= problem.n <= self.high
 
 
+class Examined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the exam of a calibration found of one thing that programs do.
+
+    Parameters
+    ----------
+    task : str
+        The thing.
+    seconds : float
+        Seconds by stock.
+    shipped, new : float
+        Times by the shipped choices and by those in force, over stock's.
+    noise : float
+        Standard error of the logs of the ratios.
+    kept : str
+        The choices that serve in place of the calibration's own, ``"shipped"`` or ``"stock"``; empty for its own.
+    """
+
+    task: str
+    seconds: _Positive
+    shipped: _Positive
+    new: _Positive
+    noise: _Amount = 0.0
+    kept: str = ""
+
+
 class Crossover(msgspec.Struct, frozen=True):
     """Up to `size` (the larger matrix dimension) `below` is the fastest as measured, from there on `above`."""
 
@@ -187,6 +212,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         The trees that choose, fitted to the trials, by ``"op@device"``.
     kept : list of Kept
         Sizes at which other choices than theirs serve, by the exam.
+    exam : list of Examined
+        The results of the last exam.
     created : str
         UTC date of the last measurement, ISO 8601.
     """
@@ -201,6 +228,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     fruitless: dict[str, str] = msgspec.field(default_factory=dict)
     forests: dict[str, Forest] = msgspec.field(default_factory=dict)
     kept: list[Kept] = msgspec.field(default_factory=list)
+    exam: list[Examined] = msgspec.field(default_factory=list)
     created: str = ""
     schema: int = SCHEMA
 
@@ -262,6 +290,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             fruitless={key: date for key, date in dates.items() if key not in measured},
             forests={**self.forests, **other.forests},
             kept=[*(k for k in self.kept if f"{k.op}@{k.device}" not in other.forests), *other.kept],
+            exam=other.exam or self.exam,
             created=max(self.created, other.created),
         )
 

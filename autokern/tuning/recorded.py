@@ -45,7 +45,7 @@ class _Pool(msgspec.Struct, frozen=True):
     @property
     def is_whole(self) -> bool:
         """Whether columns are of one length."""
-        columns = [*self.sizes.values(), *self.named.values(), *self.ratios.values()]
+        columns: list[Sequence[object]] = [*self.sizes.values(), *self.named.values(), *self.ratios.values()]
         named = set(self.sizes) == set(SIZES) and set(self.named) == set(_WORDS)
         there = all(0 <= number < len(self.words) for column in self.named.values() for number in column)
         return named and there and all(len(column) == len(self.seconds) for column in columns)

@@ -8,6 +8,7 @@ import warnings
 import msgspec
 import pytest
 import torch
+from autokern.tuning.cost_model import CostModel
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
@@ -34,7 +35,6 @@ from autokern.runtime import dispatch, first_use, spotcheck
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
 from autokern.tuning import accuracy
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Timing, Trial
 from autokern.tuning.trial import Trialled

@@ -154,7 +154,11 @@ def test_unknown_variables_are_named():
 
 @pytest.mark.parametrize(
     ("name", "replacement"),
-    [("AUTOKERN_ALLOCATOR", "MALLOC_MMAP_THRESHOLD_"), ("AUTOKERN_RECORD", "first use measures"), ("AUTOKERN_LEARN", "calibrations only")],
+    [
+        ("AUTOKERN_ALLOCATOR", "MALLOC_MMAP_THRESHOLD_"),
+        ("AUTOKERN_RECORD", "first use measures"),
+        ("AUTOKERN_LEARN", "calibrations only"),
+    ],
 )
 def test_a_variable_that_was_removed_is_ignored_with_a_warning(name, replacement):
     with pytest.warns(AutokernWarning, match=f"{name} was removed .* {replacement}") as told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
+from autokern.tuning.cost_model import CostModel
 from gpytorch.kernels import MaternKernel, ScaleKernel
 
 import autokern
@@ -17,7 +18,6 @@ from autokern.gp.markov_posterior import LinePosterior
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Node, Tree
 from autokern.runtime import dispatch
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Timing, Trial
 

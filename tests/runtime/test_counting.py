@@ -10,6 +10,7 @@ import gpytorch
 import linear_operator
 import pytest
 import torch
+from autokern.tuning.cost_model import CostModel
 from linear_operator.utils.errors import NotPSDError
 
 import autokern
@@ -26,7 +27,6 @@ from autokern.runtime import session as session_module
 from autokern.runtime.memo import Entry
 from autokern.system import host
 from autokern.tuning import plans
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Timing, Trial
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from autokern.tuning.cost_model import CostModel
 from support.loads import busy
 
 import autokern
@@ -15,7 +16,6 @@ from autokern.core.problem import Features, Problem
 from autokern.runtime import dispatch, first_use
 from autokern.system import host
 from autokern.tuning import plans
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.profile import Profile, Timing, Trial, dated
 
 

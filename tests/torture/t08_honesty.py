@@ -19,6 +19,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import torch
+from autokern.tuning.cost_model import CostModel
 from harness import Findings, Mutation, main
 from scipy.stats import norm
 from toy import GRID, op_of, powers
@@ -28,7 +29,6 @@ from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.tuning import calibration, timer
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile
 

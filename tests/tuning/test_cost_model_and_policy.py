@@ -6,6 +6,7 @@ import math
 
 import msgspec
 import pytest
+from autokern.tuning.cost_model import CostModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from autokern.core.problem import Features, Problem
 from autokern.core.registry import get, registered
 from autokern.core.settings import Settings
 from autokern.system.memory_limit import Limit
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.obstacles import obstacles
 from autokern.tuning.policy import NOISE, decide
 from autokern.tuning.profile import Ban, Profile, Timing, Trial, group_key

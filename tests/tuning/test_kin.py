@@ -6,12 +6,12 @@ import copy
 from pathlib import Path
 
 import pytest
+from autokern.tuning.kin import likeness
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autokern.system.host import fingerprint_of
 from autokern.tuning import kin, store
-from autokern.tuning.kin import likeness
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [store.read_file(path) for path in sorted((ROOT / "calibration" / "hosts").glob("*.json"))]

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from autokern.tuning.cost_model import CostModel, Kin
+from autokern.tuning.plans import Pool
 
 from autokern.core.problem import Features, Problem
 from autokern.tuning import plans
-from autokern.tuning.cost_model import CostModel, Kin
-from autokern.tuning.plans import Pool
 from autokern.tuning.profile import Profile, Timing, Trial
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)

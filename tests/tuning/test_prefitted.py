@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from autokern.tuning.cost_model import CostModel
+from autokern.tuning.prefitted import Prefitted
+from autokern.tuning.residuals import places_of
 
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.tuning import recorded
-from autokern.tuning.cost_model import CostModel
 from autokern.tuning.drawing import random_problems
-from autokern.tuning.prefitted import Prefitted
 from autokern.tuning.profile import Profile
-from autokern.tuning.residuals import places_of
 
 HOSTS = recorded.hosts()
 

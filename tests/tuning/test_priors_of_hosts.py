@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from autokern.tuning.cost_model import CostModel, Kin
 
 from autokern.core.problem import Features, Problem
 from autokern.tuning import cost_model
-from autokern.tuning.cost_model import CostModel, Kin
 from autokern.tuning.profile import Profile, Timing, Trial
 
 SIZES = (16, 32, 64, 128, 256, 512)

@@ -9,15 +9,15 @@ import zlib
 
 import msgspec
 import pytest
+from autokern.tuning.prefitted import Prefitted
+from autokern.tuning.residuals import places_of
 
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.system import host
 from autokern.tuning import kin, others, recorded, store
-from autokern.tuning.prefitted import Prefitted
 from autokern.tuning.profile import Profile, Timing, Trial
-from autokern.tuning.residuals import places_of
 
 PROBLEMS = (
     Problem(op="kernel_matrix", m=300, n=200, d=7, dtype="float32", variant="rbf/cross/ard", grad="theta/x"),

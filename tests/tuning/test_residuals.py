@@ -6,9 +6,6 @@ import math
 
 import numpy as np
 import pytest
-
-from autokern.core.problem import Features, Problem
-from autokern.tuning import residuals
 from autokern.tuning.residuals import (
     Fit,
     correlation,
@@ -20,6 +17,9 @@ from autokern.tuning.residuals import (
     places_of,
     spread,
 )
+
+from autokern.core.problem import Features, Problem
+from autokern.tuning import residuals
 
 
 def places(*at: float) -> np.ndarray:

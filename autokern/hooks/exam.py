@@ -1,0 +1,241 @@
+"""The exam of a calibration: things that programs do, timed in turns by its choices, by the shipped ones, and by stock.
+
+Where the new choices lose beyond the noise, the better ones serve those ops at those sizes (`Kept`), and the thing is
+timed once more. So a calibration never makes a program slower, as far as an exam can tell.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gpytorch
+import msgspec
+import torch
+from gpytorch.distributions import MultivariateNormal
+
+from autokern.core.op import inside
+from autokern.core.registry import get
+from autokern.runtime import dispatch
+from autokern.runtime.session import Session
+from autokern.system import host, randomness
+from autokern.system.progress import Progress, silent
+from autokern.tuning import timer
+from autokern.tuning.profile import Examined, Kept, Profile
+
+__all__ = ["examined"]
+
+SHARE = 0.1
+"""Part of a calibration's budget that its exam takes at most."""
+LEAST = 0.5
+"""Seconds below which an exam tells nothing."""
+_WIDE = 1.75
+"""Kept are sizes from that of a lost thing over this to it times this."""
+_LOST = 0.03
+"""Log ratio above which, and above twice its error, a choice has lost."""
+_ROUNDS = {"quick": (3, 7), "full": (5, 15)}
+_D = 4
+
+Task = Callable[[], Any]
+
+
+class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
+    """A regression model as tutorials have it, with a lengthscale for each dimension."""
+
+    def __init__(self, n: int, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(n)
+        x = torch.rand(n, _D, generator=generator, dtype=torch.float64).to(dtype)
+        y = torch.sin(3 * x.sum(-1)) + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=_D))
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _step(n: int, dtype: torch.dtype) -> Task:
+    model = _Model(n, dtype).train()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = -mll(model(*model.train_inputs), model.train_targets)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _closure(n: int) -> Any:
+    from botorch.models import SingleTaskGP
+    from botorch.optim.closures import get_loss_closure_with_grads
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source = _Model(n, torch.float64)
+        model = SingleTaskGP(source.train_inputs[0], source.train_targets[:, None])
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model).train()
+    closure = get_loss_closure_with_grads(mll, {k: p for k, p in mll.named_parameters() if p.requires_grad})
+    return closure
+
+
+def _prediction(n: int, again: bool) -> Task:
+    model = _Model(n, torch.float64).eval()
+    points = torch.rand(100, _D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def predict() -> None:
+        if not again:
+            model.train()
+            model.eval()
+        with torch.no_grad():
+            out = model(points)
+            out.mean, out.variance  # noqa: B018  (computed when they are read)
+
+    return predict
+
+
+def _fantasy(n: int) -> Task:
+    model = _Model(n, torch.float64).eval()
+    points = torch.rand(1, _D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        model(points).mean  # noqa: B018  (a fantasy needs the caches of a prediction)
+
+    def fantasy() -> None:
+        with torch.no_grad():
+            model.get_fantasy_model(points, torch.zeros(1, dtype=torch.float64))(points).mean  # noqa: B018
+
+    return fantasy
+
+
+def _acquisition(n: int) -> Task:
+    model = _Model(n, torch.float64).eval().requires_grad_(False)
+    points = torch.rand(10, 1, _D, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
+
+    def evaluate() -> None:
+        out = model(points)
+        (out.mean + out.variance.sqrt()).sum().backward()
+        points.grad = None
+
+    return evaluate
+
+
+def tasks(level: str) -> Iterator[tuple[str, Callable[[], Task]]]:
+    """Yield what is examined: a name, and a function that makes the thing to time."""
+    for n in (100, 300, 30, 800):
+        for dtype in (torch.float64, torch.float32):
+            yield f"training step, n = {n}, {str(dtype)[6:]}", functools.partial(_step, n, dtype)
+    if level == "full" and importlib.util.find_spec("botorch") is not None:
+        yield "BoTorch's closure, n = 60, float64", functools.partial(_closure, 60)
+    yield "first prediction, n = 300, float64", functools.partial(_prediction, 300, again=False)
+    yield "later prediction, n = 300, float64", functools.partial(_prediction, 300, again=True)
+    yield "fantasy, n = 100, float64", functools.partial(_fantasy, 100)
+    yield "acquisition with gradient, n = 60, float64", functools.partial(_acquisition, 60)
+
+
+def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:
+    """Return a profile with the results of its exam, and with other choices kept where its own lose.
+
+    Parameters
+    ----------
+    profile : Profile
+        What a calibration has measured, with its trees.
+    level : {"quick", "full"}
+        How often things are timed.
+    seconds : float
+        Most seconds; what does not fit is left out.
+    """
+    settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
+    quiet = msgspec.structs.replace(settings, calibrate="never", log=settings.log)
+    shipped = Session(quiet)
+    shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint, tools=profile.tools))
+    rows: list[Examined] = []
+    waiting = list(tasks(level))
+    with randomness.untouched(), torch.random.fork_rng(devices=[]):
+        for index, (name, make) in enumerate(waiting):
+            each = (deadline - time.perf_counter()) / (len(waiting) - index)
+            if each <= 0:
+                break
+            progress(index / len(waiting), name)
+            exam = _Exam(make(), shipped, quiet)
+            row = exam.row(name, profile, each, _ROUNDS[level])
+            if row is None:
+                continue
+            kept = exam.verdict(row)
+            if kept:  # with the better choices in force
+                profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
+                row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
+            rows.append(row)
+    return msgspec.structs.replace(profile, exam=rows)
+
+
+class _Exam:
+    """One thing, timed by three ways of choosing."""
+
+    def __init__(self, task: Task, shipped: Session, settings: Any) -> None:
+        self._task, self._shipped, self._settings = task, shipped, settings
+        self._new = Session(settings)
+
+    def _by(self, session: Session) -> None:
+        before = dispatch.session()
+        dispatch.replace(session)
+        try:
+            self._task()
+        finally:
+            dispatch.replace(before)
+
+    def _by_stock(self) -> None:
+        inside.active = True
+        try:
+            self._task()
+        finally:
+            inside.active = False
+
+    def _chosen(self, session: Session) -> dict[Any, str]:
+        """Return the candidate of each problem that one call decides."""
+        session.forget()
+        with session._lock:
+            session._earlier = {}
+        self._by(session)
+        return {found.decision.problem: found.candidate.name for t in session.memo.values() for found in t.values()}
+
+    def row(
+        self, name: str, profile: Profile, seconds: float, rounds: tuple[int, int], kept: str = ""
+    ) -> Examined | None:
+        """Return the seconds by stock, and the ratios to it of both ways of choosing; None where that is not known."""
+        self._new.adopt(profile)
+        self.choices = self._chosen(self._shipped), self._chosen(self._new)
+        calls: dict[str, Task] = {"stock": self._by_stock, "shipped": functools.partial(self._by, self._shipped)}
+        if self.choices[0] != self.choices[1]:
+            calls["new"] = functools.partial(self._by, self._new)
+        found = timer.compare(calls, synchronize=host.settle, seconds=seconds, min_time=1e-3, rounds=rounds)
+        stock, one = found["stock"], found["shipped"]
+        new = found.get("new", one)
+        if max(one.disturbed, new.disturbed):
+            return None
+        noise = math.hypot(one.noise, new.noise) if new is not one else 0.0
+        return Examined(name, stock.seconds, one.ratio, new.ratio, max(noise, new.noise), kept)
+
+    def verdict(self, row: Examined) -> list[Kept]:
+        """Return where other choices are to be kept: nowhere, if the new ones have not lost."""
+        error = max(_LOST, 2 * row.noise)
+        shipped, new = self.choices
+        if math.log(row.new / row.shipped) > error:
+            return [_around(problem, "shipped") for problem, name in new.items() if shipped.get(problem) != name]
+        if math.log(row.new) > error:
+            used = [problem for problem, name in new.items() if name != "stock"]
+            outermost = max((get(problem.op).nesting for problem in used), default=0)
+            return [_around(problem, "stock") for problem in used if get(problem.op).nesting == outermost]
+        return []
+
+
+def _around(problem: Any, instead: str) -> Kept:
+    low, high = math.floor(problem.n / _WIDE), math.ceil(problem.n * _WIDE)
+    return Kept(problem.op, problem.dtype, problem.device, low, high, instead)
