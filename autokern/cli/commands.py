@@ -44,7 +44,7 @@ from autokern.core.units import duration, legible
 from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
 from autokern.system import progress
-from autokern.tuning import calibration, store
+from autokern.tuning import calibration, store, thresholds
 
 __all__ = [
     "app",
@@ -85,6 +85,9 @@ def show(
         summary.known(api.profile(), None if op is None else [registry.get(op).name]),
         dispatch.session().settings,
     )
+    if op is not None:
+        choices = thresholds.lines(registry.get(op), dispatch.session().chooser, settings)
+        found = msgspec.structs.replace(found, thresholds=choices)
     if json:
         emit(found)
     if not found.ops:
@@ -102,6 +105,8 @@ def show(
         return
     if found.winners:
         tables.show(tables.winners(found.winners))
+    if found.thresholds:
+        tables.show(tables.thresholds(found.thresholds))
     tables.show_known(found, "fastest candidates; sizes are of single matrices without gradients, counts of problems")
     lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
     when = found.created.replace("T", " ").replace("Z", " UTC")

@@ -86,7 +86,7 @@ def calibrate(
         new = len(profile.trials) - len(before.trials)
         tables.show_known(found, f"{new} problems measured in {took:.0f} s, {len(profile.trials)} known in all")
     if interrupted:
-        message(f"interrupted after {took:.0f} s; the measurements until then are kept")
+        message(f"interrupted after {took:.0f} s; the profile of before stays in force")
         raise typer.Exit(130)
     judgement, trusted = quiet.verdict(before, profile, names, watch.reading())
     if judgement:

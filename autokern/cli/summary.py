@@ -12,6 +12,7 @@ import msgspec
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
 from autokern.tuning.profile import Ban, Crossover, Examined, Profile, Trial, group_key
+from autokern.tuning.thresholds import Line
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
@@ -84,6 +85,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     winners: list[Winner] = []
     rough: list[Rough] = []
     exam: list[Examined] = []
+    thresholds: list[Line] = []
 
 
 def present(profile: Profile, ops: Collection[str] | None = None) -> Profile:

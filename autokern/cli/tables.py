@@ -18,7 +18,8 @@ from autokern.cli.summary import Known, Rough, Summary, Winner
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, legible
-from autokern.tuning.profile import Ban, Crossover
+from autokern.tuning.profile import Ban, Crossover, Examined
+from autokern.tuning.thresholds import Line
 
 _GAIN, _LOSS = 1.05, 0.95
 _MOST_STEPS = 5
@@ -162,6 +163,27 @@ def bans(found: Sequence[Ban]) -> RenderableType:
     return table("banned on this host", ("candidate", "on", "reason"), rows)
 
 
+def exam(found: Sequence[Examined]) -> RenderableType:
+    """Return what a calibration gains in things that programs do, and where other choices than its own serve."""
+    rows: list[tuple[str | Text, ...]] = []
+    for row in found:
+        served = {"": "its own", "shipped": "the shipped ones", "stock": "stock"}[row.kept]
+        speedups = times(1 / row.shipped), times(1 / row.new), times(row.shipped / row.new)
+        rows.append((row.task, duration(row.seconds), *speedups, served if row.new != row.shipped else "the same"))
+    gains = [math.log(row.shipped / row.new) for row in found]
+    gain = math.exp(sum(gains) / len(gains))
+    title = f"exam: this calibration makes what programs do {gain:.2f} times as fast as the shipped choices do"
+    columns = ("timed in turns", ">stock", ">× shipped", ">× now", ">gain", "choices that serve")
+    return table(title, columns, rows)
+
+
+def thresholds(found: Sequence[Line]) -> RenderableType:
+    """Return which candidate serves up to which size, for each kind of problem."""
+    rows = [(_words(p.dtype, problem=p), sizes(p.replace(m=0, n=0)).removeprefix("(0, 0)").strip(), str(line))
+            for line in found for p in (line.problem,)]  # fmt: skip
+    return table("choices by the number of columns or points, n", ("kind", "sizes", "choice"), rows)
+
+
 def counted(count: int, word: str) -> str:
     """Return a number of things in words.
 
@@ -217,6 +239,8 @@ def show_known(found: Known, title: str) -> None:
     """Print what is known of ops, what of it is rough, and what is banned."""
     if found.ops:
         show(summaries(found.ops, title))
+    if found.exam:
+        show(exam(found.exam))
     if found.rough:
         show(rough(found.rough))
     if found.banned:

@@ -52,6 +52,8 @@ _RATE = 4e9
 """Flops and bytes a second that are assumed before the first measurement: pessimistic."""
 _ROUNDS, _ONCE = 10.0, 3e-3
 """Calls of each candidate in a trial, and seconds that a trial takes beside them."""
+_OUTERMOST = 10
+"""Nesting of composite ops of plugins that state none."""
 _log = logging.getLogger("autokern")
 
 
@@ -124,12 +126,16 @@ def calibrate(
     run = _Calibration(level, budget, known, progress or silent)
     options: dict[str, Any] = {"accuracy": accuracy, "near": near, "thorough": thorough}
     left = len(ops)
+
+    def nesting(op: Op) -> int:
+        return op.nesting or _OUTERMOST * op.composite
+
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
             if any(candidate.compiles for op in ops for candidate in op.candidates):
                 run.try_tools()
-            for _, group in itertools.groupby(sorted(ops, key=lambda op: op.nesting), key=lambda op: op.nesting):
+            for _, group in itertools.groupby(sorted(ops, key=nesting), key=nesting):
                 here = list(group)
                 pools = [_Pool(op, device, tuple(dtypes), level, **options) for device in devices for op in here]
                 run.measure(pools, len(here) / left)
