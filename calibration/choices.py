@@ -2,25 +2,23 @@
 
 Half of the problems are drawn (sizes log-uniform), half are those that the programs in `whole/` asked, with sizes moved
 by up to a fifth (`recorded_problems.json`). The best candidate is picked in one half of the rounds and timed in the
-other; stock under a second name is the noise floor. What other hosts recorded serves as the prior with this machine,
-and every machine like it, left out.
+other; stock under a second name is the noise floor. The shipped choices are those of other hosts: this machine's own
+recording is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import ship
 import torch
-from autokern.tuning.cost_model import CostModel, Kin, KinOf, alone
-from autokern.tuning.prefitted import Prefitted
 from measuring import Report
 
 from autokern.cli.bench import regret
@@ -29,13 +27,17 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get, known, registered
 from autokern.core.settings import Settings
 from autokern.hooks import install
-from autokern.runtime import dispatch, learning
+from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.tuning import kin, recorded, workload
+from autokern.tuning import recorded
 from autokern.tuning.calibration import calibrate
+from autokern.tuning.chooser import Chooser
 from autokern.tuning.drawing import contenders, random_problems
+from autokern.tuning.fitting import fit_own
+from autokern.tuning.forest import Forest
 from autokern.tuning.policy import decide
-from autokern.tuning.profile import Profile
+from autokern.tuning.profile import Profile, Trial
+from autokern.tuning.recorded import Shipped
 from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent
@@ -43,8 +45,6 @@ RECORDED = HERE / "recorded_problems.json"
 SEED = 2024
 LEVELS = {"quick": 20.0, "full": 300.0}
 """Seconds of the documented commands; less where the study itself has less than twice as many."""
-SAME = 0.9
-"""Likeness from which a recorded host is left out as the same machine."""
 RULES = {
     "always where the data lies": 0,
     "always the CPU": math.inf,
@@ -54,8 +54,8 @@ RULES = {
 """Rules by a constant: on the CPU up to so many columns, else where the data lies."""
 ROUNDS = (8, 24)
 LOOSE = "where stock iterates, beside exact candidates"
-MOST_CALLS = 60
-"""Calls of a problem in which learning comes to its end."""
+FOLDS = 5
+"""Parts of a host's trials, each of which is judged by trees that were fitted to the others."""
 
 Choose = Callable[[Problem], str]
 
@@ -71,9 +71,12 @@ def moved(problem: Problem, chance: random.Random) -> Problem:
 def asked(count: int, chance: random.Random) -> list[Problem]:
     """Return problems that programs asked, in equal parts by op, moved off their sizes."""
     ops: dict[str, list[Problem]] = {}
-    for problem in workload.read(RECORDED).calls:
-        if known(problem.op):
-            ops.setdefault(problem.op, []).append(problem)
+    for kind in msgspec.json.decode(RECORDED.read_bytes())["asked"]:
+        rest = {name: value for name, value in kind.items() if name != "sizes"}
+        for *sizes, _ in kind["sizes"]:
+            if known(kind["op"]):
+                named = dict(zip(("m", "n", "d", "rhs", "batch"), sizes, strict=True))
+                ops.setdefault(kind["op"], []).append(Problem(**rest, **named))
     found: dict[Problem, None] = {}
     for attempt in range(20 * count):
         problem = moved(chance.choice(ops[sorted(ops)[attempt % len(ops)]]), chance)
@@ -107,9 +110,9 @@ def problems(count: int, device: str) -> list[Problem]:
     return found
 
 
-def chooser(model: CostModel) -> Choose:
-    """Return the choice of the policy, given a cost model."""
-    return lambda problem: decide(Feasibility(get(problem.op), problem), model, Settings()).candidate
+def choose_by(chooser: Chooser) -> Choose:
+    """Return the choice of the policy by what is known."""
+    return lambda problem: decide(Feasibility(get(problem.op), problem), chooser, Settings()).candidate
 
 
 def by_rule(columns: float) -> Choose:
@@ -122,48 +125,32 @@ def by_rule(columns: float) -> Choose:
     return choose
 
 
-@functools.cache
-def left_out(device: str) -> list[Kin]:
-    """Return the recorded hosts but this one and those like it."""
-    here, found = host.current().fields, []
-    for shipped in recorded.hosts():
-        alike = kin.likeness(here, shipped.fields, device)
-        if kin.LEAST <= alike < SAME:
-            found.append(Kin(Prefitted(shipped), alike))
-    return found
-
-
-def measured(level: str, seconds: float, device: str, others: KinOf) -> Profile:
-    """Calibrate from nothing, as `autokern calibrate` does, with some other hosts as the prior."""
-    with install.enabled():
-        here = dispatch.session()
-        options: dict[str, Any] = {"kin": others, "publish": here.adopt}
-        return calibrate(registered(), level, seconds, [device], Profile(), **options)
-
-
-def used(rows: Sequence[regret.Row], model: CostModel) -> dict[Problem, str]:
-    """Return what runs after each problem was called until nothing more is learnt, as if it had been used for long."""
-    shares, chosen = {name: getattr(learning, name) for name in ("_OF_CASE", "_OF_PROCESS")}, {}
-    for name in shares:
-        setattr(learning, name, math.inf)
+@contextlib.contextmanager
+def shipping(without: str) -> Iterator[dict[str, Forest]]:
+    """Let the package ship what it would without one of the recorded hosts."""
+    data = ship.packed(without)
+    found, before = msgspec.msgpack.decode(data, type=Shipped), recorded.shipped
+    recorded.shipped = lambda: found  # type: ignore[assignment]
     try:
-        with install.enabled():
-            here = dispatch.reset(Settings(calls=1))  # nothing is compiled, as in `timed`
-            here._model = model
-            for row in rows:
-                op, problem = get(row.problem.op), row.problem
-                args, call = op.sample(problem, torch.Generator().manual_seed(99)), dispatch.route(op)
-                with torch.set_grad_enabled(bool(problem.grad)):
-                    for _ in range(MOST_CALLS):
-                        call(*args)
-                        entry = next(e for e in reversed(here.memo[op.name].values()) if e.decision.problem == problem)
-                        if entry.due > entry.count + MOST_CALLS:
-                            break
-                chosen[problem] = entry.candidate.name
+        yield found.forests
     finally:
-        for name, share in shares.items():
-            setattr(learning, name, share)
-    return chosen
+        recorded.shipped = before
+
+
+def this_machine() -> str:
+    """Return the name of the recorded host that is this machine; empty for none."""
+    here = host.current().fields["cpu"]
+    for path in (HERE / "hosts").glob("*.json"):
+        there = read_file(path).host["cpu"]
+        if all(here.get(name) == there.get(name) for name in ("numbers", "capability", "threads")):
+            return path.stem
+    return ""
+
+
+def measured(level: str, seconds: float, device: str) -> Profile:
+    """Calibrate from nothing, as `autokern calibrate` does."""
+    with install.enabled():
+        return calibrate(registered(), level, seconds, [device], Profile(), publish=dispatch.session().adopt)
 
 
 def outcome(by: str, rows: Sequence[regret.Row], choose: Choose) -> dict[str, Any]:
@@ -173,21 +160,18 @@ def outcome(by: str, rows: Sequence[regret.Row], choose: Choose) -> dict[str, An
 
 def run(device: str, seconds: float, count: int, report: Report) -> dict[str, Any]:
     """Measure quick and full calibrations, then every problem, and judge each way of choosing on the same timings."""
-    others: KinOf = left_out
-    models = {"no measurement, no other host": CostModel(Profile()), "no measurement": CostModel(Profile(), others)}
-    for level, limit in LEVELS.items():
-        profile = measured(level, min(limit, max(seconds / 2, 1.0)), device, others)
-        models[f"calibrate --{level}"] = CostModel(profile, others)
-        report(f"calibrate --{level}: {len(profile.trials)} problems")
-    chosen = problems(count, device)
-    rows = regret.timed(chosen, time.perf_counter() + seconds, seconds=1.0, rounds=ROUNDS)
+    with shipping(this_machine()) as forests:
+        known = {"no measurement, no other host": Chooser(Profile(), {}), "no measurement": Chooser(Profile(), forests)}
+        for level, limit in LEVELS.items():
+            profile = measured(level, min(limit, max(seconds / 2, 1.0)), device)
+            known[f"calibrate --{level}"] = Chooser(profile, forests)
+            report(f"calibrate --{level}: {len(profile.trials)} problems")
+        chosen = problems(count, device)
+        rows = regret.timed(chosen, time.perf_counter() + seconds, seconds=1.0, rounds=ROUNDS)
     report(f"{len(rows)} of {len(chosen)} problems timed")
     ways: dict[str, Choose] = {"stock": lambda problem: "stock"}
     ways |= {name: by_rule(columns) for name, columns in RULES.items()}
-    ways |= {name: chooser(model) for name, model in models.items()}
-    learnt = used(rows, models[f"calibrate --{list(LEVELS)[-1]}"])
-    report("used for long")
-    ways["after use"] = learnt.__getitem__
+    ways |= {name: choose_by(chooser) for name, chooser in known.items()}
     tight, loose = regret.apart(rows)
     found = [outcome(name, tight, choose) for name, choose in ways.items()]
     found.append({"by": "noise: stock under another name", **msgspec.to_builtins(regret.noise_floor(tight))})
@@ -208,37 +192,53 @@ def shown(row: regret.Row, ways: Mapping[str, Choose]) -> dict[str, Any]:
 
 
 def replayed() -> list[dict[str, Any]]:
-    """Return how well the recorded hosts predict each other: each left out in turn, judged by its own recording."""
-    found, shipped = [], recorded.hosts()
+    """Return how well the others predict each recorded host, alone and with its own trials, a fifth never seen."""
+    found = []
     for path in sorted((HERE / "hosts").glob("*.json")):
-        profile = read_file(path)
-        others = [h for h in shipped if kin.likeness(profile.host, h.fields) < SAME]
-        pairs = [Kin(Prefitted(h), kin.likeness(profile.host, h.fields)) for h in others]
-        model = CostModel(Profile(), (lambda device, pairs=pairs: pairs) if pairs else alone)
-        rows = [
-            regret.Row(
-                problem=t.problem,
-                seconds=t.timings["stock"].seconds,
-                ratios={name: (timing.ratio, timing.ratio) for name, timing in t.usual.items()},
-            )
-            for t in profile.trials
-            if "stock" in t.timings and len(t.usual) > 1 and known(t.problem.op)
+        trials = [
+            t
+            for t in read_file(path).trials
+            if "stock" in t.timings and len(t.usual) > 1 and known(t.problem.op) and t.problem.op not in ship.NESTED
         ]
-        tight, _ = regret.apart(rows)
-        found.append(outcome(f"{path.stem} left out, on its own recording", tight, _recorded(model, tight)))
+        with shipping(path.stem) as forests:
+            alone = Chooser(Profile(), forests)
+            found.append(_judged(f"{path.stem} left out, on its own recording", trials, lambda _, a=alone: a))
+            parts = [_by_others(trials, fold, forests) for fold in range(FOLDS)]
+            fold_of = {trial.problem: fold for fold in range(FOLDS) for trial in trials[fold::FOLDS]}
+            name = f"{path.stem}, by the others and four fifths of its own trials"
+            found.append(_judged(name, trials, lambda problem, p=parts, f=fold_of: p[f[problem]]))
     return found
 
 
-def _recorded(model: CostModel, rows: Sequence[regret.Row]) -> Choose:
-    """Return the choice among the candidates that a recording has."""
+def _by_others(trials: Sequence[Trial], fold: int, forests: Mapping[str, Forest]) -> Chooser:
+    """Return what chooses by all parts of a host's trials but one."""
+    groups: dict[str, list[Trial]] = {}
+    for index, trial in enumerate(trials):
+        if index % FOLDS != fold:
+            groups.setdefault(f"{trial.problem.op}@{trial.problem.device}", []).append(trial)
+    own = {key: fit_own(get(key.partition("@")[0]), of, forests.get(key)) for key, of in groups.items()}
+    return Chooser(Profile(forests={key: forest for key, forest in own.items() if forest is not None}), forests)
+
+
+def _judged(name: str, trials: Sequence[Trial], chooser: Callable[[Problem], Chooser]) -> dict[str, Any]:
+    """Return the verdict on recorded trials, among the candidates that each of them has."""
+    rows = [
+        regret.Row(
+            problem=t.problem,
+            seconds=t.timings["stock"].seconds,
+            ratios={name: (timing.ratio, timing.ratio) for name, timing in t.usual.items()},
+        )
+        for t in trials
+    ]
     there = {row.problem: row.ratios for row in rows}
 
     def choose(problem: Problem) -> str:
         op = get(problem.op)
         excluded = frozenset(f"{op.name}={name}" for name in op.names() if name not in there[problem])
-        return decide(Feasibility(op, problem), model, Settings(exclude=excluded)).candidate
+        return decide(Feasibility(op, problem), chooser(problem), Settings(exclude=excluded)).candidate
 
-    return choose
+    tight, _ = regret.apart(rows)
+    return outcome(name, tight, choose)
 
 
 def document(figures: Mapping[str, Any]) -> str:

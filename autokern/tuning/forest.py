@@ -24,6 +24,8 @@ UNKNOWN = -32768
 """The integer of a candidate that no trial of a leaf measured."""
 _FAR = 1.5
 """Octaves beyond the measured sizes from which on a forest says nothing."""
+_LEAST = 0.03
+"""Uncertainty of any estimate, also where trees agree: machines drift from one hour to the next."""
 _DOUBT = 0.1
 """Uncertainty that each octave beyond the measured sizes, and each unseen word, adds."""
 
@@ -139,7 +141,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                 leaf, spread = (self.base.leaf(place, self.of_base, spread) for spread in (False, True))
                 for name, mean, width in zip(self.candidates, leaf, spread, strict=False):
                     if mean != UNKNOWN:
-                        found[name] = Estimate(UNIT * mean, UNIT * width + doubt, "other hosts")
+                        found[name] = Estimate(UNIT * mean, max(UNIT * width, _LEAST) + doubt, "other hosts")
         if self.own and self.met is not None and self.trials.get(problem.dtype):
             octave, unseen = self.met.beyond(place, own)
             if octave < _FAR:
@@ -150,7 +152,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                     if known:
                         mean, base = UNIT * sum(known) / len(known), found.get(name)
                         sigma = UNIT * (sum(v * v for v in known) / len(known) - (mean / UNIT) ** 2 + 1e-9) ** 0.5
-                        found[name] = Estimate((base.log_ratio if base else 0.0) + mean, sigma + doubt, source)
+                        found[name] = Estimate((base.log_ratio if base else 0.0) + mean, max(sigma, _LEAST) + doubt, source)
         if found:
             found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
         return found
