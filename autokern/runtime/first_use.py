@@ -7,6 +7,7 @@ Where others use the cores, it is put off: times would be theirs, and each secon
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import warnings
@@ -37,6 +38,8 @@ _LEAST = 0.3
 """Seconds below which measuring tells too little."""
 _LOOK = 0.1
 """Seconds of looking at a machine whose load is not known yet."""
+_FITTING = 0.9
+"""Seconds of importing scikit-learn, once, to fit what was measured."""
 _UNTIL_LAST = 0.6
 """Part of the allowance after which no further problem begins."""
 
@@ -117,7 +120,8 @@ class FirstUse:
         at_once = self._settings.calibrate == "first-use"
         ledger = self._waiting.setdefault(asked, Ledger())
         if not at_once:
-            left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, self._spent))
+            spent = self._spent + (0.0 if "sklearn.ensemble" in sys.modules else _FITTING)
+            left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, spent))
         if left <= 0 or self._crowded() or not self._measuring.acquire(blocking=False):
             ledger.wait()
             return False

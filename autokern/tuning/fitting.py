@@ -43,7 +43,7 @@ def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
     """
     from sklearn.tree import DecisionTreeRegressor
 
-    groups = [usable(op, trials) for trials in hosts]
+    groups = [usable(op, (Trial(t.problem, t.usual) for t in trials)) for trials in hosts]
     trials = [trial for group in groups for trial in group]
     if not trials:
         return None
@@ -71,15 +71,14 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     forest = msgspec.structs.replace(base, candidates=[*base.candidates, *new], words=[*base.words, *sorted(unseen)])
     places = np.array([forest.place(t.problem, words(t.problem)) for t in trials])
     filled, known = _table(op, trials, forest.candidates)
-    rows = [base.estimates(t.problem) for t in trials]
-    there = np.array([[name in row for name in forest.candidates] for row in rows])
-    told = np.array([[row[n].log_ratio if n in row else 0.0 for n in forest.candidates] for row in rows])
-    timed = np.array([[name in t.usual for name in forest.candidates] for t in trials])
+    rows = [forest.told(place) for place in places.tolist()]
+    told = np.array([[row[n][0] if n in row else 0.0 for n in forest.candidates] for row in rows])
+    timed = np.array([[name in t.timings for name in forest.candidates] for t in trials])
     residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
     residual = np.where(known, np.clip(residual, -2.0, 2.0), 0.0)
     model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
     model.fit(places, residual, sample_weight=_weights(trials))
-    kept = np.where(known | there, residual, np.nan)
+    kept = np.where(known, residual, np.nan)
     own = [_tree(one.tree_, one.apply(places), kept, len(forest.candidates)) for one in model.estimators_]
     counts = {dtype: sum(t.problem.dtype == dtype for t in trials) for dtype in {t.problem.dtype for t in trials}}
     changes = {"own": own, "of_own": len(forest.candidates), "met": _limits(trials), "trials": counts}
@@ -89,24 +88,26 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
 def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
     """Return the trials that compare candidates which are registered with stock."""
     there = set(op.names())
-    return [t for t in trials if "stock" in t.usual and len(there & t.usual.keys()) > 1]
+    return [t for t in trials if "stock" in t.timings and len(there & t.timings.keys()) > 1]
 
 
 def _candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
-    found = {name for trial in trials for name in trial.usual} & set(op.names())
+    found = {name for trial in trials for name in trial.timings} & set(op.names())
     return ["stock", *sorted(found - {"stock"})]
 
 
 def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Return log ratios, those left out filled in, and where they mean something: measured, or supported but left out.
 
-    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there.
+    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there; so is one that not
+    every calibration measures, because it compiles or approximates.
     """
-    ever = {name for trial in trials for name in trial.usual}
+    always = {c.name for c in op.candidates if c.accuracy != "approximate" and not c.compiles}
+    ever = {name for trial in trials for name in trial.timings} & always
     filled = np.empty((len(trials), len(names)))
     known = np.zeros(filled.shape, dtype=bool)
     for row, trial in enumerate(trials):
-        timings = trial.usual
+        timings = trial.timings
         worst = math.log(max(_WORST, *(timing.ratio for timing in timings.values())))
         for column, name in enumerate(names):
             timing = timings.get(name)

@@ -129,19 +129,27 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the features of a problem."""
         return [*octaves(problem), problem.dtype == "float32", *(word in own for word in self.words)]
 
+    def told(self, place: Sequence[float]) -> dict[str, tuple[float, float]]:
+        """Return mean and standard deviation of the base by candidate, however far it was measured from a place."""
+        if self.base is None:
+            return {}
+        leaf, spread = (self.base.leaf(place, self.of_base, spread) for spread in (False, True))
+        rows = zip(self.candidates, leaf, spread, strict=False)
+        return {name: (UNIT * mean, UNIT * width) for name, mean, width in rows if mean != UNKNOWN}
+
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return an Estimate by candidate, of those that were measured on problems like this one."""
         own = words(problem)
         place = self.place(problem, own)
         found: dict[str, Estimate] = {}
-        if self.base is not None and self.seen is not None:
+        told = self.told(place)
+        if self.seen is not None:
             octave, unseen = self.seen.beyond(place, own)
             if octave < _FAR:
                 doubt = _DOUBT * (octave + unseen)
-                leaf, spread = (self.base.leaf(place, self.of_base, spread) for spread in (False, True))
-                for name, mean, width in zip(self.candidates, leaf, spread, strict=False):
-                    if mean != UNKNOWN:
-                        found[name] = Estimate(UNIT * mean, max(UNIT * width, _LEAST) + doubt, "other hosts")
+                found = {
+                    n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in told.items()
+                }
         if self.own and self.met is not None and self.trials.get(problem.dtype):
             octave, unseen = self.met.beyond(place, own)
             if octave < _FAR:
@@ -150,9 +158,9 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                 for name, values in zip(self.candidates, zip(*leaves, strict=True), strict=False):
                     known = [value for value in values if value != UNKNOWN]
                     if known:
-                        mean, base = UNIT * sum(known) / len(known), found.get(name)
+                        mean, base = UNIT * sum(known) / len(known), told.get(name, (0.0, 0.0))[0]
                         sigma = UNIT * (sum(v * v for v in known) / len(known) - (mean / UNIT) ** 2 + 1e-9) ** 0.5
-                        found[name] = Estimate((base.log_ratio if base else 0.0) + mean, max(sigma, _LEAST) + doubt, source)
+                        found[name] = Estimate(base + mean, max(sigma, _LEAST) + doubt, source)
         if found:
             found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
         return found

@@ -1,0 +1,245 @@
+"""forest.py: trees evaluate as scikit-learn's do, survive files bit for bit, and damaged ones are refused."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.tree import DecisionTreeRegressor
+
+from autokern.core.errors import ProfileError
+from autokern.core.problem import Problem
+from autokern.tuning import fitting
+from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, octaves, words
+from autokern.tuning.profile import Profile, Timing, Trial, decode
+
+NAMES, WORDS = ["stock", "fast"], ["grad:x", "rbf"]
+WIDE = Limits([0.0] * 7, [40.0] * 7, ["rbf", "grad:x"])
+
+problems = st.builds(
+    Problem,
+    op=st.just("synthetic"),
+    m=st.integers(1, 4000),
+    n=st.integers(1, 4000),
+    d=st.integers(0, 30),
+    rhs=st.integers(0, 100),
+    batch=st.integers(1, 50),
+    dtype=st.sampled_from(["float32", "float64"]),
+    variant=st.sampled_from(["", "rbf", "rbf+matern/ard", "matern"]),
+    grad=st.sampled_from(["", "x", "theta/x"]),
+)
+
+
+def packed(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}h", *values)
+
+
+def leaf(*values: int, spread: bool = True) -> Tree:
+    """A tree of a single leaf."""
+    return Tree([-1], [0.0], [0], packed(*values), packed(*[0] * len(values)) if spread else b"")
+
+
+def stump(feature: int = 1, threshold: float = 6.0) -> Tree:
+    """Problems of up to 64 columns to the left, larger ones to the right."""
+    return Tree([feature, -1, -2], [threshold, 0.0, 0.0], [2, 0, 0], packed(0, -500, 0, 300), packed(0, 10, 0, 10))
+
+
+def by_base(tree: Tree, **more) -> Forest:
+    return Forest(**{"candidates": NAMES, "words": WORDS, "base": tree, "of_base": 2, "seen": WIDE, **more})
+
+
+def by_own(*trees: Tree, met: Limits = WIDE, **more) -> Forest:
+    told = {"own": list(trees), "of_own": 2, "met": met, "trials": {"float64": 9}}
+    return Forest(**{"candidates": NAMES, "words": WORDS, **told, **more})
+
+
+def square(n: int, **more) -> Problem:
+    return Problem(op="synthetic", m=n, n=n, **more)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(problems, min_size=3, max_size=25), st.lists(problems, max_size=8), st.integers(0, 99), st.booleans())
+def test_trees_evaluate_as_those_of_scikit_learn(seen, others, seed, extra):
+    """Means to the unit in which leaves keep them; places at a threshold aside, which is rounded to four digits."""
+    forest = Forest(NAMES, sorted(set().union(*map(words, seen))))
+    places = np.array([forest.place(p, words(p)) for p in seen])
+    values = np.random.default_rng(seed).normal(size=(len(seen), 2))
+    kind = ExtraTreesRegressor(2, max_features=1.0, random_state=seed) if extra else DecisionTreeRegressor()
+    model = kind.fit(places, values)
+    fitted = model.estimators_ if extra else [model]
+    trees = [fitting._tree(one.tree_, one.apply(places), values, 2) for one in fitted]
+    assert by_own(*trees, words=forest.words).is_whole
+    for problem in [*seen, *others]:
+        place = forest.place(problem, words(problem))
+        splits = [(f, t) for tree in trees for f, t in zip(tree.feature, tree.threshold, strict=True) if f >= 0]
+        if all(abs(place[f] - t) > 2e-4 for f, t in splits):
+            ours = np.mean([tree.leaf(place, 2) for tree in trees], 0) * UNIT
+            assert ours == pytest.approx(model.predict(np.array([place]))[0], abs=UNIT)
+
+
+def test_a_forest_answers_as_its_model_predicts(make_op):
+    """From trials to estimates: with one weight for all, the mean of the trees that scikit-learn grew."""
+    op = make_op("synthetic")
+    for name in NAMES:
+        op.candidate(name)(lambda a: a)
+    chance = np.random.default_rng(3)
+    trials = [
+        Trial(square(int(n)), {"stock": Timing(1.0), "fast": Timing(1.0, float(np.exp(r)))})
+        for n, r in zip(2 ** chance.uniform(3, 11, 30), chance.uniform(-1, 1, 30), strict=True)
+    ]
+    trials = list({t.problem: t for t in trials}.values())
+    forest = fitting.fit_own(op, trials, None)
+    for trial in trials:
+        found = forest.estimates(trial.problem)["fast"]
+        assert found.log_ratio == pytest.approx(math.log(trial.timings["fast"].ratio), abs=2 * UNIT)
+        assert found.source == "measured"
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems, st.integers(-3000, 1200), st.integers(-3000, 1200))
+def test_files_keep_estimates_bit_for_bit(problem, one, other):
+    forest = by_base(stump(), own=[leaf(0, one, spread=False), leaf(0, other, spread=False)], of_own=2, met=WIDE)
+    forest = msgspec.structs.replace(forest, trials={"float64": 2})
+    read = decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": forest}))).forests["synthetic@cpu"]
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(forest), type=Forest)
+    assert read == again == forest
+    assert read.estimates(problem) == again.estimates(problem) == forest.estimates(problem)
+
+
+# --- what it says, and does not say -----------------------------------------------------------------------------------
+
+
+def test_own_trees_correct_the_base_and_their_disagreement_is_the_uncertainty():
+    forest = by_base(stump(), own=[leaf(0, 100), leaf(0, 300)], of_own=2, met=WIDE, trials={"float64": 5})
+    left, right = (forest.estimates(square(n))["fast"] for n in (64, 65))
+    assert (left.log_ratio, right.log_ratio) == pytest.approx((-0.3, 0.5))
+    assert left.sigma == right.sigma == pytest.approx(0.1, rel=1e-3)
+    assert forest.estimates(square(64))["stock"] == (0.0, 0.0, "measured")
+
+
+def test_trials_of_another_dtype_correct_nothing():
+    forest = by_base(stump(), own=[leaf(0, 100)], of_own=2, met=WIDE, trials={"float32": 9})
+    assert forest.estimates(square(64))["fast"][::2] == (-0.5, "other hosts")
+    assert forest.estimates(square(64, dtype="float32"))["fast"][::2] == (pytest.approx(-0.4), "measured")
+    assert by_own(leaf(0, 100), trials={"float32": 9}).estimates(square(64)) == {}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda limits: by_base(stump(), seen=limits), lambda limits: by_own(stump(), met=limits)]
+)
+def test_far_beyond_the_measured_sizes_there_is_no_estimate_and_a_little_beyond_it_is_doubtful(make):
+    low, high = ([round(x, 3) for x in octaves(square(n, d=1, rhs=1))] for n in (32, 1024))
+    forest = make(Limits(low, high, ["rbf", "grad:x"]))
+    within, little, more = (forest.estimates(square(n, d=1, rhs=1))["fast"].sigma for n in (1024, 1100, 2048))
+    assert within < little < more < 0.2
+    assert forest.estimates(square(8)) == forest.estimates(square(4096)) == {}
+    assert forest.estimates(square(1024, rhs=64)) == {}, "each size counts, also those that no tree splits at"
+    assert forest.estimates(square(1024, batch=64)) == {}
+
+
+def test_sources_tell_distance():
+    limits = Limits(list(octaves(square(32))), list(octaves(square(1024))), [])
+    forest = by_own(stump(), met=limits)
+    assert [forest.estimates(square(n))["fast"].source for n in (1024, 1100, 2048)] == ["measured"] * 2 + [
+        "extrapolated"
+    ]
+
+
+def test_words_that_were_not_measured_add_doubt():
+    forest = by_own(stump())
+    sigmas = [forest.estimates(square(64, variant=v))["fast"].sigma for v in ("rbf", "matern", "matern/ard")]
+    assert sigmas == sorted(set(sigmas))
+
+
+def test_candidates_without_trials_in_a_leaf_have_no_estimate():
+    assert set(by_base(leaf(0, UNKNOWN)).estimates(square(64))) == {"stock"}
+    assert set(by_own(leaf(0, UNKNOWN)).estimates(square(64))) == {"stock"}
+    some = by_own(leaf(0, UNKNOWN), leaf(0, 400), leaf(0, 200)).estimates(square(64))["fast"]
+    assert some.log_ratio == pytest.approx(0.3), "trees that do not know one say nothing of it"
+    assert Forest(NAMES, []).estimates(square(64)) == {}
+
+
+def test_sizes_are_where_trees_split():
+    both = by_base(stump(0, 6.5), own=[stump(1, 9.0), stump(2, 3.0), stump(6, 11.25)], of_own=2, met=WIDE)
+    assert both.sizes == {90, 512, 8, 2435}
+    others = by_base(stump(3, 2.0), own=[stump(4), stump(5), stump(7, 0.5), stump(8, 0.5)], of_own=2, met=WIDE)
+    assert others.sizes == set(), "dimensions, right-hand sides, batches, dtypes and words are no sizes of matrices"
+
+
+# --- damaged ones -----------------------------------------------------------------------------------------------------
+
+GOOD = stump()
+DAMAGED = {
+    "a node that is its own right child": by_base(msgspec.structs.replace(GOOD, right=[0, 0, 0])),
+    "a right child that is the left one": by_base(msgspec.structs.replace(GOOD, right=[1, 0, 0])),
+    "a right child that is not there": by_base(msgspec.structs.replace(GOOD, right=[3, 0, 0])),
+    "a negative right child": by_base(msgspec.structs.replace(GOOD, right=[-2, 0, 0])),
+    "a left child that is not there": by_base(msgspec.structs.replace(GOOD, feature=[1, -1, 1])),
+    "a cycle": by_own(Tree([1, 1, -1], [6.0, 5.0, 0.0], [2, 0, 0], packed(0, 1))),
+    "no nodes": by_base(Tree([], [], [], b"")),
+    "fewer thresholds than nodes": by_base(msgspec.structs.replace(GOOD, threshold=[6.0])),
+    "fewer children than nodes": by_base(msgspec.structs.replace(GOOD, right=[2])),
+    "a row that is not there": by_base(msgspec.structs.replace(GOOD, feature=[1, -1, -3])),
+    "a short row": by_base(msgspec.structs.replace(GOOD, values=GOOD.values[:-1], spread=GOOD.spread[:-1])),
+    "a base without spread": by_base(msgspec.structs.replace(GOOD, spread=b"")),
+    "a short row of an own tree": by_own(msgspec.structs.replace(GOOD, values=GOOD.values[:5])),
+    "a feature that is not there": by_base(stump(10)),
+    "a word that is not there": by_base(stump(8), words=[]),
+    "more columns than candidates": by_base(stump(), candidates=["stock"]),
+    "no columns": by_base(stump(), of_base=0),
+    "own trees without columns": by_own(stump(), of_own=-2),
+    "limits of too few sizes": by_base(stump(), seen=Limits([0.0], [9.0], [])),
+    "limits of own trees of too few sizes": by_own(stump(), met=Limits([0.0] * 7, [9.0], [])),
+}
+
+
+@pytest.mark.parametrize("forest", DAMAGED.values(), ids=DAMAGED.keys())
+def test_damaged_forests_are_refused(forest):
+    with pytest.raises(ProfileError, match="nodes or leaves are missing"):
+        decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": forest})))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_thresholds_that_are_no_numbers_are_refused(value):
+    damaged = by_base(stump(threshold=value))
+    assert not msgspec.msgpack.decode(msgspec.msgpack.encode(damaged), type=Forest).is_whole
+    with pytest.raises(ProfileError):
+        decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": damaged})))
+
+
+trees = st.builds(
+    Tree,
+    st.lists(st.integers(-4, 11), max_size=5),
+    st.lists(st.floats(-2, 14), max_size=5),
+    st.lists(st.integers(-2, 6), max_size=5),
+    st.binary(max_size=16),
+    st.binary(max_size=16),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees, trees, st.integers(-1, 4), st.integers(-1, 4), problems)
+def test_whatever_is_not_refused_can_be_evaluated(base, own, of_base, of_own, problem):
+    forest = by_base(base, of_base=of_base, own=[own], of_own=of_own, met=WIDE, trials={"float64": 1})
+    try:
+        read = decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": forest})))
+    except ProfileError:
+        return
+    assert all(math.isfinite(e.log_ratio) for e in read.forests["synthetic@cpu"].estimates(problem).values())
+    assert read.forests["synthetic@cpu"].sizes is not None
+
+
+def test_a_damaged_tree_of_another_op_makes_the_profile_no_profile():
+    fine, damaged = by_base(stump()), by_base(stump(10))
+    decode(msgspec.json.encode(Profile(forests={"a@cpu": fine})))
+    with pytest.raises(ProfileError):
+        decode(msgspec.json.encode(Profile(forests={"a@cpu": fine, "b@cpu": damaged})))
