@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import time
 from collections import Counter
 from typing import Annotated, Any
@@ -292,23 +291,6 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             kept=[*(k for k in self.kept if f"{k.op}@{k.device}" not in other.forests), *other.kept],
             exam=other.exam or self.exam,
             created=max(self.created, other.created),
-        )
-
-    def without(self, op: str) -> Profile:
-        """Return a copy without the measurements of one op."""
-
-        def others(table: dict[str, Any]) -> dict[str, Any]:
-            return {key: value for key, value in table.items() if re.split("[./@]", key)[0] != op}
-
-        return msgspec.structs.replace(
-            self,
-            trials=[t for t in self.trials if t.problem.op != op],
-            banned=[b for b in self.banned if b.op != op],
-            setup=others(self.setup),
-            levels=others(self.levels),
-            fruitless=others(self.fruitless),
-            forests=others(self.forests),
-            kept=[k for k in self.kept if k.op != op],
         )
 
     def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
