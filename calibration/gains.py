@@ -53,20 +53,12 @@ def calibrated(homes: Path, threads: int) -> None:
     """Calibrate once for each level, in a home of its own."""
     for level, seconds in BUDGETS.items():
         if not (homes / level).exists():
-            command = [
-                sys.executable,
-                "-m",
-                "autokern",
-                "calibrate",
-                f"--{level}",
-                "--budget",
-                str(seconds),
-                "--no-wait",
-            ]
+            options = [f"--{level}", "--budget", str(seconds), "--no-wait"]
+            command = [sys.executable, "-m", "autokern", "calibrate", *options]
             subprocess.run(command, env=environment(level, homes, threads, homes), check=False)
 
 
-# --- whole programs -----------------------------------------------------------------------------------------------------
+# --- whole programs ---------------------------------------------------------------------------------------------------
 
 
 def program(script: Path, side: str, homes: Path, threads: int) -> tuple[float, float]:
@@ -96,7 +88,7 @@ def programs(homes: Path, threads: int, rounds: int, names: Sequence[str]) -> li
     return rows
 
 
-# --- training steps -----------------------------------------------------------------------------------------------------
+# --- training steps ---------------------------------------------------------------------------------------------------
 
 
 def worker(side: str) -> None:
@@ -151,7 +143,7 @@ def steps(homes: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-# --- dispatched calls ---------------------------------------------------------------------------------------------------
+# --- dispatched calls -------------------------------------------------------------------------------------------------
 
 
 def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
@@ -229,7 +221,7 @@ def _row(problem: str, halves: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# --- tables -------------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -239,7 +231,8 @@ def geomean(values: Sequence[float]) -> float:
 def tables(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the tables."""
     run = figures["run"]
-    yield f"{run['cpu']}, {run['capability']}, {run['threads']} threads, {run['date']}; the shipped choices are those of {run['shipped']}.\n"
+    where = f"{run['cpu']}, {run['capability']}, {run['threads']} threads, {run['date']}"
+    yield f"{where}; the shipped choices are those of {run['shipped']}.\n"
     yield "| what | sides | no profile | `--quick` | `--full` |"
     yield "|---|---|---|---|---|"
     rows = figures.get("programs", [])
