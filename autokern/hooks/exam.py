@@ -153,12 +153,12 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
         Most seconds; what does not fit is left out.
     """
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
-    quiet = msgspec.structs.replace(settings, calibrate="never", log=settings.log)
+    quiet = msgspec.structs.replace(settings, calibrate="never")
     shipped = Session(quiet)
     shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint, tools=profile.tools))
     rows: list[Examined] = []
     waiting = list(tasks(level))
-    with randomness.untouched(), torch.random.fork_rng(devices=[]):
+    with randomness.untouched(), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
         for index, (name, make) in enumerate(waiting):
             each = (deadline - time.perf_counter()) / (len(waiting) - index)
             if each <= 0:
