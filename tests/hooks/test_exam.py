@@ -12,10 +12,8 @@ import pytest
 import torch
 
 import autokern
-from autokern.core.errors import SettingsError
 from autokern.core.op import inside
 from autokern.core.problem import Problem
-from autokern.core.settings import Settings
 from autokern.hooks import exam, install
 from autokern.runtime import dispatch
 from autokern.system import host
@@ -104,9 +102,6 @@ def choice(found: Profile, n: int = N) -> str:
     return dispatch.explain(square(n)).candidate
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
-
-
 def test_new_choices_that_win_stay(world):
     world.seconds |= {"fast": 0.4, "other": 0.6}
     found = exam.examined(profile(), "quick", 10.0)
@@ -148,12 +143,6 @@ def whole(world, make_op):
     return found
 
 
-def test_all_choices_that_differ_go_back_to_the_shipped_ones(world, whole):
-    found = exam.examined(fitted(profile().merge(Profile(trials=trials("whole", direct=0.3)))), "quick", 10.0)
-    assert {(k.op, k.instead) for k in found.kept} == {("whole", "shipped"), ("part", "shipped")}
-    assert found.exam[0].new == found.exam[0].shipped == 0.5
-
-
 def test_only_the_outermost_choices_go_back_to_stock(world, whole, monkeypatch):
     """What they call is measured by itself, and may be right in other tasks."""
     of_whole, of_part = trials("whole", direct=0.3), trials("part", other=0.6)
@@ -193,11 +182,6 @@ def test_each_task_sees_what_those_before_it_have_kept(world):
     assert {row.new for row in found.exam} == {0.6}
 
 
-def test_without_time_nothing_is_examined(world):
-    found = exam.examined(profile(), "quick", 0.0)
-    assert (found.exam, found.kept, world.compared) == ([], [], [])
-
-
 def test_a_calibration_forgets_what_was_kept_of_ops_that_it_measures(world):
     known = profile()
     known.kept.append(Kept("part", "float64", "cpu", 36, 112, "stock"))
@@ -205,16 +189,6 @@ def test_a_calibration_forgets_what_was_kept_of_ops_that_it_measures(world):
     assert len(again.trials) > len(known.trials)
     assert again.kept == []
     assert known.merge(again).kept == []
-
-
-def test_the_settings_of_the_user_hold(world):
-    dispatch.reset(Settings(exclude=frozenset({"fast"}), calibrate="first-use"))
-    world.seconds |= {"fast": 9.0, "other": 0.6}
-    found = exam.examined(profile(), "quick", 10.0)
-    assert [(row.new, row.shipped, row.kept) for row in found.exam] == [(0.6, 0.6, "")]
-
-
-# --- what it leaves behind --------------------------------------------------------------------------------------------
 
 
 def state():
@@ -247,16 +221,6 @@ def test_the_exam_leaves_everything_as_it_was(world, error, grad):
         assert dispatch.stats() == {}, "its calls are not the user's"
 
 
-def test_a_task_that_raises_by_stock_leaves_dispatch_on(world):
-    def task():
-        raise RuntimeError("by whatever")
-
-    session = exam.Session(Settings(calibrate="never"))
-    with pytest.raises(RuntimeError, match="by whatever"):
-        exam._Exam(task, session, session.settings)._by_stock()
-    assert not inside.active
-
-
 @pytest.mark.parametrize("context", [torch.no_grad, lambda: torch.device("meta")], ids=["no_grad", "device"])
 def test_tasks_do_not_depend_on_the_modes_of_the_caller(world, monkeypatch, context):
     world.tasks = [("training step", lambda: exam._step(5, torch.float64))]
@@ -272,9 +236,6 @@ def test_tasks_do_not_depend_on_the_modes_of_the_caller(world, monkeypatch, cont
     assert row.task == "training step"
 
 
-# --- calibrations that end with an exam -------------------------------------------------------------------------------
-
-
 def test_a_calibration_ends_with_an_exam_that_is_kept_on_disk(world):
     world.seconds |= {"fast": 0.8, "other": 0.6}
     found = autokern.calibrate(["part"], budget=5.0, devices=["cpu"], progress=False)
@@ -283,12 +244,6 @@ def test_a_calibration_ends_with_an_exam_that_is_kept_on_disk(world):
     assert (kept.exam, kept.kept, kept.forests) == (found.exam, found.kept, found.forests)
     assert dispatch.session().profile is found
     assert dispatch.explain(square(N)).candidate == "other"
-
-
-def test_a_short_calibration_has_no_exam(world):
-    found = autokern.calibrate(["part"], budget=exam.LEAST / exam.SHARE - 0.5, devices=["cpu"], progress=False)
-    assert found.exam == []
-    assert found.forests
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -315,18 +270,8 @@ def test_an_interrupted_calibration_leaves_the_profile_of_before(world, monkeypa
     assert (inside.active, inside.measuring, install._depth) == (False, False, 0)
 
 
-def test_deterministic_programs_measure_nothing(world, monkeypatch):
-    monkeypatch.setenv("AUTOKERN_DETERMINISTIC", "1")
-    with pytest.raises(SettingsError, match="leaves measurements aside"):
-        autokern.calibrate(["part"], progress=False)
-    assert world.compared == []
-
-
-# --- in earnest -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("level", ["quick", "full"])
-def test_tasks_can_be_made_and_run_small(level, monkeypatch):
+def test_tasks_can_be_made_and_run_small(level):
     names = [name for name, _ in exam.tasks(level)]
     assert len(names) == len(set(names))
     assert all("n = " in name and name.endswith(("float32", "float64", "gradient, n = 60, float64")) for name in names)
@@ -343,10 +288,11 @@ def test_tasks_can_be_made_and_run_small(level, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_real_calibration_has_rows_that_are_saved(monkeypatch, grad):
-    monkeypatch.undo()
+def test_a_real_calibration_has_rows_that_are_saved(grad):
+    """The first one of a process imports what fits trees, which may leave no time for its exam."""
     with torch.set_grad_enabled(grad):
         found = autokern.calibrate(level="quick", budget=8, progress=False)
+        found = found if found.exam else autokern.calibrate(level="quick", budget=8, progress=False)
         assert torch.is_grad_enabled() == grad
     assert found.exam
     assert {row.task for row in found.exam} <= {name for name, _ in exam.tasks("quick")}

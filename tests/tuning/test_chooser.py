@@ -1,4 +1,4 @@
-"""chooser.py: what a profile and the shipped trees know of a problem, and profiles whose trees are fitted on reading."""
+"""chooser.py: what a profile and the shipped trees know of a problem, and trees that are fitted on reading."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from autokern.core.problem import Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.system import host
-from autokern.tuning import chooser, fitting, recorded, store
+from autokern.tuning import fitting, recorded, store
 from autokern.tuning.chooser import Chooser, fitted, load
 from autokern.tuning.fitting import fit_base
-from autokern.tuning.profile import Ban, Examined, Kept, Profile, Timing, Trial, group_key
+from autokern.tuning.profile import Ban, Kept, Profile, Timing, Trial, group_key
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -46,9 +46,6 @@ def elsewhere(op):
     return {"synthetic@cpu": fit_base(op, [[Trial(square(n), timings) for n in SIZES]] * 2)}
 
 
-# --- what it knows ----------------------------------------------------------------------------------------------------
-
-
 def test_own_trees_answer_before_shipped_ones(op, elsewhere):
     own = Chooser(fitted(Profile(trials=trials(0.5))), elsewhere)
     assert own.estimates(square(64))["fast"].log_ratio == pytest.approx(math.log(0.5), abs=0.02)
@@ -77,17 +74,6 @@ def test_a_few_trials_are_no_knowledge_unless_they_are_all_there_are(op):
     assert not Chooser(Profile(levels=few.levels), {}).knows(square(64)), "a level without trials is none"
 
 
-def test_other_hosts_are_no_knowledge_of_this_one(op, elsewhere):
-    assert not Chooser(Profile(), elsewhere).knows(square(64))
-
-
-def test_measured_names_candidates_by_group(op):
-    known = Chooser(Profile(trials=trials()), {})
-    assert known.measured("fast", square(5))
-    assert not known.measured("other", square(5))
-    assert not known.measured("fast", square(5, dtype="float32"))
-
-
 def test_errors_are_the_worst_of_like_problems_near_by(op):
     def rough(n: int, error: float | None, **more) -> Trial:
         return Trial(square(n, **more), {"stock": Timing(1.0), "sloppy": Timing(0.1, 0.1, relative_error=error)})
@@ -104,9 +90,6 @@ def test_errors_are_the_worst_of_like_problems_near_by(op):
     assert 3e-3 < beyond < 1e-2, "doubled for each octave"
 
 
-# --- the nearest trial ------------------------------------------------------------------------------------------------
-
-
 def test_the_nearest_trial_gives_seconds(op):
     known = Chooser(Profile(trials=trials()), {})
     near = known.nearest(op, square(512))
@@ -116,14 +99,6 @@ def test_the_nearest_trial_gives_seconds(op):
     assert carried.trial.problem == square(1024)
     assert carried.octaves > 1
     assert 20 < carried.seconds / carried.trial.timings["stock"].seconds <= 65, "about by the flops"
-
-
-def test_words_and_dtypes_count_as_distance(op):
-    near = [*trials(sizes=[64], dtype="float32"), *trials(sizes=[90]), *trials(sizes=[64], variant="rows")]
-    known = Chooser(Profile(trials=near), {})
-    assert known.nearest(op, square(64)).trial.problem == square(90)
-    assert known.nearest(op, square(64, dtype="float32")).octaves == 0
-    assert known.nearest(op, square(64, variant="rows")).octaves == 0
 
 
 def test_trials_of_other_hosts_give_seconds_where_there_are_no_own_ones(op, elsewhere, monkeypatch):
@@ -137,14 +112,6 @@ def test_trials_of_other_hosts_give_seconds_where_there_are_no_own_ones(op, else
     assert Chooser(Profile(), elsewhere).nearest(op, square(128, device="cuda")) is None
 
 
-def test_trials_without_stock_give_no_seconds(op):
-    without = [Trial(t.problem, {"fast": t.timings["fast"]}) for t in trials()]
-    assert Chooser(Profile(trials=without), {}).nearest(op, square(64)) is None
-
-
-# --- what the exam kept -----------------------------------------------------------------------------------------------
-
-
 def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
     profile = fitted(Profile(trials=trials(0.5)))
     profile.kept.append(Kept("synthetic", "float64", "cpu", 40, 100, "shipped"))
@@ -156,14 +123,6 @@ def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
         assert fast.source == ("other hosts" if instead else "measured")
     assert known.instead(square(64, dtype="float32")) == known.instead(square(64, device="cuda")) == ""
     assert Chooser(profile, {}).estimates(square(64)) == {}, "nothing is shipped: as where nothing is measured"
-
-
-def test_the_latest_exam_counts(op):
-    ranges = [Kept("synthetic", "float64", "cpu", 40, 100, instead) for instead in ("stock", "shipped")]
-    assert Chooser(Profile(kept=ranges), {}).instead(square(64)) == "stock"
-
-
-# --- profiles that are read -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -232,41 +191,3 @@ def test_a_pinned_profile_is_fitted_and_never_written(op, settings, tmp_path, co
     assert not settings.home.exists()
     assert [p.name for p in tmp_path.iterdir()] == ["pinned.json"]
     assert load(pinned) == found
-
-
-def test_nothing_is_read_where_measurements_are_left_aside(op, settings, count):
-    store.save(settings, earlier())
-    found = load(msgspec.structs.replace(settings, deterministic=True))
-    assert (found.trials, found.forests, count) == ([], {}, [])
-    assert found.fingerprint == host.current().fingerprint
-
-
-def test_without_a_file_the_profile_is_empty_and_nothing_is_written(settings):
-    found = load(settings)
-    assert (found.trials, found.fingerprint) == ([], host.current().fingerprint)
-    assert not settings.home.exists()
-
-
-def test_a_profile_of_trials_that_tell_nothing_is_not_written_again(op, settings, monkeypatch):
-    alone = [Trial(square(64), {"stock": Timing(1.0)}), Trial(square(64, "gone-since"), {"stock": Timing(1.0)})]
-    store.save(settings, msgspec.structs.replace(earlier(), trials=alone))
-    monkeypatch.setattr(chooser.store, "save", lambda *_: pytest.fail("nothing was fitted"))
-    assert load(settings).forests == {}
-
-
-def test_fitted_keeps_what_was_not_asked_for(op):
-    profile = fitted(earlier(), {"synthetic@cpu"})
-    assert set(profile.forests) == {"synthetic@cpu"}
-    both = fitted(profile, {"qr@cpu"})
-    assert both.forests["synthetic@cpu"] is profile.forests["synthetic@cpu"]
-    assert fitted(profile, set()).forests == profile.forests
-    assert fitted(Profile()).forests == {}
-
-
-def test_what_is_kept_survives_the_file(op, settings):
-    told = fitted(earlier())
-    told.kept.append(Kept("qr", "float64", "cpu", 1, 2, "stock"))
-    told.exam.append(Examined("a step", 1e-3, 0.9, 0.8, 0.01, "stock"))
-    store.save(settings, told)
-    found = load(settings)
-    assert (found.kept, found.exam, found.forests) == (told.kept, told.exam, told.forests)
