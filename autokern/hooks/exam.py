@@ -22,6 +22,7 @@ from gpytorch.distributions import MultivariateNormal
 from autokern.core.op import inside
 from autokern.core.registry import get
 from autokern.runtime import dispatch
+from autokern.runtime.overlay import current
 from autokern.runtime.session import Session
 from autokern.system import host, randomness
 from autokern.system.progress import Progress, silent
@@ -184,12 +185,13 @@ class _Exam:
         self._new = Session(settings)
 
     def _by(self, session: Session) -> None:
-        before = dispatch.session()
+        before, token = dispatch.session(), current.set(None)  # the memo of a `using` block is the user's
         dispatch.replace(session)
         try:
             self._task()
         finally:
             dispatch.replace(before)
+            current.reset(token)
 
     def _by_stock(self) -> None:
         inside.active = True

@@ -221,6 +221,14 @@ def test_the_exam_leaves_everything_as_it_was(world, error, grad):
         assert dispatch.stats() == {}, "its calls are not the user's"
 
 
+def test_an_exam_inside_of_a_using_block_is_none_of_its_calls(world):
+    world.seconds |= {"fast": 0.8, "other": 0.6}
+    with dispatch.using(exclude=["qr=native"]):
+        found = exam.examined(profile(), "quick", 10.0)
+        assert dispatch.stats() == {}
+    assert found.exam[0].kept == "shipped"
+
+
 @pytest.mark.parametrize("context", [torch.no_grad, lambda: torch.device("meta")], ids=["no_grad", "device"])
 def test_tasks_do_not_depend_on_the_modes_of_the_caller(world, monkeypatch, context):
     world.tasks = [("training step", lambda: exam._step(5, torch.float64))]
