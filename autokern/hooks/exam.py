@@ -22,6 +22,7 @@ from gpytorch.distributions import MultivariateNormal
 from autokern.core.op import inside
 from autokern.core.registry import get
 from autokern.runtime import dispatch
+from autokern.runtime.overlay import current
 from autokern.runtime.session import Session
 from autokern.system import host, randomness
 from autokern.system.progress import Progress, silent
@@ -153,12 +154,12 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
         Most seconds; what does not fit is left out.
     """
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
-    quiet = msgspec.structs.replace(settings, calibrate="never", log=settings.log)
+    quiet = msgspec.structs.replace(settings, calibrate="never")
     shipped = Session(quiet)
     shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint, tools=profile.tools))
     rows: list[Examined] = []
     waiting = list(tasks(level))
-    with randomness.untouched(), torch.random.fork_rng(devices=[]):
+    with randomness.untouched(), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set
         for index, (name, make) in enumerate(waiting):
             each = (deadline - time.perf_counter()) / (len(waiting) - index)
             if each <= 0:
@@ -184,12 +185,13 @@ class _Exam:
         self._new = Session(settings)
 
     def _by(self, session: Session) -> None:
-        before = dispatch.session()
+        before, token = dispatch.session(), current.set(None)  # the memo of a `using` block is the user's
         dispatch.replace(session)
         try:
             self._task()
         finally:
             dispatch.replace(before)
+            current.reset(token)
 
     def _by_stock(self) -> None:
         inside.active = True

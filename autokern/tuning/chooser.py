@@ -15,7 +15,7 @@ from autokern.core.settings import Settings
 from autokern.system import host
 from autokern.tuning import recorded, store
 from autokern.tuning.forest import Estimate, Forest, words
-from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key
+from autokern.tuning.profile import ENOUGH, SCHEMA, Profile, Trial, group_key
 
 __all__ = ["Chooser", "Estimate", "Nearest", "fitted", "load"]
 
@@ -174,4 +174,4 @@ def fitted(profile: Profile, keys: Mapping[str, object] | set[str] | None = None
             forest = fit_own(get(trials[0].problem.op), trials, shipped.get(key))
             if forest is not None and forest.own:
                 found[key] = forest
-    return msgspec.structs.replace(profile, forests=found)
+    return msgspec.structs.replace(profile, forests=found, schema=SCHEMA)

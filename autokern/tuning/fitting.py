@@ -74,6 +74,8 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     rows = [forest.told(place) for place in places.tolist()]
     told = np.array([[row[n][0] if n in row else 0.0 for n in forest.candidates] for row in rows])
     timed = np.array([[name in t.timings for name in forest.candidates] for t in trials])
+    rare = {c.name for c in op.candidates if c.compiles or c.accuracy == "approximate"}  # not every calibration's
+    known &= timed | np.array([name not in rare for name in forest.candidates])
     residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
     residual = np.where(known, np.clip(residual, -2.0, 2.0), 0.0)
     model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
@@ -99,11 +101,9 @@ def _candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
 def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Return log ratios, those left out filled in, and where they mean something: measured, or supported but left out.
 
-    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there; so is one that not
-    every calibration measures, because it compiles or approximates.
+    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there.
     """
-    always = {c.name for c in op.candidates if c.accuracy != "approximate" and not c.compiles}
-    ever = {name for trial in trials for name in trial.timings} & always
+    ever = {name for trial in trials for name in trial.timings}
     filled = np.empty((len(trials), len(names)))
     known = np.zeros(filled.shape, dtype=bool)
     for row, trial in enumerate(trials):

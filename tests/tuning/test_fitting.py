@@ -33,9 +33,8 @@ def square(n: int, **more) -> Problem:
 def trial(problem: Problem, noise: float = 0.005, **ratios: float) -> Trial:
     timings = {"stock": Timing(1e-3)}
     for name, ratio in ratios.items():
-        name = name.replace("_", "-")
         rough = 1e-4 if name == "sloppy" else None
-        timings[name] = Timing(1e-3 * ratio, ratio, noise, 5, relative_error=rough)
+        timings[name.replace("_", "-")] = Timing(1e-3 * ratio, ratio, noise, 5, relative_error=rough)
     return Trial(problem, timings)
 
 
@@ -48,17 +47,6 @@ def host(sizes=SIZES, more=None, **ratios) -> list[Trial]:
 def ratio(forest: Forest, problem: Problem, name: str = "fast") -> float | None:
     found = forest.estimates(problem).get(name)
     return None if found is None else math.exp(found.log_ratio)
-
-
-# --- the base: what other hosts measured ------------------------------------------------------------------------------
-
-
-def test_what_hosts_measured_is_their_mean_and_their_disagreement_the_uncertainty(op):
-    agreed, apart = (fit_base(op, [host(fast=one), host(fast=0.5)]) for one in (0.5, 0.9))
-    assert ratio(agreed, square(64)) == pytest.approx(0.5, rel=0.01)
-    assert ratio(apart, square(64)) == pytest.approx(math.sqrt(0.45), rel=0.01)
-    assert agreed.estimates(square(64))["fast"].sigma < 0.01 < 0.2 < apart.estimates(square(64))["fast"].sigma
-    assert agreed.is_whole
 
 
 def test_a_tree_follows_the_sizes(op):
@@ -74,7 +62,7 @@ def test_hosts_that_never_measured_a_candidate_say_nothing_of_it(op):
 
 
 def test_a_candidate_that_a_host_left_out_stays_pessimistic(op):
-    """It was left out where other hosts had found it hopeless, or after one round; only the others are measured there."""
+    """It was left out where other hosts had found it hopeless; only the others are measured there."""
     left_out = [t if t.problem.n < 100 else trial(t.problem, other=1.0) for t in host(fast=0.5, other=1.0)]
     found = fit_base(op, [left_out] * 2)
     assert ratio(found, square(32)) == pytest.approx(0.5, rel=0.05)
@@ -107,13 +95,6 @@ def test_candidates_of_lower_precision_are_no_knowledge_of_other_hosts(op):
     assert fit_base(op, [host(sloppy=0.1)]) is None
 
 
-def test_what_is_not_registered_is_left_out(op):
-    assert fit_base(op, [host(fast=0.5, gone=0.1)]).candidates == ["stock", "fast"]
-
-
-# --- own trials -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shipped(op):
     return fit_base(op, [host(fast=0.8, other=1.2)] * 2)
@@ -128,12 +109,6 @@ def test_own_trials_correct_the_base(op, shipped):
     assert own.trials == {"float64": 7}
     assert own.base == shipped.base
     assert own.is_whole
-
-
-def test_own_trials_correct_the_base_locally(op, shipped):
-    own = fit_own(op, host(fast=lambda n: 0.8 if n < 100 else 1.6), shipped)
-    assert ratio(own, square(32)) == pytest.approx(0.8, rel=0.03)
-    assert ratio(own, square(900)) == pytest.approx(1.6, rel=0.03)
 
 
 def test_a_candidate_that_the_base_does_not_know_gets_what_was_measured(op, shipped):
@@ -163,34 +138,10 @@ def test_a_candidate_that_only_some_calibrations_measure_is_not_hopeless_in_the_
 
 
 def test_own_trials_around_the_end_of_the_base_are_not_mixed_up(op, shipped):
-    """Trials that the base reaches give corrections of it; beyond it they must not be taken for ratios, or reversely."""
+    """Own trials correct the base where it is far as well, though it says nothing there by itself."""
     own = fit_own(op, host((1100, 1500, 2000, 2500, 3300, 4500, 6000), fast=0.4, other=1.2), shipped)
     for n in (1500, 2500, 2700, 2800, 2900, 3000, 3200, 4500, 6000):
         assert ratio(own, square(n)) == pytest.approx(0.4, rel=0.05), n
-
-
-def test_words_that_the_base_does_not_know_are_features_too(op, shipped):
-    trials = [*host(fast=0.8), *host(fast=0.3, more={"variant": "rows"})]
-    own = fit_own(op, trials, shipped)
-    assert ratio(own, square(64, variant="rows")) == pytest.approx(0.3, rel=0.1)
-    assert ratio(own, square(64)) == pytest.approx(0.8, rel=0.1)
-
-
-def test_dtypes_are_counted_apart_and_may_differ(op, shipped):
-    own = fit_own(op, [*host(fast=0.8), *host(SIZES[:3], fast=0.4, more={"dtype": "float32"})], shipped)
-    assert own.trials == {"float64": len(SIZES), "float32": 3}
-    assert ratio(own, square(24, dtype="float32")) == pytest.approx(0.4, rel=0.1)
-    assert ratio(own, square(24)) == pytest.approx(0.8, rel=0.1)
-
-
-def test_extreme_ratios_are_cut_and_fit_their_integers(op):
-    trials = [trial(square(n), fast=r, other=1 / r) for n, r in zip(SIZES, [1e-9, 1e8, 1.0] * 5, strict=False)]
-    own = fit_own(op, trials, None)
-    assert own.is_whole
-    assert all(-3.1 < e.log_ratio < 1.3 for t in trials for e in own.estimates(t.problem).values())
-
-
-# --- the same trials, one, and none -----------------------------------------------------------------------------------
 
 
 def test_the_same_trials_give_the_same_bytes(op):

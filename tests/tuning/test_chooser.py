@@ -1,0 +1,193 @@
+"""chooser.py: what a profile and the shipped trees know of a problem, and trees that are fitted on reading."""
+
+from __future__ import annotations
+
+import math
+import stat
+
+import msgspec
+import pytest
+
+from autokern.core.problem import Features, Problem
+from autokern.core.registry import get
+from autokern.core.settings import Settings
+from autokern.system import host
+from autokern.tuning import fitting, recorded, store
+from autokern.tuning.chooser import Chooser, fitted, load
+from autokern.tuning.fitting import fit_base
+from autokern.tuning.profile import Ban, Kept, Profile, Timing, Trial, group_key
+
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+def square(n: int, op: str = "synthetic", **more) -> Problem:
+    return Problem(op=op, m=n, n=n, **more)
+
+
+def trials(ratio: float = 0.5, sizes=SIZES, op: str = "synthetic", name: str = "fast", **more) -> list[Trial]:
+    stock = {n: 1e-6 + 1e-11 * n**3 for n in sizes}
+    timings = {n: {"stock": Timing(s), name: Timing(s * ratio, ratio, 0.01, 5)} for n, s in stock.items()}
+    return [Trial(square(n, op, **more), timings[n]) for n in sizes]
+
+
+@pytest.fixture
+def op(make_op):
+    made = make_op("synthetic", features=lambda p: Features(1, float(p.m * p.n * p.n)))
+    for name in ("stock", "fast", "other"):
+        made.candidate(name)(lambda a: a)
+    made.candidate("sloppy", accuracy="approximate")(lambda a: a)
+    return made
+
+
+@pytest.fixture
+def elsewhere(op):
+    """What other hosts measured: the other one is fastest, and stock faster than `fast`."""
+    timings = {"stock": Timing(1.0), "fast": Timing(1.2, 1.2), "other": Timing(0.7, 0.7)}
+    return {"synthetic@cpu": fit_base(op, [[Trial(square(n), timings) for n in SIZES]] * 2)}
+
+
+def test_own_trees_answer_before_shipped_ones(op, elsewhere):
+    own = Chooser(fitted(Profile(trials=trials(0.5))), elsewhere)
+    assert own.estimates(square(64))["fast"].log_ratio == pytest.approx(math.log(0.5), abs=0.02)
+    assert own.estimates(square(64))["fast"].source == "measured"
+    none = Chooser(Profile(), elsewhere)
+    assert none.estimates(square(64))["fast"].log_ratio == pytest.approx(math.log(1.2), abs=0.02)
+    assert none.estimates(square(64))["other"].source == "other hosts"
+    assert Chooser(Profile(), {}).estimates(square(64)) == {}
+
+
+def test_devices_and_ops_do_not_speak_for_each_other(op):
+    known = Chooser(fitted(Profile(trials=trials())), {})
+    for problem in (square(64, device="cuda"), square(64, "qr")):
+        assert known.estimates(problem) == {}
+        assert not known.knows(problem)
+        assert known.nearest(get(problem.op), problem) is None
+
+
+def test_a_few_trials_are_no_knowledge_unless_they_are_all_there_are(op):
+    few, enough = (fitted(Profile(trials=trials(sizes=sizes))) for sizes in (SIZES[:3], SIZES[:5]))
+    assert not Chooser(few, {}).knows(square(64))
+    assert Chooser(enough, {}).knows(square(64))
+    assert not Chooser(enough, {}).knows(square(64, dtype="float32"))
+    few.levels[group_key(*square(64).group)] = "quick"
+    assert Chooser(few, {}).knows(square(64))
+    assert not Chooser(Profile(levels=few.levels), {}).knows(square(64)), "a level without trials is none"
+
+
+def test_errors_are_the_worst_of_like_problems_near_by(op):
+    def rough(n: int, error: float | None, **more) -> Trial:
+        return Trial(square(n, **more), {"stock": Timing(1.0), "sloppy": Timing(0.1, 0.1, relative_error=error)})
+
+    found = [rough(64, 1e-6), rough(90, 1e-5), rough(1024, 1e-3), rough(64, 1e-2, variant="rows")]
+    known = Chooser(Profile(trials=found), {})
+    assert known.knows_errors(square(1))
+    assert not known.knows_errors(square(1, dtype="float32"))
+    assert known.relative_error(op, "sloppy", square(64)) == 1e-5
+    assert known.relative_error(op, "sloppy", square(64, variant="rows")) == 1e-2
+    assert known.relative_error(op, "sloppy", square(64, variant="columns")) is None
+    assert known.relative_error(op, "fast", square(64)) is None
+    beyond = known.relative_error(op, "sloppy", square(4096))
+    assert 3e-3 < beyond < 1e-2, "doubled for each octave"
+
+
+def test_the_nearest_trial_gives_seconds(op):
+    known = Chooser(Profile(trials=trials()), {})
+    near = known.nearest(op, square(512))
+    assert (near.trial.problem, near.octaves, near.here) == (square(512), 0, True)
+    assert near.seconds == near.trial.timings["stock"].seconds
+    carried = known.nearest(op, square(4096))
+    assert carried.trial.problem == square(1024)
+    assert carried.octaves > 1
+    assert 20 < carried.seconds / carried.trial.timings["stock"].seconds <= 65, "about by the flops"
+
+
+def test_trials_of_other_hosts_give_seconds_where_there_are_no_own_ones(op, elsewhere, monkeypatch):
+    pool = recorded._packed(trials(sizes=[64, 128]))
+    monkeypatch.setattr(recorded, "hosts", lambda: [recorded.RecordedHost({}, {"synthetic@cpu": pool})])
+    near = Chooser(Profile(), elsewhere).nearest(op, square(128))
+    assert (near.here, near.octaves) == (False, 0)
+    assert near.seconds == pytest.approx(2.2e-5, rel=0.01)
+    assert Chooser(Profile(trials=trials(sizes=[1024])), elsewhere).nearest(op, square(128)).here
+    assert Chooser(Profile(), {}).nearest(op, square(128)) is None
+    assert Chooser(Profile(), elsewhere).nearest(op, square(128, device="cuda")) is None
+
+
+def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
+    profile = fitted(Profile(trials=trials(0.5)))
+    profile.kept.append(Kept("synthetic", "float64", "cpu", 40, 100, "shipped"))
+    known = Chooser(profile, elsewhere)
+    for n, instead in ((39, ""), (40, "shipped"), (100, "shipped"), (101, "")):
+        assert known.instead(square(n)) == instead
+        fast = known.estimates(square(n))["fast"]
+        assert (fast.log_ratio > 0) == bool(instead)
+        assert fast.source == ("other hosts" if instead else "measured")
+    assert known.instead(square(64, dtype="float32")) == known.instead(square(64, device="cuda")) == ""
+    assert Chooser(profile, {}).estimates(square(64)) == {}, "nothing is shipped: as where nothing is measured"
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(home=tmp_path / "home")
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """The fits that took place."""
+    fits, fit_own = [], fitting.fit_own
+
+    def counted(op, *more):
+        fits.append(op.name)
+        return fit_own(op, *more)
+
+    monkeypatch.setattr(fitting, "fit_own", counted)
+    return fits
+
+
+def earlier() -> Profile:
+    """A profile as earlier versions wrote it: of schema 1, without trees."""
+    here = host.current()
+    return Profile(
+        host=here.fields,
+        fingerprint=here.fingerprint,
+        trials=[*trials(0.5), *trials(0.5, op="qr", name="choleskyqr2")],
+        banned=[Ban("synthetic", "other", "float64", "cpu", "x")],
+        schema=1,
+    )
+
+
+def test_trees_of_an_earlier_profile_are_fitted_once_and_kept(op, settings, count):
+    store.save(settings, earlier())
+    first = load(settings)
+    assert sorted(count) == ["qr", "synthetic"]
+    assert set(first.forests) == {"qr@cpu", "synthetic@cpu"}
+    assert load(settings) == first
+    assert sorted(count) == ["qr", "synthetic"], "once"
+    (found,) = settings.home.glob("*.json")
+    assert store.load(settings, host.current().fingerprint).forests == first.forests
+    assert b'"schema":2' in found.read_bytes() or first.schema == 2
+    assert (first.banned, len(first.trials)) == (earlier().banned, 14)
+    assert Chooser(first, {}).estimates(square(64))["fast"].source == "measured"
+
+
+def test_a_home_that_cannot_be_written_costs_a_fit_and_no_call(op, settings, count, monkeypatch):
+    store.save(settings, earlier())
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_add", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        with pytest.warns(Warning, match="They serve this process only"):
+            assert load(settings).forests
+        assert load(settings).forests, "the second time without a warning"
+    assert len(count) == 4
+    store._reset()
+
+
+def test_a_pinned_profile_is_fitted_and_never_written(op, settings, tmp_path, count):
+    path = tmp_path / "pinned.json"
+    store.write_file(path, earlier())
+    path.chmod(stat.S_IRUSR)
+    before, pinned = path.read_bytes(), msgspec.structs.replace(settings, profile=path)
+    found = load(pinned)
+    assert set(found.forests) == {"qr@cpu", "synthetic@cpu"}
+    assert path.read_bytes() == before
+    assert not settings.home.exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["pinned.json"]
+    assert load(pinned) == found

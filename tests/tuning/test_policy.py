@@ -1,0 +1,376 @@
+"""policy.py on synthetic profiles: made-up timings whose right answer is known."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autokern.core.decision import Decision
+from autokern.core.errors import MemoryBudgetError, SettingsError
+from autokern.core.feasibility import Feasibility
+from autokern.core.problem import Features, Problem
+from autokern.core.registry import get
+from autokern.core.settings import Settings
+from autokern.system.memory_limit import Limit
+from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.fitting import fit_base
+from autokern.tuning.policy import NOISE, decide, described
+from autokern.tuning.profile import Ban, Kept, Profile, Timing, Trial
+
+ORDERS_NOTHING = Settings()
+SIZES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+def with_candidates(make_op, **options):
+    """An op whose stock takes flops, with candidates of every kind."""
+    made = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)), **options)
+    for name in ("stock", "fast", "other"):
+        made.candidate(name)(lambda a: a)
+    made.candidate("exact", accuracy="better")(lambda a: a)
+    made.candidate("sloppy", accuracy="approximate")(lambda a: a)
+    made.candidate("slow-start", compiles=True)(lambda a: a)
+    made.candidate("tall-only", unsupported=lambda p: None if p.m >= 2 * p.n else "not tall")(lambda a: a)
+    return made
+
+
+@pytest.fixture
+def op(make_op):
+    return with_candidates(make_op)
+
+
+def square(n: int, **more: object) -> Problem:
+    return Problem(op="synthetic", m=n, n=n, **more)
+
+
+def seconds_of_stock(n: int) -> float:
+    return 1e-6 + 1e-11 * n**3
+
+
+def profile(ratios, sizes=SIZES, error: float = 1e-4, **more: object) -> Profile:
+    """Timings by name: a number, or a function of the size; stock takes a microsecond and 1e-11 seconds per flop."""
+    trials = []
+    for n in sizes:
+        stock = seconds_of_stock(n)
+        timings = {"stock": Timing(stock)}
+        for name, ratio in ratios.items():
+            r = ratio(n) if callable(ratio) else ratio
+            timings[name] = Timing(stock * r, r, 0.005, 5, relative_error=error if name == "sloppy" else None)
+        trials.append(Trial(square(n, **more), timings))
+    return fitted(Profile(trials=trials))
+
+
+def chooser(ratios, **more) -> Chooser:
+    return Chooser(profile(ratios, **more), {})
+
+
+def chosen(op, ratios, problem, orders=ORDERS_NOTHING, there=None, **more) -> Decision:
+    return decide(Feasibility(op, problem), chooser(ratios, **more), orders, there)
+
+
+def test_the_fastest_wins(op):
+    found = chosen(op, {"fast": 0.7, "other": 0.5, "exact": 0.9}, square(64))
+    assert (found.candidate, found.source) == ("other", "measured")
+    assert found.reason == "predicted to be the fastest, by more than the uncertainty"
+    assert found.margin == pytest.approx(2.0, rel=0.02)
+    assert found.order[:4] == ("other", "fast", "exact", "stock")
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.99, 1 / (1 + NOISE) + 0.01, 1.5])
+def test_stock_wins_ties(op, ratio):
+    found = chosen(op, {"fast": ratio}, square(64))
+    assert (found.candidate, found.margin) == ("stock", 1.0)
+    assert found.reason == "no other candidate is faster by more than the uncertainty"
+
+
+@pytest.mark.parametrize(
+    ("all_threads", "two", "one", "winner"),
+    [
+        (0.5, 0.5, 0.5, "fast@1"),
+        (0.5, 0.51, 0.52, "fast@1"),
+        (0.5, 0.51, 0.7, "fast@2"),
+        (0.5, 0.7, 0.8, "fast"),
+        (0.9, 0.9, 0.3, "fast@1"),
+        (1.0, 1.0, 0.99, "stock"),
+    ],
+)
+def test_of_near_ties_the_fewest_threads_run(make_op, all_threads, two, one, winner):
+    op = make_op("synthetic", features=lambda p: Features(calls=1, flops=float(p.m * p.n * p.n)))
+    for name, threads in (("stock", 0), ("fast", 0), ("fast@1", 1), ("fast@2", 2)):
+        op.candidate(name, threads=threads)(lambda a: a)
+    found = chosen(op, {"fast": all_threads, "fast@2": two, "fast@1": one}, square(64))
+    assert found.candidate == winner
+    assert sorted(found.order) == sorted(op.names())
+
+
+def test_nothing_measured_means_stock(op):
+    found = decide(Feasibility(op, square(64)), Chooser(Profile(), {}), ORDERS_NOTHING)
+    assert (found.candidate, found.source, found.order[0]) == ("stock", "unmeasured", "stock")
+
+
+def test_decisions_are_deterministic(op):
+    ratios = {"fast": 0.5, "other": 0.5, "exact": 0.5}
+    first = chosen(op, ratios, square(77))
+    assert all(chosen(op, ratios, square(77)) == first for _ in range(3))
+    known = chooser(ratios)
+    assert all(decide(Feasibility(op, square(77)), known, ORDERS_NOTHING) == first for _ in range(2))
+
+
+def test_deterministic_means_stock_unless_a_profile_is_pinned(op, tmp_path):
+    orders = Settings(deterministic=True)
+    found = chosen(op, {"fast": 0.5}, square(64), orders)
+    assert (found.candidate, found.source) == ("stock", "order")
+    pinned = msgspec.structs.replace(orders, profile=tmp_path / "pinned.json")
+    assert chosen(op, {"fast": 0.5}, square(64), pinned).candidate == "fast"
+
+
+@pytest.mark.parametrize(("ratio", "winner"), [(0.8, "exact"), (1.0, "exact"), (1.05, "exact"), (1.2, "stock")])
+def test_an_exact_result_may_cost_a_little_where_stock_approximates(make_op, ratio, winner):
+    loose = with_candidates(make_op, approximates=lambda problem: True)
+    assert chosen(loose, {"exact": ratio, "fast": 1.0}, square(64)).candidate == winner
+    assert chosen(loose, {"exact": 1.4, "fast": ratio}, square(64)).candidate == ("fast" if ratio < 0.9 else "stock")
+
+
+@pytest.mark.parametrize(("ratio", "winner"), [(2.0, "exact"), (2.9, "exact"), (3.2, "fast")])
+def test_exact_results_come_first_up_to_what_the_op_allows(make_op, ratio, winner):
+    loose = with_candidates(make_op, approximates=lambda problem: True, may_cost=lambda problem: 3.0)
+    found = chosen(loose, {"exact": ratio, "fast": 0.5}, square(64))
+    assert found.candidate == winner
+    assert ("exact where stock's gradients are loose" in found.reason) == (winner == "exact")
+
+
+def with_default(make_op, **options):
+    return with_candidates(make_op, default_candidate=lambda problem: "fast", **options)
+
+
+def test_a_default_candidate_runs_while_nothing_is_measured(make_op):
+    op = with_default(make_op)
+    found = decide(Feasibility(op, square(64)), Chooser(Profile(), {}), ORDERS_NOTHING)
+    assert (found.candidate, found.source) == ("fast", "unmeasured")
+    assert "stock would do far more work" in found.reason
+    far = chosen(op, {"fast": 1.5}, square(2**14), sizes=(16, 32))
+    assert (far.candidate, far.source) == ("fast", "unmeasured"), "measurements do not reach so far"
+    banned = Profile(banned=[Ban("synthetic", "fast", "float64", "cpu", "x")])
+    assert decide(Feasibility(op, square(64)), Chooser(banned, {}), ORDERS_NOTHING).candidate == "stock"
+
+
+@pytest.mark.parametrize(("ratio", "winner"), [(0.8, "fast"), (0.96, "stock"), (1.5, "stock")])
+def test_a_default_candidate_that_is_measured_must_be_faster(make_op, ratio, winner):
+    assert chosen(with_default(make_op), {"fast": ratio}, square(64)).candidate == winner
+
+
+def examined(op, instead: str, ratios, shipped=None) -> list[str]:
+    """What serves problems below, within and above the sizes at which the exam keeps other choices."""
+    known = profile(ratios)
+    known.kept.append(Kept("synthetic", "float64", "cpu", 50, 100, instead))
+    there = {} if shipped is None else {"synthetic@cpu": fit_base(op, [profile(shipped).trials])}
+    return [decide(Feasibility(op, square(n)), Chooser(known, there), ORDERS_NOTHING).candidate for n in (32, 64, 128)]
+
+
+def test_what_the_exam_kept_serves_at_those_sizes(op):
+    assert examined(op, "stock", {"fast": 0.5}) == ["fast", "stock", "fast"]
+    assert examined(op, "shipped", {"fast": 0.5}, {"other": 0.6}) == ["fast", "other", "fast"]
+    assert examined(op, "shipped", {"fast": 0.5}) == ["fast", "stock", "fast"], "nothing is shipped"
+
+
+def test_the_exam_makes_no_result_less_exact(make_op):
+    """It compares times, at one size; stock's answer may be exact there, and loose at a size beside it."""
+    loose = with_candidates(make_op, approximates=lambda problem: True, may_cost=lambda problem: 3.0)
+    assert examined(loose, "stock", {"exact": 1.5, "fast": 0.5}) == ["exact", "exact", "exact"]
+
+
+def test_force(op):
+    found = chosen(op, {"fast": 0.5, "other": 2.0}, square(64), Settings(force=(("synthetic", "other"),)))
+    assert (found.candidate, found.reason, found.source) == ("other", "forced by the user", "order")
+    assert found.margin == pytest.approx(0.5, rel=0.02)
+    assert found.order[:2] == ("other", "fast")
+    unmeasured = decide(Feasibility(op, square(64)), Chooser(Profile(), {}), Settings(force=(("synthetic", "fast"),)))
+    assert (unmeasured.candidate, unmeasured.source) == ("fast", "order")
+
+
+def test_force_of_what_cannot_serve_means_stock_and_says_why(op):
+    found = chosen(op, {"fast": 0.5}, square(64), Settings(force=(("synthetic", "tall-only"),)))
+    assert (found.candidate, found.reason) == ("stock", "tall-only was forced but cannot serve: not tall")
+    with pytest.raises(SettingsError, match="no candidate 'nonsense' to force; it has stock, fast"):
+        chosen(op, {"fast": 0.5}, square(64), Settings(force=(("synthetic", "nonsense"),)))
+
+
+@pytest.mark.parametrize("name", ["fast", "synthetic=fast"])
+def test_exclude(op, name):
+    found = chosen(op, {"fast": 0.5, "other": 0.7}, square(64), Settings(exclude=frozenset({name})))
+    assert found.candidate == "other"
+    assert found.excluded["fast"] == "excluded by the user"
+    assert "fast" not in found.order
+    assert chosen(op, {"fast": 0.5}, square(64), Settings(exclude=frozenset({"qr=fast"}))).candidate == "fast"
+
+
+def test_thresholds_of_the_user_beat_measurements():
+    qr, orders = get("qr"), Settings(threshold=(("qr", "cuda", 300),))
+    for n, want in ((64, "stock"), (200, "cpu"), (300, "cpu"), (301, "stock"), (600, "stock")):
+        found = decide(Feasibility(qr, Problem(op="qr", m=n, n=n, device="cuda")), Chooser(Profile(), {}), orders)
+        assert found.candidate == want, n  # above: stock runs on the device; at 64 columns: on the CPU, as ordered
+        assert "ordered by the user" in found.reason
+    table = Feasibility(qr, Problem(op="qr", m=64, n=64, device="cuda"))
+    native = decide(table, Chooser(Profile(), {}), Settings(threshold=(("qr", "cuda", 9),)))
+    assert native.candidate == "native"
+
+
+def test_random_choice_is_feasible_reproducible_and_various(op):
+    known, table = chooser({"fast": 5.0}), Feasibility(op, square(64))
+    draws = [[decide(table, known, Settings(random_seed=seed)).candidate for seed in range(40)] for _ in range(2)]
+    assert draws[0] == draws[1]
+    assert set(draws[0]) == {"stock", "fast", "other", "exact"}
+    sizes = {decide(Feasibility(op, square(n)), known, Settings(random_seed=1)).candidate for n in range(2, 60)}
+    calls = {decide(table, known, Settings(random_seed=1), seen=seen).candidate for seen in range(60)}
+    assert sizes == calls == {"stock", "fast", "other", "exact"}
+    assert decide(table, known, Settings(random_seed=1), seen=7).review == 8, "each call is drawn anew"
+    forced = [Settings(random_seed=seed, force=(("synthetic", "other"),)) for seed in range(9)]
+    assert {decide(table, known, order).candidate for order in forced} == {"other"}
+
+
+def test_approximate_candidates_run_only_when_asked_for_and_close_enough(op):
+    ratios, asked = {"sloppy": 0.1, "exact": 0.5}, Settings(accuracy="approximate")
+    found = chosen(op, ratios, square(64))
+    assert found.candidate == "exact"
+    assert "accuracy is approximate" in found.excluded["sloppy"]
+    assert chosen(op, ratios, square(64), asked).candidate == "sloppy"
+    rough = chosen(op, ratios, square(64), asked, error=0.01)
+    assert rough.candidate == "exact"
+    assert rough.excluded["sloppy"] == "its error was measured to be 1e-02, and at most 1e-03 is allowed"
+    allowed = Settings(accuracy="approximate", max_error=0.1)
+    assert chosen(op, ratios, square(64), allowed, error=0.01).candidate == "sloppy"
+    unmeasured = chosen(op, {"exact": 0.5}, square(64), asked).excluded["sloppy"]
+    assert unmeasured.startswith("its error was not measured on this machine")
+
+
+def test_memory(op):
+    need = op["fast"].memory(square(64))
+    ratios = {"fast": 0.5}
+    assert chosen(op, ratios, square(64), Settings(memory=need)).candidate == "fast"
+    assert chosen(op, ratios, square(64), there=Limit(need, "x")).candidate == "fast"
+    op.candidate("frugal", memory=lambda p: need // 2)(lambda a: a)
+    op.candidate("slow", memory=lambda p: need // 3, compiles=True)(lambda a: a)
+    for orders, there in ((Settings(memory=need - 1), None), (ORDERS_NOTHING, Limit(need - 1, "x"))):
+        found = chosen(op, ratios, square(64), orders, there)
+        assert found.candidate == found.order[0] == "frugal"
+        assert found.reason == f"stock does not fit the memory: it {found.excluded['stock']}"
+        assert "may be taken" in found.excluded["fast"]
+        assert set(found.order) == {"frugal", "slow"}
+
+
+def test_a_forced_candidate_that_does_not_fit_gives_way_to_what_fits(op):
+    op.candidate("small", memory=lambda p: 8)(lambda a: a)
+    for orders in (Settings(force=(("synthetic", "fast"),)), Settings(threshold=(("synthetic", "cpu", 10**6),))):
+        found = chosen(op, {}, square(64), msgspec.structs.replace(orders, memory=100))
+        assert found.candidate == "small"
+        assert "stock does not fit" in found.reason
+    forced = chosen(op, {}, square(64), Settings(force=(("synthetic", "small"),), memory=100))
+    assert (forced.candidate, forced.reason) == ("small", "forced by the user")
+    assert chosen(op, {}, square(64), Settings(random_seed=3, memory=100)).candidate == "small"
+
+
+def test_what_nothing_fits_is_refused_with_the_reason(op):
+    op.candidate("small", memory=lambda p: 10**6)(lambda a: a)
+    with pytest.raises(MemoryBudgetError, match=r"synthetic\(m=640, n=640, float64, cpu\).*\(small\) needs 0.954 MiB"):
+        chosen(op, {}, square(640), Settings(memory=10))
+    with pytest.raises(MemoryBudgetError, match=r"10 bytes may be taken \(free RAM\)\. What would work: fewer points"):
+        chosen(op, {}, square(640), Settings(memory=20), Limit(10, "free RAM"))
+    with pytest.raises(MemoryBudgetError, match=r"20 bytes may be taken \(AUTOKERN_MEMORY"):
+        chosen(op, {}, square(640), Settings(memory=20), Limit(30, "free RAM"))
+
+
+def test_bans_hold_for_their_op_dtype_and_device(op):
+    usual = {"op": "synthetic", "candidate": "fast", "dtype": "float64", "device": "cpu", "reason": "x"}
+    known, winners = profile({"fast": 0.5}), {}
+    for change in ({}, {"op": "qr"}, {"candidate": "other"}, {"dtype": "float32"}, {"device": "cuda"}):
+        banned = msgspec.structs.replace(known, banned=[Ban(**{**usual, **change})])
+        winners[str(change)] = decide(Feasibility(op, square(64)), Chooser(banned, {}), ORDERS_NOTHING).candidate
+    assert list(winners.values()) == ["stock"] + ["fast"] * 4
+
+
+def test_a_set_up_must_be_repaid_by_calls_seen(op):
+    """As many calls are expected to come as were seen; the decision says when to look again."""
+    known, table = profile({"slow-start": 0.5}), Feasibility(op, square(512))
+    known.setup = {"synthetic.slow-start": 0.5 * seconds_of_stock(512) * 100}
+    first = decide(table, Chooser(known, {}), ORDERS_NOTHING)
+    assert first.candidate == "stock"
+    assert 80 < first.review < 120
+    assert first.reason == f"a faster candidate compiles first, which {first.review} calls would repay"
+    again = decide(table, Chooser(known, {}), ORDERS_NOTHING, seen=first.review)
+    assert (again.candidate, again.review) == ("slow-start", 0)
+    assert decide(table, Chooser(known, {}), ORDERS_NOTHING, seen=first.review // 2).candidate == "stock"
+
+
+def test_a_set_up_is_weighed_against_the_best_that_needs_none(op):
+    known = profile({"slow-start": 0.5, "fast": 0.52})
+    known.setup = {"synthetic.slow-start": 0.5 * seconds_of_stock(512) * 100}
+    found = decide(Feasibility(op, square(512)), Chooser(known, {}), Settings(calls=200))
+    assert found.candidate == "fast"
+    assert found.review > 1000
+
+
+wild = st.builds(
+    Timing,
+    seconds=st.floats(2e-12, 1e8),
+    ratio=st.floats(2e-12, 1e8),
+    noise=st.floats(0, 1e8),
+    rounds=st.integers(1, 9),
+)
+any_trial = st.builds(
+    Trial,
+    st.builds(
+        Problem,
+        op=st.just("matmul"),
+        m=st.integers(1, 2**40),
+        n=st.integers(1, 2**40),
+        rhs=st.integers(0, 2**40),
+        batch=st.integers(1, 2**40),
+        variant=st.sampled_from(["", "rows", "columns", "a/b/c/d", "/", "rows+columns"]),
+        grad=st.sampled_from(["", "a", "theta/x"]),
+    ),
+    st.dictionaries(st.sampled_from(["stock", "transposed", "gone"]), wild, max_size=3),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(any_trial, max_size=6), st.integers(8, 5000), st.integers(2, 64))
+def test_any_valid_profile_costs_only_speed(trials, n, columns):
+    problem = Problem(op="matmul", m=n, n=n, rhs=columns, variant="rows")
+    known = fitted(Profile(trials=trials))
+    assert all(forest.is_whole for forest in known.forests.values())
+    found = decide(Feasibility(get("matmul"), problem), Chooser(known, {}), ORDERS_NOTHING)
+    assert found.candidate in [c.name for c in get("matmul").feasible(problem)]
+    assert described(found, Chooser(known, {}), ORDERS_NOTHING).costs
+
+
+def told(op, ratios, problem, **more) -> Decision:
+    known = chooser(ratios, **more)
+    return described(decide(Feasibility(op, problem), known, ORDERS_NOTHING), known, ORDERS_NOTHING)
+
+
+def test_described_names_the_nearest_trial_that_seconds_follow_from(op):
+    found = told(op, {"fast": 0.5, "other": 0.8}, square(512))
+    assert found.nearest == f"times follow from {square(512)}, measured on this machine"
+    ratios = {"fast": 0.5, "other": 0.8, "stock": 1.0}
+    assert found.predicted == pytest.approx({n: r * seconds_of_stock(512) for n, r in ratios.items()}, rel=0.01)
+    assert list(found.predicted) == ["fast", "other", "stock"]
+    assert found.costs["fast"].seconds == found.predicted["fast"]
+    assert found.costs["exact"].seconds is None
+    away = told(op, {"fast": 0.5}, square(700))
+    assert away.nearest.startswith(f"times follow from {square(512)}, measured on this machine, 0.")
+    assert away.nearest.endswith("octaves away")
+    assert away.predicted["stock"] == pytest.approx(seconds_of_stock(700), rel=0.3)
+
+
+def test_a_decision_prints_well(op):
+    text = str(told(op, {"fast": 0.5, "other": 0.8, "sloppy": 0.1}, square(64)))
+    first, second, third, fourth, *rest = text.splitlines()
+    assert first == "synthetic(m=64, n=64, float64, cpu)"
+    assert second == "  runs fast: predicted to be the fastest, by more than the uncertainty"
+    assert third.strip().startswith("2.00 times as fast as stock")
+    assert "(measured)" in third
+    assert "times follow from" in fourth
+    assert sum("→ fast" in line for line in rest) == 1
+    assert any("sloppy" in line and "cannot: its accuracy is approximate" in line for line in rest)
+    assert any(line.strip().startswith("other") and " µs " in line and line.endswith("in bound") for line in rest)
