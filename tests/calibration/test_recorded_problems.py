@@ -26,7 +26,7 @@ def test_recorded_problems_are_a_workload_of_our_ops():
 
 def test_the_package_ships_what_the_recorded_hosts_measured(monkeypatch):
     assert ship.main(["--check"]) == 0
-    monkeypatch.setattr(ship, "LARGEST", ship.FILE.stat().st_size - 1)
+    monkeypatch.setattr(ship, "LARGEST", ship.FILE.stat().st_size // 2)  # last digits change what compresses well
     assert ship.main(["--check"]) == 1
 
 
