@@ -13,7 +13,7 @@ from autokern.tuning.profile import Profile
 
 def test_the_package_ships_what_the_recorded_hosts_measured(monkeypatch):
     assert ship.main(["--check"]) == 0
-    monkeypatch.setattr(ship, "LARGEST", ship.FILE.stat().st_size - 1)
+    monkeypatch.setattr(ship, "LARGEST", ship.FILE.stat().st_size // 2)  # last digits change what compresses well
     assert ship.main(["--check"]) == 1
 
 
