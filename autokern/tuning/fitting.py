@@ -43,7 +43,7 @@ def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
     """
     from sklearn.tree import DecisionTreeRegressor
 
-    groups = [usable(op, trials) for trials in hosts]
+    groups = [usable(op, [Trial(t.problem, t.usual) for t in trials]) for trials in hosts]
     trials = [trial for group in groups for trial in group]
     if not trials:
         return None
@@ -74,7 +74,7 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     rows = [base.estimates(t.problem) for t in trials]
     there = np.array([[name in row for name in forest.candidates] for row in rows])
     told = np.array([[row[n].log_ratio if n in row else 0.0 for n in forest.candidates] for row in rows])
-    timed = np.array([[name in t.usual for name in forest.candidates] for t in trials])
+    timed = np.array([[name in t.timings for name in forest.candidates] for t in trials])
     residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
     residual = np.where(known, np.clip(residual, -2.0, 2.0), 0.0)
     model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
@@ -89,30 +89,31 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
 def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
     """Return the trials that compare candidates which are registered with stock."""
     there = set(op.names())
-    return [t for t in trials if "stock" in t.usual and len(there & t.usual.keys()) > 1]
+    return [t for t in trials if "stock" in t.usual and len(there & t.timings.keys()) > 1]
 
 
 def _candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
-    found = {name for trial in trials for name in trial.usual} & set(op.names())
+    found = {name for trial in trials for name in trial.timings} & set(op.names())
     return ["stock", *sorted(found - {"stock"})]
 
 
 def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Return log ratios, those left out filled in, and where they mean something: measured, or supported but left out.
 
-    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there.
+    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there, and so is one of lower
+    precision, which is measured only where that is asked for.
     """
     ever = {name for trial in trials for name in trial.usual}
+    left = [name for name in names if name in ever and op[name].accuracy != "approximate"]
     filled = np.empty((len(trials), len(names)))
     known = np.zeros(filled.shape, dtype=bool)
     for row, trial in enumerate(trials):
-        timings = trial.usual
-        worst = math.log(max(_WORST, *(timing.ratio for timing in timings.values())))
+        timings = trial.timings
+        worst = math.log(max(_WORST, *(timing.ratio for timing in trial.usual.values())))
         for column, name in enumerate(names):
             timing = timings.get(name)
             filled[row, column] = min(worst if timing is None else math.log(timing.ratio), 1.2)
-            able = timing is not None or (name in ever and op[name].unsupported(trial.problem) is None)
-            known[row, column] = able
+            known[row, column] = timing is not None or (name in left and op[name].unsupported(trial.problem) is None)
     return np.clip(filled, -3.0, None), known
 
 
