@@ -51,6 +51,7 @@ def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
     places = np.array([forest.place(t.problem, words(t.problem)) for t in trials])
     tables = [_table(op, group, forest.candidates) for group in groups]
     filled, known = (np.concatenate([table[k] for table in tables]) for k in (0, 1))
+    filled = np.clip(filled, -3.0, 1.2)
     model = DecisionTreeRegressor(min_samples_leaf=_LEAF, random_state=0)
     model.fit(places, np.where(known, filled, 0.0), sample_weight=_weights(trials))
     base = _tree(model.tree_, model.apply(places), np.where(known, filled, np.nan), len(forest.candidates), spread=True)
@@ -76,9 +77,9 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     told = np.array([[row[n].log_ratio if n in row else 0.0 for n in forest.candidates] for row in rows])
     timed = np.array([[name in t.timings for name in forest.candidates] for t in trials])
     residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
-    residual = np.where(known, np.clip(residual, -2.0, 2.0), 0.0)
+    residual = np.where(known, residual, 0.0)
     model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
-    model.fit(places, residual, sample_weight=_weights(trials))
+    model.fit(places, np.clip(residual, -2.0, 2.0), sample_weight=_weights(trials))
     kept = np.where(known | there, residual, np.nan)
     own = [_tree(one.tree_, one.apply(places), kept, len(forest.candidates)) for one in model.estimators_]
     counts = {dtype: sum(t.problem.dtype == dtype for t in trials) for dtype in {t.problem.dtype for t in trials}}
@@ -112,9 +113,9 @@ def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array
         worst = math.log(max(_WORST, *(timing.ratio for timing in trial.usual.values())))
         for column, name in enumerate(names):
             timing = timings.get(name)
-            filled[row, column] = min(worst if timing is None else math.log(timing.ratio), 1.2)
+            filled[row, column] = min(worst, 1.2) if timing is None else math.log(timing.ratio)
             known[row, column] = timing is not None or (name in left and op[name].unsupported(trial.problem) is None)
-    return np.clip(filled, -3.0, None), known
+    return filled, known
 
 
 def _weights(trials: Sequence[Trial]) -> Array:
