@@ -9,13 +9,13 @@ from pathlib import Path
 
 import documents
 import torch
-from autokern.tuning.cost_model import CostModel
 
 from autokern.core.feasibility import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.tuning.policy import CONFIDENCE, NOISE, decide
+from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.policy import CONFIDENCE, NOISE, decide, described
 from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent
@@ -26,13 +26,13 @@ NEARLY = Problem(op="cholesky", m=1500, n=1500, dtype="float64")
 
 
 def markdown() -> str:
-    model = CostModel(read_file(HERE / "hosts" / f"{HOST}.json"))
-    torch.set_num_threads(model.profile.host["cpu"]["torch_threads"])  # tiles take memory for each thread
+    chooser = Chooser(fitted(read_file(HERE / "hosts" / f"{HOST}.json")))
+    torch.set_num_threads(chooser.profile.host["cpu"]["torch_threads"])  # tiles take memory for each thread
     parts = []
     for problem in (ASKED, NEARLY):
-        op = get(problem.op)
-        decision = decide(Feasibility(op, problem, recorded=True), model, Settings())
-        estimates = model.estimate(op, problem, op.candidates)
+        table = Feasibility(get(problem.op), problem, recorded=True)
+        decision = described(decide(table, chooser, Settings()), chooser, Settings())
+        estimates = chooser.estimates(problem)
         others = [name for name in estimates if name != "stock" and name not in decision.excluded]
         runner = min(others, key=lambda name: estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma)
         result = estimates[runner]
