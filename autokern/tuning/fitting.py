@@ -51,6 +51,7 @@ def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
     places = np.array([forest.place(t.problem, words(t.problem)) for t in trials])
     tables = [_table(op, group, forest.candidates) for group in groups]
     filled, known = (np.concatenate([table[k] for table in tables]) for k in (0, 1))
+    filled = np.clip(filled, -3.0, 1.2)
     model = DecisionTreeRegressor(min_samples_leaf=_LEAF, random_state=0)
     model.fit(places, np.where(known, filled, 0.0), sample_weight=_weights(trials))
     base = _tree(model.tree_, model.apply(places), np.where(known, filled, np.nan), len(forest.candidates), spread=True)
@@ -77,9 +78,9 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     rare = {c.name for c in op.candidates if c.compiles or c.accuracy == "approximate"}  # not every calibration's
     known &= timed | np.array([name not in rare for name in forest.candidates])
     residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
-    residual = np.where(known, np.clip(residual, -2.0, 2.0), 0.0)
+    residual = np.where(known, residual, 0.0)
     model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
-    model.fit(places, residual, sample_weight=_weights(trials))
+    model.fit(places, np.clip(residual, -2.0, 2.0), sample_weight=_weights(trials))
     kept = np.where(known, residual, np.nan)
     own = [_tree(one.tree_, one.apply(places), kept, len(forest.candidates)) for one in model.estimators_]
     counts = {dtype: sum(t.problem.dtype == dtype for t in trials) for dtype in {t.problem.dtype for t in trials}}
@@ -90,7 +91,7 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
 def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
     """Return the trials that compare candidates which are registered with stock."""
     there = set(op.names())
-    return [t for t in trials if "stock" in t.timings and len(there & t.timings.keys()) > 1]
+    return [t for t in trials if "stock" in t.usual and len(there & t.timings.keys()) > 1]
 
 
 def _candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
@@ -101,20 +102,20 @@ def _candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
 def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Return log ratios, those left out filled in, and where they mean something: measured, or supported but left out.
 
-    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there.
+    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there, and so is one of lower
+    precision, which is measured only where that is asked for.
     """
     ever = {name for trial in trials for name in trial.timings}
     filled = np.empty((len(trials), len(names)))
     known = np.zeros(filled.shape, dtype=bool)
     for row, trial in enumerate(trials):
         timings = trial.timings
-        worst = math.log(max(_WORST, *(timing.ratio for timing in timings.values())))
+        worst = math.log(max(_WORST, *(timing.ratio for timing in trial.usual.values())))
         for column, name in enumerate(names):
             timing = timings.get(name)
-            filled[row, column] = min(worst if timing is None else math.log(timing.ratio), 1.2)
-            able = timing is not None or (name in ever and op[name].unsupported(trial.problem) is None)
-            known[row, column] = able
-    return np.clip(filled, -3.0, None), known
+            filled[row, column] = min(worst, 1.2) if timing is None else math.log(timing.ratio)
+            known[row, column] = timing is not None or (name in ever and op[name].unsupported(trial.problem) is None)
+    return filled, known
 
 
 def _weights(trials: Sequence[Trial]) -> Array:

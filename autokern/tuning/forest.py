@@ -158,9 +158,9 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                 for name, values in zip(self.candidates, zip(*leaves, strict=True), strict=False):
                     known = [value for value in values if value != UNKNOWN]
                     if known:
-                        mean, base = UNIT * sum(known) / len(known), told.get(name, (0.0, 0.0))[0]
-                        sigma = UNIT * (sum(v * v for v in known) / len(known) - (mean / UNIT) ** 2 + 1e-9) ** 0.5
-                        found[name] = Estimate(base + mean, max(sigma, _LEAST) + doubt, source)
+                        mean, base = sum(known) / len(known), told.get(name, (0.0, 0.0))[0]
+                        sigma = UNIT * math.sqrt(sum((value - mean) ** 2 for value in known) / len(known))
+                        found[name] = Estimate(base + UNIT * mean, max(sigma, _LEAST) + doubt, source)
         if found:
             found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
         return found

@@ -8,7 +8,6 @@ import warnings
 import msgspec
 import pytest
 import torch
-from autokern.tuning.cost_model import CostModel
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
@@ -31,11 +30,12 @@ from autokern.kernels import tiles
 from autokern.kernels import tree as trees
 from autokern.ops._quadratic_forms import factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
-from autokern.runtime import dispatch, first_use, spotcheck
+from autokern.runtime import dispatch, spotcheck
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
-from autokern.tuning import accuracy
+from autokern.tuning import accuracy, calibration
 from autokern.tuning.calibration import calibrate
-from autokern.tuning.policy import decide
+from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.policy import decide, described
 from autokern.tuning.profile import Profile, Timing, Trial
 from autokern.tuning.trial import Trialled
 
@@ -81,11 +81,12 @@ def profile(error: float | None = 1e-4, sizes=(2, 4, 8), **more: object) -> Prof
         timings = {"stock": Timing(1e-3), "other": Timing(5e-4, 0.5)}
         timings["rough"] = Timing(1e-4, 0.1, relative_error=error)
         trials.append(Trial(Problem(op="double", m=n, n=n, **more), timings))
-    return Profile(trials=trials)
+    return fitted(Profile(trials=trials))
 
 
 def chosen(op, settings, known=None, problem=None):
-    return decide(Feasibility(op, problem or SMALL), CostModel(known or profile()), settings)
+    chooser = Chooser(known or profile())
+    return described(decide(Feasibility(op, problem or SMALL), chooser, settings), chooser, settings)
 
 
 def test_it_serves_only_where_its_measured_error_is_small_enough(op):
@@ -102,12 +103,12 @@ def test_it_serves_only_where_its_measured_error_is_small_enough(op):
 
 def test_far_from_what_was_measured_the_error_is_taken_to_be_larger(op):
     near, far = (Problem(op="double", m=n, n=n) for n in (4, 2000))
-    model = CostModel(profile())
-    assert model.relative_error(op, "rough", near) == pytest.approx(1e-4)
-    assert model.relative_error(op, "rough", far) > 1e-3
+    chooser = Chooser(profile())
+    assert chooser.relative_error(op, "rough", near) == pytest.approx(1e-4)
+    assert chooser.relative_error(op, "rough", far) > 1e-3
     assert chosen(op, ROUGHLY, problem=far).candidate != "rough"
-    assert model.relative_error(op, "rough", near.replace(variant="of another kind")) is None
-    assert model.relative_error(op, "other", near) is None
+    assert chooser.relative_error(op, "rough", near.replace(variant="of another kind")) is None
+    assert chooser.relative_error(op, "other", near) is None
 
 
 def test_an_order_is_obeyed_once_lower_precision_is_allowed(op):
@@ -118,7 +119,7 @@ def test_an_order_is_obeyed_once_lower_precision_is_allowed(op):
 
 def test_what_is_drawn_at_random_is_never_rough(op):
     orders, table = Settings(random_seed=3, accuracy="approximate"), Feasibility(op, SMALL)
-    drawn = {decide(table, CostModel(profile()), orders, seen=seen).candidate for seen in range(40)}
+    drawn = {decide(table, Chooser(profile()), orders, seen=seen).candidate for seen in range(40)}
     assert drawn == {"stock", "other"}
 
 
@@ -171,7 +172,7 @@ def test_first_use_measures_errors_once_lower_precision_is_allowed(op, monkeypat
         asked.append(accuracy)
         publish(known.merge(profile(error=1e-4 if accuracy == "approximate" else None)))
 
-    monkeypatch.setattr(first_use, "calibrate", instead)
+    monkeypatch.setattr(calibration, "calibrate", instead)
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
     dispatch.reset()
     call, a = dispatch.route(op), normal(4, 4)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
+import struct
 
 import msgspec
+import pytest
 import ship
 
 from autokern.tuning import recorded
+from autokern.tuning.forest import UNKNOWN
 from autokern.tuning.profile import Profile
+from autokern.tuning.recorded import Shipped
 
 
 def test_the_package_ships_what_the_recorded_hosts_measured(monkeypatch):
@@ -17,15 +20,31 @@ def test_the_package_ships_what_the_recorded_hosts_measured(monkeypatch):
     assert ship.main(["--check"]) == 1
 
 
-def test_the_check_of_the_file_sees_other_trials_and_other_fits():
-    host = recorded.hosts()[0]
-    assert ship.same(recorded.hosts(), recorded.read(ship.FILE.read_bytes()))
-    assert not ship.same([host], recorded.hosts())
-    changed = recorded.pack([Profile(host=host.fields, trials=host.trials("qr", "cpu")[1:])])
+@pytest.fixture(scope="module")
+def shipped() -> Shipped:
+    return msgspec.msgpack.decode(ship.FILE.read_bytes(), type=Shipped)
+
+
+def test_the_check_of_the_file_sees_other_hosts_and_other_trials(shipped):
+    assert ship.same(shipped, msgspec.msgpack.decode(ship.FILE.read_bytes(), type=Shipped))
+    host, *others = shipped.hosts
+    assert not ship.same(msgspec.structs.replace(shipped, hosts=others), shipped)
+    less = msgspec.msgpack.decode(
+        recorded.pack([Profile(host=host.fields, trials=host.trials("qr", "cpu")[1:])]), type=Shipped
+    ).hosts[0]
+    changed = msgspec.structs.replace(host, pools=host.pools | {"qr@cpu": less.pools["qr@cpu"]})
+    assert not ship.same(shipped, msgspec.structs.replace(shipped, hosts=[changed, *others]))
+
+
+def test_the_check_of_the_file_sees_other_trees(shipped):
+    def with_tree(forest):
+        return msgspec.structs.replace(shipped, forests=shipped.forests | {"qr@cpu": forest})
+
+    forest = shipped.forests["qr@cpu"]
+    numbers = struct.unpack(f"<{len(forest.base.values) // 2}h", forest.base.values)
+    slower = struct.pack(f"<{len(numbers)}h", *(n if n == UNKNOWN else n + 50 for n in numbers))
     assert not ship.same(
-        [msgspec.structs.replace(host, pools={"qr@cpu": host.pools["qr@cpu"]})], recorded.read(changed)
+        shipped, with_tree(msgspec.structs.replace(forest, base=msgspec.structs.replace(forest.base, values=slower)))
     )
-    pool = host._pool("qr", "cpu")
-    fits = {name: msgspec.structs.replace(fit, amplitude=1.01 * fit.amplitude) for name, fit in pool.fits.items()}
-    other = zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(pool, fits=fits)))
-    assert not ship.same([host], [msgspec.structs.replace(host, pools=host.pools | {"qr@cpu": other})])
+    left = {key: forest for key, forest in shipped.forests.items() if key != "qr@cpu"}
+    assert not ship.same(shipped, msgspec.structs.replace(shipped, forests=left))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from autokern.tuning.cost_model import CostModel
 from gpytorch.kernels import MaternKernel, ScaleKernel
 
 import autokern
@@ -18,6 +17,7 @@ from autokern.gp.markov_posterior import LinePosterior
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Node, Tree
 from autokern.runtime import dispatch
+from autokern.tuning.chooser import Chooser, fitted
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile, Timing, Trial
 
@@ -284,10 +284,12 @@ def test_gradients_of_predictions_are_left_to_others():
 def test_it_runs_unmeasured_on_a_host_that_has_measured_others():
     problem = Problem(op="exact_log_prob", m=3000, n=3000, d=1, grad="theta", variant="matern52/cg/line")
     timings = {"stock": Timing(0.5), "fused": Timing(0.3, 0.6)}
-    model = CostModel(Profile(trials=[Trial(problem, timings), Trial(problem.replace(m=2000, n=2000), timings)]))
+    trials = [Trial(problem.replace(m=n, n=n), timings) for n in (1500, 2000, 3000)]
+    chooser = Chooser(fitted(Profile(trials=trials)))
+    assert chooser.estimates(problem)
     table = Feasibility(registry.get("exact_log_prob"), problem)
-    assert decide(table, model, Settings()).candidate == "state-space"
-    assert decide(table, model, Settings(exclude=("state-space",))).candidate != "state-space"
+    assert decide(table, chooser, Settings()).candidate == "state-space"
+    assert decide(table, chooser, Settings(exclude=("state-space",))).candidate != "state-space"
 
 
 class _OnLine(gpytorch.models.ExactGP):

@@ -10,7 +10,6 @@ import gpytorch
 import linear_operator
 import pytest
 import torch
-from autokern.tuning.cost_model import CostModel
 from linear_operator.utils.errors import NotPSDError
 
 import autokern
@@ -26,8 +25,9 @@ from autokern.runtime import api, counting, dispatch
 from autokern.runtime import session as session_module
 from autokern.runtime.memo import Entry
 from autokern.system import host
-from autokern.tuning import plans
-from autokern.tuning.policy import decide
+from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.drawing import measurable
+from autokern.tuning.policy import decide, described
 from autokern.tuning.profile import Profile, Timing, Trial
 
 A = torch.ones(4, 4, dtype=torch.float64)
@@ -57,12 +57,12 @@ def profile(op, **ratios):
     timings = {"stock": Timing(1e-3), **{name: Timing(1e-3 * r, r, 0.01, 5) for name, r in ratios.items()}}
     here = host.current()
     trials = [Trial(Problem(op=op.name, m=n, n=n), timings) for n in (4, 8, 16)]
-    return Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials)
+    return fitted(Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials))
 
 
 def chosen(op, products=0, **ratios):
-    model = CostModel(profile(op, **ratios))
-    return decide(Feasibility(op, Problem(op=op.name, m=8, n=8)), model, Settings(), products=products)
+    chooser, table = Chooser(profile(op, **ratios)), Feasibility(op, Problem(op=op.name, m=8, n=8))
+    return described(decide(table, chooser, Settings(), products=products), chooser, Settings(), products)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_samples_tell_nothing_of_what_iterates_tightly(make_op):
     for ratios in ({}, {"tight": 9.0}):  # as a profile may have it that says so all the same
         assert chosen(op, formless=0.5, **ratios).candidate == "tight"
     for level in ("quick", "full"):
-        measured = plans.contenders(op, Problem(op="system", m=8, n=8), level)
+        measured = measurable(op, Problem(op="system", m=8, n=8), level)
         assert [c.name for c in measured] == ["stock", "formless"]
         large = LOOSE.replace(m=2600, n=2600)
-        assert "preconditioned" not in [c.name for c in plans.contenders(get("exact_log_prob"), large, level)]
+        assert "preconditioned" not in [c.name for c in measurable(get("exact_log_prob"), large, level)]
 
 
 def test_without_a_preference_nothing_has_changed(make_op):
@@ -197,7 +197,7 @@ def test_what_iterates_tightly_serves_unmeasured_where_stock_does_not_fit(make_o
     op.candidate("formless", as_stock=True, memory=lambda problem: 1)(lambda a: a)
     op.candidate("tight", accuracy="better", memory=lambda problem: 1)(lambda a: a)
     table = Feasibility(op, Problem(op=op.name, m=8, n=8))
-    assert decide(table, CostModel(profile(op, formless=0.5)), Settings(memory=2**20)).candidate == "tight"
+    assert decide(table, Chooser(profile(op, formless=0.5)), Settings(memory=2**20)).candidate == "tight"
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from autokern.core.errors import AutokernWarning, MemoryBudgetError, ProfileErro
 from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
-from autokern.runtime import dispatch, first_use, overlay
+from autokern.runtime import dispatch, overlay
 from autokern.runtime import session as session_module
-from autokern.tuning import measuring, policy, store
+from autokern.tuning import calibration, policy, store
+from autokern.tuning.chooser import fitted
 from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,9 +55,9 @@ class Toy:
                 Problem(op="double", m=n, n=n),
                 {"stock": Timing(1e-3), "fast": Timing(1e-3 * fast, fast), "other": Timing(1e-3 * other, other)},
             )
-            for n in (2, 4, 8)
+            for n in (2, 4, 8, 30, 100, 300, 1000)
         ]
-        return Profile(trials=trials)
+        return fitted(Profile(trials=trials))
 
 
 @pytest.fixture
@@ -520,13 +521,13 @@ def test_a_large_candidate_that_ran_out_of_memory_is_not_chosen_again(make_op, f
 def measured(monkeypatch):
     """First-use calibration is on; the list holds the names of the ops that were measured."""
     seen = []
-    honest = first_use.calibrate
+    honest = calibration.calibrate
 
     def noted(ops, *args, **more):
         seen.extend(op.name for op in ops)
         return honest(ops, *args, **more)
 
-    monkeypatch.setattr(first_use, "calibrate", noted)
+    monkeypatch.setattr(calibration, "calibrate", noted)
     monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
     monkeypatch.setenv("AUTOKERN_BUDGET", "60")
     dispatch.reset()
@@ -673,14 +674,13 @@ def test_an_op_of_which_nothing_can_be_measured_in_time_is_left_alone_for_a_day(
     assert store.load(dispatch.session().settings, found.fingerprint).fruitless == {}
 
 
-def test_an_interrupted_calibration_keeps_what_was_measured(make_op, measured, monkeypatch):
-    monkeypatch.setattr(measuring, "WORTHLESS", 2.0)  # others may use the cores
+def test_an_interrupted_calibration_leaves_nothing_behind_and_is_not_tried_again(make_op, measured):
     toy = Toy(make_op)
-    calls, kept = [], []  # by chance it is the fastest and serves later calls
+    calls = []
 
     def impatient(a):
         calls.append(a.shape[0])
-        if len(set(calls)) > 1 and not kept:
+        if len(set(calls)) > 1:
             raise KeyboardInterrupt
         return 2 * a
 
@@ -689,12 +689,11 @@ def test_an_interrupted_calibration_keeps_what_was_measured(make_op, measured, m
         toy.call(matrix())
     assert not inside.active
     found = dispatch.session().profile
-    kept += found.trials
-    assert found.trials[0].problem.n == calls[0]
-    assert not any("impatient" in t.timings for t in found.trials if t.problem.n == calls[-1])
-    assert store.load(dispatch.session().settings, found.fingerprint) == found
-    toy.call(matrix())
-    assert measured == ["double"]
+    assert (found.trials, found.forests) == ([], {}), "half of the sizes would choose for all of them"
+    assert store.load(dispatch.session().settings, found.fingerprint) is None
+    toy.runs.clear()
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert (measured, toy.runs) == (["double"], ["stock"])
 
 
 def test_a_candidate_that_is_wrong_is_banned(make_op, measured):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 
 import pytest
 import torch
-from autokern.tuning.cost_model import CostModel
 from support.loads import busy
 
 import autokern
 from autokern.core.problem import Features, Problem
 from autokern.runtime import dispatch, first_use
 from autokern.system import host
-from autokern.tuning import plans
+from autokern.tuning import calibration, timer
+from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile, Timing, Trial, dated
 
 
@@ -47,13 +46,13 @@ def made_of(clock):
 @pytest.fixture
 def budgets(monkeypatch):
     """The budgets of the calibrations that began, which measure as ever."""
-    seen, honest = [], first_use.calibrate
+    seen, honest = [], calibration.calibrate
 
     def noted(ops, level, budget, *args, **more):
         seen.append((budget, more["near"]))
         return honest(ops, level, 20.0, *args, **more)
 
-    monkeypatch.setattr(first_use, "calibrate", noted)
+    monkeypatch.setattr(calibration, "calibrate", noted)
     return seen
 
 
@@ -212,7 +211,7 @@ def test_a_first_use_that_leaves_a_few_trials_is_marked(call, budgets, monkeypat
     def short(*args, publish, **more):
         publish(Profile(trials=[trial], fingerprint=host.current().fingerprint))
 
-    monkeypatch.setattr(first_use, "calibrate", short)
+    monkeypatch.setattr(calibration, "calibrate", short)
     call(100, took=0.1)
     assert set(dispatch.session().profile.fruitless) == {"double/float64@cpu"}
     assert dispatch.session().profile.trials == [trial]
@@ -247,18 +246,21 @@ def test_the_time_of_a_call_that_raises_counts(make_op, clock, budgets):
     assert len(budgets) == 1
 
 
-def test_a_calibration_near_a_problem_begins_with_it(make_op):
+def test_a_calibration_near_a_problem_begins_with_it_and_goes_on_with_those_like_it(make_op, monkeypatch):
+    monkeypatch.setattr(timer, "compare", lambda calls, **_: dict.fromkeys(calls, Timing(1e-4)))
     op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)))
     op.candidate("stock")(lambda a: a)
     op.candidate("other")(lambda a: a)
     near = op.grid("quick", "float64", "cpu")[-1].replace(m=7, n=7)
-    pool = plans.Pool(op, "cpu", "quick", ["float64"], near=near)
-    (first,) = pool.asks(CostModel(Profile()), {}, math.inf)
-    assert first.problem == near
-    rest = [ask.problem for ask in pool.asks(CostModel(Profile()), {near: {"stock", "other"}}, math.inf, count=100)]
+
+    def measured(budget):
+        found = calibrate([op], "quick", budget, ["cpu"], Profile(), dtypes=["float64"], near=near)
+        return [trial.problem for trial in found.trials]
+
+    first, *rest = measured(20.0)
+    assert first == near
     assert len(rest) > 2
     assert near not in rest
-    assert all(ask.seconds > 0 for ask in pool.asks(CostModel(Profile()), {}, math.inf, count=100))
-    assert pool.asks(CostModel(Profile()), {}, 1e-9) == [], (
-        "a trial that takes longer than there is time does not begin"
-    )
+    distances = [abs(op.coordinates(p)[0] - op.coordinates(near)[0]) for p in rest]
+    assert distances == sorted(distances)
+    assert measured(1e-6) == [], "a trial that takes longer than there is time does not begin"

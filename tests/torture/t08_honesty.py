@@ -19,7 +19,6 @@ from typing import NamedTuple
 from unittest import mock
 
 import torch
-from autokern.tuning.cost_model import CostModel
 from harness import Findings, Mutation, main
 from scipy.stats import norm
 from toy import GRID, op_of, powers
@@ -29,6 +28,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.tuning import calibration, timer
+from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Profile
 
@@ -105,14 +105,14 @@ class Clock:
         return op_of(name, candidate(stock), candidate(other))
 
 
-def _calibrated(op: Op) -> CostModel:
-    return CostModel(calibration.calibrate([op], "quick", 20.0, ["cpu"], Profile(), dtypes=("float64",)))
+def _calibrated(op: Op) -> Chooser:
+    return Chooser(calibration.calibrate([op], "quick", 20.0, ["cpu"], Profile(), dtypes=("float64",)))
 
 
 def _decisions(op: Op) -> list[str]:
     """Calibrate once, and decide each measured problem."""
-    model = _calibrated(op)
-    return [decide(Feasibility(op, t.problem), model, Settings()).candidate for t in model.profile.trials]
+    chooser = _calibrated(op)
+    return [decide(Feasibility(op, t.problem), chooser, Settings()).candidate for t in chooser.profile.trials]
 
 
 @contextlib.contextmanager
@@ -170,8 +170,8 @@ def nothing_known(found: Findings, size: Size) -> None:
     clock = Clock(bursty=False)
     op = clock.op("torture.far", 11, 10)
     with _by(clock):
-        model = _calibrated(op)
-    far = decide(Feasibility(op, Problem(op=op.name, m=2**15, n=2**15)), model, Settings())
+        chooser = _calibrated(op)
+    far = decide(Feasibility(op, Problem(op=op.name, m=2**15, n=2**15)), chooser, Settings())
     found.expect(far.candidate == "stock", f"extrapolated over {math.log2(2**15 / GRID[-1]):.0f} octaves: {far}")
     found.figures["far away"] = far.reason
 

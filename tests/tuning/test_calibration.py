@@ -10,7 +10,7 @@ from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.runtime.first_use import FirstUse
-from autokern.tuning import calibration, timer
+from autokern.tuning import timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile, Timing
 
@@ -35,7 +35,8 @@ def ops(make_op):
         seen["direct"].append(inside.active)
         return 2 * a
 
-    whole = make_op("whole", composite=True, problem_of=lambda a: Problem(op="whole", m=a.shape[0], n=a.shape[1]))
+    own = {"composite": True, "nesting": 1, "problem_of": lambda a: Problem(op="whole", m=a.shape[0], n=a.shape[1])}
+    whole = make_op("whole", **own)
     whole.candidate("stock")(stock)
     whole.candidate("direct")(direct)
     return part, whole, seen
@@ -44,9 +45,10 @@ def ops(make_op):
 def test_parts_are_measured_first_and_dispatched_inside_of_wholes(ops):
     part, whole, seen = ops
     published = []
-    found = calibrate([whole, part], "quick", 2.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
+    found = calibrate([whole, part], "quick", 20.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
     assert {t.problem.op for t in found.trials} == {"part", "whole"}
-    assert {t.problem.op for t in published[0].trials} == {"part"}
+    assert [{t.problem.op for t in profile.trials} for profile in published] == [{"part"}, {"part", "whole"}]
+    assert [set(profile.forests) for profile in published] == [{"part@cpu"}, {"part@cpu", "whole@cpu"}]
     assert published[-1] == found
     assert not any(seen["stock"]), "what stock of a composite op calls is dispatched"
     assert all(seen["direct"]), "what any other candidate calls is not"
@@ -64,15 +66,6 @@ def test_a_whole_alone_is_published_once(ops):
     published = []
     calibrate([whole], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
     assert len(published) == 1
-
-
-def test_a_long_calibration_publishes_in_between(ops, monkeypatch):
-    """A process that is killed loses what it measured since."""
-    part, _, _ = ops
-    published = []
-    monkeypatch.setattr(calibration, "_UNPUBLISHED", 0.0)
-    found = calibrate([part], "quick", 1.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
-    assert [len(profile.trials) for profile in published] == [*range(1, len(found.trials) + 1), len(found.trials)]
 
 
 def test_progress_goes_from_begin_to_end_once(ops):
@@ -133,7 +126,7 @@ def test_stock_of_a_composite_op_dispatches_its_parts_in_earnest(ops):
     assert seen["direct"] == [True]
 
 
-def test_an_interrupted_calibration_publishes_what_it_has(ops, monkeypatch):
+def test_an_interrupted_calibration_has_published_the_levels_that_were_complete(ops, monkeypatch):
     part, whole, _ = ops
     published = []
 
@@ -143,7 +136,7 @@ def test_an_interrupted_calibration_publishes_what_it_has(ops, monkeypatch):
     part.candidate("third")(lambda a: 2 * a)
     whole.candidate("stop")(interrupted)
     with pytest.raises(KeyboardInterrupt):
-        calibrate([part, whole], "quick", 2.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
+        calibrate([part, whole], "quick", 20.0, ["cpu"], Profile(), dtypes=["float64"], publish=published.append)
     assert {t.problem.op for t in published[-1].trials} == {"part"}
     assert not inside.active
     assert not inside.measuring

@@ -1,4 +1,4 @@
-"""recorded.py and others.py: what other machines measured, packed into the package, and the hosts that are asked."""
+"""recorded.py: what other machines measured, packed into the package as trees and as trials."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import math
 import pkgutil
 import warnings
 import zlib
+from collections.abc import Iterator
 
 import msgspec
 import pytest
-from autokern.tuning.prefitted import Prefitted
-from autokern.tuning.residuals import places_of
 
 from autokern.core.problem import Problem
-from autokern.core.registry import get
-from autokern.core.settings import Settings
-from autokern.system import host
-from autokern.tuning import kin, others, recorded, store
+from autokern.core.registry import registered
+from autokern.tuning import recorded
+from autokern.tuning.chooser import Chooser
 from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.recorded import Shipped
 
 PROBLEMS = (
     Problem(op="kernel_matrix", m=300, n=200, d=7, dtype="float32", variant="rbf/cross/ard", grad="theta/x"),
@@ -25,28 +24,36 @@ PROBLEMS = (
     Problem(op="kernel_matrix", m=5, n=5, d=2, device="cuda"),
     Problem(op="matmul", m=17, n=16, rhs=4),
 )
+_HONEST = recorded.shipped
 
 
 @pytest.fixture(autouse=True)
-def fresh():
-    recorded.hosts.cache_clear()
+def ships(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package's own file, read afresh."""
+    _HONEST.cache_clear()
+    recorded._warn_of_damage.cache_clear()
+    monkeypatch.setattr(recorded, "shipped", _HONEST)
     yield
-    recorded.hosts.cache_clear()
+    _HONEST.cache_clear()
 
 
 def profile(**more) -> Profile:
     trials = []
     for index, problem in enumerate(PROBLEMS):
         seconds = 10.0 ** (index - 6)
-        timings = {"stock": Timing(seconds), "fast": Timing(seconds * 0.123, 0.123, 0.01, 5)}
+        timings = {"stock": Timing(seconds), "expanded": Timing(seconds * 0.123, 0.123, 0.01, 5)}
         timings |= {"slow": Timing(seconds * 45.6, 45.6)} if index % 2 else {}
         timings["rough"] = Timing(seconds * 0.01, 0.01, relative_error=1e-3)
         trials.append(Trial(problem, timings))
     return Profile(host=more.pop("host", {"cpu": {"model": "x"}, "remarks": {"memory_gib": 3.0}}), trials=trials)
 
 
-def test_what_is_packed_comes_out_to_half_a_percent_and_without_lower_precision():
-    (found,) = recorded.read(recorded.pack([profile()]))
+def read(data: bytes) -> Shipped:
+    return msgspec.msgpack.decode(data, type=Shipped)
+
+
+def test_trials_that_are_packed_come_out_to_half_a_percent_and_without_lower_precision():
+    (found,) = read(recorded.pack([profile()])).hosts
     assert found.fields == {"cpu": {"model": "x"}}, "remarks tell nothing of likeness"
     assert set(found.pools) == {"kernel_matrix@cpu", "kernel_matrix@cuda", "matmul@cpu"}
     assert found.trials("qr", "cpu") == []
@@ -59,86 +66,97 @@ def test_what_is_packed_comes_out_to_half_a_percent_and_without_lower_precision(
         for name, timing in there.items():
             assert abs(math.log(timing.ratio / known.timings[name].ratio)) <= 0.0051
             assert abs(math.log(timing.seconds / known.timings[name].seconds)) <= 0.0101
-            assert timing.noise == (0 if name == "stock" else recorded.NOISE)
+
+
+def test_trees_that_are_packed_tell_the_mean_ratio_of_candidates_that_there_are(make_op):
+    op = make_op("double")
+    for name in ("stock", "other"):
+        op.candidate(name)(lambda a: 2 * a)
+    op.candidate("rough", accuracy="approximate")(lambda a: 2 * a)
+    timings = {"stock": Timing(1.0), "gone": Timing(0.1, 0.1), "rough": Timing(0.1, 0.1, relative_error=1e-3)}
+    hosts = [
+        Profile(trials=[Trial(Problem(op="double", m=4, n=4), {**timings, "other": Timing(r, r)}) for _ in range(9)])
+        for r in (0.5, 0.7)
+    ]
+    found = read(recorded.pack(hosts)).forests["double@cpu"].estimates(Problem(op="double", m=4, n=4))
+    assert set(found) == {"stock", "other"}
+    assert found["other"].log_ratio == pytest.approx((math.log(0.5) + math.log(0.7)) / 2, abs=1e-3)
+    assert found["other"].sigma == pytest.approx((math.log(0.7) - math.log(0.5)) / 2, rel=0.1)
+    assert found["other"].source == "other hosts"
 
 
 def test_trials_without_a_choice_are_left_out_and_the_same_gives_the_same_bytes():
     timings = (
         {"stock": Timing(1.0)},
-        {"fast": Timing(1.0)},
+        {"expanded": Timing(1.0)},
         {"stock": Timing(1.0), "r": Timing(1.0, relative_error=0)},
     )
     useless = Profile(trials=[Trial(p, t) for p, t in zip(PROBLEMS, timings, strict=False)])
-    (found,) = recorded.read(recorded.pack([useless]))
+    (found,) = read(recorded.pack([useless])).hosts
     assert found.pools == {}
     assert recorded.pack([profile()]) == recorded.pack([profile()])
 
 
+def _a_leaf_is_missing(data: bytes) -> bytes:
+    found = read(data)
+    (key, forest), *_ = found.forests.items()
+    base = msgspec.structs.replace(forest.base, values=forest.base.values[:-2])
+    found.forests[key] = msgspec.structs.replace(forest, base=base)
+    return msgspec.msgpack.encode(found)
+
+
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:3000], lambda data: b"", lambda data: data.replace(b"x\xda", b"x\xdb")]
+    "damage", [lambda data: data[:3000], lambda data: b"", lambda data: b"\xff" + data, _a_leaf_is_missing]
 )
 def test_a_damaged_file_is_left_aside_with_one_warning(monkeypatch, damage):
     monkeypatch.setattr(pkgutil, "get_data", lambda *place, data=pkgutil.get_data: damage(data(*place)))
-    recorded._warn_of_damage.cache_clear()
-    op = get("matmul")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        for shipped in recorded.hosts():
-            told = Prefitted(shipped)
-            assert told.told(op, op.stock, [PROBLEMS[3]], places_of(op, [PROBLEMS[3]])) is None
-            assert told.wins("qr", "cpu", "stock") == []
+        for _ in range(2):
+            assert Chooser(Profile()).estimates(Problem(op="matmul", m=17, n=16, rhs=4)) == {}
+            assert recorded.hosts() == []
     assert [str(each.message).partition(", ")[0] for each in heard] == ["recorded.msgpack"]
+
+
+def test_a_file_that_a_bundler_left_behind_is_no_damage(monkeypatch):
+    monkeypatch.setattr(pkgutil, "get_data", lambda *place: None)
+    assert recorded.shipped() == Shipped({}, [])
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda pool: {
-            "fits": {name: msgspec.structs.replace(f, weights=f.weights[:-1]) for name, f in pool.fits.items()}
-        },
-        lambda pool: {"fits": {name: fit for name, fit in pool.fits.items() if name != "stock"}},
-        lambda pool: {"seconds": pool.seconds[1:]},
+        lambda pool: {"seconds": pool["seconds"][1:]},
         lambda pool: {"words": []},
-        lambda pool: {"sizes": {**pool.sizes, "another": pool.sizes["n"]}},
+        lambda pool: {"sizes": {**pool["sizes"], "another": pool["sizes"]["n"]}},
+        lambda pool: {"named": {"dtype": pool["named"]["dtype"]}},
     ],
 )
-def test_parts_that_do_not_fit_together_are_left_aside(change):
-    recorded._warn_of_damage.cache_clear()
-    shipped = recorded.hosts()[0]
-    pool = msgspec.structs.replace(whole := shipped._pool("cholesky", "cpu"), **change(whole))
-    changed = recorded.RecordedHost({}, {"cholesky@cpu": zlib.compress(msgspec.msgpack.encode(pool))})
+def test_columns_that_do_not_fit_together_are_left_aside(change):
+    pool = msgspec.msgpack.decode(zlib.decompress(recorded.hosts()[0].pools["cholesky@cpu"]))
+    changed = recorded.RecordedHost({}, {"cholesky@cpu": zlib.compress(msgspec.msgpack.encode(pool | change(pool)))})
     with pytest.warns(recorded.AutokernWarning, match="install autokern again"):
-        assert changed.recording("cholesky", "cpu") is None
-    assert changed.trials("cholesky", "cpu") == []
+        assert changed.trials("cholesky", "cpu") == []
 
 
 def test_what_the_package_ships_can_be_read():
     assert recorded.hosts()
+    names, keys = {op.name for op in registered()}, set()
     for shipped in recorded.hosts():
-        assert kin.likeness(shipped.fields, shipped.fields) == 1
+        keys |= set(shipped.pools)
         for key in shipped.pools:
             trials = shipped.trials(*key.split("@"))
             assert trials
             assert all("stock" in t.timings and len(t.timings) > 1 for t in trials)
             assert {t.problem.op for t in trials} == {key.split("@")[0]}
+    assert set(recorded.forests()) == keys
+    assert {key.split("@")[0] for key in keys} <= names
 
 
-def test_who_is_asked(tmp_path, monkeypatch):
-    """The most alike, few, and none where the user wants decisions that depend on nothing else."""
-    here, home = host.current(), tmp_path / "home"
-    fields = [msgspec.json.decode(msgspec.json.encode(here.fields)) for _ in range(6)]
-    for index, found in enumerate(fields):
-        found["cpu"]["threads"] = here.fields["cpu"]["threads"] * 2 ** (index + 1)
-    shipped = recorded.read(recorded.pack([profile(host=f) for f in fields]))
-    unlike = recorded.read(recorded.pack([profile(host={"cpu": {}})]))
-    monkeypatch.setattr(others, "_shipped", lambda: (*unlike, *shipped[::-1]))
-    found = others.others(Settings(home=home), "cpu")
-    assert [one.likeness for one in found] == pytest.approx([0.7]), "the others are less than three quarters as alike"
-    monkeypatch.setattr(others, "_NEAR_BEST", 0.0)
-    found = others.others(Settings(home=home), "cpu")
-    assert [one.likeness for one in found] == pytest.approx([0.7, 0.49, 0.343, 0.2401])
-    assert others.others(Settings(home=home), "mps") == [], "none of them measured there"
-    store.save(Settings(home=home), msgspec.structs.replace(profile(host=here.fields), fingerprint="0" * 32))
-    assert others.others(Settings(home=home), "cpu")[0].likeness == pytest.approx(0.7), "what is kept here is no prior"
-    assert others.others(Settings(home=home, deterministic=True), "cpu") == []
-    assert others.others(Settings(home=home, profile=tmp_path / "pinned.json"), "cpu") == []
+def test_without_a_measurement_the_trees_of_other_hosts_choose():
+    trial = recorded.hosts()[0].trials("cholesky", "cpu")[0]
+    chooser = Chooser(Profile())
+    found = chooser.estimates(trial.problem)
+    assert {estimate.source for estimate in found.values()} == {"other hosts"}
+    assert not chooser.knows(trial.problem)
+    assert Chooser(Profile(), {}).estimates(trial.problem) == {}

@@ -294,10 +294,9 @@ def test_repaired_meanwhile_is_not_put_aside(settings, monkeypatch):
 @pytest.mark.parametrize(
     "data",
     [
-        checksum.sealed(2, b'{"anything":"else"}'),
         checksum.sealed(3, b'{"anything":"else"}'),
         b'{"autokern":"profile","schema":17,"blake3":"00"}\nbinary\xff',
-        b'{\n  "schema": 2,\n  "trials": []\n}\n',
+        b'{\n  "schema": 4,\n  "trials": []\n}\n',
     ],
 )
 def test_newer_schema_is_left_alone(settings, data):
@@ -668,7 +667,7 @@ def test_written_and_kept_files_are_read(settings, tmp_path):
     plain = tmp_path / "host.json"
     store.write_file(plain, profile(8))
     assert json.loads(plain.read_text())["fingerprint"] == HOST
-    assert plain.read_text().startswith('{\n  "schema": 1,\n  "host"')  # an older autokern knows what is newer
+    assert plain.read_text().startswith('{\n  "schema": 2,\n  "host"')  # an older autokern knows what is newer
     compact = tmp_path / "compact.json"
     compact.write_text(json.dumps(json.loads(plain.read_text()), separators=(",", ":")))
     assert store.read_file(compact) == profile(8)
@@ -702,7 +701,7 @@ def test_without_a_pinned_file_the_home_folder_is_read_unless_decisions_must_not
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"schema":2}', checksum.sealed(2, b"{}"), checksum.sealed(1, b"{}")[:-1]]
+    "data", [b"", b"{", b"[]", b'{"schema":3}', checksum.sealed(3, b"{}"), checksum.sealed(1, b"{}")[:-1]]
 )
 def test_a_named_file_that_is_no_profile_raises(tmp_path, data):
     path = tmp_path / "file"
@@ -712,7 +711,7 @@ def test_a_named_file_that_is_no_profile_raises(tmp_path, data):
     assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("data", [b'{"schema":2,"sums":[1]}', b'{\n  "schema": 12,\n', checksum.sealed(3, b"x")])
+@pytest.mark.parametrize("data", [b'{"schema":3,"sums":[1]}', b'{\n  "schema": 12,\n', checksum.sealed(3, b"x")])
 def test_a_named_file_of_a_newer_autokern_says_so(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(ProfileError, match=r"a newer autokern wrote it .*upgrade"):
