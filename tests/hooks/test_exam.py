@@ -296,11 +296,12 @@ def test_tasks_can_be_made_and_run_small(level):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_real_calibration_has_rows_that_are_saved(grad):
-    """The first one of a process imports what fits trees, which may leave no time for its exam."""
+def test_a_real_calibration_has_rows_that_are_saved(monkeypatch, grad):
+    """On a busy machine measuring leaves no time; here the exam has some in any case."""
+    real = exam.examined
+    monkeypatch.setattr(exam, "examined", lambda found, level, seconds, shown: real(found, level, 2.0, shown))
     with torch.set_grad_enabled(grad):
         found = autokern.calibrate(level="quick", budget=8, progress=False)
-        found = found if found.exam else autokern.calibrate(level="quick", budget=8, progress=False)
         assert torch.is_grad_enabled() == grad
     assert found.exam
     assert {row.task for row in found.exam} <= {name for name, _ in exam.tasks("quick")}
