@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -72,7 +71,7 @@ def calibrate(
         if store.leaves_aside(here.settings):
             raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
 
-        before, began = here.profile, time.perf_counter()
+        before = here.profile
         wanted = here.settings.accuracy if accuracy is None else accuracy
         options: dict[str, Any] = {"accuracy": wanted, "thorough": thorough, "publish": here.adopt}
         seconds = SHARE * budget if SHARE * budget >= LEAST and "cpu" in kinds else 0.0
@@ -80,7 +79,7 @@ def calibrate(
             with display("autokern measures this machine", progress) as shown:
                 found = measure(chosen, level, budget - seconds, kinds, before, progress=shown, **options)
                 if seconds and found.forests:
-                    found = examined(found, level, min(seconds, began + budget - time.perf_counter()), shown)
+                    found = examined(found, level, seconds, shown)
         except BaseException:  # interrupted or failed: the complete profile of before stays in force
             here.adopt(before)
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import math
 import time
 import warnings
@@ -39,10 +40,13 @@ _WIDE = 1.75
 """Kept are sizes from that of a lost thing over this to it times this."""
 _LOST = 0.03
 """Log ratio above which, and above twice its error, a choice has lost."""
+_USELESS = 0.3
+"""Standard error from which on a comparison tells nothing."""
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _D = 4
 
 Task = Callable[[], Any]
+_log = logging.getLogger("autokern")
 
 
 class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
@@ -165,15 +169,18 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
             if each <= 0:
                 break
             progress(index / len(waiting), name)
-            exam = _Exam(make(), shipped, quiet)
-            row = exam.row(name, profile, each, _ROUNDS[level])
-            if row is None:
+            try:
+                exam = _Exam(make(), shipped, quiet)
+                row = exam.row(name, profile, each, _ROUNDS[level])
+                kept = [] if row is None else exam.verdict(row)
+                if kept:  # with the better choices in force
+                    profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
+                    row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
+            except Exception:  # the measurements are worth keeping all the same
+                _log.debug("the exam left out: %s", name, exc_info=True)
                 continue
-            kept = exam.verdict(row)
-            if kept:  # with the better choices in force
-                profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
-                row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
-            rows.append(row)
+            if row is not None:
+                rows.append(row)
     return msgspec.structs.replace(profile, exam=rows)
 
 
@@ -220,10 +227,10 @@ class _Exam:
         found = timer.compare(calls, synchronize=host.settle, seconds=seconds, min_time=1e-3, rounds=rounds)
         stock, one = found["stock"], found["shipped"]
         new = found.get("new", one)
-        if max(one.disturbed, new.disturbed):
+        noise = math.hypot(one.noise, new.noise) if new is not one else one.noise
+        if max(one.disturbed, new.disturbed) or noise > _USELESS:
             return None
-        noise = math.hypot(one.noise, new.noise) if new is not one else 0.0
-        return Examined(name, stock.seconds, one.ratio, new.ratio, max(noise, new.noise), kept)
+        return Examined(name, stock.seconds, one.ratio, new.ratio, noise, kept)
 
     def verdict(self, row: Examined) -> list[Kept]:
         """Return where other choices are to be kept: nowhere, if the new ones have not lost."""
@@ -240,4 +247,4 @@ class _Exam:
 
 def _around(problem: Any, instead: str) -> Kept:
     low, high = math.floor(problem.n / _WIDE), math.ceil(problem.n * _WIDE)
-    return Kept(problem.op, problem.dtype, problem.device, low, high, instead)
+    return Kept(*problem.group, problem.grad, problem.batch > 1, low, high, instead)

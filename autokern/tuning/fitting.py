@@ -27,6 +27,8 @@ _LEAF = 5
 """Trials in a leaf of the base, at least."""
 _TREES = 4
 """Trees of a machine's own trials."""
+_ALONE = 0.3
+"""Standard deviation of a value of the base that one trial alone tells."""
 _WORST = 1.3
 """A supported candidate that a trial left out counts as this many times slower than stock, or as the worst there."""
 
@@ -54,7 +56,7 @@ def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
     filled = np.clip(filled, -3.0, 1.2)
     model = DecisionTreeRegressor(min_samples_leaf=_LEAF, random_state=0)
     model.fit(places, np.where(known, filled, 0.0), sample_weight=_weights(trials))
-    base = _tree(model.tree_, model.apply(places), np.where(known, filled, np.nan), len(forest.candidates), spread=True)
+    base = _tree(model.tree_, model.apply(places), np.where(known, filled, np.nan))
     changes = {"base": base, "of_base": len(forest.candidates), "seen": _limits(trials)}
     return msgspec.structs.replace(forest, **changes)
 
@@ -82,7 +84,8 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
     model.fit(places, np.clip(residual, -2.0, 2.0), sample_weight=_weights(trials))
     kept = np.where(known, residual, np.nan)
-    own = [_tree(one.tree_, one.apply(places), kept, len(forest.candidates)) for one in model.estimators_]
+    noise = np.array([[t.timings[n].noise if n in t.timings else 0.0 for n in forest.candidates] for t in trials])
+    own = [_tree(one.tree_, one.apply(places), kept, noise) for one in model.estimators_]
     counts = {dtype: sum(t.problem.dtype == dtype for t in trials) for dtype in {t.problem.dtype for t in trials}}
     changes = {"own": own, "of_own": len(forest.candidates), "met": _limits(trials), "trials": counts}
     return msgspec.structs.replace(forest, **changes)
@@ -130,22 +133,26 @@ def _limits(trials: Sequence[Trial]) -> Limits:
     return Limits(sizes.min(0).tolist(), sizes.max(0).tolist(), sorted(seen))
 
 
-def _tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, count: int, spread: bool = False) -> Tree:
-    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values."""
-    tree, rows, spreads = Tree([], [], [], b""), bytearray(), bytearray()
+def _tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, noise: Array | None = None) -> Tree:
+    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values, and their noise or spread."""
+    tree, rows, spreads, count = Tree([], [], [], b"", b""), bytearray(), bytearray(), values.shape[1]
 
     def add(node: int) -> None:
         here, left = len(tree.feature), int(fitted.children_left[node])
         if left < 0:
-            inside = values[leaves == node] if len(values) else values
+            inside = values[leaves == node]
             counts = np.isfinite(inside).sum(0)
             mean = np.where(counts > 0, np.nansum(inside, 0) / np.maximum(counts, 1), np.nan)
-            width = np.sqrt(np.nansum((inside - mean) ** 2, 0) / np.maximum(counts - 1, 1))
+            if noise is None:
+                width = np.sqrt(np.nansum((inside - mean) ** 2, 0) / np.maximum(counts - 1, 1))
+                width = np.where(counts > 1, width, _ALONE)
+            else:
+                width = noise[leaves == node].mean(0)
             tree.feature.append(-1 - len(rows) // (2 * count))
             tree.threshold.append(0.0)
             tree.right.append(0)
             rows.extend(_packed(mean))
-            spreads.extend(_packed(np.where(counts > 1, width, 0.3)) if spread else b"")
+            spreads.extend(_packed(width))
             return
         tree.feature.append(int(fitted.feature[node]))
         tree.threshold.append(round(float(fitted.threshold[node]), 4))

@@ -67,7 +67,7 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
     threshold: list[float]
     right: list[int]
     values: bytes
-    spread: bytes = b""
+    spread: bytes
 
     def row(self, place: Sequence[float]) -> int:
         """Return the row of the leaf that a place falls into."""
@@ -76,9 +76,10 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
             node = node + 1 if place[column] <= self.threshold[node] else self.right[node]
         return -1 - column
 
-    def leaf(self, place: Sequence[float], count: int, spread: bool = False) -> tuple[int, ...]:
-        """Return the integers of the leaf that a place falls into."""
-        return struct.unpack_from(f"<{count}h", self.spread if spread else self.values, 2 * count * self.row(place))
+    def leaf(self, place: Sequence[float], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the integers of the leaf that a place falls into: means, and standard deviations."""
+        form, start = f"<{count}h", 2 * count * self.row(place)
+        return struct.unpack_from(form, self.values, start), struct.unpack_from(form, self.spread, start)
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
@@ -133,8 +134,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return mean and standard deviation of the base by candidate, however far it was measured from a place."""
         if self.base is None:
             return {}
-        leaf, spread = (self.base.leaf(place, self.of_base, spread) for spread in (False, True))
-        rows = zip(self.candidates, leaf, spread, strict=False)
+        rows = zip(self.candidates, *self.base.leaf(place, self.of_base), strict=False)
         return {name: (UNIT * mean, UNIT * width) for name, mean, width in rows if mean != UNKNOWN}
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
@@ -154,13 +154,14 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
             octave, unseen = self.met.beyond(place, own)
             if octave < _FAR:
                 doubt, source = _DOUBT * (octave + unseen), "extrapolated" if octave > 0.5 else "measured"
-                leaves = [tree.leaf(place, self.of_own) for tree in self.own]
-                for name, values in zip(self.candidates, zip(*leaves, strict=True), strict=False):
-                    known = [value for value in values if value != UNKNOWN]
+                leaves = [zip(*tree.leaf(place, self.of_own), strict=True) for tree in self.own]
+                for name, *pairs in zip(self.candidates, *leaves, strict=False):
+                    known = [(value, noise) for value, noise in pairs if value != UNKNOWN]
                     if known:
-                        mean, base = sum(known) / len(known), told.get(name, (0.0, 0.0))[0]
-                        sigma = UNIT * math.sqrt(sum((value - mean) ** 2 for value in known) / len(known))
-                        found[name] = Estimate(base + UNIT * mean, max(sigma, _LEAST) + doubt, source)
+                        mean, base = sum(value for value, _ in known) / len(known), told.get(name, (0.0, 0.0))[0]
+                        variance = sum((value - mean) ** 2 + noise**2 for value, noise in known) / len(known)
+                        sigma = max(UNIT * math.sqrt(variance), _LEAST)
+                        found[name] = Estimate(base + UNIT * mean, sigma + doubt, source)
         if found:
             found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
         return found
@@ -175,7 +176,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         return (
             all(0 < count <= len(self.candidates) and _is_whole(tree, columns, count) for tree, count in pairs)
             and all(len(found.low) == len(found.high) == 7 for found in limits)
-            and (self.base is None or len(self.base.spread) == len(self.base.values))
+            and all(len(tree.spread) == len(tree.values) for tree, _ in pairs)
         )
 
     @property

@@ -124,6 +124,10 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     op, dtype, device : str
         The group of the problems.
+    grad : str
+        Their gradients.
+    batched : bool
+        Whether they are batches.
     low, high : int
         The least and the largest number of columns.
     instead : {"shipped", "stock"}
@@ -133,13 +137,18 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     op: str
     dtype: str
     device: str
+    grad: str
+    batched: bool
     low: int
     high: int
     instead: str
 
     def holds(self, problem: Problem) -> bool:
         """Whether a problem is one of those."""
-        return problem.group == (self.op, self.dtype, self.device) and self.low <= problem.n <= self.high
+        like = (*problem.group, problem.grad, problem.batch > 1)
+        return (
+            like == (self.op, self.dtype, self.device, self.grad, self.batched) and self.low <= problem.n <= self.high
+        )
 
 
 class Examined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
