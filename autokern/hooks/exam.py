@@ -21,6 +21,7 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 
 from autokern.core.op import inside
+from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.runtime import dispatch
 from autokern.runtime.overlay import current
@@ -245,6 +246,6 @@ class _Exam:
         return []
 
 
-def _around(problem: Any, instead: str) -> Kept:
+def _around(problem: Problem, instead: str) -> Kept:
     low, high = math.floor(problem.n / _WIDE), math.ceil(problem.n * _WIDE)
     return Kept(*problem.group, problem.grad, problem.batch > 1, low, high, instead)

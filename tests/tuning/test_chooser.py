@@ -114,7 +114,7 @@ def test_trials_of_other_hosts_give_seconds_where_there_are_no_own_ones(op, else
 
 def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
     profile = fitted(Profile(trials=trials(0.5)))
-    profile.kept.append(Kept("synthetic", "float64", "cpu", 40, 100, "shipped"))
+    profile.kept.append(Kept("synthetic", "float64", "cpu", "", False, 40, 100, "shipped"))
     known = Chooser(profile, elsewhere)
     for n, instead in ((39, ""), (40, "shipped"), (100, "shipped"), (101, "")):
         assert known.instead(square(n)) == instead

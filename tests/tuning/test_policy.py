@@ -163,7 +163,7 @@ def test_a_default_candidate_that_is_measured_must_be_faster(make_op, ratio, win
 def examined(op, instead: str, ratios, shipped=None) -> list[str]:
     """What serves problems below, within and above the sizes at which the exam keeps other choices."""
     known = profile(ratios)
-    known.kept.append(Kept("synthetic", "float64", "cpu", 50, 100, instead))
+    known.kept.append(Kept("synthetic", "float64", "cpu", "", False, 50, 100, instead))
     there = {} if shipped is None else {"synthetic@cpu": fit_base(op, [profile(shipped).trials])}
     return [decide(Feasibility(op, square(n)), Chooser(known, there), ORDERS_NOTHING).candidate for n in (32, 64, 128)]
 
