@@ -41,7 +41,7 @@ def calibrate(
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on (default: all).")] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates that never won elsewhere.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates found hopeless elsewhere.")] = False,
     wait: Annotated[bool, typer.Option(help="Whether to wait for others to leave the cores.")] = True,
     output: Output = None,
     json: Json = False,

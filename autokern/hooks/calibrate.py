@@ -41,7 +41,7 @@ def calibrate(
     accuracy : {"same", "approximate"}, optional
         Whether candidates of lower precision are measured too; default what `AUTOKERN_ACCURACY` says.
     thorough : bool
-        Whether candidates are measured too that never won on another machine.
+        Whether candidates are measured too that other machines found hopeless.
 
     Returns
     -------
