@@ -10,7 +10,7 @@ from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.runtime.first_use import FirstUse
-from autokern.tuning import calibration, timer
+from autokern.tuning import timer
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile, Timing
 
