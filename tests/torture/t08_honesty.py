@@ -220,13 +220,6 @@ MUTATIONS = [
         "",
         "gap",
     ),
-    Mutation(
-        "doubt speaks for a candidate",
-        "tuning/policy.py",
-        "    return estimate.log_ratio + CONFIDENCE * estimate.sigma - (LEEWAY",
-        "    return estimate.log_ratio - CONFIDENCE * estimate.sigma - (LEEWAY",
-        "no_gap",
-    ),
 ]
 
 if __name__ == "__main__":
