@@ -6,6 +6,7 @@ import sys
 import autokern
 from autokern.core.problem import Problem
 from autokern.runtime import dispatch
+from autokern.tuning.chooser import fitted
 from autokern.tuning.profile import Profile, Timing, Trial
 
 os.environ["AUTOKERN_FORCE"] = "qr=cpu" if os.environ["RANK"] == "1" else "cholesky=stock"
@@ -15,7 +16,7 @@ timings = {"stock": Timing(8.0), best: Timing(0.1, 0.0125, 0.01, 9), other: Timi
 asked = {"m": 3000, "n": 3000, "d": 3, "rhs": 11, "variant": "rbf/cross"}
 trial = Trial(Problem(op="kernel_matmul", dtype="float64", device="cpu", **asked), timings)
 host = dispatch.session().profile.host
-dispatch.session().adopt(Profile(host=host, trials=[trial], created="2026-01-01T00:00:00Z"))
+dispatch.session().adopt(fitted(Profile(host=host, trials=[trial], created="2026-01-01T00:00:00Z")))
 sys.stdout.write(f"found before {autokern.explain('kernel_matmul', **asked).candidate}\n")
 with autokern.ranks(timeout=120):
     agreed = dispatch.session().settings

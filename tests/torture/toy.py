@@ -11,6 +11,7 @@ from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 from autokern.system import host
+from autokern.tuning.chooser import fitted
 from autokern.tuning.profile import Profile, Timing, Trial
 
 __all__ = ["GRID", "believed", "op_of", "powers"]
@@ -71,5 +72,5 @@ def believed(op: Op) -> Run:
     here, timings = host.current(), {"stock": Timing(1e-4), "other": Timing(5e-5, 0.5, 0.01, 5)}
     trials = [Trial(Problem(op=op.name, m=n, n=n), timings) for n in GRID]
     session = dispatch.reset(Settings(calibrate="never"))
-    session.adopt(Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials))
+    session.adopt(fitted(Profile(host=here.fields, fingerprint=here.fingerprint, trials=trials)))
     return dispatch.route(op)
