@@ -109,7 +109,7 @@ def worker(side: str) -> None:
             began = time.perf_counter()
             trainers[line]()
             times.append(time.perf_counter() - began)
-        print(statistics.median(times), flush=True)
+        print("step", statistics.median(times), flush=True)
 
 
 def steps(homes: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
@@ -129,7 +129,8 @@ def steps(homes: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
             assert process.stdout is not None
             process.stdin.write(line)
             process.stdin.flush()
-            return float(process.stdout.readline())
+            answers = (line for line in process.stdout if line.startswith("step "))  # KeOps prints too
+            return float(next(answers).split()[1])
 
         rows = []
         for dtype in ("float64", "float32"):

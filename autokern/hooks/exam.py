@@ -143,7 +143,7 @@ def tasks(level: str) -> Iterator[tuple[str, Callable[[], Task]]]:
     yield "first prediction, n = 300, float64", functools.partial(_prediction, 300, again=False)
     yield "later prediction, n = 300, float64", functools.partial(_prediction, 300, again=True)
     yield "fantasy, n = 100, float64", functools.partial(_fantasy, 100)
-    yield "acquisition with gradient, n = 60, float64", functools.partial(_acquisition, 60)
+    yield "acquisition, n = 60, float64", functools.partial(_acquisition, 60)
 
 
 def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:

@@ -27,7 +27,7 @@ from autokern.system.progress import Progress, silent
 from autokern.tuning.chooser import Chooser, fitted
 from autokern.tuning.drawing import draw, measurable
 from autokern.tuning.measuring import Measurer
-from autokern.tuning.policy import NOISE
+from autokern.tuning.policy import CONFIDENCE, NOISE
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key
 
 __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops"]
@@ -35,7 +35,9 @@ __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops"]
 DTYPES = ("float64", "float32")
 _DRAWN = {"quick": 24, "full": 160}
 """Problems that are drawn for each op, dtype and device."""
-_SHARE = {"quick": 0.04, "full": 0.06}
+_WORK = {"quick": (2e9, 2e8), "full": (None, None)}
+"""Most flops and bytes of a call of stock that is drawn, where they are not those of studies."""
+_SHARE = {"quick": 0.02, "full": 0.012}
 """Part of the budget that one problem may take."""
 _NEAR_SHARE = 0.5
 """The same for the problem at hand, at first use."""
@@ -44,7 +46,8 @@ _TIMING_SHARE = 0.005
 _TRYING, _TRYING_SHARE = 40.0, 0.25
 """Most seconds for trying a tool, and their largest part of the budget."""
 _HOPELESS = math.log(1.6)
-"""Log ratio by other hosts from which on a candidate is not measured, unless all are asked for."""
+"""Log ratio by other hosts from which on a candidate is not measured, unless all are asked for; one that compiles must
+be expected to win."""
 _PROVEN = 6
 """Problems of an op in a row on which the shipped choice is within the noise of the best: then a quick calibration
 leaves the op as it is."""
@@ -125,7 +128,6 @@ def calibrate(
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
     run = _Calibration(level, budget, known, progress or silent)
     options: dict[str, Any] = {"accuracy": accuracy, "near": near, "thorough": thorough}
-    left = len(ops)
 
     def nesting(op: Op) -> int:
         return op.nesting or _OUTERMOST * op.composite
@@ -135,11 +137,13 @@ def calibrate(
         with randomness.untouched():
             if any(candidate.compiles for op in ops for candidate in op.candidates):
                 run.try_tools()
-            for _, group in itertools.groupby(sorted(ops, key=nesting), key=nesting):
+            pools = [_Pool(op, device, tuple(dtypes), level, **options) for device in devices for op in ops]
+            left = sum(pool.weight for pool in pools)
+            for _, group in itertools.groupby(sorted(pools, key=lambda p: nesting(p.op)), key=lambda p: nesting(p.op)):
                 here = list(group)
-                pools = [_Pool(op, device, tuple(dtypes), level, **options) for device in devices for op in here]
-                run.measure(pools, len(here) / left)
-                left -= len(here)
+                weight = sum(pool.weight for pool in here)
+                run.measure(here, weight / max(left, weight))
+                left -= weight
                 publish(run.profile())
             run.progress(1.0, "done")
     finally:
@@ -157,16 +161,19 @@ class _Pool:
         self.op, self.device, self.dtypes, self.near, self.thorough = op, device, dtypes, near, thorough
         count = _DRAWN[level] * len(dtypes)
         grid = (p for dtype in dtypes for p in op.grid(level, dtype, device))
-        problems = list(dict.fromkeys([*draw(op, count, dtypes, device, "calibration"), *grid]))[:count]
+        drawn = draw(op, count, dtypes, device, "calibration", *_WORK[level])
+        problems = list(dict.fromkeys([*drawn, *grid]))[:count]
         if near is not None and near.op == op.name:
             place = op.coordinates(near)
             unlike = {p: 2.0 * len({*p.words} ^ {*near.words}) for p in problems}
             problems.sort(key=lambda p: unlike[p] + math.dist(place, op.coordinates(p)))
             problems.insert(0, near)
+        self.weight = math.sqrt(len({(p.variant, p.grad, p.batch > 1) for p in problems}))
         self.able = {p: found for p in problems if len(found := measurable(op, p, level, accuracy)) > 1}
         self.waiting = list(self.able)
         self.disturbed: list[Problem] = []
         self.spent, self.proven, self.again = 0.0, 0, False
+        self.slower = 1.0
 
     def take(self) -> Problem | None:
         """Return the next problem; those that were disturbed come once more at the end."""
@@ -216,19 +223,23 @@ class _Calibration:
     def _left(self) -> float:
         return self._ends - time.perf_counter()
 
+    def _clock(self) -> float:
+        """Return the time of a clock that stands still while candidates compile."""
+        return time.perf_counter() - self._measurer.compiling
+
     def measure(self, pools: list[_Pool], share: float) -> None:
         """Measure problems of each pool in turn, that with the least time spent first, in a share of the time left."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
         pending = list(pools)
         while pending and self._left > 0:
-            pool = min(pending, key=lambda pool: pool.spent)
+            pool = min(pending, key=lambda pool: pool.spent / pool.weight)
             problem = pool.take()
             if problem is None:
                 pending.remove(pool)
                 continue
-            began = time.perf_counter()
+            began = self._clock()
             self._try(pool, problem)
-            pool.spent += time.perf_counter() - began
+            pool.spent += self._clock() - began
             if self._level == "quick" and pool.near is None and pool.proven >= _PROVEN * len(pool.dtypes):
                 pending.remove(pool)  # the shipped choices are right here
         for pool in pools:
@@ -251,8 +262,10 @@ class _Calibration:
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
             return
         share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
-        if self._expected(pool.op, problem, candidates) > min(self._left, share * self._budget):
+        expected = self._expected(pool.op, problem, candidates)
+        if pool.slower * expected > min(self._left, share * self._budget):
             return
+        began = self._clock()
         self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(problem))
         seconds = min(self._left, _TIMING_SHARE * self._budget)
         try:
@@ -263,6 +276,7 @@ class _Calibration:
             if problem != pool.near:
                 raise
             timings = {}  # a program asked a kind of problem that the op makes no sample of
+        pool.slower = max(1.0, math.sqrt(pool.slower * (self._clock() - began) / expected))
         if timings:
             trial = Trial(problem, timings)
             self._found.trials.append(trial)
@@ -279,8 +293,12 @@ class _Calibration:
         """Yield the candidates that may win, those of which errors are wanted, and stock."""
         told = {} if pool.thorough else self._chooser.estimates(problem)
         for candidate in pool.able[problem]:
-            found = told.get(candidate.name)
-            if found is None or candidate.accuracy == "approximate" or found.log_ratio - found.sigma < _HOPELESS:
+            found, most = told.get(candidate.name), -NOISE if candidate.compiles else _HOPELESS
+            if (
+                found is None
+                or candidate.accuracy == "approximate"
+                or found.log_ratio - CONFIDENCE * found.sigma < most
+            ):
                 yield candidate
 
     def _is_right(self, problem: Problem, timings: dict[str, Timing]) -> bool:

@@ -46,6 +46,8 @@ class Measurer:
         Candidates that were banned since.
     setup : dict
         Seconds of the first call of candidates that compile, by ``"op.candidate"``.
+    compiling : float
+        Seconds of all such calls together.
     """
 
     def __init__(self, level: str, banned: Iterable[Ban]) -> None:
@@ -54,6 +56,7 @@ class Measurer:
         self._checked: set[tuple[object, ...]] = set()
         self.banned: list[Ban] = []
         self.setup: dict[str, float] = {}
+        self.compiling = 0.0
 
     def runnable(self, problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Return the candidates that are not banned and fit the memory twice; none where stock is not among them."""
@@ -89,6 +92,7 @@ class Measurer:
                 if candidate.compiles:
                     key, first_seconds = f"{op.name}.{candidate.name}", timer.once(call, lambda: None)
                     self.setup[key] = max(self.setup.get(key, 0.0), first_seconds)
+                    self.compiling += first_seconds
                 first = call()
                 if candidate.accuracy == "approximate":
                     exact = exact or truth(op, problem, args)

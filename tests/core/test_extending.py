@@ -100,7 +100,7 @@ def outer(monkeypatch, tmp_path):
     points = [EntryPoint(name, f"outer.{name}", plugins.GROUP) for name in ("op", "cauchy", "hooks")]
     for point in points:
         vars(point).update(dist=SimpleNamespace(name="outer"))
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: points if group == plugins.GROUP else [])
     plugins.load()
     assert {plugin.source: plugin.failure for plugin in plugins.loaded()} == {
         f"outer:{name}": "" for name in ("op", "cauchy", "hooks")

@@ -68,7 +68,9 @@ def install(monkeypatch, tmp_path):
             point = EntryPoint(name, value, plugins.GROUP)
             vars(point).update(dist=SimpleNamespace(name=package))
             found.append(point)
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: found)
+        monkeypatch.setattr(
+            importlib.metadata, "entry_points", lambda *, group: found if group == plugins.GROUP else []
+        )
         plugins._reset()
         plugins.load()
         return {plugin.source: plugin for plugin in plugins.loaded()}
