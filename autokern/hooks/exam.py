@@ -43,6 +43,8 @@ _LOST = 0.03
 """Log ratio above which, and above twice its error, a choice has lost."""
 _USELESS = 0.3
 """Standard error from which on a comparison tells nothing."""
+_PASSES = 3
+"""Times that a lost thing is examined again."""
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _D = 4
 
@@ -173,8 +175,10 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
             try:
                 exam = _Exam(make(), shipped, quiet)
                 row = exam.row(name, profile, each, _ROUNDS[level])
-                kept = [] if row is None else exam.verdict(row)
-                if kept:  # with the better choices in force
+                for _ in range(_PASSES):
+                    kept = [] if row is None else exam.verdict(row)
+                    if not kept:
+                        break  # else once more, with the better choices in force: ops inside of others come to light
                     profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
                     row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
             except Exception:  # the measurements are worth keeping all the same

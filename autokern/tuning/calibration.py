@@ -33,7 +33,7 @@ from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group
 __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops"]
 
 DTYPES = ("float64", "float32")
-_DRAWN = {"quick": 24, "full": 160}
+_DRAWN = {"quick": 24, "full": 120}
 """Problems that are drawn for each op, dtype and device."""
 _WORK = {"quick": (2e9, 2e8), "full": (None, None)}
 """Most flops and bytes of a call of stock that is drawn, where they are not those of studies."""
@@ -142,7 +142,7 @@ def calibrate(
             for _, group in itertools.groupby(sorted(pools, key=lambda p: nesting(p.op)), key=lambda p: nesting(p.op)):
                 here = list(group)
                 weight = sum(pool.weight for pool in here)
-                run.measure(here, weight / max(left, weight))
+                run.measure(here, weight / max(left, weight, 1.0))
                 left -= weight
                 publish(run.profile())
             run.progress(1.0, "done")
@@ -168,8 +168,9 @@ class _Pool:
             unlike = {p: 2.0 * len({*p.words} ^ {*near.words}) for p in problems}
             problems.sort(key=lambda p: unlike[p] + math.dist(place, op.coordinates(p)))
             problems.insert(0, near)
-        self.weight = math.sqrt(len({(p.variant, p.grad, p.batch > 1) for p in problems}))
         self.able = {p: found for p in problems if len(found := measurable(op, p, level, accuracy)) > 1}
+        kinds = {(p.variant, p.grad, p.batch > 1) for p in self.able}
+        self.weight = math.sqrt(len(kinds) * max(map(len, self.able.values()), default=0))
         self.waiting = list(self.able)
         self.disturbed: list[Problem] = []
         self.spent, self.proven, self.again = 0.0, 0, False
@@ -232,7 +233,7 @@ class _Calibration:
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
         pending = list(pools)
         while pending and self._left > 0:
-            pool = min(pending, key=lambda pool: pool.spent / pool.weight)
+            pool = min(pending, key=lambda pool: pool.spent / max(pool.weight, 1.0))
             problem = pool.take()
             if problem is None:
                 pending.remove(pool)
