@@ -5,6 +5,7 @@ A new problem costs a walk through a few trees. Trials are read only where secon
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -65,11 +66,19 @@ class Chooser:
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
         self.shipped = recorded.forests() if shipped is None else shipped
-        self._errors: dict[tuple[str, str, str], list[Trial]] | None = None
+        self._others: dict[str, list[Trial]] = {}
+
+    @functools.cached_property
+    def _trials(self) -> dict[str, list[Trial]]:
+        """The trials of this machine by ``"op@device"``."""
+        found: dict[str, list[Trial]] = {}
+        for trial in self.profile.trials:
+            found.setdefault(_key(trial.problem), []).append(trial)
+        return found
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return an Estimate by name for those candidates that this host or another one measured on such problems."""
-        key = f"{problem.op}@{problem.device}"
+        key = _key(problem)
         own, shipped = self.profile.forests.get(key), self.shipped.get(key)
         forest = shipped if own is None or self.instead(problem) == "shipped" else own
         return {} if forest is None else forest.estimates(problem)
@@ -80,7 +89,7 @@ class Chooser:
 
     def knows(self, problem: Problem) -> bool:
         """Whether enough was measured for the op, dtype and device of a problem."""
-        forest = self.profile.forests.get(f"{problem.op}@{problem.device}")
+        forest = self.profile.forests.get(_key(problem))
         trials = 0 if forest is None else forest.trials.get(problem.dtype, 0)
         return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
 
@@ -94,11 +103,7 @@ class Chooser:
 
     def _like(self, problem: Problem) -> list[Trial]:
         """Return the trials of the group of a problem."""
-        if self._errors is None:
-            self._errors = {}
-            for trial in self.profile.trials:
-                self._errors.setdefault(trial.problem.group, []).append(trial)
-        return self._errors.get(problem.group, [])
+        return [t for t in self._trials.get(_key(problem), ()) if t.problem.dtype == problem.dtype]
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
         """Return the expected error of an approximate candidate, or None where no like problem was measured.
@@ -116,9 +121,12 @@ class Chooser:
 
     def nearest(self, op: Op, problem: Problem) -> Nearest | None:
         """Return the trial nearest to a problem, of this machine if it has any of the op, and stock's seconds."""
-        own = [t for t in self.profile.trials if _asked(t, problem)]
-        trials = own or [t for host in recorded.hosts() for t in host.trials(op.name, problem.device)]
-        if not trials or not (own or self.shipped):
+        key = _key(problem)
+        own = [t for t in self._trials.get(key, ()) if "stock" in t.timings]
+        if not own and self.shipped and key not in self._others:
+            self._others[key] = [t for host in recorded.hosts() for t in host.trials(op.name, problem.device)]
+        trials = own or self._others.get(key)
+        if not trials:
             return None
         place, there = op.coordinates(problem), words(problem)
 
@@ -132,9 +140,8 @@ class Chooser:
         return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale, bool(own))
 
 
-def _asked(trial: Trial, problem: Problem) -> bool:
-    same = (trial.problem.op, trial.problem.device) == (problem.op, problem.device)
-    return same and "stock" in trial.timings
+def _key(problem: Problem) -> str:
+    return f"{problem.op}@{problem.device}"
 
 
 def _supposed(op: Op, problem: Problem) -> float:
@@ -167,7 +174,7 @@ def fitted(profile: Profile, keys: Mapping[str, object] | set[str] | None = None
     groups: dict[str, list[Trial]] = {}
     for trial in profile.trials:
         if known(trial.problem.op):
-            groups.setdefault(f"{trial.problem.op}@{trial.problem.device}", []).append(trial)
+            groups.setdefault(_key(trial.problem), []).append(trial)
     found, shipped = dict(profile.forests), recorded.forests()
     for key, trials in groups.items():
         if keys is None or key in keys:
