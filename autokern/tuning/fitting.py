@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autokern.core.op import Op
-from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, octaves, words
+from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, kind, octaves, words
 from autokern.tuning.profile import Trial
 
 __all__ = ["fit_base", "fit_own"]
@@ -87,8 +87,11 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     noise = np.array([[t.timings[n].noise if n in t.timings else 0.0 for n in forest.candidates] for t in trials])
     own = [_tree(one.tree_, one.apply(places), kept, noise) for one in model.estimators_]
     counts = {dtype: sum(t.problem.dtype == dtype for t in trials) for dtype in {t.problem.dtype for t in trials}}
-    changes = {"own": own, "of_own": len(forest.candidates), "met": _limits(trials), "trials": counts}
-    return msgspec.structs.replace(forest, **changes)
+    kinds: dict[str, list[Trial]] = {}
+    for trial in trials:
+        kinds.setdefault(kind(trial.problem), []).append(trial)
+    met = {name: _limits(of) for name, of in sorted(kinds.items())}
+    return msgspec.structs.replace(forest, own=own, of_own=len(forest.candidates), met=met, trials=counts)
 
 
 def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:

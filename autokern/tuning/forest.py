@@ -26,6 +26,8 @@ _FAR = 1.5
 """Octaves beyond the measured sizes from which on a forest says nothing."""
 _LEAST = 0.03
 """Uncertainty of any estimate, also where trees agree: machines drift from one hour to the next."""
+_UNSURE = 0.3
+"""Uncertainty of own trees, by few or contradicting trials, from which on they say nothing where there is no base."""
 _DOUBT = 0.1
 """Uncertainty that each octave beyond the measured sizes, and each unseen word, adds."""
 
@@ -108,8 +110,10 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         What other hosts measured.
     of_base, of_own : int
         Numbers of candidates in the rows of the base and of the own trees.
-    seen, met : Limits, optional
-        What the base, and the own trees, were fitted to.
+    seen : Limits, optional
+        What the base was fitted to.
+    met : dict
+        What the own trees were fitted to, by dtype and gradients: a trial says little of problems with others.
     own : list of Tree
         The corrections by trials of this machine; absolute log ratios of candidates that the base does not know.
     trials : dict
@@ -122,7 +126,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
     of_base: int = 0
     of_own: int = 0
     seen: Limits | None = None
-    met: Limits | None = None
+    met: dict[str, Limits] = {}
     own: list[Tree] = []
     trials: dict[str, int] = {}
 
@@ -150,8 +154,9 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                 found = {
                     n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in told.items()
                 }
-        if self.own and self.met is not None and self.trials.get(problem.dtype):
-            octave, unseen = self.met.beyond(place, own)
+        met = self.met.get(kind(problem)) if self.own else None
+        if met is not None:
+            octave, unseen = met.beyond(place, own)
             if octave < _FAR:
                 doubt, source = _DOUBT * (octave + unseen), "extrapolated" if octave > 0.5 else "measured"
                 leaves = [zip(*tree.leaf(place, self.of_own), strict=True) for tree in self.own]
@@ -161,9 +166,11 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
                         mean, base = sum(value for value, _ in known) / len(known), told.get(name, (0.0, 0.0))[0]
                         variance = sum((value - mean) ** 2 + noise**2 for value, noise in known) / len(known)
                         sigma = max(UNIT * math.sqrt(variance), _LEAST)
-                        found[name] = Estimate(base + UNIT * mean, sigma + doubt, source)
-        if found:
-            found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
+                        if sigma < _UNSURE or name in told:
+                            found[name] = Estimate(base + UNIT * mean, sigma + doubt, source)
+        if not found.keys() - {"stock"}:
+            return {}
+        found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
         return found
 
     @property
@@ -172,7 +179,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         columns = 8 + len(self.words)
         pairs = [(tree, self.of_own) for tree in self.own]
         pairs += [(self.base, self.of_base)] if self.base is not None else []
-        limits = [found for found in (self.seen, self.met) if found is not None]
+        limits = [*self.met.values(), *([] if self.seen is None else [self.seen])]
         return (
             all(0 < count <= len(self.candidates) and _is_whole(tree, columns, count) for tree, count in pairs)
             and all(len(found.low) == len(found.high) == 7 for found in limits)
@@ -197,6 +204,11 @@ def _is_whole(tree: Tree, columns: int, count: int) -> bool:
             for node, (feature, right) in enumerate(zip(tree.feature, tree.right, strict=True))
         )
     )
+
+
+def kind(problem: Problem) -> str:
+    """Return dtype and gradients of a problem."""
+    return f"{problem.dtype}/{problem.grad}"
 
 
 def octaves(problem: Problem) -> tuple[float, ...]:

@@ -22,6 +22,12 @@ from autokern.tuning.profile import Profile, decode
 NAMES, WORDS = ["stock", "fast"], ["grad:x", "rbf"]
 WIDE = Limits([0.0] * 7, [40.0] * 7, ["rbf", "grad:x"])
 
+
+def met(limits: Limits = WIDE, dtypes: tuple[str, ...] = ("float32", "float64")) -> dict[str, Limits]:
+    """The same limits of own trials, whatever the gradients."""
+    return {f"{dtype}/{grad}": limits for dtype in dtypes for grad in ("", "x", "theta/x")}
+
+
 problems = st.builds(
     Problem,
     op=st.just("synthetic"),
@@ -54,8 +60,8 @@ def by_base(tree: Tree, **more) -> Forest:
     return Forest(**{"candidates": NAMES, "words": WORDS, "base": tree, "of_base": 2, "seen": WIDE, **more})
 
 
-def by_own(*trees: Tree, met: Limits = WIDE, **more) -> Forest:
-    told = {"own": list(trees), "of_own": 2, "met": met, "trials": {"float64": 9}}
+def by_own(*trees: Tree, **more) -> Forest:
+    told = {"own": list(trees), "of_own": 2, "met": met(), "trials": {"float64": 9}}
     return Forest(**{"candidates": NAMES, "words": WORDS, **told, **more})
 
 
@@ -86,7 +92,7 @@ def test_trees_evaluate_as_those_of_scikit_learn(seen, others, seed, extra):
 @settings(max_examples=40, deadline=None)
 @given(problems, st.integers(-3000, 1200), st.integers(-3000, 1200))
 def test_files_keep_estimates_bit_for_bit(problem, one, other):
-    forest = by_base(stump(), own=[leaf(0, one), leaf(0, other)], of_own=2, met=WIDE)
+    forest = by_base(stump(), own=[leaf(0, one), leaf(0, other)], of_own=2, met=met())
     forest = msgspec.structs.replace(forest, trials={"float64": 2})
     read = decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": forest}))).forests["synthetic@cpu"]
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(forest), type=Forest)
@@ -95,22 +101,24 @@ def test_files_keep_estimates_bit_for_bit(problem, one, other):
 
 
 def test_own_trees_correct_the_base_and_their_disagreement_is_the_uncertainty():
-    forest = by_base(stump(), own=[leaf(0, 100), leaf(0, 300)], of_own=2, met=WIDE, trials={"float64": 5})
+    forest = by_base(stump(), own=[leaf(0, 100), leaf(0, 300)], of_own=2, met=met(), trials={"float64": 5})
     left, right = (forest.estimates(square(n))["fast"] for n in (64, 65))
     assert (left.log_ratio, right.log_ratio) == pytest.approx((-0.3, 0.5))
     assert left.sigma == right.sigma == pytest.approx(0.1, rel=1e-3)
     assert forest.estimates(square(64))["stock"] == (0.0, 0.0, "measured")
 
 
-def test_trials_of_another_dtype_correct_nothing():
-    forest = by_base(stump(), own=[leaf(0, 100)], of_own=2, met=WIDE, trials={"float32": 9})
+def test_trials_of_another_dtype_or_gradient_correct_nothing():
+    single = met(dtypes=("float32",))
+    forest = by_base(stump(), own=[leaf(0, 100)], of_own=2, met=single, trials={"float32": 9})
     assert forest.estimates(square(64))["fast"][::2] == (-0.5, "other hosts")
     assert forest.estimates(square(64, dtype="float32"))["fast"][::2] == (pytest.approx(-0.4), "measured")
-    assert by_own(leaf(0, 100), trials={"float32": 9}).estimates(square(64)) == {}
+    assert by_own(leaf(0, 100), met=single).estimates(square(64)) == {}
+    assert by_own(leaf(0, 100), met={"float64/x": WIDE}).estimates(square(64)) == {}
 
 
 @pytest.mark.parametrize(
-    "make", [lambda limits: by_base(stump(), seen=limits), lambda limits: by_own(stump(), met=limits)]
+    "make", [lambda limits: by_base(stump(), seen=limits), lambda limits: by_own(stump(), met=met(limits))]
 )
 def test_far_beyond_the_measured_sizes_there_is_no_estimate_and_a_little_beyond_it_is_doubtful(make):
     low, high = ([round(x, 3) for x in octaves(square(n, d=1, rhs=1))] for n in (32, 1024))
@@ -128,18 +136,24 @@ def test_words_that_were_not_measured_add_doubt():
     assert sigmas == sorted(set(sigmas))
 
 
+def test_own_trees_that_contradict_each_other_say_nothing_where_there_is_no_base():
+    apart = [leaf(0, -700), leaf(0, 300)]
+    assert by_own(*apart).estimates(square(64)) == {}
+    assert "fast" in by_base(stump(), own=apart, of_own=2, met=met()).estimates(square(64))
+
+
 def test_candidates_without_trials_in_a_leaf_have_no_estimate():
-    assert set(by_base(leaf(0, UNKNOWN)).estimates(square(64))) == {"stock"}
-    assert set(by_own(leaf(0, UNKNOWN)).estimates(square(64))) == {"stock"}
+    assert by_base(leaf(0, UNKNOWN)).estimates(square(64)) == {}
+    assert by_own(leaf(0, UNKNOWN)).estimates(square(64)) == {}
     some = by_own(leaf(0, UNKNOWN), leaf(0, 400), leaf(0, 200)).estimates(square(64))["fast"]
     assert some.log_ratio == pytest.approx(0.3), "trees that do not know one say nothing of it"
     assert Forest(NAMES, []).estimates(square(64)) == {}
 
 
 def test_sizes_are_where_trees_split():
-    both = by_base(stump(0, 6.5), own=[stump(1, 9.0), stump(2, 3.0), stump(6, 11.25)], of_own=2, met=WIDE)
+    both = by_base(stump(0, 6.5), own=[stump(1, 9.0), stump(2, 3.0), stump(6, 11.25)], of_own=2, met=met())
     assert both.sizes == {90, 512, 8, 2435}
-    others = by_base(stump(3, 2.0), own=[stump(4), stump(5), stump(7, 0.5), stump(8, 0.5)], of_own=2, met=WIDE)
+    others = by_base(stump(3, 2.0), own=[stump(4), stump(5), stump(7, 0.5), stump(8, 0.5)], of_own=2, met=met())
     assert others.sizes == set(), "dimensions, right-hand sides, batches, dtypes and words are no sizes of matrices"
 
 
@@ -164,7 +178,7 @@ DAMAGED = {
     "no columns": by_base(stump(), of_base=0),
     "own trees without columns": by_own(stump(), of_own=-2),
     "limits of too few sizes": by_base(stump(), seen=Limits([0.0], [9.0], [])),
-    "limits of own trees of too few sizes": by_own(stump(), met=Limits([0.0] * 7, [9.0], [])),
+    "limits of own trees of too few sizes": by_own(stump(), met=met(Limits([0.0] * 7, [9.0], []))),
 }
 
 
@@ -195,7 +209,7 @@ trees = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(trees, trees, st.integers(-1, 4), st.integers(-1, 4), problems)
 def test_whatever_is_not_refused_can_be_evaluated(base, own, of_base, of_own, problem):
-    forest = by_base(base, of_base=of_base, own=[own], of_own=of_own, met=WIDE, trials={"float64": 1})
+    forest = by_base(base, of_base=of_base, own=[own], of_own=of_own, met=met(), trials={"float64": 1})
     try:
         read = decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": forest})))
     except ProfileError:
