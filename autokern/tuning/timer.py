@@ -99,7 +99,6 @@ def compare(
             call()
             first[name] = once(call, synchronize)
     repeats = {name: max(1, math.ceil(min_time / max(first[name], 1e-7))) for name in calls}
-    lead = {name: repeats[name] > 1 or first[name] < _LONGEST for name in calls}
     samples: dict[str, list[_Sample]] = {name: [] for name in calls}
     alive, collecting = list(calls), gc.isenabled()
     try:
@@ -107,7 +106,9 @@ def compare(
         with Waited() as waited:
             for turn in range(2 * rounds[1]):
                 for name in _order(alive, turn):
-                    samples[name].append(_sample(calls[name], repeats[name], synchronize, waited, lead[name]))
+                    known = (first[name], *(sample.wall for sample in samples[name]))  # each may be disturbed
+                    lead = repeats[name] > 1 or min(known) < _LONGEST
+                    samples[name].append(_sample(calls[name], repeats[name], synchronize, waited, lead))
                 now = time.perf_counter()
                 usual = sum(repeats[n] * min(first[n], *(s.wall for s in samples[n])) for n in alive)
                 if turn == 0:
