@@ -151,8 +151,8 @@ def session(**orders: str) -> Iterator[None]:
         fresh = dispatch.reset()
         if "AUTOKERN_PROFILE" in orders:
             host = orders["AUTOKERN_PROFILE"]
-            fresh._model = _models.get(host)
-            _models[host] = fresh.model
+            fresh._chooser = _models.get(host)
+            _models[host] = fresh.chooser
         yield
 
 

@@ -160,7 +160,6 @@ def test_verdicts_are_kept_merged_and_taken_over_from_the_profile_in_force(pykeo
     works = Tool(True, "works", 5.0, "pykeops 2.3, g++")
     assert profile.merge(Profile()).tools == {"keops": BROKEN}
     assert profile.merge(Profile(tools={"keops": works})).tools == {"keops": works}
-    assert profile.without("qr").tools == {"keops": BROKEN}
     here = Session(Settings(calibrate="never"))
     here.adopt(profile)
     assert "compiler g++ fails" in keops.keops_problem()

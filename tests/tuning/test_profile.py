@@ -252,21 +252,6 @@ def test_merge_with_nothing_or_itself_changes_nothing(a):
 
 
 @given(profiles)
-def test_without_forgets_one_op_alone(a):
-    left = a.without("qr")
-    assert all(t.problem.op != "qr" for t in left.trials)
-    assert [t for t in a.trials if t.problem.op != "qr"] == left.trials
-    assert left.banned == []
-    assert set(left.setup) <= {"cholesky.cpu"}
-    assert (left.host, left.fingerprint, left.created) == (a.host, a.fingerprint, a.created)
-
-
-def test_without_knows_the_keys_that_calibration_writes():
-    """Levels are kept by op, dtype and device."""
-    profile = Profile(levels={"qr/float64@cpu": "full", "qr@cpu": "quick", "qrx/float64@cpu": "full"})
-    assert profile.without("qr").levels == {"qrx/float64@cpu": "full"}
-
-
 # --- Profile: thresholds ----------------------------------------------------------------------------------------------
 
 
