@@ -237,7 +237,7 @@ def test_a_second_calibration_measures_only_what_the_first_one_left_and_what_is_
     assert any("new" in trial.timings for trial in dispatch.session().profile.trials)
 
 
-def test_calibrate_keeps_what_it_has_when_it_is_interrupted(run, monkeypatch):
+def test_calibrate_shows_what_is_in_force_when_it_is_interrupted(run, monkeypatch):
     def interrupted(*args, **kwargs):
         store.save(dispatch.session().settings, _profile())
         dispatch.session().adopt(_profile())
@@ -246,7 +246,7 @@ def test_calibrate_keeps_what_it_has_when_it_is_interrupted(run, monkeypatch):
     monkeypatch.setattr("autokern.cli.commands_calibrate.measuring.calibrate", interrupted)
     result = run("calibrate", "--json")
     assert result.exit_code == 130
-    assert "are kept" in result.stderr
+    assert "the profile of before stays in force" in result.stderr
     assert json.loads(result.stdout)["ops"][0]["problems"] == 4
     assert run("show").exit_code == 0
 
