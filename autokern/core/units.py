@@ -8,7 +8,8 @@ from typing import Any
 __all__ = ["duration", "legible", "sized"]
 
 _PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²³⁴⁵⁶⁷⁸⁹", "ux->+*!e20123456789", strict=True)} | {
-    ord("…"): "..."
+    ord("…"): "...",
+    ord("≤"): "<=",
 }
 """Characters that stand for others where a stream cannot write those."""
 

@@ -89,7 +89,7 @@ def test_problems_of_a_study_are_off_every_grid_and_partly_those_of_programs() -
 @pytest.mark.slow
 def test_recorded_hosts_predict_each_other() -> None:
     rows = choices.replayed()
-    assert len(rows) == len(list((choices.HERE / "hosts").glob("*.json")))
+    assert len(rows) == 2 * len(list((choices.HERE / "hosts").glob("*.json")))
     assert all(row["regret_geomean"] >= 1 and row["problems"] > 100 for row in rows)
 
 
