@@ -27,19 +27,7 @@ _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10
 
 
 class Nearest(NamedTuple):
-    """The trial nearest to a problem, and the seconds of stock that follow from it.
-
-    Parameters
-    ----------
-    trial : Trial
-        The trial.
-    octaves : float
-        Its distance.
-    seconds : float
-        Predicted seconds of one call of stock.
-    here : bool
-        Whether this machine measured it.
-    """
+    """The trial nearest to a problem, its distance, stock's seconds on the problem, and whether this machine ran it."""
 
     trial: Trial
     octaves: float

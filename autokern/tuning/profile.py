@@ -118,21 +118,7 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes at which the exam of a calibration found its choices of an op slower than others, which serve there.
-
-    Parameters
-    ----------
-    op, dtype, device : str
-        The group of the problems.
-    grad : str
-        Their gradients.
-    batched : bool
-        Whether they are batches.
-    low, high : int
-        The least and the largest number of columns.
-    instead : {"shipped", "stock"}
-        The choices that serve there.
-    """
+    """Problems of `low` to `high` columns at which the exam found other choices faster: ``"shipped"`` or ``"stock"``."""
 
     op: str
     dtype: str

@@ -1,0 +1,48 @@
+"""The tables of `calibration/gains.py`, on figures of a test and on the committed ones."""
+
+from __future__ import annotations
+
+import json
+
+import gains
+import pytest
+
+RUN = {"cpu": "a CPU", "capability": "AVX2", "threads": 2, "date": "2026-01-02", "shipped": "another CPU"}
+FIGURES = {
+    "run": RUN,
+    "programs": [{"program": "one", "off": [4.0, 8.0], "none": [2.0, 2.0], "quick": [2.0, 2.0], "full": [1.0, 4.0]}],
+    "steps": [{"n": 20, "dtype": "float64", "off": 3.0, "none": 2.0, "quick": 1.5, "full": 1.0}],
+    "overhead": [{"problem": "p", "seconds": 1.0, "none": 1.1, "quick": 1.05, "full": 1.01}],
+}
+
+
+def rows(figures: dict[str, object]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in gains.tables(figures) if line.startswith("| ")]
+
+
+def test_gains_are_stocks_time_over_autokerns_and_no_profile_over_a_profile() -> None:
+    found = {(row[0], row[1]): row[2:] for row in rows(FIGURES)}
+    assert found["1 programs after the imports", "stock over autokern, seconds"][2] == "4.00 (least 4.00)"
+    assert found["the same", "no profile over profile, seconds"][1:] == ["1.00 (least 1.00)", "2.00 (least 2.00)"]
+    assert found["the same", "no profile over profile, CPU seconds"][2] == "0.50 (least 0.50)"
+    ratios = ["1.50 (least 1.50)", "2.00 (least 2.00)", "3.00 (least 3.00)"]
+    assert next(cells for (what, _), cells in found.items() if what.startswith("training steps, float64")) == ratios
+    (dispatched,) = (cells for (what, _), cells in found.items() if "random problems" in what)
+    assert dispatched[0] == "1.100, p95 1.10"
+
+
+def test_rows_of_dispatched_calls_are_judged_by_the_other_half() -> None:
+    half = {
+        name: type("Timing", (), {"ratio": ratio, "seconds": 1.0})
+        for name, ratio in {
+            "stock": 1.0,
+            "fast": 0.5,
+            **{f"dispatched {side}": 0.6 for side in gains.SIDES[1:]},
+        }.items()
+    }
+    assert gains._row("p", [half, half])["full"] == pytest.approx(1.2)
+
+
+def test_the_committed_figures_stand_in_the_docs() -> None:
+    assert json.loads(gains.JSON.read_text())["run"].keys() == RUN.keys()
+    assert gains.main(["--check"]) == 0
