@@ -269,7 +269,6 @@ def test_merge_with_nothing_or_itself_changes_nothing(a):
     assert as_sets(a.merge(Profile())) == as_sets(Profile().merge(a)) == as_sets(a.merge(a)) == as_sets(a)
 
 
-@given(profiles)
 # --- Profile: thresholds ----------------------------------------------------------------------------------------------
 
 
