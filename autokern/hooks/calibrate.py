@@ -80,10 +80,10 @@ def calibrate(
                 found = measure(chosen, level, budget - seconds, kinds, before, progress=shown, **options)
                 if seconds and found.forests:
                     found = examined(found, level, seconds, shown)
+            if here.settings.profile is None:
+                store.save(here.settings, found)
+            here.adopt(found)
         except BaseException:  # interrupted or failed: the complete profile of before stays in force
             here.adopt(before)
             raise
-        if here.settings.profile is None:
-            store.save(here.settings, found)
-        here.adopt(found)
     return found

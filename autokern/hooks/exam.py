@@ -198,8 +198,8 @@ class _Exam:
 
     def _by(self, session: Session) -> None:
         before, token = dispatch.session(), current.set(None)  # the memo of a `using` block is the user's
-        dispatch.replace(session)
         try:
+            dispatch.replace(session)
             self._task()
         finally:
             dispatch.replace(before)

@@ -174,6 +174,11 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     @property
+    def count(self) -> int:
+        """The number of own trials."""
+        return sum(self.trials.values())
+
+    @property
     def is_whole(self) -> bool:
         """Whether every walk through its trees ends in a row that is there."""
         columns = 8 + len(self.words)

@@ -261,7 +261,7 @@ def _repaid(
         setup = chooser.profile.setup.get(f"{table.op.name}.{candidate.name}", math.inf)
         if saving * horizon > setup:
             return candidate, 0
-        if saving > 0 and math.isfinite(setup):
+        if saving > 0 and math.isfinite(setup / saving):
             calls = int(setup / saving) + 1
             review = min(review or calls, calls)
     return ready, review

@@ -263,7 +263,10 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         return shown.portrait("plot", self, op, device, dtype, ax)
 
     def merge(self, other: Profile) -> Profile:
-        """Return a profile with the trials of both; for a problem in both, see `Trial.updated`."""
+        """Return a profile with the trials of both; for a problem in both, see `Trial.updated`.
+
+        Of trees in both, those fitted to more trials stay: a program that began before a calibration saves old ones.
+        """
         trials = {trial.problem: trial for trial in self.trials}
         for trial in other.trials:
             known = trials.get(trial.problem)
@@ -273,6 +276,10 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         counts = Counter(group_key(*problem.group) for problem in trials)
         measured = {key for key, count in counts.items() if count >= ENOUGH} | {*self.levels, *other.levels}
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
+        later = {k: f for k, f in other.forests.items() if k not in self.forests or f.count >= self.forests[k].count}
+        older = other.forests.keys() - later.keys()
+        kept = [k for k in self.kept if f"{k.op}@{k.device}" not in later]
+        kept += [k for k in other.kept if f"{k.op}@{k.device}" not in older]
         return Profile(
             host=other.host or self.host,
             fingerprint=other.fingerprint or self.fingerprint,
@@ -282,8 +289,8 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             levels={**self.levels, **other.levels, **full},
             tools={**self.tools, **other.tools},
             fruitless={key: date for key, date in dates.items() if key not in measured},
-            forests={**self.forests, **other.forests},
-            kept=[*(k for k in self.kept if f"{k.op}@{k.device}" not in other.forests), *other.kept],
+            forests={**self.forests, **later},
+            kept=list(dict.fromkeys(kept)),  # without repetitions: files are merged with themselves
             exam=other.exam or self.exam,
             created=max(self.created, other.created),
         )

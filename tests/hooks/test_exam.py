@@ -255,7 +255,13 @@ def test_a_calibration_ends_with_an_exam_that_is_kept_on_disk(world):
 
 
 @pytest.mark.parametrize(
-    ("where", "error"), [("measuring", KeyboardInterrupt), ("measuring", RuntimeError), ("exam", KeyboardInterrupt)]
+    ("where", "error"),
+    [
+        ("measuring", KeyboardInterrupt),
+        ("measuring", RuntimeError),
+        ("exam", KeyboardInterrupt),
+        ("saving", KeyboardInterrupt),
+    ],
 )
 def test_an_interrupted_calibration_leaves_the_profile_of_before(world, monkeypatch, where, error):
     first = autokern.calibrate(["part"], budget=5.0, devices=["cpu"], progress=False)
@@ -268,6 +274,8 @@ def test_an_interrupted_calibration_leaves_the_profile_of_before(world, monkeypa
 
     if where == "exam":
         world.tasks = [("a task", lambda: stop)]
+    elif where == "saving":
+        monkeypatch.setattr(store, "save", stop)
     else:
         world.part.candidate("new")(world.candidate("stock"))  # so that there is something to measure
         times = iter([0, 0])

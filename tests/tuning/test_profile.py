@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
-from autokern.tuning.profile import SCHEMA, Ban, Crossover, Profile, Timing, Trial, decode
+from autokern.tuning.forest import Forest
+from autokern.tuning.profile import SCHEMA, Ban, Crossover, Kept, Profile, Timing, Trial, decode
 
 NAMES = ["stock", "cpu", "tiled"]
 
@@ -228,6 +229,23 @@ def as_sets(profile: Profile) -> tuple:
     found = {(t.problem, name): timing for t in profile.trials for name, timing in t.timings.items()}
     banned = {(b.op, b.candidate, b.dtype, b.device): b for b in profile.banned}
     return found, banned, profile.setup, profile.levels, profile.created, profile.host, profile.fingerprint
+
+
+def test_merge_repeats_no_choice_of_the_exam():
+    """Of an op without trees of its own: files are merged with themselves whenever something is saved."""
+    kept = Profile(kept=[Kept("qr", "float64", "cpu", "", False, 1, 9, "stock")])
+    assert kept.merge(kept).merge(kept).kept == kept.kept
+
+
+def test_merge_lets_no_older_trees_replace_those_of_more_trials():
+    """A program that began before a calibration saves its profile with the trees of then."""
+    kept = Kept("qr", "float64", "cpu", "", False, 1, 9, "stock")
+    old = Profile(forests={"qr@cpu": Forest(["stock"], [], trials={"float64": 5})}, kept=[kept])
+    new = Profile(forests={"qr@cpu": Forest(["stock"], [], trials={"float64": 5, "float32": 5})})
+    for merged in (old.merge(new), new.merge(old)):
+        assert (merged.forests, merged.kept) == (new.forests, [])
+    same = Profile(forests={"qr@cpu": Forest(["cpu"], [], trials={"float64": 5})})
+    assert old.merge(same).forests == same.forests
 
 
 @given(profiles, profiles, profiles)
