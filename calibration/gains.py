@@ -246,7 +246,7 @@ def tables(figures: Mapping[str, Any]) -> Iterator[str]:
             cells = " | ".join(f"{geomean(gains[s]):.2f} (least {min(gains[s]):.2f})" for s in SIDES[2:])
             yield f"| the same | no profile over profile, {what} | | {cells} |"
     rows = figures.get("steps", [])
-    for dtype in ("float64", "float32") if rows else ():
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
         of = [row for row in rows if row["dtype"] == dtype]
         gains = {s: [row["off"] / row[s] for row in of] for s in SIDES[1:]}
         cells = " | ".join(f"{geomean(gains[s]):.2f} (least {min(gains[s]):.2f})" for s in SIDES[1:])
