@@ -33,17 +33,7 @@ _DOUBT = 0.1
 
 
 class Estimate(NamedTuple):
-    """Predicted time of a candidate on a problem, over stock's.
-
-    Parameters
-    ----------
-    log_ratio : float
-        Log of its time over stock's.
-    sigma : float
-        Standard deviation of `log_ratio`.
-    source : str
-        ``"measured"`` by this machine, ``"extrapolated"`` from its trials, or ``"other hosts"``.
-    """
+    """Log of a candidate's time over stock's, its standard deviation, and whose trials it follows from."""
 
     log_ratio: float
     sigma: float
