@@ -193,7 +193,7 @@ class _Exam:
     """One thing, timed by three ways of choosing."""
 
     def __init__(self, task: Task, shipped: Session, settings: Any) -> None:
-        self._task, self._shipped, self._settings = task, shipped, settings
+        self._task, self._shipped = task, shipped
         self._new = Session(settings)
 
     def _by(self, session: Session) -> None:

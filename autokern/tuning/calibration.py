@@ -24,7 +24,7 @@ from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
-from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.chooser import Chooser, fitted, key_of
 from autokern.tuning.drawing import draw, measurable
 from autokern.tuning.measuring import Measurer
 from autokern.tuning.policy import CONFIDENCE, NOISE
@@ -195,7 +195,7 @@ class _Calibration:
         self._fresh: set[str] = set()
         self._timed: dict[str, list[Trial]] = {}
         for trial in known.trials:
-            self._timed.setdefault(_key(trial.problem), []).append(trial)
+            self._timed.setdefault(key_of(trial.problem), []).append(trial)
 
     def profile(self) -> Profile:
         """Return the known measurements and those of this run, with trees for the ops that were measured."""
@@ -259,7 +259,7 @@ class _Calibration:
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep what can be trusted of it; a problem that others disturbed is tried once more later."""
         candidates = self._measurer.runnable(problem, self._worthwhile(pool, problem))
-        known = next((t for t in self._timed.get(_key(problem), ()) if t.problem == problem), None)
+        known = next((t for t in self._timed.get(key_of(problem), ()) if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
             return
         share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
@@ -281,8 +281,8 @@ class _Calibration:
         if timings:
             trial = Trial(problem, timings)
             self._found.trials.append(trial)
-            self._timed.setdefault(_key(problem), []).append(trial)
-            self._fresh.add(_key(problem))
+            self._timed.setdefault(key_of(problem), []).append(trial)
+            self._fresh.add(key_of(problem))
             right = self._is_right(problem, timings)
             pool.proven = pool.proven + 1 if right else 0
         if any(timing.disturbed for timing in timings.values()) or (
@@ -313,13 +313,9 @@ class _Calibration:
 
     def _expected(self, op: Op, problem: Problem, candidates: list[Candidate]) -> float:
         """Return the seconds that a trial is expected to take, by the nearest trial of this machine or another one."""
-        near = Chooser(Profile(trials=self._timed.get(_key(problem), []))).nearest(op, problem)
+        near = Chooser(Profile(trials=self._timed.get(key_of(problem), []))).nearest(op, problem)
         work = op.stock.features(problem)
         once = 1e-4 + (work.flops + work.bytes) / _RATE if near is None else near.seconds * 2 ** (0.2 * near.octaves)
         told = self._chooser.estimates(problem)
         ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
         return _ONCE + _ROUNDS * once * sum(ratios)
-
-
-def _key(problem: Problem) -> str:
-    return f"{problem.op}@{problem.device}"

@@ -18,7 +18,7 @@ from autokern.tuning import recorded, store
 from autokern.tuning.forest import Estimate, Forest, words
 from autokern.tuning.profile import ENOUGH, SCHEMA, Profile, Trial, group_key
 
-__all__ = ["Chooser", "Estimate", "Nearest", "fitted", "load"]
+__all__ = ["Chooser", "Estimate", "Nearest", "fitted", "key_of", "load"]
 
 _WORD, _DTYPE = 2.0, 1.0
 """Octaves between problems that differ in one word, and in the dtype."""
@@ -61,12 +61,12 @@ class Chooser:
         """The trials of this machine by ``"op@device"``."""
         found: dict[str, list[Trial]] = {}
         for trial in self.profile.trials:
-            found.setdefault(_key(trial.problem), []).append(trial)
+            found.setdefault(key_of(trial.problem), []).append(trial)
         return found
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return an Estimate by name for those candidates that this host or another one measured on such problems."""
-        key = _key(problem)
+        key = key_of(problem)
         own, shipped = self.profile.forests.get(key), self.shipped.get(key)
         forest = shipped if own is None or self.instead(problem) == "shipped" else own
         return {} if forest is None else forest.estimates(problem)
@@ -77,7 +77,7 @@ class Chooser:
 
     def knows(self, problem: Problem) -> bool:
         """Whether enough was measured for the op, dtype and device of a problem."""
-        forest = self.profile.forests.get(_key(problem))
+        forest = self.profile.forests.get(key_of(problem))
         trials = 0 if forest is None else forest.trials.get(problem.dtype, 0)
         return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
 
@@ -91,7 +91,7 @@ class Chooser:
 
     def _like(self, problem: Problem) -> list[Trial]:
         """Return the trials of the group of a problem."""
-        return [t for t in self._trials.get(_key(problem), ()) if t.problem.dtype == problem.dtype]
+        return [t for t in self._trials.get(key_of(problem), ()) if t.problem.dtype == problem.dtype]
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
         """Return the expected error of an approximate candidate, or None where no like problem was measured.
@@ -109,7 +109,7 @@ class Chooser:
 
     def nearest(self, op: Op, problem: Problem) -> Nearest | None:
         """Return the trial nearest to a problem, of this machine if it has any of the op, and stock's seconds."""
-        key = _key(problem)
+        key = key_of(problem)
         own = [t for t in self._trials.get(key, ()) if "stock" in t.timings]
         if not own and self.shipped and key not in self._others:
             self._others[key] = [t for host in recorded.hosts() for t in host.trials(op.name, problem.device)]
@@ -128,7 +128,8 @@ class Chooser:
         return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale, bool(own))
 
 
-def _key(problem: Problem) -> str:
+def key_of(problem: Problem) -> str:
+    """Return the key of the trees that choose for a problem: ``"op@device"``."""
     return f"{problem.op}@{problem.device}"
 
 
@@ -162,7 +163,7 @@ def fitted(profile: Profile, keys: Mapping[str, object] | set[str] | None = None
     groups: dict[str, list[Trial]] = {}
     for trial in profile.trials:
         if known(trial.problem.op):
-            groups.setdefault(_key(trial.problem), []).append(trial)
+            groups.setdefault(key_of(trial.problem), []).append(trial)
     found, shipped = dict(profile.forests), recorded.forests()
     for key, trials in groups.items():
         if keys is None or key in keys:

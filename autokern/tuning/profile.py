@@ -29,8 +29,6 @@ QUIET = 0.0
 """The share of one that does not: this object is the default, which files leave out."""
 ENOUGH = 5
 """Trials of a group that make it known; fewer hint at times, but neither coefficients nor spread follow from them."""
-_NEAR_BEST = 1.03
-"""Times of the best time up to which a candidate has won a trial."""
 
 _Positive = Annotated[float, msgspec.Meta(gt=1e-12, lt=1e9)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -96,10 +94,6 @@ class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def usual(self) -> dict[str, Timing]:
         """The timings of candidates within the op's bound: those that may be chosen by default."""
         return {name: timing for name, timing in self.timings.items() if timing.relative_error is None}
-
-    def won(self, name: str) -> bool:
-        """Whether a candidate was as fast as any within what could be measured."""
-        return self.timings[name].ratio <= _NEAR_BEST * min(timing.ratio for timing in self.usual.values())
 
     @property
     def disturbed(self) -> bool:
