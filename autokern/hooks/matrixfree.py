@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
+from gpytorch.settings import use_keops
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 
@@ -55,7 +56,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     if not _known(kernel, x1, x2):
         return None
     if keops:
-        wanted = is_default_size(library.max_cholesky_size.value())
+        wanted = use_keops.on() and is_default_size(library.max_cholesky_size.value())
     else:
         wanted = ordered or (_iterates(lazy) and (inside.formless or (large and not _fits(lazy))))
     return matrix_free(kernel, x1, x1 if _same(x1, x2) else x2) if wanted else None
