@@ -10,18 +10,30 @@ import msgspec
 
 from autokern.core.problem import Features, Problem
 
-__all__ = ["ACCURACIES", "UNKNOWN", "WITHIN", "Candidate", "Derived", "Error", "Run", "nothing"]
+__all__ = ["ACCURACIES", "UNKNOWN", "WITHIN", "Candidate", "Derived", "Error", "Obeys", "Run", "nothing", "obedient"]
 
 ACCURACIES = ("same", "better", "approximate")
 
 Run = Callable[..., Any]
 Derived = Callable[[Problem, Mapping[str, float]], float | None]
+Obeys = Callable[[str, float, Problem], "bool | None"]
 _Asked = TypeVar("_Asked")
 
 
-def nothing(_: object) -> None:
-    """Return None: no reason against a candidate, and no error that is to be told."""
+def nothing(*_: object) -> None:
+    """Return None: no reason against a candidate, no error that is to be told, no order that is obeyed."""
     return None
+
+
+def obedient(unsupported: Callable[[Problem], str | None], obeys: Obeys) -> Callable[[Problem], str | None]:
+    """Return `unsupported` with a reason against problems with an order of the user's that `obeys` is not true for."""
+
+    def why(problem: Problem) -> str | None:
+        orders = problem.orders.items() if "order:" in problem.variant else ()
+        ignored = [f"{name}({value:g})" for name, value in orders if not obeys(name, value, problem)]
+        return f"it does not obey {', '.join(ignored)}, which you set" if ignored else unsupported(problem)
+
+    return why
 
 
 class Error(msgspec.Struct, frozen=True):

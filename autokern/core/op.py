@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autokern.core import plugins, registry
-from autokern.core.candidate import ACCURACIES, Candidate, Derived, Error, Run, nothing
+from autokern.core.candidate import ACCURACIES, Candidate, Derived, Error, Obeys, Run, nothing, obedient
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
 
@@ -268,13 +268,15 @@ class Op(abc.ABC):
         as_stock: bool = False,
         derived: Derived | None = None,
         error: Callable[[Problem], Error | None] = nothing,
+        obeys: Obeys = nothing,
         why_not: Callable[[Problem], str | None] | None = None,
         setup: bool | None = None,
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
 
-        `Candidate` says what the arguments are. Deprecated are `why_not`, which is `unsupported` and `unavailable` in
-        one, and `setup`, which is `compiles`.
+        `Candidate` says what the arguments are. `obeys` says whether the candidate obeys a value of a setting of the
+        libraries, by its name, for a problem; one that does not cannot serve where the user changed it. Deprecated are
+        `why_not`, which is `unsupported` and `unavailable` in one, and `setup`, which is `compiles`.
         """
         if why_not is not None:
             told = (
@@ -297,7 +299,7 @@ class Op(abc.ABC):
                     name=name,
                     run=run,
                     accuracy=accuracy,
-                    unsupported=unsupported,
+                    unsupported=unsupported if name == "stock" else obedient(unsupported, obeys),
                     unavailable=unavailable,
                     memory=memory or self.memory,
                     features=features or self.features,

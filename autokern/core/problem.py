@@ -69,6 +69,12 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
         return (*self.variant.split("/"), *(f"grad:{word}" for word in self.grad.split("/")))
 
     @property
+    def orders(self) -> dict[str, float]:
+        """Settings of the libraries that the user changed, by their words ``order:NAME=VALUE``."""
+        pairs = (word.removeprefix("order:").split("=") for word in self.words if word.startswith("order:"))
+        return {name: float(value) for name, value in pairs}
+
+    @property
     def coarse(self) -> Problem:
         """The problem with sizes cut to four binary digits, which a stream of slowly growing sizes shares."""
         return self.replace(m=_cut(self.m), n=_cut(self.n), d=_cut(self.d), batch=_cut(self.batch))

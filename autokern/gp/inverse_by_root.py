@@ -5,16 +5,15 @@ Each class has a batch shape, `explained` (the variances that the data explain) 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from linear_operator import settings as library
 
 from autokern.gp.factors import solved
 from autokern.gp.inverse_factor import Conditioned
+from autokern.gp.library_orders import as_now
 
 __all__ = ["Differentiated", "ReadLater", "Rooted", "Structured"]
 
@@ -66,13 +65,6 @@ class Rooted:
         return white @ white.mT
 
 
-_SETTINGS = (
-    library.cg_tolerance, library.max_cg_iterations, library.max_cholesky_size, library.max_preconditioner_size,
-    library.min_preconditioning_size,
-)  # fmt: skip
-"""Settings that decide how the library solves, and how accurately."""
-
-
 class Structured:
     """Explained covariances from a structured operator (Kronecker, Toeplitz), as in the library.
 
@@ -87,14 +79,10 @@ class Structured:
     def __init__(self, operator: Any) -> None:
         self._operator = operator
         self.batch = torch.Size(operator.shape[:-2])
-        self._settings = [(kind, kind.value()) for kind in _SETTINGS]
-        self._solves = library.fast_computations.solves.on()
+        self.as_made = as_now()
 
     def _solved(self, rhs: torch.Tensor) -> torch.Tensor:
-        with contextlib.ExitStack() as stack:
-            for kind, value in self._settings:
-                stack.enter_context(kind(value))
-            stack.enter_context(library.fast_computations.solves(self._solves))
+        with self.as_made():
             solution: torch.Tensor = self._operator.solve(rhs)
         return solution
 
@@ -124,7 +112,8 @@ class ReadLater:
 
     @functools.cached_property
     def _known(self) -> Conditioned | Structured:
-        return self._factor() or self._otherwise
+        with self._otherwise.as_made():
+            return self._factor() or self._otherwise
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""

@@ -17,6 +17,7 @@ from autokern.core.solved import Solved, note
 from autokern.gp.preconditioners.base import UnfitError
 from autokern.gp.preconditioners.choice import Kept
 from autokern.gp.preconditioners.columns import by_columns
+from autokern.gp.solved import LONGEST
 from autokern.kernels import over_ranks
 from autokern.kernels.near import Near
 from autokern.kernels.partition import usual
@@ -27,8 +28,6 @@ __all__ = ["of_matrix", "of_tree"]
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-_LONGEST = 200
-"""Products after which nothing is expected of a preconditioner."""
 _FEW = 8
 """Products that are no reason to try another preconditioner."""
 _SEEN = 8
@@ -208,7 +207,7 @@ def _refined(multiply: Product, inverse: Product, b: torch.Tensor, tolerance: fl
     size = torch.where(size > 0, size, 1.0)
     x, r, products, residual = torch.zeros_like(b), b, 0, math.inf
     for _ in range(_ROUNDS):
-        step, made = _iterated(multiply, inverse, r, size * tolerance)
+        step, made = _iterated(multiply, inverse, r, size * tolerance, LONGEST - products)
         if step is None:
             return _Found(x, math.inf, products + made)
         x += step
@@ -221,9 +220,9 @@ def _refined(multiply: Product, inverse: Product, b: torch.Tensor, tolerance: fl
 
 
 def _iterated(
-    multiply: Product, inverse: Product, b: torch.Tensor, enough: torch.Tensor
+    multiply: Product, inverse: Product, b: torch.Tensor, enough: torch.Tensor, most: int
 ) -> tuple[torch.Tensor | None, int]:
-    """Return a solution with residuals below some norms, by the recursion, and the products that it took."""
+    """Return a solution with residuals below some norms, and the products that it took."""
     x, r = torch.zeros_like(b), b.clone()
     left = float((torch.linalg.vector_norm(r, dim=0) / enough).max())
     if left <= 1:
@@ -231,7 +230,7 @@ def _iterated(
     z = inverse(r)
     p, rho = z, (r * z).sum(0)
     first = left
-    for made in range(1, _LONGEST + 1):
+    for made in range(1, most + 1):
         q = multiply(p)
         curvature = (p * q).sum(0)
         alpha = torch.where(rho > 0, rho / curvature, 0.0)  # a column that is solved stays as it is
@@ -248,7 +247,7 @@ def _iterated(
         fresh = (r * z).sum(0)
         p = torch.addcmul(z, p, torch.where(rho > 0, fresh / rho, 0.0))
         rho = fresh
-    return None, _LONGEST
+    return None, most
 
 
 def _converges(first: float, left: float, made: int) -> bool:
@@ -256,4 +255,4 @@ def _converges(first: float, left: float, made: int) -> bool:
     if not math.isfinite(left):
         return False
     rate = math.log(first / left) / made
-    return rate > 0 and made + math.log(left) / rate <= 2 * _LONGEST
+    return rate > 0 and made + math.log(left) / rate <= 2 * LONGEST

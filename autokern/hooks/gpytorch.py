@@ -20,12 +20,13 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.gp import marginal, memoized, originals
+from autokern.gp.library_orders import DEFAULT_SIZES, is_default_size
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, is_enabled
 from autokern.hooks.reading import trivial, unless_it_fails
-from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
+from autokern.hooks.solver_choice import EXACT, regime
 from autokern.kernels.tree import family_name
 from autokern.runtime.dispatch import forced, route
 
@@ -108,16 +109,16 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     if not torch.is_grad_enabled():
         return None
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
-    n = distribution.loc.shape[-1]
-    how = ORDERED if noise is None and likelihood is not None else regime(n)
-    if how == ORDERED:
+    if noise is None and likelihood is not None:
         return None
+    n = distribution.loc.shape[-1]
+    exact = regime(n) == EXACT
     from autokern.gp import array_density, matrix_density  # programs without a likelihood need none of this
 
     found = marginal.read(distribution, noise)
-    if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, how == EXACT) is not None:
-        return lambda value: _dispatch_log_prob(found, value, how == EXACT)
-    dense = marginal.read_matrix(distribution, noise) if how == EXACT and n <= _MOST else None
+    if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None:
+        return lambda value: _dispatch_log_prob(found, value, exact)
+    dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
     if dense is None:
         return None
     return lambda value: None if matrix_density.matrix(dense) is None else _dispatch_dense(dense, value)
@@ -209,9 +210,9 @@ _stock_use_keops = getattr(_keops, "_use_keops", None)
 def _use_keops(x1: Any, x2: Any) -> bool:
     """Switch at the library's own 800 points, whatever BoTorch set for Cholesky at its import."""
     limit = gpytorch.settings.max_cholesky_size.value()
-    if _stock_use_keops is None or not is_enabled() or limit == DEFAULT or not is_default(limit):
+    if _stock_use_keops is None or not is_enabled() or limit == DEFAULT_SIZES[0] or not is_default_size(limit):
         return bool(_stock_use_keops and _stock_use_keops(x1, x2))
-    return bool(gpytorch.settings.use_keops.on() and min(x1.size(-2), x2.size(-2)) >= DEFAULT)
+    return bool(gpytorch.settings.use_keops.on() and min(x1.size(-2), x2.size(-2)) >= DEFAULT_SIZES[0])
 
 
 if _stock_use_keops is not None:

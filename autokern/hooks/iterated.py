@@ -56,7 +56,7 @@ def _is_preconditioned(lazy: Any) -> bool:
     from autokern.ops.solve import system
 
     kernel, *_ = forms.embed(lazy.kernel, lazy.x1, None)
-    problem = system(lazy.x1, 1, kernel, ordered=False)
+    problem = system(lazy.x1, 1, kernel)
     return problem is not None and explain(problem).candidate == "preconditioned"
 
 

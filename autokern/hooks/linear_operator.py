@@ -19,7 +19,7 @@ from autokern.core.registry import get
 from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
-from autokern.hooks.solver_choice import EXACT, ORDERED, regime
+from autokern.hooks.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
 
 _THRESHOLD = 128
@@ -149,11 +149,9 @@ def _inv_quad_logdet(
 ) -> Any:
     if inv_quad_rhs is None or not logdet or stay_out() or _factorised_already(self):
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
-    found = regime(self.size(-1))
-    if found == ORDERED:
-        return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
+    exact = regime(self.size(-1)) == EXACT
     evaluated = self.evaluate_kernel() if _holds_kernels(self) else self
-    return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), found == EXACT)
+    return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 
 
 def _factorised_already(operator: Any) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from linear_operator import settings as library
 from linear_operator.operators import (
     ConstantMulLinearOperator,
     DenseLinearOperator,
@@ -25,9 +24,10 @@ from linear_operator.operators import (
 )
 
 from autokern.gp import memoized
+from autokern.gp.library_orders import as_now
 from autokern.hooks.bypass import stay_out_of_operators
 from autokern.hooks.install import hook
-from autokern.hooks.solver_choice import ORDERED, regime
+from autokern.hooks.solver_choice import ORDERED, ROOT, regime
 
 _TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
 """Operators that hold what they are made of, and evaluate no kernel."""
@@ -91,10 +91,10 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
     rootless = copy.copy(self)
     rootless.__dict__[_CACHE] = {}
     total = _stock_add_low_rank(rootless, low_rank_mat, generate_roots=False)
-    graph = torch.is_grad_enabled()
+    graph, as_then = torch.is_grad_enabled(), as_now()
 
     def compute() -> dict[Any, Any]:
-        with torch.set_grad_enabled(graph):
+        with torch.set_grad_enabled(graph), as_then():
             found: dict[Any, Any] = _stock_add_low_rank(self, low_rank_mat).__dict__[_CACHE]
         return found
 
@@ -110,6 +110,6 @@ def _waits(operator: Any) -> bool:
     terms = operator.linear_ops if type(operator) is SumLinearOperator else (operator,)
     held = (t.base_linear_op if type(t) is ConstantMulLinearOperator else t for t in terms)
     known = type(operator) in (SumLinearOperator, DenseLinearOperator) and all(type(t) in _TERMS for t in held)
-    if not known or regime(operator.shape[-1], library.fast_computations.covar_root_decomposition) == ORDERED:
+    if not known or regime(operator.shape[-1], ROOT) == ORDERED:
         return False
     return type(operator.__dict__.get(_CACHE)) is _Roots or not memoized.names(operator)

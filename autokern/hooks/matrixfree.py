@@ -12,18 +12,20 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
+from gpytorch.settings import use_keops
 from linear_operator import settings as library
 from linear_operator.operators import DenseLinearOperator, LinearOperator
 
 from autokern.core.op import inside
 from autokern.core.registry import get
 from autokern.gp import footprint
+from autokern.gp.library_orders import is_default_size
 from autokern.gp.lookup import looked_up
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.reading import trivial, unless_it_fails
-from autokern.hooks.solver_choice import EXACT, ITERATIVE, is_default, preconditions, regime
+from autokern.hooks.solver_choice import EXACT, ITERATIVE, SOLVE, regime
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import memory_limit
@@ -54,7 +56,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     if not _known(kernel, x1, x2):
         return None
     if keops:
-        wanted = is_default(library.max_cholesky_size.value())
+        wanted = use_keops.on() and is_default_size(library.max_cholesky_size.value())
     else:
         wanted = ordered or (_iterates(lazy) and (inside.formless or (large and not _fits(lazy))))
     return matrix_free(kernel, x1, x1 if _same(x1, x2) else x2) if wanted else None
@@ -81,8 +83,7 @@ def is_iterated(lazy: Any, large: bool) -> bool:
         return False
     if lazy.x1.dim() > 2 or lazy.x1.device.type != "cpu" or lazy.last_dim_is_batch or not trivial(lazy.params):
         return False
-    iterative = regime(n, library.fast_computations.solves) == ITERATIVE and preconditions(n)
-    return iterative and _known(lazy.kernel, lazy.x1, lazy.x2)
+    return regime(n, SOLVE) == ITERATIVE and _known(lazy.kernel, lazy.x1, lazy.x2)
 
 
 def _has_keops(kernel: Any) -> bool:

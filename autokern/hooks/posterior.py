@@ -13,7 +13,6 @@ from typing import Any
 import gpytorch
 import torch
 from gpytorch.models import ExactGP
-from linear_operator import settings as library
 
 from autokern.core.autograd import has_duals
 from autokern.gp import factor_cache
@@ -23,7 +22,7 @@ from autokern.hooks import botorch, origin
 from autokern.hooks.bypass import is_intercepted, stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, regime
+from autokern.hooks.solver_choice import EXACT, SOLVE, regime
 from autokern.runtime.dispatch import route
 
 _MOST = 64
@@ -83,7 +82,7 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
     n = data.shape[-2]
     if n + x.shape[-2] > settings.max_eager_kernel_size.value() or (settings.debug.on() and data.shape == x.shape):
         return False  # stock returns a lazy covariance, or warns of training points
-    return regime(n, library.fast_computations.solves) == EXACT
+    return regime(n, SOLVE) == EXACT
 
 
 def _made(model: Any, strategy: Any) -> Posterior | None:

@@ -16,7 +16,6 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from linear_operator import settings as library
 from linear_operator.operators import to_linear_operator
 
 from autokern.core.op import inside
@@ -29,7 +28,7 @@ from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, regime
+from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
 from autokern.runtime.dispatch import explain, route
 
 _dispatch_predict = route("predict", looked=True)
@@ -95,9 +94,9 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
         return _stock_prediction(
             self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
         )
-    found = regime(self.num_train, library.fast_computations.solves)
+    fast = gpytorch.settings.fast_pred_var.on()
+    found = regime(self.num_train, SOLVE, *([ROOT] if fast else []))
     if found != ORDERED and factor_cache.plain(self):
-        fast = gpytorch.settings.fast_pred_var.on()
         exact = found == EXACT or factor_cache.is_exact(self)
         query = Query(self, test_mean, test_test_covar, test_train_covar, exact, fast, True)
         formless = iterated.is_formless(self)
@@ -148,14 +147,16 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
 def _shared(strategy: Any, *cached: str) -> Any:
     """Return the factor of a strategy where stock would factorise, or where there is one already.
 
-    None where the library's own cache already has the result named by `cached`.
+    None where the library's own cache already has the result named by `cached`, or has it iterated as the user orders.
     """
     known = factor_cache.found(strategy)
-    if known is not None or type(strategy) is not DefaultPredictionStrategy or stay_out_of_models():
+    if type(strategy) is not DefaultPredictionStrategy or stay_out_of_models():
         return known
-    if memoized.is_kept(strategy, *cached):
+    if cached[0] == "covar_cache" and _iterates_by_order(strategy, ROOT):
         return None
-    found = regime(strategy.num_train, library.fast_computations.solves)
+    if known is not None or memoized.is_kept(strategy, *cached):
+        return known
+    found = regime(strategy.num_train, SOLVE)
     if found == EXACT or (found == ITERATIVE and factor_cache.is_exact(strategy)):
         guard_cache(strategy, cached[0])
         return factor_cache.of(strategy) if origin.is_ours(strategy) else None
@@ -201,7 +202,13 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 def _in_force(strategy: Any) -> Any:
     """Return the factor of a strategy if it still is that of its model."""
     known = factor_cache.found(strategy)
-    return known if known is not None and origin.holds(strategy) else None
+    usable = known is not None and not _iterates_by_order(strategy, SOLVE) and origin.holds(strategy)
+    return known if usable else None
+
+
+def _iterates_by_order(strategy: Any, switch: Any) -> bool:
+    """Whether the library would iterate as the user orders; not where a factor grew, which it has in no other form."""
+    return regime(strategy.num_train, switch) == ORDERED and not factor_cache.is_exact(strategy)
 
 
 def _keeps_noise(likelihood: Any) -> bool:
@@ -218,7 +225,7 @@ def _get_fantasy_strategy(
     self: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, **kwargs: Any
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
-    found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
+    found = regime(self.num_train, ROOT, SOLVE)
     if found == ORDERED or not _grows(self, targets, kwargs) or stay_out_of_models():
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)

@@ -10,14 +10,13 @@ import sys
 import threading
 from typing import Any
 
-from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator
 
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, ORDERED, preconditions, regime
+from autokern.hooks.solver_choice import EXACT, SOLVE, TRACE, regime
 from autokern.kernels.embedded import Embedded
 from autokern.runtime.dispatch import route
 
@@ -53,7 +52,7 @@ _stock_quad_solve = _quad_module._solve
 
 @hook(_quad_module, "_solve")
 def _quad_solve(linear_op: Any, rhs: Any) -> Any:
-    found = None if library.fast_computations.log_prob.off() else _asked(linear_op)
+    found = None if TRACE.off() else _asked(linear_op)
     if found is None:
         return _stock_quad_solve(linear_op, rhs)
     return _dispatch(linear_op, _expanded(linear_op, rhs), *found)
@@ -64,21 +63,17 @@ def _expanded(operator: Any, rhs: Any) -> Any:
     return rhs.expand(*operator.batch_shape, *rhs.shape[-2:]) if rhs.dim() < operator.dim() else rhs
 
 
-def _asked(operator: Any) -> tuple[Embedded | None, bool] | None:
-    """Return the kernel of a system where it has one, and whether the user orders conjugate gradients.
+def _asked(operator: Any) -> tuple[Embedded | None] | None:
+    """Return the kernel of a system, or None in its place where it has none.
 
-    None where the library factorises, where its own preconditioner is ordered, and for operators with a structure.
+    None where the library factorises, and for operators with a structure.
     """
-    if stay_out():
-        return None
-    n = operator.size(-1)
-    found = regime(n, library.fast_computations.solves)
-    if found == EXACT or not preconditions(n):
+    if stay_out() or regime(operator.size(-1), SOLVE) == EXACT:
         return None
     from autokern.ops.inv_quad_logdet import is_unstructured
 
     kernel = _kernel_of(operator)
-    return None if kernel is None and not is_unstructured(operator) else (kernel, found == ORDERED)
+    return None if kernel is None and not is_unstructured(operator) else (kernel,)
 
 
 @unless_it_fails

@@ -19,10 +19,19 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.problem import Problem
-from autokern.gp.solved import TOLERANCE
+from autokern.gp.solved import LONGEST, TOLERANCE
 from autokern.ops._shared import families, iterates
 
-__all__ = ["Iterated", "Loose", "counted", "exact_up_to", "is_preconditioned", "or_iterate", "to_a_residual"]
+__all__ = [
+    "Iterated",
+    "Loose",
+    "as_own_iterations",
+    "counted",
+    "exact_up_to",
+    "is_preconditioned",
+    "or_iterate",
+    "to_a_residual",
+]
 
 _MAY_COST = 1.3
 """Times of stock's time that exact gradients may take at least, where stock's are loose."""
@@ -125,6 +134,15 @@ def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
     return error
 
 
+def as_own_iterations(name: str, value: float, problem: Problem) -> bool:
+    """Whether iterations of our own, preconditioned and to a tight residual, obey a setting of the library."""
+    obeyed = name in ("max_cholesky_size", "terminate_cg_by_size", "num_trace_samples")
+    some = (name == "max_cg_iterations" and value >= LONGEST) or (
+        name == "min_preconditioning_size" and value <= problem.n
+    )
+    return obeyed or some
+
+
 def or_iterate(
     stock: Run,
     is_exact: Callable[..., bool] = lambda *args: args[-1],
@@ -152,5 +170,5 @@ def or_iterate(
 
 
 def exact_up_to(problem: Problem) -> int:
-    """Return the points up to which an exact candidate serves while nothing is measured."""
-    return counted().exact if iterates(problem) else 0
+    """Return the points up to which an exact candidate serves while nothing is measured, nor ordered."""
+    return counted().exact if iterates(problem) and not problem.orders else 0

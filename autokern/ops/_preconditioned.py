@@ -12,7 +12,7 @@ from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.preconditioners.choice import footprint, kept_for
 from autokern.gp.preconditioners.pivoted import most
 from autokern.gp.solved import tolerance
-from autokern.ops._iterations import to_a_residual
+from autokern.ops._iterations import as_own_iterations, to_a_residual
 from autokern.ops._shared import families, iterates, of_trees
 
 __all__ = ["register"]
@@ -60,6 +60,7 @@ def register(op: Op) -> None:
         memory=_memory,
         parts=True,
         as_stock=True,
+        obeys=as_own_iterations,
         error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
     )
     def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:

@@ -27,6 +27,7 @@ from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.gp import array_density, grids, likelihood, originals, plain
+from autokern.gp.library_orders import TRACES, words
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -100,7 +101,7 @@ class _ExactLogProb(Iterated, Op):
         return (
             trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
             noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__,
-            value.shape, value.dtype, value.requires_grad, exact, torch.is_grad_enabled(),
+            value.shape, value.dtype, value.requires_grad, exact, words(exact, TRACES), torch.is_grad_enabled(),
             *grids.structure_of(lazy.kernel, x),
         )  # fmt: skip
 
@@ -127,7 +128,7 @@ class _ExactLogProb(Iterated, Op):
         rows, on_grid = (n, False) if batch else grids.structure_of(kernel, x)
         if on_grid and noise.shape != (1,):
             rows, on_grid = n, False
-        on_line = _state_space.word(marginal, value)
+        more = _state_space.word(marginal, value) + words(exact, TRACES)
         return matrix_problem(
             "exact_log_prob",
             x,
@@ -136,7 +137,7 @@ class _ExactLogProb(Iterated, Op):
             d=x.shape[-1],
             batch=batch.numel(),
             grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}{'/grid' * on_grid}{on_line}",
+            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}{'/grid' * on_grid}{more}",
         )
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -277,6 +278,7 @@ def _formless_unsupported(problem: Problem) -> str | None:
     memory=_formless_memory,
     parts=True,
     as_stock=True,
+    obeys=lambda *_: True,
 )
 def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """gpytorch's conjugate gradients on a kernel matrix that is never formed: `kernel_matmul` multiplies it."""

@@ -32,6 +32,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
 from autokern.gp.arguments import DIAGONAL, variances
+from autokern.gp.library_orders import TRACES, words
 from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
 from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 from autokern.ops._shared import (
@@ -132,7 +133,8 @@ class _InvQuadLogdet(Iterated, Op):
         grad = torch.is_grad_enabled() and (operator.requires_grad or rhs.requires_grad)
         return (
             operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
-            rhs.device, exact, grad, is_unstructured(operator) if isinstance(operator, LinearOperator) else True,
+            rhs.device, exact, words(exact, TRACES), grad,
+            is_unstructured(operator) if isinstance(operator, LinearOperator) else True,
         )  # fmt: skip
 
     def problem_of(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Problem | None:
@@ -146,8 +148,9 @@ class _InvQuadLogdet(Iterated, Op):
         if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
             return None
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        words: dict[str, Any] = {"grad": "a" if grad else "", "variant": "cholesky" if exact else "cg"}
-        return matrix_problem("inv_quad_logdet", rhs, m=rows, n=rows, rhs=rhs.shape[-1], **words)
+        variant = "cholesky" if exact else "cg" + words(exact, TRACES)
+        given: dict[str, Any] = {"grad": "a" if grad else "", "variant": variant}
+        return matrix_problem("inv_quad_logdet", rhs, m=rows, n=rows, rhs=rhs.shape[-1], **given)
 
     def reference(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
         return summed(plain(*dense_and_diagonal(operator), rhs), reduce)

@@ -1,9 +1,9 @@
 """The Op `solve`: ``K^-1 B`` of a large covariance with noise, where stock runs conjugate gradients.
 
-Arguments: ``operator, rhs, kernel, ordered``. The operator is a tensor of dense parts and diagonals, as
+Arguments: ``operator, rhs, kernel``. The operator is a tensor of dense parts and diagonals, as
 `inv_quad_logdet` takes it, or the sum of a covariance that is never formed and a diagonal; `kernel` is the embedded
-kernel of that one, else None. `rhs` is ``(..., n, t)``. `ordered` says that the user wants conjugate gradients. It is
-called by functions that differentiate the solution themselves, so that nothing here wants gradients.
+kernel of that one, else None. `rhs` is ``(..., n, t)``. It is called by functions that differentiate the solution
+themselves, so that nothing here wants gradients.
 
 Contract: solutions are those of a matrix within ``2 n eps max |K|`` of K, or to a relative residual of 1e-5 (float32
 1e-4) or the library's `cg_tolerance`, whichever is tighter.
@@ -25,13 +25,14 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import originals, systems
 from autokern.gp.arguments import DIAGONAL, variances
 from autokern.gp.factors import factorised, fits
+from autokern.gp.library_orders import SOLVES, orders
 from autokern.gp.preconditioners.choice import footprint
 from autokern.gp.preconditioners.pivoted import most
 from autokern.gp.solved import TOLERANCE, tolerance
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
-from autokern.ops._iterations import Iterated, exact_up_to, to_a_residual
+from autokern.ops._iterations import Iterated, as_own_iterations, exact_up_to, to_a_residual
 from autokern.ops._shared import (
     CG_ITERATIONS,
     CG_VECTORS,
@@ -55,7 +56,7 @@ _COLUMNS = 72
 _PRODUCTS = 12
 _POOR = 0.01
 """Relative residual above which a factor of a nearly singular matrix is left aside: the library's in predictions."""
-FREE, ORDERED = "free", "ordered"
+FREE = "free"
 
 
 class _Solve(Iterated, Op):
@@ -69,14 +70,14 @@ class _Solve(Iterated, Op):
         "residual 1", "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions, on the mean"
     )
 
-    def key(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> Any:
+    def key(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> Any:
         return (
             operator.__class__, operator.shape, operator.dtype, operator.device, rhs.__class__, rhs.shape, rhs.dtype,
-            rhs.device, None if kernel is None else forms.key(kernel), ordered, torch.is_grad_enabled(),
+            rhs.device, None if kernel is None else forms.key(kernel), torch.is_grad_enabled(), orders(SOLVES),
             kernel is None and is_unstructured(operator),
         )  # fmt: skip
 
-    def problem_of(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> Problem | None:
+    def problem_of(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> Problem | None:
         tensors = list(tensors_in((operator, rhs)))
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return None
@@ -91,10 +92,10 @@ class _Solve(Iterated, Op):
         if any(t.dtype is not rhs.dtype or t.device != rhs.device for t in tensors):
             return None
         if single:
-            return system(rhs, rhs.numel() // rows, kernel, ordered)
-        return system(rhs, rhs.shape[-1], kernel, ordered, operator.shape[:-2].numel())
+            return system(rhs, rhs.numel() // rows, kernel)
+        return system(rhs, rhs.shape[-1], kernel, operator.shape[:-2].numel())
 
-    def reference(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+    def reference(self, operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
         return torch.linalg.solve(operator.to_dense(), rhs)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
@@ -102,7 +103,7 @@ class _Solve(Iterated, Op):
         k.diagonal(dim1=-2, dim2=-1).sub_(0.1)
         diagonal = ConstantDiagLinearOperator(k.new_full((*k.shape[:-2], 1), 0.1), problem.n)
         operator = AddedDiagLinearOperator(DenseLinearOperator(k), diagonal)
-        return operator, random_matrix(problem, generator, problem.n, problem.rhs), None, ORDERED in problem.words
+        return operator, random_matrix(problem, generator, problem.n, problem.rhs), None
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         k, rhs, found = args[0].to_dense().double(), args[1].double(), out.double()
@@ -137,7 +138,7 @@ class _Solve(Iterated, Op):
         """What fits a factor is factorised where that takes no more than some products do; else iterations."""
         factor = max(exact_up_to(problem), _COLUMNS * problem.rhs)
         if FREE not in problem.words:
-            if problem.device != "cpu" or ORDERED in problem.words:
+            if problem.device != "cpu" or problem.orders:
                 return "stock"
             if problem.n <= factor:
                 return "cholesky"
@@ -147,12 +148,12 @@ class _Solve(Iterated, Op):
 SOLVE = _Solve()
 
 
-def system(like: torch.Tensor, columns: int, kernel: Embedded | None, ordered: bool, batch: int = 1) -> Problem | None:
+def system(like: torch.Tensor, columns: int, kernel: Embedded | None, batch: int = 1) -> Problem | None:
     """Return the problem of so many columns and as many rows, of a dtype and on a device, as a tensor has."""
     n = like.shape[-2]
     names = ["dense"] if kernel is None else sorted(trees.leaves(kernel.node))
-    words = ["+".join(names), "cg", *([FREE] if kernel is not None else []), *([ORDERED] if ordered else [])]
-    d, variant = 0 if kernel is None else sum(kernel.widths), "/".join(words)
+    words = ["+".join(names), "cg", *([FREE] if kernel is not None else [])]
+    d, variant = 0 if kernel is None else sum(kernel.widths), "/".join(words) + orders(SOLVES)
     return matrix_problem("solve", like, m=n, n=n, d=d, rhs=columns, batch=batch, variant=variant, grad="")
 
 
@@ -167,7 +168,7 @@ def _vectors(problem: Problem) -> int:
 
 
 @SOLVE.candidate("stock", features=_stock_features, memory=_vectors)
-def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """linear_operator's conjugate gradients, with a preconditioner of rank 15 from 2,000 rows on."""
     found: torch.Tensor = originals.solve(operator, rhs)
     return found
@@ -178,19 +179,17 @@ _factors: weakref.WeakKeyDictionary[Any, torch.Tensor] = weakref.WeakKeyDictiona
 
 
 def _no_factor(problem: Problem) -> str | None:
-    if FREE in problem.words:
-        return "the covariance is not formed"
-    return "the user orders conjugate gradients" if ORDERED in problem.words else None
+    return "the covariance is not formed" if FREE in problem.words else None
 
 
 @SOLVE.candidate("cholesky", accuracy="better", unsupported=_no_factor)
-def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """One Cholesky factorisation in borrowed memory, and two triangular solves; the residual is checked."""
     matrix, diagonal = dense_and_diagonal(operator)
     lower = _factors.get(operator)
     if lower is not None:
         found = _refined(matrix, diagonal, lower, rhs)
-        return stock(operator, rhs, kernel, ordered) if found is None else found
+        return stock(operator, rhs, kernel) if found is None else found
     kept = any(t.requires_grad for t in tensors_in((operator, rhs)))
     with buffers.Lease(pages.empty(matrix.shape, matrix)) if kept else buffers.borrow(matrix.shape, matrix) as lease:
         k = lease.tensor.copy_(matrix)
@@ -203,7 +202,7 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered:
                 if kept:
                     _factors[operator] = lower
                 return found
-    return stock(operator, rhs, kernel, ordered)  # which iterates, and says what it finds
+    return stock(operator, rhs, kernel)  # which iterates, and says what it finds
 
 
 def _refined(
@@ -259,12 +258,13 @@ def _iterated_features(problem: Problem) -> Features:
     parts=True,
     as_stock=True,
     error=to_a_residual(),
+    obeys=as_own_iterations,
 )
-def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None, ordered: bool) -> torch.Tensor:
+def preconditioned(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """Conjugate gradients to a stated residual, preconditioned by neighbours or pivots as this system needs it."""
     with torch.no_grad():
         found = _iterated(operator, rhs, kernel)
-    return stock(operator, rhs, kernel, ordered) if found is None else found
+    return stock(operator, rhs, kernel) if found is None else found
 
 
 def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor | None:
@@ -287,5 +287,5 @@ def _iterated(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torc
         found = systems.of_tree(operator._matmul, forms.read(kernel, points), noise, columns, goal, points)
         if found is None and fits(n, rhs):
             formed = AddedDiagLinearOperator(DenseLinearOperator(operator._linear_op.covar_mat), operator._diag_tensor)
-            return cholesky(formed, rhs, None, False)
+            return cholesky(formed, rhs, None)
     return None if found is None else found.view(n, *rhs.shape[:-2], rhs.shape[-1]).movedim(0, -2).contiguous()

@@ -11,11 +11,13 @@ from typing import Any
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import Problem
+from autokern.gp.library_orders import ROWS
 from autokern.kernels.family import families
 from autokern.ops._asked import GRID, REPEATS
 
 __all__ = ["known", "structures", "variant", "words"]
 
+_ORDERS = [row.name for row in ROWS]
 _GRADS = {"a", "rhs", "theta", "x"}
 
 
@@ -60,22 +62,23 @@ def structures(op: Op, fields: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def variant(op: Op, given: str, usual: str, there: Iterable[Problem]) -> str:
-    """Complete a variant: what it leaves out is as in the usual one of such a size.
+    """Complete a variant: what it leaves out is as in the usual one of such a size. Orders come last.
 
     Raises
     ------
     SettingsError
         For a word that no problem of the op has.
     """
+    given, orders = _without_orders(given)
     variants = {problem.variant for problem in there}
     if given in variants:
-        return given
+        return given + orders
     places = {part: k for text in variants for k, word in enumerate(text.split("/")) for part in word.split("+")}
     if "rbf" in places:  # a sum of any families
         names = {"constant", "linear", "mixture", "polynomial", *(family.name for family in families(shaped=True))}
         places |= dict.fromkeys(names - places.keys(), places["rbf"])
     found = usual.split("/")
-    for word in given.split("/"):
+    for word in filter(None, given.split("/")):
         at = {places.get(part) for part in word.split("+")}
         place = at.pop()
         if at or place is None or place > len(found):
@@ -83,4 +86,18 @@ def variant(op: Op, given: str, usual: str, there: Iterable[Problem]) -> str:
             usual_words = ", ".join((*plain, *op.structures) if variants != {""} else ())
             raise SettingsError(f"variant {word!r} was asked for; {op.name} knows {usual_words or 'none'}")
         found[place : place + 1] = ["+".join(sorted(word.split("+")))]
-    return "/".join(found)
+    return "/".join(found) + orders
+
+
+def _without_orders(given: str) -> tuple[str, str]:
+    """Return a variant without the user's orders to the libraries, and those."""
+    plain, orders = [], ""
+    for word in given.split("/"):
+        name, equals, value = word.removeprefix("order:").partition("=")
+        if not word.startswith("order:"):
+            plain.append(word)
+        elif name in _ORDERS and equals and value.replace(".", "", 1).replace("e-", "", 1).isdigit():
+            orders += f"/{word}"
+        else:
+            raise SettingsError(f"variant {word!r} was asked for; an order is NAME=NUMBER of {', '.join(_ORDERS)}")
+    return "/".join(plain), orders

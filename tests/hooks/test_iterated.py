@@ -202,7 +202,7 @@ def test_a_matrix_that_leaves_no_room_for_a_factor_is_not_formed(monkeypatch):
 
 
 def test_systems_on_which_iterations_fail_are_factorised(monkeypatch):
-    monkeypatch.setattr(systems, "_LONGEST", 1)
+    monkeypatch.setattr(systems, "LONGEST", 1)
     expected = exact(lambda posterior: posterior.mean, MANY)
     with autokern.enabled(), torch.no_grad():
         close(made()(points(MANY, 1)).mean, expected, atol=1e-8)

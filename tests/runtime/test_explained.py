@@ -26,6 +26,7 @@ from autokern.core.registry import get, registered
 from autokern.gp import iterated_density
 from autokern.gp.mixed_inverse import OF_TRACE
 from autokern.gp.solved import TOLERANCE
+from autokern.ops import _iterations
 from autokern.runtime import api, dispatch, overlay
 
 N = 1010
@@ -144,6 +145,7 @@ def test_the_residual_of_the_librarys_iterations_is_the_true_one(preconditioned,
 
 def test_what_does_not_converge_is_told_beside_what_answered(monkeypatch):
     monkeypatch.setattr(iterated_density, "_LONGEST", 2)
+    monkeypatch.setattr(_iterations, "LONGEST", 2)
     of = model(uniform(N, 2), noise=1e-3)
     with (
         autokern.enabled(),

@@ -1,0 +1,149 @@
+"""Orders to the libraries: settings that bound or shape iterations, where the user changed them.
+
+A value that is rougher than the library's default, or that asks for another way to iterate, is an order: a candidate
+serves only if it obeys it. A value that asks for more accuracy is none, since all that is exact has it. What BoTorch
+sets at its import is a default too. The settings are attributes of classes that all threads share: they are read at
+each call, and never written but for what is computed later, under the settings of its call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import gpytorch
+from linear_operator import settings as library
+
+__all__ = [
+    "DEFAULT_SIZES",
+    "ROOTS",
+    "ROWS",
+    "SOLVES",
+    "TIGHT",
+    "TRACES",
+    "Row",
+    "as_now",
+    "is_default_size",
+    "orders",
+    "words",
+]
+
+SOLVES, TRACES, ROOTS = "solves", "log determinants", "roots"
+"""What the library iterates for."""
+DEFAULT_SIZES = (800, 4096)
+"""The defaults of `max_cholesky_size`: of linear_operator, and of BoTorch, which sets it at its import."""
+TIGHT, _CHECKED = "tight", 1e-3
+"""The word of a problem whose `cg_tolerance` is below what some candidates check their solutions by."""
+_EVALUATED = 0.01
+"""The default of `eval_cg_tolerance`, which is the tolerance of predictions."""
+
+
+def is_default_size(limit: float) -> bool:
+    """Whether this is a value of `max_cholesky_size` that a library set, not the user."""
+    return limit == DEFAULT_SIZES[0] or (limit == DEFAULT_SIZES[1] and "botorch" in sys.modules)
+
+
+class Row(NamedTuple):
+    """A setting that shapes iterations.
+
+    Parameters
+    ----------
+    setting : type
+        The library's class.
+    default : float or bool
+        Its default.
+    orders : callable
+        Whether a value other than the default is an order.
+    of : tuple of str
+        What is iterated otherwise.
+    """
+
+    setting: Any
+    default: float
+    orders: Callable[[Any], bool]
+    of: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the setting."""
+        return str(self.setting.__name__)
+
+    def value(self) -> Any:
+        """Return the value in force; of a switch, whether it is on."""
+        return self.setting.on() if hasattr(self.setting, "on") else self.setting.value()
+
+
+def _differs(value: Any) -> bool:
+    return True
+
+
+def _tolerates(value: float) -> bool:
+    """Whether the tolerance in force is that of predictions, and looser than theirs."""
+    return bool(value > _EVALUATED and library.cg_tolerance.value() == value)
+
+
+ROWS = (
+    Row(library.max_cholesky_size, DEFAULT_SIZES[0], lambda limit: not is_default_size(limit), (SOLVES, TRACES, ROOTS)),
+    Row(library.cg_tolerance, 1, lambda value: value > 1, (SOLVES, TRACES)),
+    Row(gpytorch.settings.eval_cg_tolerance, _EVALUATED, _tolerates, (SOLVES,)),
+    Row(library.max_cg_iterations, 1000, lambda value: value < 1000, (SOLVES, TRACES)),
+    Row(library.terminate_cg_by_size, False, _differs, (SOLVES, TRACES)),
+    Row(library.max_preconditioner_size, 15, _differs, (SOLVES, TRACES)),
+    Row(library.min_preconditioning_size, 2000, _differs, (SOLVES, TRACES)),
+    Row(library.preconditioner_tolerance, 1e-3, _differs, (SOLVES, TRACES)),
+    Row(library.num_trace_samples, 10, lambda value: value < 10, (TRACES,)),
+    Row(library.max_lanczos_quadrature_iterations, 20, lambda value: value < 20, (TRACES,)),
+    Row(library.deterministic_probes, False, _differs, (TRACES,)),
+    Row(library.skip_logdet_forward, False, _differs, (TRACES,)),
+    Row(library.max_root_decomposition_size, 100, lambda value: value < 100, (ROOTS,)),
+    Row(library.tridiagonal_jitter, 1e-6, _differs, (ROOTS,)),
+)
+_OF = {what: tuple(row for row in ROWS if what in row.of) for what in (SOLVES, TRACES, ROOTS)}
+
+
+def orders(*what: str) -> str:
+    """Return the words that tell, in the variant of a problem, what the user orders of iterations for something."""
+    found = {
+        row.name: value
+        for each in what
+        for row in _OF[each]
+        if (value := row.value()) != row.default and row.orders(value)
+    }
+    return "".join(f"/order:{name}={float(value):g}" for name, value in found.items())
+
+
+def words(exact: bool, *what: str) -> str:
+    """Return these words where the library iterates, with one more where the residual that is wanted is small."""
+    if exact:
+        return ""
+    return orders(*what) + f"/{TIGHT}" * (library.cg_tolerance.value() < _CHECKED)
+
+
+_LATER = (
+    *(row.setting for row in ROWS if not {SOLVES, ROOTS}.isdisjoint(row.of)), library.cholesky_jitter,
+    library.cholesky_max_tries, library.fast_computations.solves, library.fast_computations.covar_root_decomposition,
+)  # fmt: skip
+"""Settings that decide how, and how accurately, the library solves and factorises."""
+
+
+def as_now() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Return a function that gives contexts with the settings of now, of which nothing is set that has not changed."""
+    return functools.partial(_again, [(kind, _arguments(kind)) for kind in _LATER])
+
+
+def _arguments(kind: Any) -> tuple[Any, ...]:
+    if hasattr(kind, "_global_double_value"):
+        return kind._global_float_value, kind._global_double_value, kind._global_half_value
+    return (kind._state,) if hasattr(kind, "on") else (kind.value(),)
+
+
+@contextlib.contextmanager
+def _again(kept: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for kind, values in kept:
+            if _arguments(kind) != values:
+                stack.enter_context(kind(*values))
+        yield

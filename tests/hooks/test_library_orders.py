@@ -1,0 +1,621 @@
+"""Every setting of the libraries: its row in the promises, and that an order has the effect that it has in stock."""
+
+import contextlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import botorch
+import botorch.models
+import botorch.settings
+import gpytorch
+import gpytorch.kernels.keops
+import linear_operator
+import pytest
+import torch
+from gpytorch import beta_features
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from linear_operator import settings as library
+from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+
+import autokern
+from autokern.core.errors import SettingsError
+from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
+from autokern.gp import library_orders
+from autokern.ops._iterations import as_own_iterations
+
+N = 300
+settings = gpytorch.settings
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(MaternKernel(1.5))
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def points(n=N, seed=0):
+    return torch.rand(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def made(n=N):
+    x = points(n)
+    model = Model(x, (6 * x[:, 0]).sin() + x[:, 1]).double()
+    model.likelihood.noise, model.covar_module.base_kernel.lengthscale = 1e-2, 0.3
+    return model
+
+
+def training(model):
+    """Return value and gradients of a step."""
+    model.train()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    loss = -mll(model(*model.train_inputs), model.train_targets)
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def predictions(model):
+    """Return mean and variances without the kept root, and with it."""
+    found = []
+    for fast in (False, True):
+        with torch.no_grad(), settings.fast_pred_var(fast):
+            posterior = made(len(model.train_targets)).eval()(points(7, 1))
+            found += [posterior.mean, posterior.variance]
+    return found
+
+
+def solutions(model):
+    """Return a solution with a covariance, and its gradient."""
+    k = model.covar_module(model.train_inputs[0]).to_dense().detach().requires_grad_()
+    operator = AddedDiagLinearOperator(
+        DenseLinearOperator(k), ConstantDiagLinearOperator(k.new_full((1,), 1e-2), len(k))
+    )
+    found = operator.solve(model.train_targets.unsqueeze(-1))
+    return [found.detach(), *torch.autograd.grad(found.square().sum(), k)]
+
+
+def samples(model):
+    """Return samples of the prior, and of the posterior."""
+    model.eval()
+    with torch.no_grad(), settings.fast_pred_var():
+        prior = gpytorch.distributions.MultivariateNormal(
+            torch.zeros(N).double(), model.covar_module(model.train_inputs[0])
+        )
+        return [prior.rsample(torch.Size([3])), model(points(7, 1)).rsample(torch.Size([3]))]
+
+
+class Counted:
+    """The columns in each product of the library's conjugate gradients."""
+
+    def __init__(self, monkeypatch):
+        self.products = []
+        stock = linear_operator.utils.linear_cg
+
+        def linear_cg(closure, rhs, *args, **kwargs):
+            multiply = closure.matmul if torch.is_tensor(closure) else closure
+
+            def counting(v):
+                self.products.append(v.shape[-1])
+                return multiply(v)
+
+            return stock(counting, rhs, *args, **kwargs)
+
+        monkeypatch.setattr(linear_operator.utils, "linear_cg", linear_cg)
+
+
+def both(read, order, monkeypatch, n=N):
+    """Return what stock and autokern find under an order, with the products that they took."""
+    found = []
+    for enabled in (False, True):
+        with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
+            stack.enter_context(autokern.enabled() if enabled else contextlib.nullcontext())
+            counted = Counted(patch)
+            order(stack)
+            torch.manual_seed(0)
+            found.append(([t.detach() for t in read(made(n))], counted.products, torch.rand(1)))
+    return found
+
+
+def entered(*contexts):
+    """Return an order by context managers; iterating is ordered too, so that few points suffice."""
+
+    def order(stack):
+        stack.enter_context(library.max_cholesky_size(1))
+        for kind, value in contexts:
+            stack.enter_context(kind(value))
+
+    return order
+
+
+ORDERS = {
+    "max_cholesky_size": [],
+    "cg_tolerance": [(library.cg_tolerance, 5)],
+    "eval_cg_tolerance": [(settings.eval_cg_tolerance, 0.5)],
+    "max_cg_iterations": [(library.max_cg_iterations, 21), (library.cg_tolerance, 1e-8)],
+    "terminate_cg_by_size": [(library.terminate_cg_by_size, True)],
+    "max_preconditioner_size": [(library.max_preconditioner_size, 4), (library.min_preconditioning_size, 10)],
+    "min_preconditioning_size": [(library.min_preconditioning_size, 10)],
+    "preconditioner_tolerance": [(library.preconditioner_tolerance, 0.5), (library.min_preconditioning_size, 10)],
+    "num_trace_samples": [(library.num_trace_samples, 1)],
+    "max_lanczos_quadrature_iterations": [(library.max_lanczos_quadrature_iterations, 2)],
+    "deterministic_probes": [(library.deterministic_probes, True)],
+    "skip_logdet_forward": [(library.skip_logdet_forward, True)],
+    "max_root_decomposition_size": [(library.max_root_decomposition_size, 5)],
+    "tridiagonal_jitter": [(library.tridiagonal_jitter, 1e-2)],
+}
+READ = {"training": training, "predictions": predictions, "solutions": solutions, "samples": samples}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", READ)
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_has_the_effect_that_it_has_in_stock(name, what, monkeypatch):
+    """Values, gradients, products with their columns and random numbers are stock's."""
+    (expected, products, drawn), (found, own, random) = both(READ[what], entered(*ORDERS[name]), monkeypatch)
+    assert own == products
+    assert torch.equal(random, drawn)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
+
+
+def test_the_orders_tried_are_all_of_the_table():
+    assert list(ORDERS) == [row.name for row in library_orders.ROWS]
+
+
+ROUGHER = {
+    "cg_tolerance": 5, "max_cg_iterations": 150, "max_preconditioner_size": 0, "min_preconditioning_size": 10**5,
+    "preconditioner_tolerance": 0.5, "num_trace_samples": 1, "max_lanczos_quadrature_iterations": 2,
+    "deterministic_probes": True, "skip_logdet_forward": True,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ROUGHER)
+def test_where_a_default_makes_stock_iterate_an_order_is_obeyed_too(name, monkeypatch):
+    """The same above the library's own size, where exact candidates serve otherwise."""
+    n, kind = 820, getattr(library, name)
+
+    def order(stack):
+        stack.enter_context(kind(ROUGHER[name]))
+
+    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, n)
+    if name == "num_trace_samples":
+        assert set(own) <= {1, 2}
+    assert own == products
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_bounds_of_a_step_hold_together(monkeypatch):
+    """With a library's default of `max_cholesky_size`: few iterations, no preconditioner, and one probe."""
+    kinds = {"max_cg_iterations": 2, "max_preconditioner_size": 0, "max_lanczos_quadrature_iterations": 2}
+
+    def order(stack):
+        for name, value in {**kinds, "num_trace_samples": 1}.items():
+            stack.enter_context(getattr(library, name)(value))
+
+    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, 1100)
+    assert own == products == [2, 2, 2]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("how", ["globally", "in another thread"])
+def test_an_order_counts_however_it_was_set(how, monkeypatch):
+    monkeypatch.setattr(library.num_trace_samples, "_global_value", 10)
+    monkeypatch.setattr(library.skip_logdet_forward, "_state", None)
+
+    def set_them():
+        library.num_trace_samples._set_value(3)
+        library.skip_logdet_forward._set_state(True)
+
+    def order(stack):
+        if how == "globally":
+            set_them()
+        else:
+            other = threading.Thread(target=set_them)
+            other.start()
+            other.join()
+
+    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, 820)
+    assert own == products
+    assert set(own) == {4}
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
+
+
+def test_a_candidate_serves_again_when_the_order_is_gone():
+    model = made(820)
+    with autokern.enabled():
+        exact = training(model)[0]
+        with library.num_trace_samples(2):
+            loose = training(model)[0]
+        assert not torch.allclose(exact, loose, rtol=1e-6)
+        torch.testing.assert_close(training(model)[0], exact, rtol=1e-9, atol=1e-9)
+
+
+def test_a_kept_factor_does_not_serve_where_variances_are_ordered_to_be_iterated(monkeypatch):
+    model, x = made(820).eval(), points(7, 1)
+    with autokern.enabled(), torch.no_grad():
+        exact = model(x).variance
+        with settings.eval_cg_tolerance(0.5), library.max_preconditioner_size(0):
+            rough = model(x).variance
+    with torch.no_grad(), settings.eval_cg_tolerance(0.5), library.max_preconditioner_size(0):
+        expected = made(820).eval()(x).variance
+    torch.testing.assert_close(rough, expected, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(rough, exact, rtol=1e-6)
+
+
+def test_variances_that_are_read_late_are_iterated_as_the_call_was_told(monkeypatch):
+    found = []
+    for enabled in (False, True):
+        with autokern.enabled() if enabled else contextlib.nullcontext(), torch.no_grad():
+            model = made(820).eval()
+            with settings.eval_cg_tolerance(0.5), library.max_cg_iterations(30), settings.max_eager_kernel_size(0):
+                posterior = model(points(7, 1))
+            found.append(posterior.variance)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-9)
+    assert library.max_cg_iterations.value() == 1000
+
+
+TIGHTER = {
+    "cg_tolerance": 1e-3, "max_cg_iterations": 5000, "num_trace_samples": 100,
+    "max_lanczos_quadrature_iterations": 50, "max_root_decomposition_size": 200,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIGHTER)
+def test_what_asks_for_more_accuracy_is_no_order(name):
+    with getattr(library, name)(TIGHTER[name]):
+        assert library_orders.orders(library_orders.SOLVES, library_orders.TRACES, library_orders.ROOTS) == ""
+    with settings.eval_cg_tolerance(1e-6):
+        assert library_orders.orders(library_orders.SOLVES) == ""
+
+
+def test_gradients_that_are_checked_loosely_do_not_serve_a_tight_tolerance():
+    problem = Problem(op="exact_log_prob", m=1200, n=1200, d=2, grad="theta", variant="rbf/cg")
+    mixed = get("exact_log_prob")["mixed-inverse"]
+    assert mixed.unsupported(problem) is None
+    assert mixed.unsupported(problem.replace(variant="rbf/cg" + "/tight")) is not None
+    with library.cg_tolerance(1e-5):
+        assert library_orders.words(False, library_orders.TRACES) == "/tight"
+        assert library_orders.words(True, library_orders.TRACES) == ""
+
+
+def test_explain_tells_which_settings_a_candidate_does_not_obey():
+    with autokern.enabled(), library.num_trace_samples(3), library.max_preconditioner_size(0):
+        training(made(820))
+        found = next(
+            d for d, _ in autokern.explain().decisions if d.problem.op == "exact_log_prob" and d.problem.orders
+        )
+    assert found.problem.orders == {"max_preconditioner_size": 0, "num_trace_samples": 3}
+    told = "it does not obey max_preconditioner_size(0), num_trace_samples(3), which you set"
+    assert found.excluded["fused"] == told
+    assert found.excluded["preconditioned"] == "it does not obey max_preconditioner_size(0), which you set"
+    asked = autokern.explain("exact_log_prob", n=820, d=2, variant="matern32/cg/order:num_trace_samples=3")
+    assert asked.excluded["fused"] == "it does not obey num_trace_samples(3), which you set"
+
+
+def test_a_prediction_that_is_iterated_by_order_is_explained():
+    asked = autokern.explain("predict", n=900, variant="fast/cg/order:max_root_decomposition_size=5")
+    assert asked.candidate == "stock"
+    assert asked.excluded["lazy"] == "it does not obey max_root_decomposition_size(5), which you set"
+
+
+@pytest.mark.parametrize("word", ["order:num_trace_sample=3", "order:num_trace_samples", "order:cg_tolerance=few"])
+def test_explain_knows_only_settings_that_there_are(word):
+    with pytest.raises(SettingsError, match="an order is NAME=NUMBER of max_cholesky_size, "):
+        autokern.explain("exact_log_prob", n=820, variant=word)
+
+
+@pytest.mark.parametrize("bound", [200, 199])
+def test_our_own_iterations_obey_a_bound_that_they_keep(bound):
+    problem = Problem(op="solve", m=2000, n=2000, rhs=1, variant=f"dense/cg/order:max_cg_iterations={bound}")
+    why = get("solve")["preconditioned"].unsupported(problem)
+    assert (why is None) == (bound == 200)
+    assert get("solve")["cholesky"].unsupported(problem) is not None
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def agree(read, *contexts):
+    """Assert that a reading, which may raise, is stock's under some settings."""
+    found = []
+    for enabled in (False, True):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(autokern.enabled() if enabled else contextlib.nullcontext())
+            for context in contexts:
+                stack.enter_context(context())
+            torch.manual_seed(0)
+            try:
+                found.append([t.detach() for t in read()])
+            except Exception as error:
+                found.append((type(error), str(error)))
+    if isinstance(found[0], tuple):
+        assert found[1] == found[0]
+        return found[0]
+    for one, other in zip(found[1], found[0], strict=True):
+        assert type(one) is type(other)
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8, equal_nan=True)
+    return found[0]
+
+
+def singular():
+    """Return value and gradients of a density whose covariance needs jitter."""
+    model = made(40)
+    x = points(20).repeat(2, 1)
+    model.set_train_data(x, model.train_targets, strict=False)
+    model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
+    with torch.no_grad():
+        model.likelihood.noise = 1e-17
+    return training(model)
+
+
+def indefinite():
+    """Return the factor of a matrix that has one at the second try."""
+    values = torch.linspace(-3e-8, 1, 9).double()
+    turned = torch.linalg.qr(torch.randn(9, 9, generator=torch.Generator().manual_seed(0)).double())[0]
+    return [DenseLinearOperator(turned * values @ turned.mT).cholesky().to_dense()]
+
+
+def predicted():
+    model = made(60).eval()
+    posterior = model.likelihood(model(points(5, 1)))
+    return [posterior.mean, posterior.variance, posterior.covariance_matrix]
+
+
+def sure():
+    """Return variances at training points without noise: they are at the least."""
+    model = made(30)
+    model.likelihood.noise_covar.register_constraint("raw_noise", gpytorch.constraints.GreaterThan(0.0))
+    model.likelihood.noise = 1e-9
+    with torch.no_grad():
+        posterior = model.eval()(points(30)[:9] + 1e-9)
+        return [posterior.mean, posterior.variance, posterior.stddev]
+
+
+def missing():
+    model = made(60)
+    with torch.no_grad():
+        model.train_targets[3] = float("nan")
+    model.eval()
+    return predicted_by(model) + training(model)
+
+
+def predicted_by(model):
+    posterior = model(points(5, 1))
+    return [posterior.mean, posterior.variance]
+
+
+def drawn():
+    with torch.no_grad():
+        return [made(60).eval()(points(5, 1)).rsample(torch.Size([4]))]
+
+
+def sparse():
+    """Return predictions of a model with inducing points."""
+    model = made(60)
+    model.covar_module = gpytorch.kernels.InducingPointKernel(model.covar_module, points(9, 3), model.likelihood)
+    return [t.detach() for t in predicted_by(model.double().eval())]
+
+
+class Variational(gpytorch.models.ApproximateGP):
+    def __init__(self):
+        inducing = gpytorch.variational.CholeskyVariationalDistribution(9)
+        super().__init__(gpytorch.variational.VariationalStrategy(self, points(9, 3), inducing))
+        self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), ScaleKernel(MaternKernel(1.5))
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def variational(likelihood=gpytorch.likelihoods.BernoulliLikelihood):
+    """Return an evidence lower bound and its gradients."""
+    model, likelihood, x = Variational().double(), likelihood().double(), points(30)
+    output = model(x)
+    loss = -gpytorch.mlls.VariationalELBO(likelihood, model, 30)(output, (x[:, 0] > 0.5).double())
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)[:1]]
+
+
+def sampled():
+    """Return what likelihoods compute by samples."""
+    likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_features=3, num_classes=2).double()
+    latent = gpytorch.distributions.MultitaskMultivariateNormal(torch.zeros(4, 3).double(), torch.eye(12).double())
+    return [*variational(gpytorch.likelihoods.LaplaceLikelihood), likelihood(latent).probs]
+
+
+def fixed():
+    x, noise = points(30), torch.full((30,), 1e-9).double()
+    model = made(30)
+    model.likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
+    model.set_train_data(x, model.train_targets)
+    return training(model)
+
+
+def keops_kernel():
+    kernel = gpytorch.kernels.keops.MaternKernel(1.5).double()
+    return [kernel(points(30)).to_dense(), kernel(points(30)) @ points(30)]
+
+
+def imagined():
+    """Return a posterior of a fantasy model, and its gradient by the new points."""
+    x = points(3, 5).requires_grad_()
+    model = botorch.models.SingleTaskGP(points(20), points(20, 8)[:, :1]).eval()
+    model.posterior(x)
+    posterior = model.condition_on_observations(x, x.sum(-1, keepdim=True)).posterior(points(4, 6))
+    return [posterior.mean, posterior.variance, *torch.autograd.grad(posterior.mean.sum(), x)]
+
+
+VALUES = {
+    "sgpr_diagonal_correction": (sparse, lambda: settings.sgpr_diagonal_correction(False)),
+    "variational_cholesky_jitter": (variational, lambda: settings.variational_cholesky_jitter(1e-2, 1e-2)),
+    "_linalg_dtype_cholesky": (variational, lambda: settings.linalg_dtypes(cholesky=torch.float32)),
+    "num_gauss_hermite_locs": (variational, lambda: settings.num_gauss_hermite_locs(3)),
+    "num_likelihood_samples": (sampled, lambda: settings.num_likelihood_samples(3)),
+    "min_fixed_noise": (fixed, lambda: settings.min_fixed_noise(1e-2, 1e-2)),
+    "use_keops": (keops_kernel, lambda: settings.use_keops(False)),
+    "propagate_grads": (imagined, botorch.settings.propagate_grads),
+    "_fast_log_prob": (lambda: training(made(820)), lambda: settings.fast_computations(log_prob=False)),
+    "_fast_solves": (predicted, lambda: settings.fast_computations(solves=False)),
+    "_fast_covar_root_decomposition": (
+        predicted,
+        settings.fast_pred_var,
+        lambda: settings.fast_computations(covar_root_decomposition=False),
+    ),
+    "cholesky_jitter": (singular, lambda: library.cholesky_jitter(1e-3, 1e-3)),
+    "cholesky_max_tries": (indefinite, lambda: library.cholesky_max_tries(1)),
+    "min_variance": (sure, lambda: settings.min_variance(1e-2, 1e-2)),
+    "observation_nan_policy": (missing, lambda: settings.observation_nan_policy("mask")),
+    "ciq_samples": (drawn, library.ciq_samples),
+    "num_contour_quadrature": (drawn, lambda: library.num_contour_quadrature(5), library.ciq_samples),
+    "minres_tolerance": (drawn, lambda: library.minres_tolerance(0.3), library.ciq_samples),
+    "fast_pred_samples": (drawn, settings.fast_pred_samples),
+    "fast_pred_var": (predicted, settings.fast_pred_var),
+    "memory_efficient": (predicted, settings.memory_efficient),
+    "linear_operator.memory_efficient": (predicted, library.memory_efficient),
+    "lazily_evaluate_kernels": (predicted, lambda: settings.lazily_evaluate_kernels(False)),
+    "detach_test_caches": (predicted, lambda: settings.detach_test_caches(False)),
+    "debug": (predicted, lambda: settings.debug(False)),
+    "linear_operator.debug": (predicted, lambda: library.debug(False)),
+    "prior_mode": (predicted, settings.prior_mode),
+    "skip_posterior_variances": (lambda: predicted()[:1], settings.skip_posterior_variances),
+    "trace_mode": (predicted, settings.trace_mode),
+    "linear_operator.trace_mode": (predicted, library.trace_mode),
+    "max_eager_kernel_size": (predicted, lambda: settings.max_eager_kernel_size(10)),
+    "fast_computations": (predicted, lambda: settings.fast_computations(False, False, False)),
+    "_linalg_dtype_symeig": (predicted, lambda: settings.linalg_dtypes(torch.float32)),
+    "use_toeplitz": (predicted, lambda: library.use_toeplitz(False)),
+    "stable_qr_cpu_threshold": (predicted, lambda: library.stable_qr_cpu_threshold(1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", VALUES)
+def test_a_setting_of_values_holds(name):
+    read, *contexts = VALUES[name]
+    agree(read, *contexts)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_these_readings_depend_on_their_settings():
+    for name in ("cholesky_jitter", "cholesky_max_tries", "min_variance", "observation_nan_policy", "prior_mode"):
+        read, *contexts = VALUES[name]
+        usual, other = [t.detach() for t in read()], agree(read, *contexts)
+        assert str(usual) != str(other), name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_verbose_linalg_logs_what_it_logs_in_stock(monkeypatch):
+    told = []
+    for enabled in (False, True):
+        told.append([])
+        monkeypatch.setattr(library.verbose_linalg.logger, "debug", told[-1].append)
+        with autokern.enabled() if enabled else contextlib.nullcontext(), library.verbose_linalg():
+            training(made(60))
+    assert told[1] == told[0] != []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_kernel_in_checkpoints_is_left_to_stock():
+    agree(lambda: training(made(60)), lambda: beta_features.checkpoint_kernel(20))
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "promises.md"
+
+
+def rows():
+    """Return the table of the page: names, defaults, effects."""
+    text = PAGE.read_text(encoding="utf-8").partition("## Settings of the libraries")[2].partition("\n## ")[0]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+
+
+def classes():
+    """Return the names of all settings of the libraries, with their module where two have the same name."""
+    found = {}
+    for module in (library, settings, botorch.settings, beta_features):
+        for name, kind in vars(module).items():
+            if inspect.isclass(kind) and kind.__module__ == module.__name__ and name not in _BASES:
+                found.setdefault(name, []).append(module.__name__.partition(".")[0])
+    return {name: modules for name, modules in found.items() if name != "_moved_beta_feature"}
+
+
+LARGE = Problem(op="solve", m=5000, n=5000)
+ELSEWHERE = {
+    "verbose_linalg", "checkpoint_kernel", "default_preconditioner", "linalg_dtypes", "log_level",
+    "validate_input_scaling",
+}  # fmt: skip
+"""Settings with a test of their own, and those that neither library nor autokern reads in a computation."""
+_BASES = {"_dtype_value_context", "_feature_flag", "_value_context", "_Flag"}
+
+
+def test_each_setting_has_its_row():
+    listed = [name for row in rows() for name in re.findall(r"`([^`]+)`", row[0])]
+    assert sorted(listed) == sorted(classes())
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_a_row_says_what_the_table_of_the_package_says(row):
+    """Orders, their defaults, and who obeys them; each setting is tried here."""
+    listed = {each.name: each for each in library_orders.ROWS}
+    for name in re.findall(r"`([^`]+)`", row[0]):
+        assert name in {*ORDERS, *VALUES, *ELSEWHERE}
+        assert (name in listed) == row[2].startswith("an order")
+        if name in listed:
+            default = row[1].partition(";")[0]
+            assert default == (f"{listed[name].default:g}" if type(listed[name].default) is not bool else "off")
+            obeyed = any(as_own_iterations(name, value, LARGE) for value in (0, 1, 100, 500, 5000))
+            assert ("also obeyed by `preconditioned`" in row[2]) == obeyed
+
+
+def test_every_candidate_that_obeys_an_order_is_named():
+    """What obeys any order is the library's own iterations; what obeys some is `preconditioned`."""
+    found = {}
+    for name in (*(row.name for row in library_orders.ROWS), "unknown"):
+        for op in registered():
+            for candidate in op.candidates[1:]:
+                variants = [f"rbf/cg/order:{name}={value}" for value in (0, 1, 100, 500, 5000)]
+                problems = [LARGE.replace(op=op.name, d=2, rhs=1, grad="theta", variant=v) for v in variants]
+                if not all("does not obey" in str(candidate.unsupported(problem)) for problem in problems):
+                    found.setdefault(candidate.name, set()).add(name)
+    assert set(found) == {"matrix-free", "preconditioned"}
+    assert "unknown" in found["matrix-free"]
+    assert "unknown" not in found["preconditioned"]
+
+
+def test_the_defaults_are_those_of_the_libraries():
+    program = """
+import json, gpytorch, linear_operator.settings as library
+from autokern.gp.library_orders import ROWS
+def read(): return {row.name: row.value() for row in ROWS}
+before = read()
+import botorch
+print(json.dumps([before, read()]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after = json.loads(done.stdout.splitlines()[-1])
+    assert before == {row.name: row.default for row in library_orders.ROWS}
+    assert {name for name in before if before[name] != after[name]} == {"max_cholesky_size"}
+    assert after["max_cholesky_size"] == library_orders.DEFAULT_SIZES[1]
+
+
+def test_contexts_of_what_is_read_late_set_only_what_has_changed(monkeypatch):
+    with library.max_cg_iterations(30):
+        again = library_orders.as_now()
+    entries = []
+    monkeypatch.setattr(library.cg_tolerance, "__enter__", entries.append)
+    with again():
+        assert library.max_cg_iterations.value() == 30
+    assert library.max_cg_iterations.value() == 1000
+    assert entries == []
