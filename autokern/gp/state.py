@@ -30,7 +30,7 @@ _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class _Held(NamedTuple):
-    """A module, and what it held: parameters, buffers and parts by their addresses, attributes that have a meaning, how many."""
+    """A module and what it held: parameters, buffers and parts by address, attributes with a meaning, their number."""
 
     module: weakref.ref[torch.nn.Module]
     addresses: list[int]
@@ -67,7 +67,9 @@ class State:
             own = module.__dict__
             read = _reader(own) if type(module).__module__.partition(".")[0] in LIBRARIES else None
             attributes = () if read is None else read(own)
-            self._held.append(_Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes, len(own)))
+            self._held.append(
+                _Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes, len(own))
+            )
             found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
             tensors += [t for t in found if isinstance(t, torch.Tensor)]
             stack += [part for part in own["_modules"].values() if part is not None]

@@ -767,3 +767,16 @@ def test_no_number_in_a_set_of_points():
 
     expected, found = both(run)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
+    """A confidence region writes into what its standard deviations are made of."""
+
+    def run():
+        model = moved(SingleTaskGP(*data())).eval()
+        with gpytorch.settings.fast_pred_var():
+            posterior = model(points(3).requires_grad_())
+            lower, upper = posterior.confidence_region()
+            return torch.autograd.grad(lower.sum() + 2 * upper.sum(), posterior.mean)[0]
+
+    torch.testing.assert_close(*reversed(both(run)))
