@@ -41,7 +41,8 @@ def stay_out_of_models() -> bool:
     A global hook of torch's wants to see the calls of modules.
     """
     checkpointed = bool(gpytorch.beta_features.checkpoint_kernel.value())
-    return checkpointed or bool(_has_any_global_hook()) or stay_out_of_kernels()
+    seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+    return checkpointed or seen or stay_out_of_kernels()
 
 
 def is_intercepted() -> bool:

@@ -780,3 +780,15 @@ def test_gradients_by_the_mean_alone_do_not_pass_the_covariance():
             return torch.autograd.grad(lower.sum() + 2 * upper.sum(), posterior.mean)[0]
 
     torch.testing.assert_close(*reversed(both(run)))
+
+
+@pytest.mark.parametrize("shape", [(1, D), (3, D), (2, 3, D)])
+def test_a_kernel_of_no_dimensions(shape):
+    def run():
+        model = moved(SingleTaskGP(*data(), covar_module=RBFKernel(active_dims=[]))).eval()
+        x = points(*shape[:-1]).requires_grad_()
+        posterior = model.posterior(x)
+        total = posterior.mean.sum() + posterior.variance.sum()
+        return [total.detach(), *torch.autograd.grad(total, [x, model.covar_module.raw_lengthscale], allow_unused=True)]
+
+    torch.testing.assert_close(*both(run))
