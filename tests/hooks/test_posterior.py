@@ -606,7 +606,7 @@ def test_no_stale_number_after_a_change(name, fresh):
             model._clear_cache()
         return moments(model)
 
-    expected = run(clear=fresh or "forward" not in name)  # a function is no value: stock keeps its caches
+    expected = run(clear=True)
     with autokern.enabled(), autokern.using(**ARRAYS):
         close(run(clear=fresh), expected, rtol=1e-8, atol=1e-9)
 
