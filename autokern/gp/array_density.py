@@ -14,7 +14,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
-from autokern.gp import likelihood, merged, originals, plain
+from autokern.gp import likelihood, merged, originals, plain, prior_state
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
 from autokern.gp.parts import arranged
@@ -96,8 +96,10 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
         return None
     with reading.lock, np.errstate(all="ignore"):
         found = _computed(reading, batch, x.requires_grad, *(t.detach().numpy() for t in (x, noise, mean, value)))
+        raws = [parameter.raw.copy() for parameter in reading.parameters]
     if found is None:
         return None
+    prior_state.remember(marginal.lazy, reading.raws, raws)
     out: torch.Tensor = _Density.apply(found, (kernel, reading.names), x, noise, mean, value, *reading.raws)
     return out
 

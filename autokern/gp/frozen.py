@@ -6,7 +6,7 @@ graph: gradients reach the parameters that the kernel had, also those swapped in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def _is_theirs(thing: Any) -> bool:
     return (getattr(thing, "__module__", None) or "torch").partition(".")[0] in _THEIRS
 
 
-def frozen(module: torch.nn.Module) -> Any:
+def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Any:
     """Return a copy of a module of the libraries whose tensors are copies within the present graph.
 
     Unlike a deep copy it takes parameters that are no leaves of autograd. Priors, which no covariance reads, are
@@ -61,6 +61,8 @@ def frozen(module: torch.nn.Module) -> Any:
     ----------
     module : torch.nn.Module
         A kernel for which `is_library` is true; a frozen one is returned unchanged.
+    of : callable
+        Maps each tensor to the one in its place.
     """
     if _ORIGINAL in module.__dict__:
         return module
@@ -70,11 +72,11 @@ def frozen(module: torch.nn.Module) -> Any:
     own[_ORIGINAL] = module
     for name, value in module.__dict__.items():
         if isinstance(value, torch.Tensor):
-            own[name] = value.clone()
+            own[name] = of(value)
     for kind in ("_parameters", "_buffers"):
-        own[kind] = {name: t if t is None else t.clone() for name, t in own[kind].items()}
+        own[kind] = {name: t if t is None else of(t) for name, t in own[kind].items()}
     parts = own["_modules"].items()
-    own["_modules"] = {name: p if p is None or isinstance(p, Prior) else frozen(p) for name, p in parts}
+    own["_modules"] = {name: p if p is None or isinstance(p, Prior) else frozen(p, of) for name, p in parts}
     return copied
 
 

@@ -10,7 +10,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import DenseLinearOperator
 
 from autokern.core.arguments import itself, rebuilt, tensors_in
-from autokern.gp import memoized
+from autokern.gp import memoized, prior_state
 from autokern.gp.arguments import terms, variances
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
@@ -52,7 +52,7 @@ def is_plain(lazy: Any) -> bool:
     """
     if lazy.__class__ is not LazyEvaluatedKernelTensor or lazy.x1 is not lazy.x2 or not lazy._is_grad_enabled:
         return False
-    if memoized.is_kept(lazy, "kernel_eval"):
+    if memoized.is_kept(lazy, "kernel_eval") or prior_state.is_past(lazy):
         return False
     trivial = (None, False)  # by identity: what is there may be anything, tensors without a truth
     return not lazy.last_dim_is_batch and all(any(value is one for one in trivial) for value in lazy.params.values())

@@ -10,16 +10,20 @@ from typing import NamedTuple
 import torch
 
 from autokern.core.autograd import computed
-from autokern.gp.markov_blocks import BLOCK, conditional, cut, density
+from autokern.gp.markov_blocks import BLOCK, conditional, cut, density, root_of
 from autokern.gp.markov_gradients import gradients
 from autokern.gp.markov_scan import around
-from autokern.kernels.state_space import Leaf, leaves_of
+from autokern.kernels.state_space import Leaf, chain, leaves_of
 from autokern.kernels.tree import Tree
 
-__all__ = ["BLOCK", "Chained", "chained", "is_clear", "log_prob"]
+__all__ = ["BLOCK", "MOST", "Chained", "chained", "has_digits", "is_clear", "log_prob"]
 
 _LEAST, _LEAST_ITERATED = 1e-8, 1e-12
 """Shares of the variance that the noise must exceed where stock factorises, and where it iterates."""
+MOST = {torch.float64: 2e-11, torch.float32: 1e-7}
+"""Largest residual of a solution where stock factorises, by the dtype of the arguments; a factor leaves about 1e-15."""
+_ROWS = 8
+"""Rows of the matrix by which a solution is checked."""
 
 
 class _Order(threading.local):
@@ -93,13 +97,28 @@ def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
 
 
 def is_clear(data: Chained, exact: bool) -> bool:
-    """Whether states keep the digits of a factor, for which the noise must be more than a share of the variance.
+    """Whether states may keep the digits of a factor, for which the noise must be more than a share of the variance.
 
-    Steps lose as many digits as the ratio of variance to noise has, whatever the condition of the matrix. Where stock
-    iterates, more may be lost.
+    Where stock iterates, more may be lost.
     """
     least = _LEAST if exact else _LEAST_ITERATED
     return bool(data.noise.detach().amin() > least * data.weights.detach().sum())
+
+
+def has_digits(data: Chained, solved: torch.Tensor, most: float) -> bool:
+    """Whether ``K solved`` is the residual at some rows, up to a share of ``|K| |solved|``.
+
+    Steps may lose as many digits as the ratio of variance to noise has, and more with several leaves.
+    """
+    n = len(solved)
+    rows = torch.linspace(0, n - 1, _ROWS).long()
+    kernel = solved.new_zeros(len(rows), n)
+    for family, weight, z in zip(data.families, data.weights.detach(), data.points, strict=True):
+        one = chain(family)
+        kernel += one.correlation((z.detach() - z.detach()[rows, None]).abs_().mul_(root_of(one))) * weight
+    own = (data.noise.detach().expand(n) * solved)[rows]
+    left = kernel @ solved + own - data.residual.detach()[rows]
+    return bool((left.abs() <= most * (kernel @ solved.abs() + own.abs())).all())
 
 
 def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: bool = False) -> torch.Tensor | None:
@@ -129,6 +148,8 @@ def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: boo
         if not of.valid or math.isnan(value):
             return None
         found = gradients(blocks, of, beside, n)
+        if exact and not has_digits(data, found.residual.neg(), MOST[residual.dtype]):
+            return None
         by_noise = found.noise.sum(0, keepdim=True) if own.shape[-1] < n else found.noise
     listed = (by_noise, found.residual, found.weights, *found.points)
     differentiable = functools.partial(plain, families)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import threading
 from typing import NamedTuple
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 
-from autokern.gp.markov import Chained
+from autokern.gp.markov import Chained, has_digits
 from autokern.gp.markov_blocks import BLOCK, conditional, cut, root_of
 from autokern.gp.markov_gradients import responses
 from autokern.gp.markov_scan import Element, State, around, inverse_of_unit_plus
@@ -30,11 +31,12 @@ _KEPT, _LONGEST = 4, 2**17
 
 
 class _Past(NamedTuple):
-    """Data of a line, and the state at the point with number `start` by all before it."""
+    """Data of a line, the state at the point with number `start` by all before it, and the digits asked for and had."""
 
     data: Chained
     start: int
     state: State
+    most: float
 
     def begins(self, data: Chained) -> bool:
         """Whether other data have the same values before `start`, and go on there."""
@@ -68,6 +70,11 @@ class _Stretch:
         self.beside = around(of.element, blocks.stationary, state)
         self._told = responses(of, self.beside)
         self._columns = of.root.mT @ of.white
+
+    @property
+    def solved(self) -> torch.Tensor:
+        """The inverse covariance times the residual, of these data alone if the state is stationary."""
+        return self._told.values.reshape(-1)[: self.n]
 
     @property
     def last(self) -> tuple[int, State]:
@@ -122,19 +129,28 @@ class LinePosterior:
     ----------
     data : Chained
         The training data.
+    most : float
+        Largest residual of a solution as a share, by default any.
+
+    Attributes
+    ----------
+    valid : bool
+        Whether all factors exist, and the residual is as small.
     """
 
-    def __init__(self, data: Chained) -> None:
+    def __init__(self, data: Chained, most: float = math.inf) -> None:
         data = data._replace(noise=data.noise.clone())  # joint covariances are read late; noise may be a buffer
         self.data, self.n = data, len(data.residual)
         kept = _pasts.kept
-        past = next((past for past in reversed(kept) if past.begins(data)), None)
+        past = next((past for past in reversed(kept) if past.most <= most and past.begins(data)), None)
         start = 0 if past is None else past.start
         self._tail = self._whole if past is None else _Stretch(data, start, past.state)
-        self.valid = self._tail.valid
+        checked = past is not None or most == math.inf
+        self.valid = self._tail.valid and (checked or has_digits(data, self._tail.solved, most))
+        self.most = most if past is None else past.most
         blocks, state = self._tail.last
         if self.valid and self.n <= _LONGEST and (past is None or blocks):
-            kept.append(_Past(data, start + blocks, state))
+            kept.append(_Past(data, start + blocks, state, self.most))
 
     @functools.cached_property
     def _whole(self) -> _Stretch:

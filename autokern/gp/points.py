@@ -98,7 +98,7 @@ class Leaf:
         cross, slope = self._formula(np.maximum(s, 0.0, out=s))
         if m == 1:
             return Evaluated(cross, np.ones((k, points, 1, 1)), (z, slope, None))
-        sets = z.reshape(k, -1, m, d)
+        sets = z.reshape(k, points // m, m, d)  # without dimensions as well
         s = sets @ sets.swapaxes(-1, -2)
         s *= -2.0
         norms = norms.reshape(k, -1, m)

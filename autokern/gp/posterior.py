@@ -143,8 +143,8 @@ class Posterior:
         found = call.evaluate(x)
         if found is None or not grads:
             return found
-        predicted: Pair = _Predicted.apply(x, *tokens, call, found)
-        return predicted
+        mean, covariance = _Predicted.apply(x, *tokens, call, found)
+        return mean.clone(), covariance  # a node of its own: a gradient by the mean does not pass the covariance
 
     def _joined(self) -> tuple[list[Parameter], list[torch.Tensor | None]]:
         """Return the kernel's hyperparameters that want gradients, and as vectors the mean's constant and theirs."""

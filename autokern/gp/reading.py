@@ -136,7 +136,8 @@ class Reading:
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
             kernel = _called(seen, seen.module(model, names[1]), None, seen.dims)
             one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
-            self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
+            with np.errstate(all="ignore"):
+                self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
         seen.close(mll)
         self._parameters = list(seen.parameters.values())
         if any(p.tensor.device != self.device for p in self._parameters):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from operator import is_, itemgetter
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,18 +25,19 @@ __all__ = ["State"]
 _FEW = 32
 """Elements up to which Python compares numbers faster than torch compares tensors."""
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
-_PLAIN = (bool, int, float, str, torch.Size, type(None))
+_PLAIN = (bool, int, float, str, torch.Size, type(None), FunctionType, MethodType)
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class _Held(NamedTuple):
-    """A module, and what it held: parameters, buffers and parts by their addresses, attributes that have a meaning."""
+    """A module and what it held: parameters, buffers and parts by address, attributes with a meaning, their number."""
 
     module: weakref.ref[torch.nn.Module]
     addresses: list[int]
     buffers: dict[str, torch.Tensor | None]
     read: Callable[[dict[str, Any]], tuple[Any, ...]] | None
     attributes: tuple[Any, ...]
+    size: int
 
 
 class State:
@@ -65,7 +67,9 @@ class State:
             own = module.__dict__
             read = _reader(own) if type(module).__module__.partition(".")[0] in LIBRARIES else None
             attributes = () if read is None else read(own)
-            self._held.append(_Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes))
+            self._held.append(
+                _Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes, len(own))
+            )
             found = (*own["_parameters"].values(), *own["_buffers"].values(), *attributes)
             tensors += [t for t in found if isinstance(t, torch.Tensor)]
             stack += [part for part in own["_modules"].values() if part is not None]
@@ -89,7 +93,7 @@ class State:
     def _renewed(self) -> _Pairs | None:
         """Return the buffers that are other tensors now, each with what it was; None if other objects have changed."""
         found: _Pairs = []
-        for ref, addresses, buffers, read, attributes in self._held:
+        for ref, addresses, buffers, read, attributes, size in self._held:
             module = ref()
             if module is None:
                 return None
@@ -99,7 +103,7 @@ class State:
                 if pairs is None:
                     return None
                 found += pairs
-            if read is not None and not _alike(read, own, attributes):
+            if read is not None and (len(own) != size or not _alike(read, own, attributes)):
                 return None
         root = self._held[0].module()
         now = None if root is None else _data(root)
@@ -136,7 +140,7 @@ def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
 
 
 def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
-    """Return what reads the attributes of a module that are numbers, words or tensors."""
+    """Return what reads the attributes of a module that are numbers, words, functions or tensors."""
     names = [name for name, value in own.items() if isinstance(value, (torch.Tensor, *_PLAIN))]
     return itemgetter(*names) if len(names) > 1 else None  # every module has several
 

@@ -19,7 +19,7 @@ from gpytorch.models import ExactGP
 from torch.func import functional_call
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
-from autokern.gp import likelihood, originals, plain
+from autokern.gp import likelihood, originals, plain, prior_state
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.mirrors import Mirrors, fetched, placed
 from autokern.gp.noises import noise_of
@@ -143,8 +143,10 @@ def loss(step: Step) -> torch.Tensor | None:
         return None
     with reading.lock, np.errstate(all="ignore"):
         found = _computed(reading, x.requires_grad, *fetched((x, mean, step.value)))
+        raws = [parameter.raw.copy() for parameter in reading.parameters]
     if found is None:
         return None
+    prior_state.remember(step.distribution._covar, reading.raws, raws)
     values, *gradients = placed([found[0], *found[1]], step.value.device)
     return _Loss.apply((values, gradients), step, x, mean, step.value, *reading.raws)
 

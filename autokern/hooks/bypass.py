@@ -8,6 +8,7 @@ from __future__ import annotations
 import gpytorch
 import torch
 from linear_operator import settings as library
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
 from autokern.hooks.install import is_enabled
@@ -35,8 +36,13 @@ def stay_out_of_kernels() -> bool:
 
 
 def stay_out_of_models() -> bool:
-    """The same for densities and predictions, whose covariance is computed in parts where it is checkpointed."""
-    return bool(gpytorch.beta_features.checkpoint_kernel.value()) or stay_out_of_kernels()
+    """The same for densities and predictions, whose covariance is computed in parts where it is checkpointed.
+
+    A global hook of torch's wants to see the calls of modules.
+    """
+    checkpointed = bool(gpytorch.beta_features.checkpoint_kernel.value())
+    seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+    return checkpointed or seen or stay_out_of_kernels()
 
 
 def is_intercepted() -> bool:

@@ -19,7 +19,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.gp import marginal, memoized, originals
+from autokern.gp import marginal, memoized, originals, prior_state
 from autokern.gp.library_orders import DEFAULT_SIZES, is_default_size
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
@@ -117,7 +117,13 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
 
     found = marginal.read(distribution, noise)
     if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None:
-        return lambda value: _dispatch_log_prob(found, value, exact)
+
+        def density(value: Any) -> Any:
+            computed = _dispatch_log_prob(found, value, exact)
+            prior_state.remember_kernel(found.lazy)
+            return computed
+
+        return density
     dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
     if dense is None:
         return None

@@ -110,6 +110,8 @@ def ours(model: Any, growing: bool = False) -> Any:
     With `growing`, it serves a fantasy and not a prediction.
     """
     strategy = model.prediction_strategy
+    if _redefines(strategy):
+        return None
     known = None if strategy is None else _origins.get(strategy)
     if known is not None and known.serves(growing):
         return strategy
@@ -138,8 +140,13 @@ def just_made(strategy: Any) -> bool:
 
 
 def is_ours(strategy: Any) -> bool:
-    """Whether a strategy was adopted."""
-    return strategy in _origins
+    """Whether a strategy was adopted, and redefines nothing of its class."""
+    return strategy in _origins and not _redefines(strategy)
+
+
+def _redefines(thing: Any) -> bool:
+    kind = type(thing)
+    return any(hasattr(kind, name) for name in getattr(thing, "__dict__", ()))
 
 
 def holds(strategy: Any) -> bool:

@@ -126,15 +126,15 @@ def _origin(x: torch.Tensor) -> torch.Tensor:
     return x[:1].detach()
 
 
-def _conditioned(strategy: Any) -> LinePosterior:
-    found = _posteriors.get(strategy)
-    if found is None:
+def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
+    found, most = _posteriors.get(strategy), markov.MOST[strategy.train_labels.dtype] if exact else math.inf
+    if found is None or found.most > most:
         parts = factor_cache.parts(strategy)
         assert parts is not None
         lazy, diagonal = parts
         residual = strategy.train_labels - strategy.train_prior_dist.loc
         tree = trees.read(lazy.kernel, lazy.x1, _origin(lazy.x1))
-        found = LinePosterior(markov.chained(tree, variances(diagonal), residual))
+        found = LinePosterior(markov.chained(tree, variances(diagonal), residual), most)
         _posteriors[strategy] = found
     return found
 
@@ -152,7 +152,7 @@ def register_prediction(op: Op) -> None:
     )
     def state_space(query: Query) -> Any:
         """Markov chains of Matérn kernels in one dimension: means and variances in linear time, the joint when read."""
-        known, prior = _conditioned(query.strategy), query.prior
+        known, prior = _conditioned(query.strategy, query.exact), query.prior
         if not known.valid or not markov.is_clear(known.data, query.exact):
             return op["lazy"].run(query)
         tree = trees.read(prior.kernel, prior.x1, _origin(query.cross.x2))

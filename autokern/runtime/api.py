@@ -33,7 +33,8 @@ def profile() -> Profile:
     Raises
     ------
     ProfileError
-        If ``AUTOKERN_PROFILE`` names something that cannot be read or a file that is no profile.
+        If ``AUTOKERN_PROFILE`` names something that cannot be read or a file that is no profile, and
+        ``AUTOKERN_STRICT`` is set; else a warning says so once, and the profile is empty.
 
     Examples
     --------

@@ -14,9 +14,14 @@ import sys
 import threading
 from collections.abc import Callable
 
-from threadpoolctl import ThreadpoolController
+_KMP = "KMP_DUPLICATE_LIB_OK"
+_given = os.environ.get(_KMP)
+from threadpoolctl import ThreadpoolController  # noqa: E402
 
-from autokern.system import threads
+if _given is None:  # child processes inherit what the import sets
+    os.environ.pop(_KMP, None)
+
+from autokern.system import threads  # noqa: E402
 
 __all__ = ["look_again", "one_thread"]
 

@@ -55,6 +55,7 @@ class Probe:
             "AUTOKERN_CALIBRATE": "never",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "KEOPS_CACHE_FOLDER": self._folder.name,  # an earlier compiled result proves no compiler
+            "PYTHONOPTIMIZE": "",  # the programs check by assertions
             "PYTHONPATH": os.pathsep.join(_path()),
         }
         self._began = time.monotonic()

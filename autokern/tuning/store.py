@@ -69,9 +69,18 @@ def in_force(settings: Settings, fingerprint: str) -> Profile | None:
     Raises
     ------
     ProfileError
-        If the pinned profile cannot be read or is none; of the home folder only if `settings.strict` is set.
+        If there is a profile that cannot be read or trusted, and `settings.strict` is set.
     """
-    return load(settings, fingerprint) if settings.profile is None else read_file(settings.profile)
+    if settings.profile is None:
+        return load(settings, fingerprint)
+    try:
+        return read_file(settings.profile)
+    except ProfileError as error:
+        if settings.strict:
+            raise
+        if _first(f"pinned: {error}"):
+            warnings.warn(f"{error}. No profile is used.", AutokernWarning, stacklevel=2)
+        return None
 
 
 def origin(settings: Settings, fingerprint: str) -> str:

@@ -293,3 +293,11 @@ def test_keops_that_hangs_is_given_up(program):
     found = subprocess_probe.try_keops(0.5)
     assert not found.works
     assert "did not finish" in found.found
+
+
+def test_programs_check_where_assertions_are_switched_off(program, monkeypatch):
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    program("GPU", "assert False, 'seen'")
+    with Probe("GPU") as probe:
+        answer = probe.poll(give_up=True)
+    assert not answer.works

@@ -379,6 +379,15 @@ def test_a_page_that_cannot_be_made_leaves_the_file(tmp_path):
     assert (tmp_path / "page.html").read_text() == "before"
 
 
+def test_a_page_is_drawn_in_a_session_of_its_own(tmp_path, monkeypatch):
+    """An interrupt from the keyboard reaches the caller alone, not a process that would tell of it as of a fault."""
+    program = tmp_path / "render.py"
+    program.write_text("import os; print(os.getsid(0) == os.getpid())")
+    monkeypatch.setattr(report, "_RENDER", str(program))
+    report.write(tmp_path / "page.html", Page(kind="run", title="t", words="", sections=[]))
+    assert (tmp_path / "page.html").read_text() == "True\n"
+
+
 # In a real browser: sizes that are not zero, no request, no complaint, no scrolling sideways.
 
 

@@ -323,10 +323,35 @@ def test_noise_that_states_have_no_digits_for_is_a_factors():
     points = torch.rand(500, 1, generator=generator, dtype=torch.float64) * 7
     tree = _tree(("matern12",), [points], torch.ones(1, dtype=torch.float64))
     residual = points.squeeze(-1).sin()
-    for noise, exact, is_given in ((1e-6, True, True), (1e-9, True, False), (1e-9, False, True), (1e-13, False, False)):
+    for noise, exact, is_given in ((1e-3, True, True), (1e-9, True, False), (1e-9, False, True), (1e-13, False, False)):
         variance = torch.tensor([noise], dtype=torch.float64)
         found = markov.log_prob(tree, variance, residual, exact)
         assert (found is not None) == is_given, (noise, exact)
+
+
+@pytest.mark.parametrize("families", [("matern12",), ("matern32", "matern12"), ("matern52", "matern32")])
+@pytest.mark.parametrize("noise", [1e-2, 1e-4, 1e-6, 1e-7, 3e-8])
+def test_digits_that_states_lose_are_a_factors(families, noise):
+    """The gradient by a constant mean is a sum that cancels, which shows them."""
+    x = torch.linspace(0, 1, 700, dtype=torch.float64).unsqueeze(-1)
+    leaves = [x / 0.7] * len(families)
+    tree = _tree(families, leaves, torch.ones(len(families), dtype=torch.float64))
+    noises, mean = torch.tensor([noise], dtype=torch.float64), torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    residual = (6 * x[:, 0]).sin() - mean
+    exact = torch.linalg.solve(trees.dense(tree) + noises * torch.eye(700), residual.detach()).sum()
+    found, loose = (markov.log_prob(tree, noises, residual, exact=exact) for exact in (True, False))
+    data = markov.chained(tree, noises, residual.detach())
+    most = markov.MOST[torch.float64]
+    assert loose is not None
+    assert LinePosterior(data).valid
+    assert LinePosterior(data, most).valid == (found is not None)
+    assert found is not None or noise < 1e-2
+    if found is not None:
+        (slope,) = torch.autograd.grad(found, mean)
+        torch.testing.assert_close(slope.squeeze(), exact, rtol=3e-8, atol=0.0)
+    else:
+        (slope,) = torch.autograd.grad(loose, mean)
+        assert (slope - exact).abs() > 1e-10 * exact.abs()
 
 
 @pytest.mark.filterwarnings("error")

@@ -429,3 +429,12 @@ def test_no_factorisation_means_stock():
     mll = made()
     mll.model.train_targets.fill_(math.nan)
     assert Reading(mll).evaluate(dict(mll.named_parameters())) is None
+
+
+def test_infinite_inputs_warn_as_little_as_stock():
+    """Warnings are errors here."""
+    x = torch.rand(8, 2, dtype=torch.float64)
+    x[3, 0] = math.inf
+    likelihood = GaussianLikelihood()
+    model = Model(x, x[:, 1], likelihood, ConstantMean(), RBFKernel()).double()
+    Reading(ExactMarginalLogLikelihood(likelihood, model).train())

@@ -457,3 +457,21 @@ def test_likelihoods_are_freed():
         del mll
     gc.collect()
     assert [ref() for ref in refs] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
+def test_global_hooks_of_torch_see_what_stock_calls(register, served):
+    """A step is stock's while there are any."""
+    mll = made(ScaleKernel(RBFKernel()))
+    handle = getattr(torch.nn.modules.module, f"register_module_{register}")(lambda *args: None)
+    try:
+        with autokern.enabled(), by("arrays"):
+            value_of(mll)
+    finally:
+        handle.remove()
+    assert served["arrays"] == 0
+    with autokern.enabled(), by("arrays"):
+        value_of(mll)
+    assert served["arrays"] == 1

@@ -16,6 +16,7 @@ from botorch.acquisition import (
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
 )
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
@@ -199,3 +200,31 @@ def test_candidates_are_the_same(make):
         ours, our_value = optimised(make())
     torch.testing.assert_close(ours, found, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(our_value, value, rtol=1e-6, atol=1e-8)
+
+
+def test_gradients_of_integrated_variances_are_those_of_the_value():
+    """By points and by pending ones; stock's are not."""
+    points, pending, grid = (
+        torch.rand(k, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in (1, 2, 10)
+    )
+
+    def value(points, pending):
+        return qNegIntegratedPosteriorVariance(model_of(), grid, X_pending=pending)(points).sum()
+
+    def gradients():
+        return torch.autograd.grad(value(*inputs), inputs)
+
+    inputs = [points.requires_grad_(), pending.requires_grad_()]
+    expected = [torch.zeros_like(points), torch.zeros_like(pending)]
+    for of, found in zip(inputs, expected, strict=True):
+        for place in range(of.numel()):
+            ends = []
+            for step in (1e-5, -1e-5):
+                moved = [t.detach().clone() for t in inputs]
+                moved[0 if of is points else 1].view(-1)[place] += step
+                ends.append(value(*moved).item())
+            found.view(-1)[place] = (ends[0] - ends[1]) / 2e-5
+    assert any((one - other).abs().max() > 1e-4 for one, other in zip(gradients(), expected, strict=True))
+    with autokern.enabled():
+        for one, other in zip(gradients(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)

@@ -595,3 +595,40 @@ def test_a_function_of_the_users_that_transforms_a_parameter_is_called_as_docume
         ours, *more = counted()
     assert ours == step
     assert all(0 <= one - other <= 2 for one, other in zip(more, predictions, strict=True)), (more, predictions)
+
+
+@each_candidate
+def test_a_forward_that_is_put_on_one_kernel_after_a_prediction(candidate):
+    x = points(300, seed=5)
+
+    def put(model):
+        base = model.covar_module.base_kernel
+        base.forward = lambda x1, x2, **params: RBFKernel.forward(base, 0.5 * x1, 0.5 * x2, **params)
+
+    model = Regression()
+    put(model)
+    expected = moments(model(x))
+    with autokern.enabled(), autokern.using(force={"predict": candidate}):
+        model = Regression()
+        model(x)
+        put(model)
+        close(moments(model(x)), expected)
+
+
+@each_candidate
+@pytest.mark.parametrize("m", [3, 300])
+@pytest.mark.parametrize("name", ["exact_predictive_mean", "exact_predictive_covar"])
+def test_a_function_that_is_put_on_one_strategy(candidate, m, name):
+    x = points(m, seed=5)
+
+    def predicted():
+        model = Regression()
+        model(points(2))
+        strategy = model.prediction_strategy
+        stock = getattr(strategy, name)
+        setattr(strategy, name, lambda *args: 2.0 * stock(*args))
+        return moments(model(x))
+
+    expected = predicted()
+    with autokern.enabled(), autokern.using(force={"predict": candidate}):
+        close(predicted(), expected)

@@ -601,18 +601,25 @@ def test_nothing_is_measured_with_a_pinned_profile(make_op, measured, monkeypatc
     assert toy.runs[0] == "fast"
 
 
-def test_a_folder_is_no_pinned_profile(make_op, monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path))
+@pytest.mark.parametrize("name", ["", "missing.json", "broken.json"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_pinned_profile_that_is_none_is_named_once_and_not_used(make_op, monkeypatch, tmp_path, name, strict):
+    (tmp_path / "broken.json").write_bytes(b"{")
+    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / name))
+    monkeypatch.setenv("AUTOKERN_STRICT", str(int(strict)))
+    store._reset()
     dispatch.reset()
-    with pytest.raises(ProfileError, match=r"asked for the profile in .*; found: it is a folder.* Name one file"):
-        Toy(make_op).call(matrix())
-
-
-def test_a_pinned_profile_that_is_not_there_is_an_error(make_op, monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / "missing.json"))
+    toy, told = Toy(make_op), rf"asked for the profile in .*{name}; found: .*Name one file"
+    if strict:
+        with pytest.raises(ProfileError, match=told):
+            toy.call(matrix())
+        return
+    with pytest.warns(AutokernWarning, match=told) as warned:
+        toy.call(matrix())
+    assert len(warned) == 1
     dispatch.reset()
-    with pytest.raises(ProfileError, match=r"missing\.json"):
-        Toy(make_op).call(matrix())
+    toy.call(matrix())
+    assert toy.runs[0] == "stock"
 
 
 def test_nothing_is_measured_in_a_forked_child(make_op, measured, monkeypatch):

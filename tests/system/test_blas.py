@@ -130,3 +130,14 @@ def test_nothing_is_changed_where_that_is_forbidden():
             assert set(numbers()) == {2}
     finally:
         threads.allow(True)
+
+
+def test_the_environment_of_child_processes_stays_as_it_was():
+    program = "import os, autokern.system.blas; print(os.environ.get('KMP_DUPLICATE_LIB_OK'))"
+    bare = {name: value for name, value in os.environ.items() if name != "KMP_DUPLICATE_LIB_OK"}
+    for given in (None, "FALSE"):
+        environment = bare if given is None else {**bare, "KMP_DUPLICATE_LIB_OK": given}
+        told = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
+        )
+        assert told.stdout.split() == [str(given)]

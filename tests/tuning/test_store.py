@@ -688,7 +688,7 @@ def test_a_copy_that_is_pinned_is_in_force_on_any_host_and_nothing_is_written(se
     assert store.origin(pinned, HOST) == f"pinned by AUTOKERN_PROFILE:\n{copy}"
     for path in (tmp_path, tmp_path / "gone.json"):
         with pytest.raises(ProfileError, match=f"asked for the profile in {path}; found: .* Name one file"):
-            store.in_force(Settings(profile=path), HOST)
+            store.in_force(Settings(profile=path, strict=True), HOST)
 
 
 def test_without_a_pinned_file_the_home_folder_is_read_unless_decisions_must_not_change(settings):

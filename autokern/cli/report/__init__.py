@@ -54,7 +54,14 @@ def write(file: Path, page: Page) -> None:
         facts.write(msgspec.json.encode(page))
         facts.seek(0)
         environment = {**os.environ, "AUTOKERN": "0"}
-        status = subprocess.call([sys.executable, _RENDER], stdin=facts, stdout=made, stderr=told, env=environment)
+        status = subprocess.call(
+            [sys.executable, _RENDER],
+            stdin=facts,
+            stdout=made,
+            stderr=told,
+            env=environment,
+            start_new_session=True,  # an interrupt from the keyboard is the caller's alone, who ends the process
+        )
         for stream in (made, told):
             stream.seek(0)
         if status:
