@@ -304,7 +304,7 @@ def origin(threads: int) -> dict[str, Any]:
     from autokern.tuning import recorded
 
     cpu = host.current().fields["cpu"]
-    others = sorted({f"{h.fields['cpu']['model']} ({h.fields['cpu']['capability']})" for h in recorded.hosts()})
+    others = sorted({f"{h['cpu']['model']} ({h['cpu']['capability']})" for h in recorded.shipped().hosts})
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     told = {
         "cpu": f"{cpu['model']} {cpu['numbers']}",

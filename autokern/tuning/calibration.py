@@ -24,11 +24,11 @@ from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
-from autokern.tuning.chooser import Chooser, fitted, key_of
+from autokern.tuning.chooser import Chooser, fitted
 from autokern.tuning.drawing import draw, measurable
 from autokern.tuning.measuring import Measurer
 from autokern.tuning.policy import CONFIDENCE, NOISE
-from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key
+from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key, key_of
 
 __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops"]
 

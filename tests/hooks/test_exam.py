@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from support.bases import fit_base
 
 import autokern
 from autokern.core.op import inside
@@ -19,7 +20,6 @@ from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import calibration, recorded, store, timer
 from autokern.tuning.chooser import fitted
-from autokern.tuning.fitting import fit_base
 from autokern.tuning.profile import Examined, Kept, Profile, Timing, Trial, decode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
