@@ -21,7 +21,7 @@ import ship
 import torch
 from measuring import Report
 
-from autokern.cli.bench import regret
+from autokern.cli.bench import random_problems, regret
 from autokern.core.feasibility import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get, known, registered
@@ -32,7 +32,7 @@ from autokern.system import host
 from autokern.tuning import recorded
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Chooser
-from autokern.tuning.drawing import contenders, random_problems
+from autokern.tuning.drawing import contenders
 from autokern.tuning.fitting import fit_own
 from autokern.tuning.forest import Forest
 from autokern.tuning.policy import decide

@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA = 2
-"""Version of the JSON documents, as of profiles; fields may be added to one, and none is removed or changes its meaning."""
+"""Version of the JSON documents, as of profiles; fields may be added, and none is removed or changes its meaning."""
 
 BUDGET = {"quick": 20.0, "full": 300.0}
 """Seconds that a calibration takes by default, by level."""

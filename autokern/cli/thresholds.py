@@ -1,4 +1,4 @@
-"""Thresholds for people to read: the sizes at which the measured winner changes, and the choices of the trees by size."""
+"""Thresholds for people to read: sizes at which the measured winner changes, and the choices of the trees by size."""
 
 from __future__ import annotations
 

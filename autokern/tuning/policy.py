@@ -31,8 +31,8 @@ __all__ = ["CONFIDENCE", "NOISE", "decide", "described"]
 NOISE = 0.05  # a predicted gain below this, in log units, is no gain
 CONFIDENCE = 0.3  # standard deviations that must lie between a prediction and a tie
 LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates, in log units
-# Extra cost allowed for fewer threads beyond the uncertainty, in log units: beside another process every parallel region
-# waits for a core, and a step takes ten times as long.
+# Extra cost allowed for fewer threads beyond the uncertainty, in log units: beside another process every parallel
+# region waits for a core, and a step takes ten times as long.
 FEWER_THREADS = 0.05
 _LITTLE = 10.0  # how much less work than stock a default candidate must do to run unmeasured where others are measured
 _ROUGH = "its error was measured to be"
@@ -316,7 +316,7 @@ def _cost(op: Op, problem: Problem, candidate: Candidate, estimates: Estimates) 
 
 
 def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Estimates) -> list[Candidate]:
-    """Candidates by cautious predicted time, exact ones first where they are preferred, of near ties the fewest threads.
+    """Candidates by cautious predicted time, preferred exact ones first, of near ties the fewest threads.
 
     Stock comes before those that are not measured.
     """
