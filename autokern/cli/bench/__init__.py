@@ -53,47 +53,23 @@ _DOUBTFUL = 0.4
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a benchmark, or of one part of it.
-
-    Parameters
-    ----------
-    host : dict
-        The measured host.
-    kernel_matrices : list of Cell
-        Every way to a kernel matrix, against stock.
-    regret : dict of Verdict
-        The choices against the best candidates, by op and for ``"all"``; apart from these, those of `EXACT`.
-    floor : Verdict or None
-        The same of stock under another name: what is noise.
-    problems : list of Row
-        The problems behind `regret`.
-    chosen : list of str
-        The candidate that was chosen for each of them.
-    workloads : list of Workload
-        Whole models, off against on.
-    busy : str
-        What else used the machine meanwhile; empty where nothing did.
-    """
+    """The results of a benchmark, or of one part of it."""
 
     host: dict[str, Any]
-    kernel_matrices: list[Cell] = []
+    kernel_matrices: list[Cell] = []  # every way to a kernel matrix, against stock
+    # The choices against the best candidates, by op and for ``"all"``; apart from these, those of `EXACT`.
     regret: dict[str, Verdict] = {}
-    floor: Verdict | None = None
-    problems: list[Row] = []
-    chosen: list[str] = []
-    workloads: list[Workload] = []
-    busy: str = ""
+    floor: Verdict | None = None  # the same of stock under another name: what is noise
+    problems: list[Row] = []  # the problems behind `regret`
+    chosen: list[str] = []  # for each of them
+    workloads: list[Workload] = []  # whole models, off against on
+    busy: str = ""  # what else used the machine meanwhile; empty where nothing did
 
 
 def everything(full: bool, report: Callable[[Benchmark], None] = lambda part: None) -> Benchmark:
     """Measure all parts; a quick benchmark takes a minute, a full one some ten.
 
-    Parameters
-    ----------
-    full : bool
-        Whether to measure more sizes and problems, without limits of time.
-    report : callable
-        Called with each part as soon as it is measured.
+    Each part is reported as soon as it is measured.
     """
     devices, fields, watch = chosen_devices(None), host.current().fields, Watch()
 
