@@ -44,7 +44,7 @@ class Timing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
     disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] = QUIET
 
 
-class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One problem, and the timings of all candidates that were measured side by side on it, by name."""
 
     problem: Problem
@@ -196,7 +196,13 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         return str(shown.portrait("html", self))
 
     def to_frame(self) -> Any:
-        """Return a pandas data frame with a row for each problem and candidate; times in seconds."""
+        """Return a pandas data frame with a row for each problem and candidate; times in seconds.
+
+        Raises
+        ------
+        AutokernError
+            If pandas is not installed.
+        """
         return shown.portrait("frame", self)
 
     def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:
@@ -208,6 +214,11 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             Op, device kind and dtype.
         ax : matplotlib axes, optional
             Where to draw; by default new axes, which are returned.
+
+        Raises
+        ------
+        AutokernError
+            If nothing of the kind was measured, or matplotlib is not installed.
         """
         return shown.portrait("plot", self, op, device, dtype, ax)
 

@@ -124,11 +124,14 @@ def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
 
 
 def test_a_profile_that_is_read_is_taken_as_it_is(op, tmp_path):
-    """Trees were fitted when it was measured; none are fitted in a program."""
-    profile = Profile(host={"cpu": "x"}, fingerprint=host.current().fingerprint, trials=trials())
+    """Trees were fitted when it was measured; none are fitted in a program, but to a recording without any."""
+    recording = Profile(host={"cpu": "x"}, fingerprint=host.current().fingerprint, trials=trials())
+    profile = fitted(recording)
     store.save(Settings(home=tmp_path / "home"), profile)
     store.write_file(tmp_path / "pinned.json", profile)
     for settings in (Settings(home=tmp_path / "home"), Settings(profile=tmp_path / "pinned.json")):
         assert load(settings) == profile
+    store.write_file(tmp_path / "recording.json", recording)
+    assert load(Settings(profile=tmp_path / "recording.json")) == profile
     assert load(Settings(home=tmp_path / "home", deterministic=True)).trials == []
     assert load(Settings(home=tmp_path / "none")).fingerprint == host.current().fingerprint
