@@ -220,7 +220,7 @@ MUTATIONS = [
     Mutation(
         "a newer schema is overwritten",
         "tuning/store.py",
-        "if found > schema and (whole or not flipped):",
+        "if found > SCHEMA and (whole or not flipped):",
         "if False:",
         "monsters",
     ),
