@@ -113,7 +113,10 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
     """Return the profile kept for a host, or None; a file that cannot be trusted is put aside and counts as none."""
     try:
         with _opened_home(settings) as folder:
-            return _kept(folder, fingerprint)[0]
+            found, _, error = _kept(folder, fingerprint)
+            if error is None:
+                return found
+            raise error
     except FileNotFoundError:
         return None
     except (OSError, ProfileError) as error:
@@ -224,17 +227,17 @@ def _opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder
         yield folder
 
 
-def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
-    """Return the profile under its name and the file's version; a bad file has lost the name when this raises."""
+def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None, ProfileError | None]:
+    """Return the profile under its name, the file's version, and why there is none; a bad file has lost the name."""
     name = _named(f"{fingerprint}.json")
     version = folder.version(name)  # taken first: a file that is replaced while being read counts as replaced
     try:
         profile = decode(_unsealed(folder.read(name)))
         if profile.fingerprint != fingerprint:
             raise ProfileError("it was measured on another host")
-        return profile, version
+        return profile, version, None
     except FileNotFoundError:
-        return None, None
+        return None, None, None
     except _NewerError:
         raise
     except (OSError, ProfileError) as error:
@@ -243,8 +246,9 @@ def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | N
         with contextlib.suppress(OSError):
             if folder.version(name) == version:  # otherwise another process has repaired it
                 folder.replace(name, f"{fingerprint}.{secrets.token_hex(8)}.bad")
+                version = None
         _tidy(folder)
-        raise error if isinstance(error, ProfileError) else ProfileError(str(error)) from error
+        return None, version, error if isinstance(error, ProfileError) else ProfileError(str(error))
 
 
 def _tidy(folder: Folder) -> None:
@@ -266,7 +270,9 @@ def _add(folder: Folder, profile: Profile) -> Path:
         except OSError:
             locked = False
         for _ in range(_TRIES):
-            kept, version = _kept_or_none(folder, profile.fingerprint)
+            kept, version, error = _kept(folder, profile.fingerprint)
+            if error is not None and _first(f"load {profile.fingerprint}: {error}"):
+                _log.warning("replaced the profile of host %s in %s: %s", profile.fingerprint, folder.path, error)
             if published and kept is not None and _keys(wanted) <= _keys(kept):
                 return folder.path / name
             if kept is not None:
@@ -280,17 +286,6 @@ def _add(folder: Folder, profile: Profile) -> Path:
             if not locked:  # a writer that checked the version just before our rename renames during this sleep
                 time.sleep(random.uniform(0.002, 0.02))
     raise ProfileError(f"{name} was replaced by other processes {_TRIES} times")
-
-
-def _kept_or_none(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
-    try:
-        return _kept(folder, fingerprint)
-    except _NewerError:
-        raise
-    except ProfileError as error:
-        if _first(f"load {fingerprint}: {error}"):
-            _log.warning("replaced the profile of host %s in %s: %s", fingerprint, folder.path, error)
-        return None, folder.version(f"{fingerprint}.json")
 
 
 def _keys(profile: Profile) -> set[object]:

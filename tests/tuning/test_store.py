@@ -289,6 +289,23 @@ def test_repaired_meanwhile_is_not_put_aside(settings, monkeypatch):
     assert sizes(store.load(settings, HOST)) == {8}
 
 
+def test_a_profile_that_was_repaired_while_it_was_read_is_added_to(settings, monkeypatch):
+    path = place(settings)
+    good, real = path.read_bytes(), files.Folder.read
+    path.write_bytes(b"damage")
+
+    def repaired(folder, name):
+        monkeypatch.setattr(files.Folder, "read", real)
+        path.unlink()
+        path.write_bytes(good)
+        path.chmod(0o600)
+        return b"damage"
+
+    monkeypatch.setattr(files.Folder, "read", repaired)
+    store.save(settings, profile(16))
+    assert sizes(store.load(settings, HOST)) == {8, 16}
+
+
 # --- newer autokerns ------------------------------------------------------------------------------------------------
 
 
