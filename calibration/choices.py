@@ -21,7 +21,7 @@ import ship
 import torch
 from measuring import Report
 
-from autokern.cli.bench import regret
+from autokern.cli.bench import random_problems, regret
 from autokern.core.feasibility import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get, known, registered
@@ -32,11 +32,11 @@ from autokern.system import host
 from autokern.tuning import recorded
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Chooser
-from autokern.tuning.drawing import contenders, random_problems
+from autokern.tuning.drawing import contenders
 from autokern.tuning.fitting import fit_own
 from autokern.tuning.forest import Forest
 from autokern.tuning.policy import decide
-from autokern.tuning.profile import Profile, Trial
+from autokern.tuning.profile import Profile, Trial, pools
 from autokern.tuning.recorded import Shipped
 from autokern.tuning.store import read_file
 
@@ -212,10 +212,7 @@ def replayed() -> list[dict[str, Any]]:
 
 def _by_others(trials: Sequence[Trial], fold: int, forests: Mapping[str, Forest]) -> Chooser:
     """Return what chooses by all parts of a host's trials but one."""
-    groups: dict[str, list[Trial]] = {}
-    for index, trial in enumerate(trials):
-        if index % FOLDS != fold:
-            groups.setdefault(f"{trial.problem.op}@{trial.problem.device}", []).append(trial)
+    groups = pools(trial for index, trial in enumerate(trials) if index % FOLDS != fold)
     own = {key: fit_own(get(key.partition("@")[0]), of, forests.get(key)) for key, of in groups.items()}
     return Chooser(Profile(forests={key: forest for key, forest in own.items() if forest is not None}), forests)
 

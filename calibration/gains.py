@@ -149,6 +149,7 @@ def steps(homes: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
 
 def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
     """Return what dispatched calls of random problems take over the best candidate run directly, by side."""
+    from autokern.cli.bench import random_problems
     from autokern.core.op import inside
     from autokern.core.registry import get, registered
     from autokern.core.settings import Settings
@@ -156,7 +157,7 @@ def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
     from autokern.runtime import dispatch
     from autokern.runtime.session import Session
     from autokern.tuning import timer
-    from autokern.tuning.drawing import contenders, random_problems
+    from autokern.tuning.drawing import contenders
     from autokern.tuning.trial import trial
 
     sessions = {side: Session(Settings(calibrate="never", home=homes / side)) for side in SIDES[1:]}
@@ -304,7 +305,7 @@ def origin(threads: int) -> dict[str, Any]:
     from autokern.tuning import recorded
 
     cpu = host.current().fields["cpu"]
-    others = sorted({f"{h.fields['cpu']['model']} ({h.fields['cpu']['capability']})" for h in recorded.hosts()})
+    others = sorted({f"{h['cpu']['model']} ({h['cpu']['capability']})" for h in recorded.shipped().hosts})
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     told = {
         "cpu": f"{cpu['model']} {cpu['numbers']}",

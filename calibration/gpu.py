@@ -35,13 +35,12 @@ from training import DIMENSIONS, disagreement, forced_exact, rewinder
 from workloads import smooth_trainer, uniform
 
 import autokern
-from autokern.cli.bench import regret
+from autokern.cli.bench import random_problems, regret
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import timer
-from autokern.tuning.drawing import random_problems
 from autokern.tuning.store import write_file
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -8,15 +8,22 @@ host out, to judge the choices on it by what other machines measured.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from autokern.cli import summary
-from autokern.tuning import recorded
-from autokern.tuning.recorded import Shipped
+from autokern.core.op import Op
+from autokern.core.registry import get
+from autokern.tuning import fitting
+from autokern.tuning.forest import Forest, words
+from autokern.tuning.profile import Profile, Trial, pools
+from autokern.tuning.recorded import UNIT, Shipped, unpacked
 from autokern.tuning.store import read_file
 
 HERE = Path(__file__).parent
@@ -26,6 +33,11 @@ LARGEST = 200_000
 NESTED = ("objective", "posterior")
 """Ops that are not shipped: hosts recorded before ops were measured from the innermost outwards timed their stock while
 the ops inside of it still ran stock."""
+MOST = 120
+"""Trials of an op that are shipped of a host."""
+_LEAF = 5
+"""Trials in a leaf of a tree, at least."""
+_FIELDS = ("system", "cpu", "accelerators", "versions")
 _ALIKE, _MOST_UNLIKE = 0.02, 0.02
 """Log units by which trees of two machines may differ, and the part of problems on which they may differ by more: where
 two splits are equally good, the last digit decides."""
@@ -36,21 +48,61 @@ def packed(without: str = "") -> bytes:
     paths = [path for path in sorted((HERE / "hosts").glob("*.json")) if path.stem != without]
     profiles = [summary.present(read_file(path)) for path in paths]
     usual = ([t for t in profile.trials if t.problem.op not in NESTED] for profile in profiles)
-    return recorded.pack([msgspec.structs.replace(p, trials=trials) for p, trials in zip(profiles, usual, strict=True)])
+    return pack([msgspec.structs.replace(p, trials=trials) for p, trials in zip(profiles, usual, strict=True)])
+
+
+def pack(profiles: Sequence[Profile]) -> bytes:
+    """Return the file of some profiles, without candidates of lower precision."""
+    hosts = [pools(t for t in p.trials if "stock" in t.usual and len(t.usual) > 1) for p in profiles]
+    keys = sorted(set().union(*hosts))
+    groups = {key: [host[key] for host in hosts if key in host] for key in keys}
+    fits = {key: fit_base(get(key.partition("@")[0]), trials) for key, trials in groups.items()}
+    rows = {
+        key: [_logs(t) for of in trials for t in of[:: math.ceil(len(of) / MOST)]] for key, trials in groups.items()
+    }
+    found = Shipped(
+        forests={key: fit for key, fit in fits.items() if fit is not None},
+        trials={key: zlib.compress(msgspec.msgpack.encode(of), 9) for key, of in rows.items()},
+        hosts=[{key: profile.host[key] for key in _FIELDS if key in profile.host} for profile in profiles],
+    )
+    return msgspec.msgpack.encode(found)
+
+
+def _logs(trial: Trial) -> tuple[object, dict[str, int]]:
+    """Return a problem, and logarithms of stock's seconds and of the ratios of others to them, as whole numbers."""
+    logs = {name: math.log(timing.ratio) for name, timing in trial.usual.items()}
+    logs["stock"] = math.log(trial.timings["stock"].seconds)
+    return trial.problem, {name: round(log / UNIT) for name, log in logs.items()}
+
+
+def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
+    """Fit the tree of what other hosts measured of an op on one kind of device; None where nothing was."""
+    from sklearn.tree import DecisionTreeRegressor
+
+    groups = [fitting.usable(op, (Trial(t.problem, t.usual) for t in trials)) for trials in hosts]
+    trials = [trial for group in groups for trial in group]
+    if not trials:
+        return None
+    forest = Forest(fitting.candidates(op, trials), sorted(set().union(*(words(t.problem) for t in trials))))
+    places = fitting.places(forest, trials)
+    tables = [fitting.table(op, group, forest.candidates) for group in groups]
+    filled, known = (np.concatenate([table[k] for table in tables]) for k in (0, 1))
+    filled = np.clip(filled, -3.0, 1.2)
+    model = DecisionTreeRegressor(min_samples_leaf=_LEAF, random_state=0)
+    model.fit(places, np.where(known, filled, 0.0), sample_weight=fitting.weights(trials))
+    base = fitting.tree(model.tree_, model.apply(places), np.where(known, filled, np.nan))
+    changes = {"base": base, "of_base": len(forest.candidates), "seen": fitting.limits(trials)}
+    return msgspec.structs.replace(forest, **changes)
 
 
 def same(one: Shipped, other: Shipped) -> bool:
     """Whether two files have the same trials, and trees that say the same of nearly all of them."""
-    if [msgspec.structs.astuple(host) for host in one.hosts] != [msgspec.structs.astuple(h) for h in other.hosts]:
-        pools = [(a, b, key.split("@")) for a, b in zip(one.hosts, other.hosts, strict=False) for key in a.pools]
-        if len(one.hosts) != len(other.hosts) or any(a.trials(*key) != b.trials(*key) for a, b, key in pools):
-            return False
-    if one.forests.keys() != other.forests.keys():
+    trials, others = ({key: unpacked(data) for key, data in found.trials.items()} for found in (one, other))
+    if trials != others or one.hosts != other.hosts or one.forests.keys() != other.forests.keys():
         return False
     unlike = count = 0
     for key, forest in one.forests.items():
-        problems = [t.problem for host in one.hosts for t in host.trials(*key.split("@"))]
-        for problem in problems:
+        for problem in (trial.problem for trial in trials[key]):
             a, b = forest.estimates(problem), other.forests[key].estimates(problem)
             count += 1
             unlike += a.keys() != b.keys() or any(abs(a[n].log_ratio - b[n].log_ratio) > _ALIKE for n in a)

@@ -105,7 +105,7 @@ def _isolated(request, tmp_path_factory, _bare_environment):
     with pytest.MonkeyPatch.context() as patch:
         _bare(patch, parent / "autokern")
         quiet(patch)
-        nothing = recorded.Shipped({}, [])  # stock runs where nothing is measured, unless a test says otherwise
+        nothing = recorded.Shipped()  # stock runs where nothing is measured, unless a test says otherwise
         patch.setattr(recorded, "shipped", lambda: nothing)
         dispatch.reset()
         keops._reset()

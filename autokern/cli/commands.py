@@ -25,6 +25,7 @@ from autokern.cli import (
     run,
     summary,
     tables,
+    thresholds,
 )
 from autokern.cli.console import (
     Explain,
@@ -44,7 +45,7 @@ from autokern.core.units import duration, legible
 from autokern.core.versions import installed
 from autokern.runtime import api, dispatch
 from autokern.system import progress
-from autokern.tuning import calibration, store, thresholds
+from autokern.tuning import calibration, store
 
 __all__ = [
     "app",

@@ -50,30 +50,16 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A program with autokern off and on.
-
-    Parameters
-    ----------
-    program : str
-        Its name.
-    off, on : list of Run
-        Its runs, in pairs.
-    speedup, low, high : float
-        Geometric mean of off over on, and its 95 % interval.
-    known : bool
-        Whether that is narrow enough.
-    warnings : list of str
-        Reasons to doubt the result.
-    """
+    """A program with autokern off and on."""
 
     program: str
-    off: list[Run]
+    off: list[Run]  # its runs, in pairs
     on: list[Run]
-    speedup: float
-    low: float
+    speedup: float  # geometric mean of off over on
+    low: float  # its 95 % interval
     high: float
-    known: bool
-    warnings: list[str]
+    known: bool  # whether that is narrow enough
+    warnings: list[str]  # reasons to doubt the result
 
     def __str__(self) -> str:
         off, on = (statistics.median(run.seconds for run in runs) for runs in (self.off, self.on))
@@ -117,21 +103,8 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object]) -> Comparison:
     """Run a program off and on in turn.
 
-    Parameters
-    ----------
-    order : Order
-        The program.
-    pairs : int
-        Most pairs of runs.
-    budget : float
-        Seconds after which no further pair begins.
-    say : callable
-        Called with a line of text after each run.
-
-    Raises
-    ------
-    AutokernError
-        If the program fails, or the system has no ``wait4``, as Windows has not.
+    No further pair begins after the budget of seconds. Raises AutokernError if the program fails, or the system has no
+    ``wait4``, as Windows has not.
     """
     if not hasattr(os, "wait4"):
         raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")

@@ -20,8 +20,8 @@ __all__ = [
     "document", "emit", "level_of", "message",
 ]  # fmt: skip
 
-SCHEMA = 1
-"""Version of the JSON documents; fields may be added to one, and none is removed or changes its meaning."""
+SCHEMA = 2
+"""Version of the JSON documents, as of profiles; fields may be added, and none is removed or changes its meaning."""
 
 BUDGET = {"quick": 20.0, "full": 300.0}
 """Seconds that a calibration takes by default, by level."""

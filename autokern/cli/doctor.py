@@ -39,36 +39,16 @@ _SLOW_GEMM = 2e9
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One result of the examination.
-
-    Parameters
-    ----------
-    name : str
-        Its subject.
-    status : {"ok", "note", "problem"}
-        Whether it works; a note costs speed at most.
-    found : str
-        The result, in words.
-    advice : str
-        The remedy; empty where none is needed.
-    """
+    """One result of the examination."""
 
     name: str
-    status: str
-    found: str
-    advice: str = ""
+    status: str  # "ok", "note", which costs speed at most, or "problem"
+    found: str  # the result, in words
+    advice: str = ""  # the remedy; empty where none is needed
 
 
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
-    """Examine everything, in less than half a minute.
-
-    Parameters
-    ----------
-    quick : bool
-        Leave out checks that compile.
-    progress : callable, optional
-        Called with the fraction done and a line of text.
-    """
+    """Examine everything, in less than half a minute."""
     load = _load(quiet.look())  # before anything of ours runs
     with contextlib.ExitStack() as stack:
         names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])

@@ -23,24 +23,12 @@ _MOST_ERROR = 0.1
 
 
 class Backend(NamedTuple):
-    """A plugin and its candidates.
-
-    Parameters
-    ----------
-    source : str
-        Name of the plugin.
-    candidates : list of str
-        Its candidates, as ``op.candidate``.
-    failure : str
-        Why it could not be loaded.
-    obstacle : str
-        Why none of its candidates serves here; empty where one does.
-    """
+    """A plugin and its candidates."""
 
     source: str
-    candidates: list[str]
-    failure: str
-    obstacle: str
+    candidates: list[str]  # its candidates, as ``op.candidate``
+    failure: str  # why it could not be loaded
+    obstacle: str  # why none of its candidates serves here; empty where one does
 
     @property
     def may_work(self) -> bool:
@@ -100,12 +88,7 @@ def _failure(op: Op, candidate: Candidate, problem: Problem) -> str:
 def judged(backend: Backend, answer: Answer | None) -> tuple[str, str, str]:
     """Return status, finding and advice for `doctor`.
 
-    Parameters
-    ----------
-    backend : Backend
-        The plugin.
-    answer : Answer or None
-        Result of `tried` in a process of its own, as JSON; None where it was not tried.
+    The answer is that of `tried` in a process of its own, as JSON; None where it was not tried.
     """
     words = ", ".join(backend.candidates)
     excluded = words.replace(".", "=").replace(", ", ",")

@@ -8,12 +8,13 @@ import msgspec
 
 from autokern.cli import summary
 from autokern.cli.report.sweep import commonest
+from autokern.cli.thresholds import crossovers
 from autokern.core import shown
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.tuning.profile import Profile
 
-__all__ = ["frame", "html", "plot"]
+__all__ = ["crossovers", "frame", "html", "plot"]
 
 
 def html(profile: Profile) -> str:

@@ -37,14 +37,7 @@ def look(seconds: float = _LOOK) -> Load:
 def wait(budget: float, waits: bool, say: Callable[[str], object]) -> float:
     """Wait until others leave the cores, and return the seconds that are left of a budget.
 
-    Parameters
-    ----------
-    budget : float
-        Seconds of the calibration, of which waiting takes a quarter at most, and never more than a minute.
-    waits : bool
-        Whether to wait at all.
-    say : callable
-        Called with each line of text for the user.
+    Waiting takes a quarter of it at most, and never more than a minute.
     """
     began, count = time.perf_counter(), threads.current()
     found = look(min(_LOOK, 0.1 * budget))
@@ -63,12 +56,8 @@ def wait(budget: float, waits: bool, say: Callable[[str], object]) -> float:
 def verdict(before: Profile, after: Profile, ops: Iterable[str] | None, found: Load) -> tuple[str, bool]:
     """Judge a calibration during which the machine was so busy.
 
-    Returns
-    -------
-    str
-        What the user should know; empty where it was quiet.
-    bool
-        Whether any group that was measured can be trusted, or nothing was left to measure.
+    Return what the user should know, empty where it was quiet, and whether any group that was measured can be trusted,
+    or nothing was left to measure.
     """
     if not found.crowded(threads.current()):
         return "", True

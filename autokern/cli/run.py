@@ -43,11 +43,7 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
     """Return the order that a command line gives, or None if it asks for help.
 
     Everything after the name of the script or module belongs to the program.
-
-    Raises
-    ------
-    SettingsError
-        If there is no program, or an option that is not known.
+    Raises SettingsError if there is no program, or for an unknown option.
     """
     flags = {"--stats": False, "--explain": False}
     rest, report = list(arguments), None
@@ -90,12 +86,8 @@ def has_begun() -> bool:
 def execute(order: Order) -> int:
     """Run a program to its end in this process; its exceptions and exits pass through as python's would.
 
-    Raises
-    ------
-    SettingsError
-        If the file is not there, or an environment variable cannot be obeyed; nothing has run then.
-    AutokernError
-        If a report was asked for that cannot be made or written; nothing has run then.
+    Raises SettingsError or AutokernError before anything has run, if the file is not there, an environment variable
+    cannot be obeyed, or a report cannot be written.
     """
     global _begun
     check(order)

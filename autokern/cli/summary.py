@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from autokern.cli.thresholds import Line, crossovers
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
 from autokern.tuning.profile import Ban, Crossover, Examined, Profile, Trial, group_key
-from autokern.tuning.thresholds import Line
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
@@ -139,7 +139,7 @@ def summaries(profile: Profile, best: Sequence[Winner]) -> list[Summary]:
             disturbed=disturbed[group], speedup=statistics.geometric_mean(winner.speedup for winner in of),
             banned=sorted({b.candidate for b in profile.banned if (b.op, b.dtype, b.device) == group}),
             won=dict(Counter(sorted(winner.candidate for winner in of)).most_common()),
-            crossovers=profile.thresholds(op, device, dtype),
+            crossovers=crossovers(profile, op, device, dtype),
         )  # fmt: skip
         found.append(line)
     return found

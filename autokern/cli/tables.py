@@ -15,11 +15,11 @@ from rich.text import Text
 
 from autokern.cli.doctor import Finding
 from autokern.cli.summary import Known, Rough, Summary, Winner
+from autokern.cli.thresholds import Line
 from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, legible
 from autokern.tuning.profile import Ban, Crossover, Examined
-from autokern.tuning.thresholds import Line
 
 _GAIN, _LOSS = 1.05, 0.95
 _MOST_STEPS = 5

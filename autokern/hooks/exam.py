@@ -33,18 +33,12 @@ from autokern.tuning.profile import Examined, Kept, Profile
 
 __all__ = ["examined"]
 
-SHARE = 0.1
-"""Part of a calibration's budget that its exam takes at most."""
-LEAST = 0.5
-"""Seconds below which an exam tells nothing."""
-_WIDE = 1.75
-"""Kept are sizes from that of a lost thing over this to it times this."""
-_LOST = 0.03
-"""Log ratio above which, and above twice its error, a choice has lost."""
-_USELESS = 0.3
-"""Standard error from which on a comparison tells nothing."""
-_PASSES = 3
-"""Times that a lost thing is examined again."""
+SHARE = 0.1  # part of a calibration's budget that its exam takes at most
+LEAST = 0.5  # seconds below which an exam tells nothing
+_WIDE = 1.75  # kept are sizes from that of a lost thing over this to it times this
+_LOST = 0.03  # log ratio above which, and above twice its error, a choice has lost
+_USELESS = 0.3  # standard error from which on a comparison tells nothing
+_PASSES = 3  # times that a lost thing is examined again
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _D = 4
 
@@ -151,14 +145,7 @@ def tasks(level: str) -> Iterator[tuple[str, Callable[[], Task]]]:
 def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:
     """Return a profile with the results of its exam, and with other choices kept where its own lose.
 
-    Parameters
-    ----------
-    profile : Profile
-        What a calibration has measured, with its trees.
-    level : {"quick", "full"}
-        How often things are timed.
-    seconds : float
-        Most seconds; what does not fit is left out.
+    It takes so many seconds at most; what does not fit is left out.
     """
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
     quiet = msgspec.structs.replace(settings, calibrate="never")

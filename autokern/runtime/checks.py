@@ -22,13 +22,7 @@ _log = logging.getLogger("autokern")
 
 
 class Checks:
-    """The checks of the keys of a session.
-
-    Parameters
-    ----------
-    session : Session
-        The session, which makes the entries.
-    """
+    """The checks of the keys of a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

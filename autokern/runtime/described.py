@@ -30,10 +30,7 @@ def known(op: Op, measured: Iterable[Problem]) -> list[Problem]:
 def words(op: Op, grad: str, there: Iterable[Problem]) -> None:
     """Check which gradients are wanted.
 
-    Raises
-    ------
-    SettingsError
-        For a word that stands for no gradient.
+    Raises SettingsError for a word that stands for no gradient.
     """
     usual = {word for problem in there for word in problem.grad.split("/") if word}
     for word in filter(None, grad.split("/")):
@@ -45,11 +42,7 @@ def structures(op: Op, fields: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return the variant of fields without the words for structure in the points, and those words, in the op's order.
 
     Of an op that merges points, fewer rows than points say that those repeat.
-
-    Raises
-    ------
-    SettingsError
-        For several structures of which points have one.
+    Raises SettingsError for several structures of which points have one.
     """
     there = fields.get("variant", "").split("/")
     words = [word for word in op.structures if word in there]
@@ -64,10 +57,7 @@ def structures(op: Op, fields: Mapping[str, Any]) -> tuple[str, list[str]]:
 def variant(op: Op, given: str, usual: str, there: Iterable[Problem]) -> str:
     """Complete a variant: what it leaves out is as in the usual one of such a size. Orders come last.
 
-    Raises
-    ------
-    SettingsError
-        For a word that no problem of the op has.
+    Raises SettingsError for a word that no problem of the op has.
     """
     given, orders = _without_orders(given)
     variants = {problem.variant for problem in there}

@@ -125,13 +125,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
     """Return the dispatched form of an op: a function of its arguments.
 
     A warm call costs about a microsecond more than the candidate it runs.
-
-    Parameters
-    ----------
-    op : Op or str
-        The op, or its name; then its file is imported by the first call.
-    looked : bool
-        Whether the caller has asked `bypassed` already.
+    An op that is named is imported by the first call. `looked` says that the caller has asked `bypassed` already.
     """
     called: Op | None = None
     key_of: Callable[..., Any]

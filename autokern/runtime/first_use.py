@@ -73,16 +73,7 @@ class Ledger:
 class FirstUse:
     """Measurements at first use in a session, within its budget of seconds.
 
-    Parameters
-    ----------
-    settings : Settings
-        Orders of the user.
-    chooser : callable
-        Returns the Chooser in force.
-    adopt : callable
-        Puts a profile in force.
-    apart : callable
-        Returns a context manager, in which calls of this thread have a memo of their own.
+    `adopt` puts a profile in force; in the context that `apart` returns, calls of this thread have a memo of their own.
     """
 
     def __init__(

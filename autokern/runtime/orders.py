@@ -16,10 +16,7 @@ __all__ = ["check"]
 def check(settings: Settings) -> None:
     """Check the names in orders.
 
-    Raises
-    ------
-    SettingsError
-        If an order names an op, candidate or device that there is not.
+    Raises SettingsError for an op, candidate or device that there is not.
     """
     for name, candidate in settings.force:
         registry.get(name)[candidate]

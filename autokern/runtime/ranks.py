@@ -60,17 +60,8 @@ def unlike(found: list[dict[str, Any]]) -> str:
 def begin(shy: bool = False, timeout: float | None = None) -> None:
     """Meet the other ranks of this job; all of them call this. They draw the same random numbers from then on.
 
-    Parameters
-    ----------
-    shy : bool
-        Whether they stand back once the program has a process group of its own.
-    timeout : float, optional
-        Seconds after which a rank that does not answer ends the job.
-
-    Raises
-    ------
-    RanksError
-        If a rank does not come, or ranks differ in what decides the bits of their results.
+    The `shy` stand back once the program has a process group of its own. Raises RanksError if a rank does not come, or
+    ranks differ in what decides the bits of their results.
     """
     if system.held() is not None:
         raise RanksError("autokern: this process has joined its ranks already")

@@ -47,19 +47,8 @@ _MOST_EARLIER = 200
 class Session:
     """State of a process: its settings, the profile in force, and the decisions taken.
 
-    Parameters
-    ----------
-    settings : Settings
-        Orders of the user.
-    profile : Profile, optional
-        The profile in force, where ranks have agreed on it.
-    asked : Settings, optional
-        Orders of the user before ranks agreed.
-
-    Attributes
-    ----------
-    agreed : bool
-        Whether ranks have agreed: what this process alone finds then decides nothing.
+    Where ranks have agreed, on the profile and on orders beside those `asked`, what this process alone finds decides
+    nothing.
     """
 
     def __init__(self, settings: Settings, profile: Profile | None = None, asked: Settings | None = None) -> None:

@@ -19,12 +19,7 @@ __all__ = ["Shared"]
 class Shared:
     """The decisions that problems share whose sizes agree in their first binary digits.
 
-    Parameters
-    ----------
-    decide : callable
-        Decides a table under settings.
-    most : int
-        Decisions beyond which all are forgotten.
+    Beyond `most` decisions all are forgotten.
     """
 
     def __init__(self, decide: Decide, most: int) -> None:

@@ -33,10 +33,7 @@ def due(seen: int) -> int:
 def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
     """Compare the candidate of an entry with one that does not approximate, on the arguments of a call.
 
-    Returns
-    -------
-    float
-        The relative error; 0 where the comparison fails.
+    Return the relative error, 0 where the comparison fails.
     """
     suspect, exact = entry.candidate, _exact(entry)
     error = 0.0 if exact is None else _error(entry, exact, args)

@@ -17,15 +17,10 @@ from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.tuning.trial import Trialled, trial
 
+HOPELESS = 1e9  # recorded in place of an error that is NaN or infinite
 _EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
-HOPELESS = 1e9
-"""Recorded in place of an error that is NaN or infinite."""
-
-
-_MOVES = 3
-"""How often arguments are moved to see what rounding makes of a gradient."""
-_ROUNDINGS = 30
-"""Errors of one eps in all arguments that a candidate may make."""
+_MOVES = 3  # how often arguments are moved to see what rounding makes of a gradient
+_ROUNDINGS = 30  # errors of one eps in all arguments that a candidate may make
 
 
 def truth(op: Op, problem: Problem, args: tuple[Any, ...], move: int | None = None) -> Trialled:
@@ -66,9 +61,8 @@ def gap(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> float:
 def gradient_errors(op: Op, problem: Problem, args: tuple[Any, ...], stock: Trialled) -> Callable[..., float]:
     """Return a function of a result, and of the error that is allowed: that of its gradients against float64 truth.
 
-    The unit is ten times stock's own error, and never less than 1000 eps of the largest gradient, or 2 n eps if that is
-    more: a candidate may not be worse than the library by more than a small factor, however the problem is conditioned.
-    Stock may share its
+    The unit is ten times stock's own error, and at least 1000 or 2 n eps of the largest gradient: a candidate may not
+    be worse than the library by more than a small factor, however the problem is conditioned. Stock may share its
     rounding with the truth. So a candidate beyond that is measured by 30 times what one eps in every argument changes,
     as a factorisation rounds more than once: a gradient that is small by cancellation is known to no better.
     """

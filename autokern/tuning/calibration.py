@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -24,39 +24,31 @@ from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
 from autokern.system.progress import Progress, silent
-from autokern.tuning.chooser import Chooser, fitted, key_of
+from autokern.tuning.chooser import Chooser, fitted, nearest
 from autokern.tuning.drawing import draw, measurable
 from autokern.tuning.measuring import Measurer
 from autokern.tuning.policy import CONFIDENCE, NOISE
-from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key
+from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key, key_of, pools
 
 __all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops"]
 
 DTYPES = ("float64", "float32")
-_DRAWN = {"quick": 24, "full": 120}
-"""Problems that are drawn for each op, dtype and device."""
+_DRAWN = {"quick": 24, "full": 120}  # problems that are drawn for each op, dtype and device
+# Most flops and bytes of a call of stock that is drawn, where they are not those of studies.
 _WORK = {"quick": (2e9, 2e8), "full": (None, None)}
-"""Most flops and bytes of a call of stock that is drawn, where they are not those of studies."""
-_SHARE = {"quick": 0.02, "full": 0.012}
-"""Part of the budget that one problem may take."""
-_NEAR_SHARE = 0.5
-"""The same for the problem at hand, at first use."""
-_TIMING_SHARE = 0.005
-"""Part of the budget after which timing a problem goes on only until the round is complete."""
-_TRYING, _TRYING_SHARE = 40.0, 0.25
-"""Most seconds for trying a tool, and their largest part of the budget."""
+_SHARE = {"quick": 0.02, "full": 0.012}  # part of the budget that one problem may take
+_NEAR_SHARE = 0.5  # the same for the problem at hand, at first use
+_TIMING_SHARE = 0.005  # part of the budget after which timing a problem goes on only until the round is complete
+_TRYING, _TRYING_SHARE = 40.0, 0.25  # most seconds for trying a tool, and their largest part of the budget
+# Log ratio by other hosts from which on a candidate is not measured, unless all are asked for; one that compiles must
+# be expected to win.
 _HOPELESS = math.log(1.6)
-"""Log ratio by other hosts from which on a candidate is not measured, unless all are asked for; one that compiles must
-be expected to win."""
+# Problems of an op in a row on which the shipped choice is within the noise of the best: then a quick calibration
+# leaves the op as it is.
 _PROVEN = 6
-"""Problems of an op in a row on which the shipped choice is within the noise of the best: then a quick calibration
-leaves the op as it is."""
-_RATE = 4e9
-"""Flops and bytes a second that are assumed before the first measurement: pessimistic."""
-_ROUNDS, _ONCE = 10.0, 3e-3
-"""Calls of each candidate in a trial, and seconds that a trial takes beside them."""
-_OUTERMOST = 10
-"""Nesting of composite ops of plugins that state none."""
+_RATE = 4e9  # flops and bytes a second that are assumed before the first measurement: pessimistic
+_ROUNDS, _ONCE = 10.0, 3e-3  # calls of each candidate in a trial, and seconds that a trial takes beside them
+_OUTERMOST = 10  # nesting of composite ops of plugins that state none
 _log = logging.getLogger("autokern")
 
 
@@ -95,51 +87,29 @@ def calibrate(
 ) -> Profile:
     """Measure, and return a profile of the new measurements merged into the known ones, with trees fitted to them.
 
-    Parameters
-    ----------
-    ops, devices, dtypes
-        Ops, device kinds and dtypes to measure.
-    level : {"quick", "full"}
-        How many problems, and how often.
-    budget : float
-        Seconds; a trial that would exceed it does not begin.
-    known : Profile
-        Measurements of the same host; problems that they lack are measured first.
-    accuracy : {"same", "approximate"}
-        Whether candidates of lower precision are measured too, and their errors.
-    near : Problem, optional
-        The problem at hand: it is measured first, then those like it.
-    thorough : bool
-        Whether candidates are measured that other hosts found hopeless.
-    progress : callable, optional
-        Called with the fraction done and a line of text.
-    publish : callable, optional
-        Called with the merged profile when a level of nesting is done, before the next one is measured.
-
-    Returns
-    -------
-    Profile
+    A trial that would exceed the `budget` of seconds does not begin. The problem at hand, `near`, comes first, then
+    those like it. A `thorough` calibration also measures candidates that other hosts found hopeless. The merged profile
+    is published when a level of nesting is done, before the next one is measured.
     """
-    if level not in LEVELS:
-        raise SettingsError(f"level {level!r} was asked for; there are {', '.join(LEVELS)}")
+    for name, value, of in (("level", level, LEVELS), ("accuracy", accuracy, LEVELS_OF_ACCURACY)):
+        if value not in of:
+            raise SettingsError(f"{name} {value!r} was asked for; there are {', '.join(of)}")
     if not budget > 0:
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
-    if accuracy not in LEVELS_OF_ACCURACY:
-        raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
     run = _Calibration(level, budget, known, progress or silent)
     options: dict[str, Any] = {"accuracy": accuracy, "near": near, "thorough": thorough}
 
-    def nesting(op: Op) -> int:
-        return op.nesting or _OUTERMOST * op.composite
+    def nesting(pool: _Pool) -> int:
+        return pool.op.nesting or _OUTERMOST * pool.op.composite
 
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
             if any(candidate.compiles for op in ops for candidate in op.candidates):
                 run.try_tools()
-            pools = [_Pool(op, device, tuple(dtypes), level, **options) for device in devices for op in ops]
-            left = sum(pool.weight for pool in pools)
-            for _, group in itertools.groupby(sorted(pools, key=lambda p: nesting(p.op)), key=lambda p: nesting(p.op)):
+            waiting = [_Pool(op, device, tuple(dtypes), level, **options) for device in devices for op in ops]
+            left = sum(pool.weight for pool in waiting)
+            for _, group in itertools.groupby(sorted(waiting, key=nesting), key=nesting):
                 here = list(group)
                 weight = sum(pool.weight for pool in here)
                 run.measure(here, weight / max(left, weight, 1.0))
@@ -171,10 +141,8 @@ class _Pool:
         self.able = {p: found for p in problems if len(found := measurable(op, p, level, accuracy)) > 1}
         kinds = {(p.variant, p.grad, p.batch > 1) for p in self.able}
         self.weight = math.sqrt(len(kinds) * max(map(len, self.able.values()), default=0))
-        self.waiting = list(self.able)
-        self.disturbed: list[Problem] = []
-        self.spent, self.proven, self.again = 0.0, 0, False
-        self.slower = 1.0
+        self.waiting, self.disturbed, self.again = list(self.able), list[Problem](), False
+        self.spent, self.proven, self.slower = 0.0, 0, 1.0
 
     def take(self) -> Problem | None:
         """Return the next problem; those that were disturbed come once more at the end."""
@@ -191,18 +159,16 @@ class _Calibration:
         self._deadline = self._ends = time.perf_counter() + budget
         self._found = Profile(host=host.current().fields, fingerprint=host.current().fingerprint)
         self._measurer = Measurer(level, known.banned)
-        self._chooser = Chooser(Profile())
+        self._others = Chooser(Profile())
         self._fresh: set[str] = set()
-        self._timed: dict[str, list[Trial]] = {}
-        for trial in known.trials:
-            self._timed.setdefault(key_of(trial.problem), []).append(trial)
+        self._timed = pools(known.trials)
 
     def profile(self) -> Profile:
         """Return the known measurements and those of this run, with trees for the ops that were measured."""
         measured = {"banned": self._measurer.banned, "setup": self._measurer.setup, "created": dated()}
         whole = self._known.merge(msgspec.structs.replace(self._found, **measured))
         if self._fresh:
-            kept = [k for k in whole.kept if f"{k.op}@{k.device}" not in self._fresh]
+            kept = [k for k in whole.kept if key_of(k) not in self._fresh]
             self._known = whole = msgspec.structs.replace(fitted(whole, self._fresh), kept=kept)
             self._fresh = set()
         return whole
@@ -228,12 +194,12 @@ class _Calibration:
         """Return the time of a clock that stands still while candidates compile."""
         return time.perf_counter() - self._measurer.compiling
 
-    def measure(self, pools: list[_Pool], share: float) -> None:
+    def measure(self, here: list[_Pool], share: float) -> None:
         """Measure problems of each pool in turn, that with the least time spent first, in a share of the time left."""
         self._ends = time.perf_counter() + share * (self._deadline - time.perf_counter())
-        pending = list(pools)
+        pending = list(here)
         while pending and self._left > 0:
-            pool = min(pending, key=lambda pool: pool.spent / max(pool.weight, 1.0))
+            pool = min(pending, key=lambda each: each.spent / max(each.weight, 1.0))
             problem = pool.take()
             if problem is None:
                 pending.remove(pool)
@@ -243,79 +209,69 @@ class _Calibration:
             pool.spent += self._clock() - began
             if self._level == "quick" and pool.near is None and pool.proven >= _PROVEN * len(pool.dtypes):
                 pending.remove(pool)  # the shipped choices are right here
-        for pool in pools:
-            self._mark(pool)
-
-    def _mark(self, pool: _Pool) -> None:
-        """Note which dtypes of an op are known now, and which were tried in vain."""
-        trials = [t.problem.dtype for t in self._timed.get(f"{pool.op.name}@{pool.device}", ())]
-        for dtype in pool.dtypes:
-            key, done = group_key(pool.op.name, dtype, pool.device), not pool.waiting or pool.proven
-            if trials.count(dtype) >= ENOUGH or (dtype in trials and done):
-                self._found.levels[key] = self._level
-            elif dtype not in trials and not (pool.disturbed or pool.again):
-                self._found.fruitless[key] = dated()
+        for pool, dtype in ((each, dtype) for each in here for dtype in each.dtypes):
+            group = pool.op.name, dtype, pool.device
+            trials = sum(t.problem.group == group for of in self._timed.values() for t in of)
+            if trials >= ENOUGH or (trials and (not pool.waiting or pool.proven)):
+                self._found.levels[group_key(*group)] = self._level
+            elif not (trials or pool.disturbed or pool.again):
+                self._found.fruitless[group_key(*group)] = dated()
 
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep what can be trusted of it; a problem that others disturbed is tried once more later."""
-        candidates = self._measurer.runnable(problem, self._worthwhile(pool, problem))
-        known = next((t for t in self._timed.get(key_of(problem), ()) if t.problem == problem), None)
+        timed = self._timed.setdefault(key_of(problem), [])
+        candidates = self._measurer.runnable(
+            problem, (c for c in pool.able[problem] if self._may_win(pool, problem, c))
+        )
+        known = next((t for t in timed if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
             return
         share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
-        expected = self._expected(pool.op, problem, candidates)
+        expected = self._expected(pool.op, problem, candidates, timed)
         if pool.slower * expected > min(self._left, share * self._budget):
             return
-        began = self._clock()
+        began, timings = self._clock(), dict[str, Timing]()
         self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(problem))
-        seconds = min(self._left, _TIMING_SHARE * self._budget)
         try:
-            timings = self._measurer.timings(pool.op, problem, candidates, seconds)
+            timings = self._measurer.timings(
+                pool.op, problem, candidates, min(self._left, _TIMING_SHARE * self._budget)
+            )
         except (MemoryError, torch.OutOfMemoryError):
-            timings = {}
-        except Exception:
+            pass
+        except Exception:  # of a kind of problem that a program asked, the op may make no sample
             if problem != pool.near:
                 raise
-            timings = {}  # a program asked a kind of problem that the op makes no sample of
         pool.slower = max(1.0, math.sqrt(pool.slower * (self._clock() - began) / expected))
         if timings:
             trial = Trial(problem, timings)
             self._found.trials.append(trial)
-            self._timed.setdefault(key_of(problem), []).append(trial)
+            timed.append(trial)
             self._fresh.add(key_of(problem))
-            right = self._is_right(problem, timings)
-            pool.proven = pool.proven + 1 if right else 0
-        if any(timing.disturbed for timing in timings.values()) or (
-            not timings and len(self._measurer.runnable(problem, candidates)) > 1
-        ):
+            pool.proven = pool.proven + 1 if self._is_right(problem, timings) else 0
+        undone = not timings and len(self._measurer.runnable(problem, candidates)) > 1
+        if undone or any(timing.disturbed for timing in timings.values()):
             pool.disturbed.append(problem)
 
-    def _worthwhile(self, pool: _Pool, problem: Problem) -> Iterator[Candidate]:
-        """Yield the candidates that may win, those of which errors are wanted, and stock."""
-        told = {} if pool.thorough else self._chooser.estimates(problem)
-        for candidate in pool.able[problem]:
-            found, most = told.get(candidate.name), -NOISE if candidate.compiles else _HOPELESS
-            if (
-                found is None
-                or candidate.accuracy == "approximate"
-                or found.log_ratio - CONFIDENCE * found.sigma < most
-            ):
-                yield candidate
+    def _may_win(self, pool: _Pool, problem: Problem, candidate: Candidate) -> bool:
+        """Whether a candidate is measured: stock, what may win, and that of which errors are wanted."""
+        found = None if pool.thorough else self._others.estimates(problem).get(candidate.name)
+        most = -NOISE if candidate.compiles else _HOPELESS
+        rough = candidate.accuracy == "approximate"
+        return found is None or rough or found.log_ratio - CONFIDENCE * found.sigma < most
 
     def _is_right(self, problem: Problem, timings: dict[str, Timing]) -> bool:
         """Whether the choice by other hosts alone is within the noise of the best that was measured."""
-        told = {name: found.log_ratio for name, found in self._chooser.estimates(problem).items() if name in timings}
+        told = {name: found.log_ratio for name, found in self._others.estimates(problem).items() if name in timings}
         if not told or any(name not in told for name in timings):
             return False
         chosen = min(told, key=told.__getitem__)
         chosen = chosen if told[chosen] < -NOISE else "stock"
         return timings[chosen].ratio <= math.exp(NOISE) * min(timing.ratio for timing in timings.values())
 
-    def _expected(self, op: Op, problem: Problem, candidates: list[Candidate]) -> float:
+    def _expected(self, op: Op, problem: Problem, candidates: list[Candidate], timed: list[Trial]) -> float:
         """Return the seconds that a trial is expected to take, by the nearest trial of this machine or another one."""
-        near = Chooser(Profile(trials=self._timed.get(key_of(problem), []))).nearest(op, problem)
-        work = op.stock.features(problem)
+        near, work = nearest(op, problem, timed) or self._others.nearest(op, problem), op.stock.features(problem)
         once = 1e-4 + (work.flops + work.bytes) / _RATE if near is None else near.seconds * 2 ** (0.2 * near.octaves)
-        told = self._chooser.estimates(problem)
+        told = self._others.estimates(problem)
         ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
         return _ONCE + _ROUNDS * once * sum(ratios)

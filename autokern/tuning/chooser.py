@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from autokern.core.op import Op
 from autokern.core.problem import Problem
+from autokern.core.registry import get, known
 from autokern.core.settings import Settings
 from autokern.system import host
 from autokern.tuning import recorded, store
 from autokern.tuning.forest import Estimate, Forest, words
-from autokern.tuning.profile import ENOUGH, SCHEMA, Profile, Trial, group_key
+from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key, key_of, pools
 
-__all__ = ["Chooser", "Estimate", "Nearest", "fitted", "key_of", "load"]
+__all__ = ["Chooser", "Nearest", "fitted", "load", "nearest"]
 
-_WORD, _DTYPE = 2.0, 1.0
-"""Octaves between problems that differ in one word, and in the dtype."""
-_CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10
-"""Seconds of a library call, and flops and bytes a second, by which seconds are carried to another size."""
+_WORD, _DTYPE = 2.0, 1.0  # octaves between problems that differ in one word, and in the dtype
+_CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # of a call: seconds, flops and bytes a second, to carry them to other sizes
 
 
 class Nearest(NamedTuple):
@@ -32,37 +33,19 @@ class Nearest(NamedTuple):
     trial: Trial
     octaves: float
     seconds: float
-    here: bool
+    here: bool = True
 
 
 class Chooser:
-    """Answers from one profile and from what the package ships.
-
-    Parameters
-    ----------
-    profile : Profile
-        Measurements of this host, with their trees.
-    shipped : mapping, optional
-        Trees of other hosts by ``"op@device"``; default those of the package.
-
-    Examples
-    --------
-    >>> Chooser(Profile(), {}).knows(Problem(op="qr"))
-    False
-    """
+    """Answers from one profile, and from trees of other hosts by ``"op@device"``, by default those of the package."""
 
     def __init__(self, profile: Profile, shipped: Mapping[str, Forest] | None = None) -> None:
         self.profile = profile
-        self.shipped = recorded.forests() if shipped is None else shipped
-        self._others: dict[str, list[Trial]] = {}
+        self.shipped = recorded.shipped().forests if shipped is None else shipped
 
     @functools.cached_property
     def _trials(self) -> dict[str, list[Trial]]:
-        """The trials of this machine by ``"op@device"``."""
-        found: dict[str, list[Trial]] = {}
-        for trial in self.profile.trials:
-            found.setdefault(key_of(trial.problem), []).append(trial)
-        return found
+        return pools(self.profile.trials)
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return an Estimate by name for those candidates that this host or another one measured on such problems."""
@@ -90,7 +73,6 @@ class Chooser:
         return any(name in trial.timings for trial in self._like(problem))
 
     def _like(self, problem: Problem) -> list[Trial]:
-        """Return the trials of the group of a problem."""
         return [t for t in self._trials.get(key_of(problem), ()) if t.problem.dtype == problem.dtype]
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
@@ -101,73 +83,57 @@ class Chooser:
         """
         like = [t for t in self._like(problem) if t.problem.words == problem.words and name in t.timings]
         timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)
-        known = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
-        if not known:
-            return None
-        nearest = min(distance for distance, _ in known)
-        return float(max(error for distance, error in known if distance <= nearest + 1) * 2.0**nearest)
+        found = [(math.dist(place, op.coordinates(p)), error) for p, error in timings if error is not None]
+        closest = min((distance for distance, _ in found), default=0.0)
+        errors = (error for distance, error in found if distance <= closest + 1)
+        return float(max(errors) * 2.0**closest) if found else None
 
     def nearest(self, op: Op, problem: Problem) -> Nearest | None:
         """Return the trial nearest to a problem, of this machine if it has any of the op, and stock's seconds."""
         key = key_of(problem)
-        own = [t for t in self._trials.get(key, ()) if "stock" in t.timings]
-        if not own and self.shipped and key not in self._others:
-            self._others[key] = [t for host in recorded.hosts() for t in host.trials(op.name, problem.device)]
-        trials = own or self._others.get(key)
-        if not trials:
-            return None
-        place, there = op.coordinates(problem), words(problem)
-
-        def distance(trial: Trial) -> float:
-            other, here = trial.problem, words(trial.problem)
-            unlike = _WORD**2 * len(there ^ here) + _DTYPE**2 * (other.dtype != problem.dtype)
-            return math.hypot(math.dist(place, op.coordinates(other)), math.sqrt(unlike))
-
-        trial = min(trials, key=distance)
-        scale = _supposed(op, problem) / _supposed(op, trial.problem)
-        return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale, bool(own))
+        own = nearest(op, problem, self._trials.get(key, ()))
+        others = recorded.trials(key) if own is None and self.shipped else ()
+        found = own or nearest(op, problem, others)
+        return found and found._replace(here=own is not None)
 
 
-def key_of(problem: Problem) -> str:
-    """Return the key of the trees that choose for a problem: ``"op@device"``."""
-    return f"{problem.op}@{problem.device}"
+def nearest(op: Op, problem: Problem, trials: Collection[Trial]) -> Nearest | None:
+    """Return which of some trials of an op is nearest to a problem."""
+    place, there = op.coordinates(problem), words(problem)
 
+    def distance(trial: Trial) -> float:
+        other = trial.problem
+        unlike = _WORD**2 * len(there ^ words(other)) + _DTYPE**2 * (other.dtype != problem.dtype)
+        return math.hypot(math.dist(place, op.coordinates(other)), math.sqrt(unlike))
 
-def _supposed(op: Op, problem: Problem) -> float:
-    """Return seconds of one call of stock by rates that are assumed."""
-    work = op.stock.features(problem)
-    return work.calls * _CALL + work.flops / _FLOPS + work.bytes / _BYTES
+    def supposed(at: Problem) -> float:
+        work = op.stock.features(at)
+        return work.calls * _CALL + work.flops / _FLOPS + work.bytes / _BYTES
+
+    trial = min((t for t in trials if "stock" in t.timings), key=distance, default=None)
+    if trial is None:
+        return None
+    scale = supposed(problem) / supposed(trial.problem)
+    return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale)
 
 
 def load(settings: Settings) -> Profile:
-    """Return the profile that the settings name, or that of this host in the home folder, or an empty one.
-
-    Trees of a profile that an earlier version wrote are fitted here, and kept.
-    """
+    """Return the profile that the settings name, or that of this host in the home folder, or an empty one."""
     here = host.current()
     kept = None if store.leaves_aside(settings) else store.in_force(settings, here.fingerprint)
-    if kept is not None and kept.trials and not kept.forests:
+    if kept is not None and kept.trials and not kept.forests:  # a recording, as those of `calibration/hosts`
         kept = fitted(kept)
-        if settings.profile is None and kept.forests:
-            store.save(settings, kept)
     return kept or Profile(host=here.fields, fingerprint=here.fingerprint)
 
 
-def fitted(profile: Profile, keys: Mapping[str, object] | set[str] | None = None) -> Profile:
+def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, of some ``"op@device"`` or of all."""
-    import msgspec
-
-    from autokern.core.registry import get, known
     from autokern.tuning.fitting import fit_own
 
-    groups: dict[str, list[Trial]] = {}
-    for trial in profile.trials:
-        if known(trial.problem.op):
-            groups.setdefault(key_of(trial.problem), []).append(trial)
-    found, shipped = dict(profile.forests), recorded.forests()
-    for key, trials in groups.items():
-        if keys is None or key in keys:
+    found, shipped = dict(profile.forests), recorded.shipped().forests
+    for key, trials in pools(profile.trials).items():
+        if known(trials[0].problem.op) and (keys is None or key in keys):
             forest = fit_own(get(trials[0].problem.op), trials, shipped.get(key))
             if forest is not None and forest.own:
                 found[key] = forest
-    return msgspec.structs.replace(profile, forests=found, schema=SCHEMA)
+    return msgspec.structs.replace(profile, forests=found)

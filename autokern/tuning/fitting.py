@@ -1,8 +1,8 @@
 """Fitting: trees from trials, by scikit-learn, which GPyTorch requires; it is imported when something is fitted.
 
-The base is one regression tree over all recorded hosts (CART). A machine's own trials are fitted by a few extremely
-randomized trees (Geurts, Ernst and Wehenkel 2006) on the residuals of the base: of single trees, trees, nearest trials
-and forests, those lost least at every number of trials, on problems that no tree had seen.
+The base is one regression tree over all recorded hosts (CART), fitted by `calibration/ship.py`. A machine's own trials
+are fitted by a few extremely randomized trees (Geurts, Ernst and Wehenkel 2006) on the residuals of the base: of single
+trees, trees, nearest trials and forests, those lost least at every number of trials, on problems that no tree had seen.
 """
 
 from __future__ import annotations
@@ -19,46 +19,13 @@ from autokern.core.op import Op
 from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, kind, octaves, words
 from autokern.tuning.profile import Trial
 
-__all__ = ["fit_base", "fit_own"]
+__all__ = ["candidates", "fit_own", "limits", "places", "table", "tree", "usable", "weights"]
 
 Array = npt.NDArray[np.float64]
 
-_LEAF = 5
-"""Trials in a leaf of the base, at least."""
-_TREES = 4
-"""Trees of a machine's own trials."""
-_ALONE = 0.3
-"""Standard deviation of a value of the base that one trial alone tells."""
-_WORST = 1.3
-"""A supported candidate that a trial left out counts as this many times slower than stock, or as the worst there."""
-
-
-def fit_base(op: Op, hosts: Iterable[Sequence[Trial]]) -> Forest | None:
-    """Fit the tree of what other hosts measured; None where nothing was.
-
-    Parameters
-    ----------
-    op : Op
-        The op.
-    hosts : iterable
-        The trials of each host on one kind of device, stock among their timings.
-    """
-    from sklearn.tree import DecisionTreeRegressor
-
-    groups = [usable(op, (Trial(t.problem, t.usual) for t in trials)) for trials in hosts]
-    trials = [trial for group in groups for trial in group]
-    if not trials:
-        return None
-    forest = Forest(_candidates(op, trials), sorted(set().union(*(words(t.problem) for t in trials))))
-    places = np.array([forest.place(t.problem, words(t.problem)) for t in trials])
-    tables = [_table(op, group, forest.candidates) for group in groups]
-    filled, known = (np.concatenate([table[k] for table in tables]) for k in (0, 1))
-    filled = np.clip(filled, -3.0, 1.2)
-    model = DecisionTreeRegressor(min_samples_leaf=_LEAF, random_state=0)
-    model.fit(places, np.where(known, filled, 0.0), sample_weight=_weights(trials))
-    base = _tree(model.tree_, model.apply(places), np.where(known, filled, np.nan))
-    changes = {"base": base, "of_base": len(forest.candidates), "seen": _limits(trials)}
-    return msgspec.structs.replace(forest, **changes)
+_TREES = 4  # of a machine's own trials
+_ALONE = 0.3  # standard deviation of a value of the base that one trial alone tells
+_WORST = 1.3  # a supported candidate that a trial left out counts as so many times slower than stock, or as the worst
 
 
 def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest | None:
@@ -69,12 +36,12 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     if not trials:
         return shipped
     base = shipped or Forest(["stock"], [])
-    new = [name for name in _candidates(op, trials) if name not in base.candidates]
+    new = [name for name in candidates(op, trials) if name not in base.candidates]
     unseen = set().union(*(words(t.problem) for t in trials)).difference(base.words)
     forest = msgspec.structs.replace(base, candidates=[*base.candidates, *new], words=[*base.words, *sorted(unseen)])
-    places = np.array([forest.place(t.problem, words(t.problem)) for t in trials])
-    filled, known = _table(op, trials, forest.candidates)
-    rows = [forest.told(place) for place in places.tolist()]
+    features = places(forest, trials)
+    filled, known = table(op, trials, forest.candidates)
+    rows = [forest.told(place) for place in features.tolist()]
     told = np.array([[row[n][0] if n in row else 0.0 for n in forest.candidates] for row in rows])
     timed = np.array([[name in t.timings for name in forest.candidates] for t in trials])
     rare = {c.name for c in op.candidates if c.compiles or c.accuracy == "approximate"}  # not every calibration's
@@ -82,15 +49,13 @@ def fit_own(op: Op, trials: Sequence[Trial], shipped: Forest | None) -> Forest |
     residual = np.where(timed, filled - told, np.maximum(0.0, filled - told))
     residual = np.where(known, residual, 0.0)
     model = ExtraTreesRegressor(_TREES, min_samples_leaf=1, max_features=1.0, random_state=0, n_jobs=1)
-    model.fit(places, np.clip(residual, -2.0, 2.0), sample_weight=_weights(trials))
+    model.fit(features, np.clip(residual, -2.0, 2.0), sample_weight=weights(trials))
     kept = np.where(known, residual, np.nan)
     noise = np.array([[t.timings[n].noise if n in t.timings else 0.0 for n in forest.candidates] for t in trials])
-    own = [_tree(one.tree_, one.apply(places), kept, noise) for one in model.estimators_]
-    counts = {dtype: sum(t.problem.dtype == dtype for t in trials) for dtype in {t.problem.dtype for t in trials}}
-    kinds: dict[str, list[Trial]] = {}
-    for trial in trials:
-        kinds.setdefault(kind(trial.problem), []).append(trial)
-    met = {name: _limits(of) for name, of in sorted(kinds.items())}
+    own = [tree(one.tree_, one.apply(features), kept, noise) for one in model.estimators_]
+    dtypes, kinds = ([of(t.problem) for t in trials] for of in (lambda p: p.dtype, kind))
+    counts = {dtype: dtypes.count(dtype) for dtype in sorted({*dtypes})}
+    met = {name: limits([t for t in trials if kind(t.problem) == name]) for name in sorted({*kinds})}
     return msgspec.structs.replace(forest, own=own, of_own=len(forest.candidates), met=met, trials=counts)
 
 
@@ -100,12 +65,18 @@ def usable(op: Op, trials: Iterable[Trial]) -> list[Trial]:
     return [t for t in trials if "stock" in t.usual and len(there & t.timings.keys()) > 1]
 
 
-def _candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
+def candidates(op: Op, trials: Iterable[Trial]) -> list[str]:
+    """Return the names of the candidates that were measured and are registered, stock first."""
     found = {name for trial in trials for name in trial.timings} & set(op.names())
     return ["stock", *sorted(found - {"stock"})]
 
 
-def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
+def places(forest: Forest, trials: Iterable[Trial]) -> Array:
+    """Return the features of trials."""
+    return np.array([forest.place(t.problem, words(t.problem)) for t in trials])
+
+
+def table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Return log ratios, those left out filled in, and where they mean something: measured, or supported but left out.
 
     A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there, and so is one of lower
@@ -124,48 +95,40 @@ def _table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array
     return filled, known
 
 
-def _weights(trials: Sequence[Trial]) -> Array:
+def weights(trials: Sequence[Trial]) -> Array:
     """Return how much each trial counts: little where other programs disturbed it."""
     noise = np.array([np.median([t.noise for t in trial.usual.values()]) for trial in trials])
     return np.asarray(1 / (1 + (noise / 0.1) ** 2))
 
 
-def _limits(trials: Sequence[Trial]) -> Limits:
+def limits(trials: Sequence[Trial]) -> Limits:
+    """Return what trees of these trials are fitted to."""
     sizes = np.array([octaves(trial.problem) for trial in trials]).round(3)
     seen = set().union(*(words(trial.problem) for trial in trials))
     return Limits(sizes.min(0).tolist(), sizes.max(0).tolist(), sorted(seen))
 
 
-def _tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, noise: Array | None = None) -> Tree:
-    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values, and their noise or spread."""
-    tree, rows, spreads, count = Tree([], [], [], b"", b""), bytearray(), bytearray(), values.shape[1]
+def tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, noise: Array | None = None) -> Tree:
+    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values, and their noise or spread.
 
-    def add(node: int) -> None:
-        here, left = len(tree.feature), int(fitted.children_left[node])
-        if left < 0:
-            inside = values[leaves == node]
-            counts = np.isfinite(inside).sum(0)
-            mean = np.where(counts > 0, np.nansum(inside, 0) / np.maximum(counts, 1), np.nan)
-            if noise is None:
-                width = np.sqrt(np.nansum((inside - mean) ** 2, 0) / np.maximum(counts - 1, 1))
-                width = np.where(counts > 1, width, _ALONE)
-            else:
-                width = noise[leaves == node].mean(0)
-            tree.feature.append(-1 - len(rows) // (2 * count))
-            tree.threshold.append(0.0)
-            tree.right.append(0)
-            rows.extend(_packed(mean))
-            spreads.extend(_packed(width))
-            return
-        tree.feature.append(int(fitted.feature[node]))
-        tree.threshold.append(round(float(fitted.threshold[node]), 4))
-        tree.right.append(0)
-        add(left)
-        tree.right[here] = len(tree.feature)
-        add(int(fitted.children_right[node]))
-
-    add(0)
-    return msgspec.structs.replace(tree, values=bytes(rows), spread=bytes(spreads))
+    Both number their nodes in preorder.
+    """
+    ends = fitted.children_left < 0
+    means, widths = [], []
+    for node in np.flatnonzero(ends):
+        inside = values[leaves == node]
+        counts = np.isfinite(inside).sum(0)
+        mean = np.where(counts > 0, np.nansum(inside, 0) / np.maximum(counts, 1), np.nan)
+        width = np.sqrt(np.nansum((inside - mean) ** 2, 0) / np.maximum(counts - 1, 1))
+        means.append(mean)
+        widths.append(np.where(counts > 1, width, _ALONE) if noise is None else noise[leaves == node].mean(0))
+    return Tree(
+        feature=np.where(ends, -np.cumsum(ends), fitted.feature).tolist(),
+        threshold=[round(value, 4) for value in np.where(ends, 0.0, fitted.threshold).tolist()],
+        right=np.where(ends, 0, fitted.children_right).tolist(),
+        values=_packed(np.array(means)),
+        spread=_packed(np.array(widths)),
+    )
 
 
 def _packed(values: Array) -> bytes:

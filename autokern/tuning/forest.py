@@ -16,20 +16,14 @@ import msgspec
 
 from autokern.core.problem import Problem
 
-__all__ = ["UNIT", "UNKNOWN", "Estimate", "Forest", "Limits", "Tree", "octaves", "words"]
+__all__ = ["UNIT", "UNKNOWN", "Estimate", "Forest", "Limits", "Tree", "kind", "octaves", "words"]
 
-UNIT = 1e-3
-"""Log units of the integers in which values are kept."""
-UNKNOWN = -32768
-"""The integer of a candidate that no trial of a leaf measured."""
-_FAR = 1.5
-"""Octaves beyond the measured sizes from which on a forest says nothing."""
-_LEAST = 0.03
-"""Uncertainty of any estimate, also where trees agree: machines drift from one hour to the next."""
-_UNSURE = 0.3
-"""Uncertainty of own trees, by few or contradicting trials, from which on they say nothing where there is no base."""
-_DOUBT = 0.1
-"""Uncertainty that each octave beyond the measured sizes, and each unseen word, adds."""
+UNIT = 1e-3  # log units of the integers in which values are kept
+UNKNOWN = -32768  # the integer of a candidate that no trial of a leaf measured
+_FAR = 1.5  # octaves beyond the measured sizes from which on a forest says nothing
+_LEAST = 0.03  # uncertainty of any estimate, also where trees agree: machines drift from one hour to the next
+_UNSURE = 0.3  # uncertainty, by few or contradicting trials, from which on own trees say nothing where there is no base
+_DOUBT = 0.1  # uncertainty that each octave beyond the measured sizes, and each unseen word, adds
 
 
 class Estimate(NamedTuple):
@@ -41,37 +35,34 @@ class Estimate(NamedTuple):
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
-    """A binary tree in preorder: the left child of a node is the next node.
+    """A binary tree in preorder: the left child of a node is the next node."""
 
-    Parameters
-    ----------
-    feature : list of int
-        The feature that a node compares, or -1 - row for a leaf.
-    threshold : list of float
-        Problems up to it go left.
-    right : list of int
-        The right child of a node.
-    values, spread : bytes
-        Rows of a leaf, a 16-bit integer each candidate: mean and standard deviation of the log ratios.
-    """
-
-    feature: list[int]
-    threshold: list[float]
-    right: list[int]
-    values: bytes
-    spread: bytes
-
-    def row(self, place: Sequence[float]) -> int:
-        """Return the row of the leaf that a place falls into."""
-        feature, node = self.feature, 0
-        while (column := feature[node]) >= 0:
-            node = node + 1 if place[column] <= self.threshold[node] else self.right[node]
-        return -1 - column
+    feature: list[int]  # that a node compares, or -1 - row for a leaf
+    threshold: list[float]  # problems up to it go left
+    right: list[int]  # the right child of a node
+    values: bytes  # rows of leaves, a 16-bit integer each candidate: mean of the log ratios
+    spread: bytes  # the same: standard deviation
 
     def leaf(self, place: Sequence[float], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the integers of the leaf that a place falls into: means, and standard deviations."""
-        form, start = f"<{count}h", 2 * count * self.row(place)
+        feature, node = self.feature, 0
+        while (column := feature[node]) >= 0:
+            node = node + 1 if place[column] <= self.threshold[node] else self.right[node]
+        form, start = f"<{count}h", 2 * count * (-1 - column)
         return struct.unpack_from(form, self.values, start), struct.unpack_from(form, self.spread, start)
+
+    def is_whole(self, columns: int, count: int) -> bool:
+        """Whether every walk through it ends in a row that is there."""
+        nodes, size = len(self.feature), len(self.values)
+        return (
+            nodes == len(self.threshold) == len(self.right) > 0 < count
+            and size == len(self.spread)
+            and all(map(math.isfinite, self.threshold))
+            and all(
+                -(size // (2 * count)) <= feature < 0 or (0 <= feature < columns and node + 1 < right < nodes)
+                for node, (feature, right) in enumerate(zip(self.feature, self.right, strict=True))
+            )
+        )
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
@@ -81,44 +72,24 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     high: list[float]
     words: list[str]
 
-    def beyond(self, place: Sequence[float], own: Collection[str]) -> tuple[float, int]:
-        """Return by how many octaves a problem lies outside in one size at most, and its number of unseen words."""
-        outside = (max(low - x, x - high) for low, x, high in zip(self.low, place, self.high, strict=False))
-        return max(0.0, *outside), len(set(own).difference(self.words))
+    def beyond(self, place: Sequence[float], own: Collection[str]) -> tuple[float, float]:
+        """Return by how many octaves a problem lies outside in one size at most, and the doubt of that and of words."""
+        outside = max(0.0, *(max(low - x, x - high) for low, x, high in zip(self.low, place, self.high, strict=False)))
+        return outside, _DOUBT * (outside + len(set(own).difference(self.words)))
 
 
 class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The trees of one op on one kind of device.
+    """The trees of one op on one kind of device."""
 
-    Parameters
-    ----------
-    candidates : list of str
-        The candidates that rows of leaves are of; the base may have the first ones only.
-    words : list of str
-        The words of problems that are features, behind the sizes and the dtype.
-    base : Tree, optional
-        What other hosts measured.
-    of_base, of_own : int
-        Numbers of candidates in the rows of the base and of the own trees.
-    seen : Limits, optional
-        What the base was fitted to.
-    met : dict
-        What the own trees were fitted to, by dtype and gradients: a trial says little of problems with others.
-    own : list of Tree
-        The corrections by trials of this machine; absolute log ratios of candidates that the base does not know.
-    trials : dict
-        The number of own trials by dtype.
-    """
-
-    candidates: list[str]
-    words: list[str]
-    base: Tree | None = None
-    of_base: int = 0
-    of_own: int = 0
-    seen: Limits | None = None
-    met: dict[str, Limits] = {}
-    own: list[Tree] = []
-    trials: dict[str, int] = {}
+    candidates: list[str]  # that rows of leaves are of; the base may have the first ones only
+    words: list[str]  # of problems: features behind the sizes and the dtype
+    base: Tree | None = None  # what other hosts measured
+    of_base: int = 0  # number of candidates in the rows of the base
+    of_own: int = 0  # the same of the own trees
+    seen: Limits | None = None  # what the base was fitted to
+    met: dict[str, Limits] = {}  # the same of the own trees by `kind`: a trial says little of problems of another
+    own: list[Tree] = []  # corrections by trials of this machine; log ratios of candidates that the base does not know
+    trials: dict[str, int] = {}  # number of own trials by dtype
 
     def place(self, problem: Problem, own: Collection[str]) -> list[float]:
         """Return the features of a problem."""
@@ -138,67 +109,44 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         found: dict[str, Estimate] = {}
         told = self.told(place)
         if self.seen is not None:
-            octave, unseen = self.seen.beyond(place, own)
+            octave, doubt = self.seen.beyond(place, own)
             if octave < _FAR:
-                doubt = _DOUBT * (octave + unseen)
-                found = {
-                    n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in told.items()
-                }
+                rows = told.items()
+                found = {n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in rows}
         met = self.met.get(kind(problem)) if self.own else None
-        if met is not None:
-            octave, unseen = met.beyond(place, own)
-            if octave < _FAR:
-                doubt, source = _DOUBT * (octave + unseen), "extrapolated" if octave > 0.5 else "measured"
-                leaves = [zip(*tree.leaf(place, self.of_own), strict=True) for tree in self.own]
-                for name, *pairs in zip(self.candidates, *leaves, strict=False):
-                    known = [(value, noise) for value, noise in pairs if value != UNKNOWN]
-                    if known:
-                        mean, base = sum(value for value, _ in known) / len(known), told.get(name, (0.0, 0.0))[0]
-                        variance = sum((value - mean) ** 2 + noise**2 for value, noise in known) / len(known)
-                        sigma = max(UNIT * math.sqrt(variance), _LEAST)
-                        if sigma < _UNSURE or name in told:
-                            found[name] = Estimate(base + UNIT * mean, sigma + doubt, source)
+        octave, doubt = met.beyond(place, own) if met is not None else (_FAR, 0.0)
+        if octave < _FAR:
+            source = "extrapolated" if octave > 0.5 else "measured"
+            leaves = [zip(*tree.leaf(place, self.of_own), strict=True) for tree in self.own]
+            for name, *pairs in zip(self.candidates, *leaves, strict=False):
+                known = [(value, noise) for value, noise in pairs if value != UNKNOWN]
+                if known:
+                    mean = sum(value for value, _ in known) / len(known)
+                    variance = sum((value - mean) ** 2 + noise**2 for value, noise in known) / len(known)
+                    sigma = max(UNIT * math.sqrt(variance), _LEAST)
+                    if sigma < _UNSURE or name in told:
+                        base = told.get(name, (0.0, 0.0))[0]
+                        found[name] = Estimate(base + UNIT * mean, sigma + doubt, source)
         if not found.keys() - {"stock"}:
             return {}
         found["stock"] = Estimate(0.0, 0.0, found["stock"].source if "stock" in found else "other hosts")
         return found
 
     @property
-    def count(self) -> int:
-        """The number of own trials."""
-        return sum(self.trials.values())
-
-    @property
     def is_whole(self) -> bool:
         """Whether every walk through its trees ends in a row that is there."""
-        columns = 8 + len(self.words)
-        pairs = [(tree, self.of_own) for tree in self.own]
-        pairs += [(self.base, self.of_base)] if self.base is not None else []
-        limits = [*self.met.values(), *([] if self.seen is None else [self.seen])]
-        return (
-            all(0 < count <= len(self.candidates) and _is_whole(tree, columns, count) for tree, count in pairs)
-            and all(len(found.low) == len(found.high) == 7 for found in limits)
-            and all(len(tree.spread) == len(tree.values) for tree, _ in pairs)
-        )
+        trees = [(tree, self.of_own) for tree in self.own] + ([(self.base, self.of_base)] if self.base else [])
+        limits = [*self.met.values(), *([self.seen] if self.seen else [])]
+        return all(
+            count <= len(self.candidates) and tree.is_whole(8 + len(self.words), count) for tree, count in trees
+        ) and all(len(found.low) == len(found.high) == 7 for found in limits)
 
     @property
     def sizes(self) -> set[int]:
         """The larger dimensions at which some tree of this forest splits."""
-        trees = [*self.own, *([self.base] if self.base is not None else [])]
+        trees = [*self.own, *([self.base] if self.base else [])]
         splits = (pair for tree in trees for pair in zip(tree.feature, tree.threshold, strict=True))
         return {math.floor(2.0 ** min(threshold, 40.0)) for feature, threshold in splits if feature in (0, 1, 2, 6)}
-
-
-def _is_whole(tree: Tree, columns: int, count: int) -> bool:
-    nodes, rows = len(tree.feature), len(tree.values) // (2 * count)
-    return (
-        nodes == len(tree.threshold) == len(tree.right) > 0
-        and all(map(math.isfinite, tree.threshold))
-        and all(
-            -rows <= feature < 0 or (feature < columns and node + 1 < right < nodes)
-            for node, (feature, right) in enumerate(zip(tree.feature, tree.right, strict=True))
-        )
-    )
 
 
 def kind(problem: Problem) -> str:
@@ -208,8 +156,8 @@ def kind(problem: Problem) -> str:
 
 def octaves(problem: Problem) -> tuple[float, ...]:
     """Return the logarithms of a problem's sizes: larger dimension, n, m, d, right-hand sides, batch, and elements."""
-    n, m, batch = math.log2(problem.n), math.log2(problem.m), math.log2(problem.batch)
-    d, rhs = math.log2(max(1, problem.d)), math.log2(max(1, problem.rhs))
+    sizes = (problem.n, problem.m, max(1, problem.d), max(1, problem.rhs), problem.batch)
+    n, m, d, rhs, batch = map(math.log2, sizes)
     return max(n, m), n, m, d, rhs, batch, 0.5 * (n + m + batch)
 
 

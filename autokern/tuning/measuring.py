@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 import torch
@@ -20,43 +21,23 @@ __all__ = ["WORTHLESS", "Measurer", "trusted"]
 
 _log = logging.getLogger("autokern")
 
-WORTHLESS = 0.3
-"""Share of waiting for a core above which a timing is not kept."""
+WORTHLESS = 0.3  # share of waiting for a core above which a timing is not kept
 _MIN_TIME = {"quick": 1e-4, "full": 5e-4}
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
-_CHECKED_ELEMENTS = 300_000
-"""Larger results are checked only once in their group: truth costs more than timing."""
-_BESIDE = 2
-"""Times the memory of a candidate that must be free: what it is compared with is there at the same time."""
+_CHECKED_ELEMENTS = 300_000  # larger results are checked only once in their group: truth costs more than timing
+_BESIDE = 2  # times a candidate's memory that must be free: what it is compared with is there at the same time
 
 
 class Measurer:
-    """Measures problems, and bans candidates that fail or give wrong numbers.
-
-    Parameters
-    ----------
-    level : {"quick", "full"}
-        How often candidates are timed.
-    banned : iterable of Ban
-        Candidates that do not run.
-
-    Attributes
-    ----------
-    banned : list of Ban
-        Candidates that were banned since.
-    setup : dict
-        Seconds of the first call of candidates that compile, by ``"op.candidate"``.
-    compiling : float
-        Seconds of all such calls together.
-    """
+    """Measures problems, and bans candidates that fail or give wrong numbers; those that are banned do not run."""
 
     def __init__(self, level: str, banned: Iterable[Ban]) -> None:
         self._level = level
         self._out = {(b.op, b.candidate, b.dtype, b.device) for b in banned}
         self._checked: set[tuple[object, ...]] = set()
-        self.banned: list[Ban] = []
-        self.setup: dict[str, float] = {}
-        self.compiling = 0.0
+        self.banned: list[Ban] = []  # since
+        self.setup: dict[str, float] = {}  # seconds of the first call of what compiles, by "op.candidate"
+        self.compiling = 0.0  # seconds of all such calls together
 
     def runnable(self, problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Return the candidates that are not banned and fit the memory twice; none where stock is not among them."""
@@ -69,21 +50,15 @@ class Measurer:
         return (problem.op, candidate.name, problem.dtype, problem.device) in self._out
 
     def timings(self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float) -> dict[str, Timing]:
-        """Return the timings of candidates on a problem, in about so many seconds; none where they cannot be trusted.
-
-        Raises
-        ------
-        MemoryError, torch.OutOfMemoryError
-            If memory runs out.
-        """
+        """Return the timings of candidates in about so many seconds; none where they cannot be trusted."""
         candidates = self.runnable(problem, candidates)
         if len(candidates) < 2:
             return {}
         with torch.device("cpu"):  # the caller may have set another default
             args = op.sample(problem, torch.Generator().manual_seed(1234 + problem.n))
         calls: dict[str, Callable[[], Trialled]] = {}
-        errors: dict[str, float] = {}
         warm: dict[str, float] = {}
+        errors: dict[str, float] = {}
         relative: dict[str, float] = {}
         gradient_error = exact = None
         for candidate in candidates:
@@ -121,19 +96,10 @@ class Measurer:
             calls[candidate.name] = call
         if len(calls) < 2:
             return {}
-        found = timer.compare(
-            calls,
-            synchronize=host.settle,
-            seconds=seconds,
-            min_time=_MIN_TIME[self._level],
-            rounds=_ROUNDS[self._level],
-            warm=warm,
-        )
-        timings = trusted(found)
-        return {
-            n: msgspec.structs.replace(t, error=errors.get(n, 0.0), relative_error=relative.get(n))
-            for n, t in timings.items()
-        }
+        often: dict[str, Any] = {"min_time": _MIN_TIME[self._level], "rounds": _ROUNDS[self._level]}
+        found = trusted(timer.compare(calls, synchronize=host.settle, seconds=seconds, warm=warm, **often))
+        more = {n: {"error": errors.get(n, 0.0), "relative_error": relative.get(n)} for n in found}
+        return {name: msgspec.structs.replace(timing, **more[name]) for name, timing in found.items()}
 
     def _ban(self, op: Op, candidate: Candidate, problem: Problem, reason: str) -> None:
         _log.info("banned %s.%s on this host: %s", op.name, candidate.name, reason)

@@ -6,78 +6,46 @@ host keeps every trial of both. Thousands of objects without cycles (``gc=False`
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 
 from autokern.core import shown
 from autokern.core.errors import ProfileError
-from autokern.core.problem import Problem
+from autokern.core.problem import SIZES, Problem
 from autokern.core.tool import Tool
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
-"""Profiles of schema 1 have no forests, which are fitted to their trials when they are read."""
-
-DISTURBED = 0.1
-"""Share of a timing in which threads waited for a core from which on it counts as disturbed."""
-QUIET = 0.0
-"""The share of one that does not: this object is the default, which files leave out."""
-ENOUGH = 5
-"""Trials of a group that make it known; fewer hint at times, but neither coefficients nor spread follow from them."""
+DISTURBED = 0.1  # share of a timing in which threads waited for a core from which on it counts as disturbed
+QUIET = 0.0  # the share of one that does not: this object is the default, which files leave out
+ENOUGH = 5  # trials of a group that make it known; fewer only hint
 
 _Positive = Annotated[float, msgspec.Meta(gt=1e-12, lt=1e9)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """How long one candidate took on one problem.
+    """How long one candidate took on one problem."""
 
-    Parameters
-    ----------
-    seconds : float
-        Median time of one call, in seconds.
-    ratio : float
-        Median of the paired ratios to the stock candidate (1 for stock itself).
-    noise : float
-        Standard error of log(ratio).
-    rounds : int
-        Number of pairs behind `ratio`.
-    error : float
-        Largest error found, in units of the op's bound.
-    relative_error : float or None
-        Of a candidate that approximates: largest error of an entry of the result, or of a gradient, relative to the
-        largest entry, against float64 truth; None where it was not measured.
-    disturbed : float
-        Share of the time in which its threads, or those of the stock candidate beside it, waited for a core that other
-        programs used; 0 where it was measured quietly, or where the system does not count it.
-    """
-
-    seconds: _Positive
-    ratio: _Positive = 1.0
-    noise: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0
-    rounds: Annotated[int, msgspec.Meta(ge=1)] = 1
-    error: _Amount = 0.0
+    seconds: _Positive  # median of one call
+    ratio: _Positive = 1.0  # median of the paired ratios to stock, 1 for stock itself
+    noise: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0  # standard error of log(ratio)
+    rounds: Annotated[int, msgspec.Meta(ge=1)] = 1  # number of pairs behind the ratio
+    error: _Amount = 0.0  # largest error found, in units of the op's bound
+    # Of a candidate that approximates: largest error of an entry of the result, or of a gradient, relative to the
+    # largest entry, against float64 truth; None where it was not measured.
     relative_error: _Amount | None = None
+    # Share of the time in which its threads, or those of stock beside it, waited for a core that other programs used;
+    # 0 where it was measured quietly, or where the system does not count it.
     disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] = QUIET
 
 
-class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One problem, and the timings of all candidates that were measured side by side on it.
-
-    Unknown fields are ignored: earlier versions had one more.
-
-    Parameters
-    ----------
-    problem : Problem
-        The problem.
-    timings : dict
-        A Timing by name of candidate.
-    """
+class Trial(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One problem, and the timings of all candidates that were measured side by side on it, by name."""
 
     problem: Problem
     timings: dict[str, Timing]
@@ -126,34 +94,19 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def holds(self, problem: Problem) -> bool:
         """Whether a problem is one of those."""
         like = (*problem.group, problem.grad, problem.batch > 1)
-        return (
-            like == (self.op, self.dtype, self.device, self.grad, self.batched) and self.low <= problem.n <= self.high
-        )
+        mine = (self.op, self.dtype, self.device, self.grad, self.batched)
+        return like == mine and self.low <= problem.n <= self.high
 
 
 class Examined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the exam of a calibration found of one thing that programs do.
-
-    Parameters
-    ----------
-    task : str
-        The thing.
-    seconds : float
-        Seconds by stock.
-    shipped, new : float
-        Times by the shipped choices and by those in force, over stock's.
-    noise : float
-        Standard error of the logs of the ratios.
-    kept : str
-        The choices that serve in place of the calibration's own, ``"shipped"`` or ``"stock"``; empty for its own.
-    """
+    """What the exam of a calibration found of one thing that programs do."""
 
     task: str
-    seconds: _Positive
-    shipped: _Positive
-    new: _Positive
-    noise: _Amount = 0.0
-    kept: str = ""
+    seconds: _Positive  # by stock
+    shipped: _Positive  # time by the shipped choices over stock's
+    new: _Positive  # the same by the choices in force
+    noise: _Amount = 0.0  # standard error of the logs of the ratios
+    kept: str = ""  # the choices that serve in place of the calibration's own: "shipped", "stock", or empty
 
 
 class Crossover(msgspec.Struct, frozen=True):
@@ -164,9 +117,22 @@ class Crossover(msgspec.Struct, frozen=True):
     above: str
 
 
+def key_of(thing: Problem | Kept) -> str:
+    """Return the key of the trees that choose for a problem: ``"op@device"``."""
+    return f"{thing.op}@{thing.device}"
+
+
 def group_key(op: str, dtype: str, device: str) -> str:
     """Return the key of problems of an op, a dtype and a kind of device in a profile: ``"op/dtype@device"``."""
     return f"{op}/{dtype}@{device}"
+
+
+def pools(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
+    """Return trials by ``"op@device"``."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(key_of(trial.problem), []).append(trial)
+    return found
 
 
 def dated(ago: float = 0.0) -> str:
@@ -206,17 +172,17 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         UTC date of the last measurement, ISO 8601.
     """
 
-    host: dict[str, Any] = msgspec.field(default_factory=dict)
+    host: dict[str, Any] = {}
     fingerprint: str = ""
-    trials: Annotated[list[Trial], msgspec.Meta(max_length=50_000)] = msgspec.field(default_factory=list)
-    banned: list[Ban] = msgspec.field(default_factory=list)
-    setup: dict[str, _Amount] = msgspec.field(default_factory=dict)
-    levels: dict[str, str] = msgspec.field(default_factory=dict)
-    tools: dict[str, Tool] = msgspec.field(default_factory=dict)
-    fruitless: dict[str, str] = msgspec.field(default_factory=dict)
-    forests: dict[str, Forest] = msgspec.field(default_factory=dict)
-    kept: list[Kept] = msgspec.field(default_factory=list)
-    exam: list[Examined] = msgspec.field(default_factory=list)
+    trials: Annotated[list[Trial], msgspec.Meta(max_length=50_000)] = []
+    banned: list[Ban] = []
+    setup: dict[str, _Amount] = {}
+    levels: dict[str, str] = {}
+    tools: dict[str, Tool] = {}
+    fruitless: dict[str, str] = {}
+    forests: dict[str, Forest] = {}
+    kept: list[Kept] = []
+    exam: list[Examined] = []
     created: str = ""
     schema: int = SCHEMA
 
@@ -256,6 +222,22 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         """
         return shown.portrait("plot", self, op, device, dtype, ax)
 
+    def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
+        """Sizes at which the measured winner changes, for unbatched problems of the usual variant without gradients.
+
+        Parameters
+        ----------
+        op, device, dtype : str
+            Op, device kind and dtype; ``torch.float64`` and ``torch.device("cpu")`` are accepted too.
+
+        Returns
+        -------
+        list of Crossover
+            In order of size; empty where one candidate wins throughout or nothing was measured.
+        """
+        found: list[Crossover] = shown.portrait("crossovers", self, op, device, dtype)
+        return found
+
     def merge(self, other: Profile) -> Profile:
         """Return a profile with the trials of both; for a problem in both, see `Trial.updated`.
 
@@ -270,101 +252,41 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         counts = Counter(group_key(*problem.group) for problem in trials)
         measured = {key for key, count in counts.items() if count >= ENOUGH} | {*self.levels, *other.levels}
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
-        later = {k: f for k, f in other.forests.items() if k not in self.forests or f.count >= self.forests[k].count}
-        older = other.forests.keys() - later.keys()
-        kept = [k for k in self.kept if f"{k.op}@{k.device}" not in later]
-        kept += [k for k in other.kept if f"{k.op}@{k.device}" not in older]
+
+        def fitted_to(forest: Forest | None) -> int:
+            return -1 if forest is None else sum(forest.trials.values())
+
+        later = {k: f for k, f in other.forests.items() if fitted_to(f) >= fitted_to(self.forests.get(k))}
+        kept = [k for k in self.kept if key_of(k) not in later]
+        kept += [k for k in other.kept if key_of(k) in later or key_of(k) not in other.forests]
         return Profile(
             host=other.host or self.host,
             fingerprint=other.fingerprint or self.fingerprint,
             trials=list(trials.values()),
             banned=list(bans.values()),
-            setup={**self.setup, **other.setup},
-            levels={**self.levels, **other.levels, **full},
-            tools={**self.tools, **other.tools},
+            setup=self.setup | other.setup,
+            levels=self.levels | other.levels | full,
+            tools=self.tools | other.tools,
             fruitless={key: date for key, date in dates.items() if key not in measured},
-            forests={**self.forests, **later},
+            forests=self.forests | later,
             kept=list(dict.fromkeys(kept)),  # without repetitions: files are merged with themselves
             exam=other.exam or self.exam,
             created=max(self.created, other.created),
         )
 
-    def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
-        """Sizes at which the measured winner changes, for unbatched problems of the usual variant without gradients.
-
-        Parameters
-        ----------
-        op : str
-            Name of the Op.
-        device, dtype : str
-            Device kind and dtype; ``torch.float64`` and ``torch.device("cpu")`` are accepted too.
-
-        Returns
-        -------
-        list of Crossover
-            In order of size; empty where one candidate wins throughout or nothing was measured.
-        """
-        device, dtype = str(device).partition(":")[0], str(dtype).removeprefix("torch.")
-        line = [t for t in self.trials if t.problem.group == (op, dtype, device)]
-        line = [t for t in line if t.problem.batch == 1 and not t.problem.grad and "stock" in t.timings]
-        variants = Counter(t.problem.variant for t in line)
-        usual = max(variants, key=variants.__getitem__, default="")
-        sizes: dict[int, list[Trial]] = {}
-        for trial in line:
-            if trial.problem.variant == usual:
-                sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
-        steps = [(size, _mean_log_ratios(trials)) for size, trials in sorted(sizes.items())]
-        found = []
-        below = _winner(steps[0][1]) if steps else "stock"
-        for (size, ratios), (next_size, next_ratios) in itertools.pairwise(steps):
-            above = _winner(next_ratios, holder=below)
-            if below != above:
-                found.append(Crossover(_crossing(size, next_size, ratios, next_ratios, below, above), below, above))
-            below = above
-        return found
-
-
-def _mean_log_ratios(trials: list[Trial]) -> dict[str, float]:
-    names = set.intersection(*(set(t.usual) for t in trials))
-    return {name: sum(math.log(t.timings[name].ratio) for t in trials) / len(trials) for name in sorted(names)}
-
-
-def _winner(ratios: dict[str, float], holder: str = "stock", tie: float = 0.05) -> str:
-    """Return the fastest candidate; within a tie stock, or the `holder`, the fastest at the size below."""
-    best = min(ratios, key=ratios.__getitem__, default="stock")
-    for name in ("stock", holder):
-        if ratios.get(name, math.inf) <= ratios.get(best, math.inf) + tie:
-            return name
-    return best
-
-
-def _crossing(
-    size: int, next_size: int, here: dict[str, float], there: dict[str, float], below: str, above: str
-) -> float:
-    """Interpolate in log(size) where the lead of `below` over `above` is lost."""
-    gap, next_gap = here.get(above, 0.0) - here[below], there[above] - there.get(below, 0.0)
-    share = gap / (gap - next_gap) if gap > 0 > next_gap else 0.5
-    return math.exp(math.log(size) + share * (math.log(next_size) - math.log(size)))
-
 
 def decode(data: bytes) -> Profile:
-    """Return the profile that JSON text holds, with every value in range.
-
-    Raises
-    ------
-    ProfileError
-        If the text is not JSON, not of this schema, or holds a value that no measurement gives.
-    """
+    """Return the profile that JSON text holds, with every value in range; raises ProfileError for any other text."""
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
         raise ProfileError(f"not a profile of schema {SCHEMA}: {error}") from None
-    if not 1 <= profile.schema <= SCHEMA:
+    if profile.schema != SCHEMA:
         raise ProfileError(f"profile has schema {profile.schema}; this autokern reads schema {SCHEMA}")
     if not all(forest.is_whole for forest in profile.forests.values()):
         raise ProfileError("profile holds trees whose nodes or leaves are missing")
     for p in (trial.problem for trial in profile.trials):
-        if min(p.m, p.n, p.batch) < 1 or min(p.d, p.rhs) < 0 or max(p.m, p.n, p.d, p.rhs, p.batch) > 2**40:
+        if min(p.m, p.n, p.batch) < 1 or min(p.d, p.rhs) < 0 or max(getattr(p, size) for size in SIZES) > 2**40:
             raise ProfileError(f"profile names an impossible size: {p}")
     if any(tool.seconds < 0 for tool in profile.tools.values()):
         raise ProfileError("profile holds an impossible time of trying a tool")

@@ -1,13 +1,15 @@
 """Profiles in files: private, checked, atomic; a faulty file costs speed and never a call.
 
 One file per host fingerprint: a header with a checksum, then the profile as JSON. Writers add keys and remove none.
-Correctness rests on rename; locks only save work. A file that ``AUTOKERN_PROFILE`` pins is only read.
+Correctness rests on rename; locks only save work. A file that ``AUTOKERN_PROFILE`` pins is only read. Trouble with the
+home folder is told once, or raised as ProfileError if `settings.strict` is set.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import random
@@ -23,7 +25,6 @@ import msgspec
 from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.settings import Settings
 from autokern.system.files import FLAGS, LARGEST, Folder, Version, contents, opened, write_whole
-from autokern.tuning.checksum import NewerError, body_of, sealed, unsealed
 from autokern.tuning.profile import SCHEMA, Profile, decode
 
 _log = logging.getLogger("autokern")
@@ -35,9 +36,41 @@ _TRIES = 64  # in every round of racing writers one succeeds: enough for so many
 _PATIENCE = 0.25  # seconds to hope for the writers' lock, which is held about as long as an fsync takes
 
 _OURS = re.compile(r"[0-9a-f]{8,64}(\.json|\.[0-9a-f]{16}\.(tmp|bad)|(\.[a-z0-9_]+)?\.lock)")
+_SEALED = b'{"autokern":"profile","schema":'  # of every schema, so that an older autokern knows a newer file
+_SCHEMA = re.compile(rb'\s*\{\s*(?:"autokern":\s*"profile",\s*)?"schema":\s*(\d{1,6})\b')
 
 # Faults of the file itself. Others (EMFILE, ESTALE, EIO, ...) may pass and must not cost a good profile its name.
 _FOREIGN = (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EISDIR)
+
+
+class _NewerError(ProfileError):
+    """A newer autokern wrote the file; this one must not change it."""
+
+
+def sealed(schema: int, body: bytes) -> bytes:
+    """Return the body behind one header line that holds its schema and a checksum over everything, header included."""
+
+    def header(digest: str) -> bytes:
+        return _SEALED + f'{schema},"sha256":"{digest}"}}\n'.encode()
+
+    return header(hashlib.sha256(header("0" * 64) + body).hexdigest()) + body
+
+
+def _unsealed(data: bytes, plain: bool = False) -> bytes:
+    """Return the body of a sealed file, or all of a `plain` one where that is allowed."""
+    claim, body = _SCHEMA.match(data), data.partition(b"\n")[2]
+    found = int(claim[1]) if claim else SCHEMA
+    plain = plain and not data.startswith(b'{"autokern"')
+    whole = plain or data == sealed(found, body)
+    # A newer schema is accepted without a check, as its checksum may differ; but not one that a flipped bit explains.
+    flipped = found < 10 and (found ^ SCHEMA).bit_count() == 1
+    if found > SCHEMA and (whole or not flipped):
+        raise _NewerError(f"a newer autokern wrote it (schema {found}, this one reads {SCHEMA}); upgrade autokern")
+    if not whole:
+        raise ProfileError("it is damaged: the checksum does not match")
+    if found < SCHEMA:
+        raise ProfileError(f"an earlier autokern wrote it (schema {found}, this one reads {SCHEMA}); measure again")
+    return data if plain else body
 
 
 def home(settings: Settings) -> Path | None:
@@ -64,13 +97,7 @@ def leaves_aside(settings: Settings) -> bool:
 
 
 def in_force(settings: Settings, fingerprint: str) -> Profile | None:
-    """Return the pinned profile, whatever host it is of, or the profile kept for a host, or None.
-
-    Raises
-    ------
-    ProfileError
-        If there is a profile that cannot be read or trusted, and `settings.strict` is set.
-    """
+    """Return the pinned profile, whatever host it is of, or the profile kept for a host, or None."""
     if settings.profile is None:
         return load(settings, fingerprint)
     try:
@@ -92,16 +119,13 @@ def origin(settings: Settings, fingerprint: str) -> str:
 
 
 def load(settings: Settings, fingerprint: str) -> Profile | None:
-    """Return the profile kept for a host, or None; a file that cannot be trusted is put aside and counts as none.
-
-    Raises
-    ------
-    ProfileError
-        If there is a profile that cannot be trusted, and `settings.strict` is set.
-    """
+    """Return the profile kept for a host, or None; a file that cannot be trusted is put aside and counts as none."""
     try:
         with _opened_home(settings) as folder:
-            return _kept(folder, fingerprint)[0]
+            found, _, error = _kept(folder, fingerprint)
+            if error is None:
+                return found
+            raise error
     except FileNotFoundError:
         return None
     except (OSError, ProfileError) as error:
@@ -119,15 +143,10 @@ def save(settings: Settings, profile: Profile) -> Path | None:
 
     Keys are only ever added, also beside other writers; after an error the file is as before. Of a key in both, the
     given profile's value stays.
-
-    Raises
-    ------
-    ProfileError
-        If the profile could not be written, and `settings.strict` is set.
     """
     try:
         with _opened_home(settings, create=True) as folder:
-            _sweep(folder)
+            _tidy(folder)
             return _add(folder, profile)
     except (OSError, ProfileError) as error:
         message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
@@ -140,32 +159,20 @@ def save(settings: Settings, profile: Profile) -> Path | None:
 
 
 def read_file(path: Path) -> Profile:
-    """Return the profile in a file that the user named, in the form of `save` or of `write_file`.
-
-    Raises
-    ------
-    ProfileError
-        If the file cannot be read or holds no valid profile.
-    """
+    """Return the profile in a file that the user named, in the form of `save` or of `write_file`."""
     try:
         if os.path.isdir(path):
             raise ProfileError("it is a folder, and one file is read")
         with opened(os.open(path, os.O_RDONLY | FLAGS)) as fd:
             data = contents(fd, path, private=False)
-        return decode(body_of(SCHEMA, data))
+        return decode(_unsealed(data, plain=True))
     except (OSError, ProfileError) as error:
         advice = "Name one file, a copy of what `autokern profile export FILE` or `calibrate --output FILE` wrote"
         raise ProfileError(f"asked for the profile in {path}; found: {error}. {advice}") from error
 
 
 def write_file(path: Path, profile: Profile) -> None:
-    """Write a profile as indented JSON, which begins with its schema, all or nothing.
-
-    Raises
-    ------
-    ProfileError
-        If the file cannot be written, or is there and no regular file.
-    """
+    """Write a profile as indented JSON, which begins with its schema, all or nothing."""
     try:
         told = {name: value for name, value in msgspec.structs.asdict(profile).items() if value}
         write_whole(path, msgspec.json.format(_encoded({"schema": SCHEMA, **told}), indent=2) + b"\n")
@@ -174,13 +181,7 @@ def write_file(path: Path, profile: Profile) -> None:
 
 
 def clear(settings: Settings) -> list[Path]:
-    """Remove every file in the folder that has a name of ours, and return those that are gone.
-
-    Raises
-    ------
-    ProfileError
-        If the folder cannot be trusted or read, and `settings.strict` is set.
-    """
+    """Remove every file in the folder that has a name of ours, and return those that are gone."""
     try:
         with _opened_home(settings) as folder:
             return [folder.path / name for name in folder.names() if _OURS.fullmatch(name) and folder.remove(name)]
@@ -235,40 +236,38 @@ def _opened_home(settings: Settings, *, create: bool = False) -> Iterator[Folder
         yield folder
 
 
-def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
-    """Return the profile under its name and the file's version; a bad file has lost the name when this raises."""
+def _kept(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None, ProfileError | None]:
+    """Return the profile under its name, the file's version, and why there is none; a bad file has lost the name."""
     name = _named(f"{fingerprint}.json")
     version = folder.version(name)  # taken first: a file that is replaced while being read counts as replaced
     try:
-        profile = decode(unsealed(SCHEMA, folder.read(name)))
+        profile = decode(_unsealed(folder.read(name)))
         if profile.fingerprint != fingerprint:
             raise ProfileError("it was measured on another host")
-        return profile, version
+        return profile, version, None
     except FileNotFoundError:
-        return None, None
-    except NewerError:
+        return None, None, None
+    except _NewerError:
         raise
     except (OSError, ProfileError) as error:
         if isinstance(error, OSError) and error.errno not in _FOREIGN:
             raise
-        _quarantine(folder, name, version)
-        raise error if isinstance(error, ProfileError) else ProfileError(str(error)) from error
+        with contextlib.suppress(OSError):
+            if folder.version(name) == version:  # otherwise another process has repaired it
+                folder.replace(name, f"{fingerprint}.{secrets.token_hex(8)}.bad")
+                version = None
+        _tidy(folder)
+        return None, version, error if isinstance(error, ProfileError) else ProfileError(str(error))
 
 
-def _quarantine(folder: Folder, name: str, version: Version | None) -> None:
+def _tidy(folder: Folder) -> None:
+    """Remove stale temporary files, and all but the latest damaged ones."""
     with contextlib.suppress(OSError):
-        if folder.version(name) == version:  # otherwise another process has repaired it
-            folder.replace(name, f"{name.removesuffix('.json')}.{secrets.token_hex(8)}.bad")
-        bad = [n for n in folder.names() if n.endswith(".bad") and _OURS.fullmatch(n)]
-        for old in sorted(bad, key=folder.modified)[:-_MOST_QUARANTINED]:
-            folder.remove(old)
-
-
-def _sweep(folder: Folder) -> None:
-    with contextlib.suppress(OSError):
-        for name in folder.names():
-            if name.endswith(".tmp") and _OURS.fullmatch(name) and folder.modified(name) < time.time() - _STALE:
-                folder.remove(name)
+        ours = [name for name in folder.names() if _OURS.fullmatch(name)]
+        bad = sorted((name for name in ours if name.endswith(".bad")), key=folder.modified)[:-_MOST_QUARANTINED]
+        temporary = (name for name in ours if name.endswith(".tmp"))
+        for name in (*bad, *(t for t in temporary if folder.modified(t) < time.time() - _STALE)):
+            folder.remove(name)
 
 
 def _add(folder: Folder, profile: Profile) -> Path:
@@ -280,7 +279,9 @@ def _add(folder: Folder, profile: Profile) -> Path:
         except OSError:
             locked = False
         for _ in range(_TRIES):
-            kept, version = _kept_or_none(folder, profile.fingerprint)
+            kept, version, error = _kept(folder, profile.fingerprint)
+            if error is not None and _first(f"load {profile.fingerprint}: {error}"):
+                _log.warning("replaced the profile of host %s in %s: %s", profile.fingerprint, folder.path, error)
             if published and kept is not None and _keys(wanted) <= _keys(kept):
                 return folder.path / name
             if kept is not None:
@@ -294,17 +295,6 @@ def _add(folder: Folder, profile: Profile) -> Path:
             if not locked:  # a writer that checked the version just before our rename renames during this sleep
                 time.sleep(random.uniform(0.002, 0.02))
     raise ProfileError(f"{name} was replaced by other processes {_TRIES} times")
-
-
-def _kept_or_none(folder: Folder, fingerprint: str) -> tuple[Profile | None, Version | None]:
-    try:
-        return _kept(folder, fingerprint)
-    except NewerError:
-        raise
-    except ProfileError as error:
-        if _first(f"load {fingerprint}: {error}"):
-            _log.warning("replaced the profile of host %s in %s: %s", fingerprint, folder.path, error)
-        return None, folder.version(f"{fingerprint}.json")
 
 
 def _keys(profile: Profile) -> set[object]:

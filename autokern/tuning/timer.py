@@ -27,27 +27,34 @@ try:
 except ImportError:  # Windows has no such count
     resource = None
 
-_HOPELESS = 1.6
-"""A candidate this many times slower than the best is not timed further."""
-_ABSURD = 3.0
-"""A candidate this many times slower than the reference is timed once."""
-_TRIES = 3
-"""Times that a disturbed sample is taken."""
-_ALL = 0.99
-"""Largest share of a sample that counts as waiting."""
-_LONGER = 3
-"""Times the seconds and twice the rounds that a comparison may take where most of its samples were disturbed."""
-_LONGEST = 0.02
-"""Seconds after which a sample of many calls is cut short, a disturbed one not repeated, and none led by a call."""
-_DOUBT = 0.25
-"""Standard error of a single value, in log units; n values lessen it by n to the power 1.5."""
-_TIE = 0.02
-"""Stop early once every gap to stock is known to this accuracy, in log units."""
-_CLEAN = 3
-"""So many undisturbed rounds make the disturbed ones needless."""
-_FEW, _CLEAR = 5, 0.2
-"""Fewer rounds than this settle only a gap that is wider, in log units, in each of them: three that agree by chance
-are not rare."""
+_HOPELESS = 1.6  # a candidate so many times slower than the best is not timed further
+_ABSURD = 3.0  # a candidate so many times slower than the reference is timed once
+_TRIES = 3  # times that a disturbed sample is taken
+_ALL = 0.99  # largest share of a sample that counts as waiting
+_LONGER = 3  # times the seconds and twice the rounds that a comparison of mostly disturbed samples may take
+_LONGEST = 0.02  # seconds of a sample after which it is cut short, not repeated if disturbed, and not led by a call
+_DOUBT = 0.25  # standard error of a single value, in log units; n values lessen it by n to the power 1.5
+_TIE = 0.02  # stop early once every gap to stock is known to this accuracy, in log units
+_CLEAN = 3  # so many undisturbed rounds make the disturbed ones needless
+_FEW, _CLEAR = 5, 0.2  # fewer rounds settle only a wider log gap in each of them: three that agree are not rare
+
+
+class _Sample(NamedTuple):
+    """Seconds of one call, and the share of them in which threads waited for a core."""
+
+    wall: float
+    lost: float
+
+    @property
+    def least(self) -> float:
+        return self.wall * (1 - self.lost)
+
+    @property
+    def likely(self) -> float:
+        return self.wall * math.sqrt(1 - self.lost)
+
+
+_Samples = list[_Sample]
 
 
 def once(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
@@ -68,52 +75,36 @@ def compare(
     rounds: tuple[int, int] = (3, 9),
     warm: Mapping[str, float] | None = None,
 ) -> dict[str, Timing]:
-    """Time functions against each other; the first one is the reference of all ratios.
+    """Time functions against each other; the first one is the reference of all ratios, hopeless ones have fewer rounds.
 
-    Parameters
-    ----------
-    calls : mapping
-        Functions without arguments, by name; ``calls[first]`` is the reference (stock).
-    synchronize : callable
-        Waits until queued device work is done.
-    seconds : float
-        Budget; no round begins that would exceed it by the fastest calls. One round always runs, and the fewest rounds
-        run if they fit undisturbed.
-    min_time : float
-        Seconds that one sample lasts at least; faster functions are called several times.
-    rounds : tuple of int
-        Fewest and most rounds.
-    warm : mapping, optional
-        Known seconds of a warm call by name; functions that it lacks are warmed up here.
-
-    Returns
-    -------
-    dict
-        A Timing by name; functions dropped as hopeless have fewer rounds.
+    No round begins that would exceed the `seconds` by the fastest calls; one always runs, and the fewest `rounds` run
+    if they fit undisturbed. A sample lasts at least `min_time`, by several calls of a faster function. `warm` are known
+    seconds of a warm call by name; functions that it lacks are warmed up here.
     """
-    began = time.perf_counter()
-    reference = next(iter(calls))
-    first = dict(warm or {})
+    began, reference, first = time.perf_counter(), next(iter(calls)), dict(warm or {})
     for name, call in calls.items():
         if name not in first:
             call()
             first[name] = once(call, synchronize)
     repeats = {name: max(1, math.ceil(min_time / max(first[name], 1e-7))) for name in calls}
-    samples: dict[str, list[_Sample]] = {name: [] for name in calls}
+    samples: dict[str, _Samples] = {name: [] for name in calls}
     alive, collecting = list(calls), gc.isenabled()
+
+    def fastest(name: str) -> float:
+        return min([first[name], *(sample.wall for sample in samples[name])])  # each may be disturbed
+
     try:
         gc.disable()
         with Waited() as waited:
             for turn in range(2 * rounds[1]):
                 for name in _order(alive, turn):
-                    known = (first[name], *(sample.wall for sample in samples[name]))  # each may be disturbed
-                    lead = repeats[name] > 1 or min(known) < _LONGEST
+                    lead = repeats[name] > 1 or fastest(name) < _LONGEST
                     samples[name].append(_sample(calls[name], repeats[name], synchronize, waited, lead))
                 now = time.perf_counter()
-                usual = sum(repeats[n] * min(first[n], *(s.wall for s in samples[n])) for n in alive)
+                usual = sum(repeats[n] * fastest(n) for n in alive)
                 if turn == 0:
                     seen = {n: min(samples[n][0].least, first[n]) for n in alive}
-                    most = _ABSURD * min(samples[reference][0].wall, first[reference])
+                    most = _ABSURD * fastest(reference)
                 else:
                     seen = {n: statistics.median(s.least for s in samples[n]) for n in alive}
                     most = _HOPELESS * min(statistics.median(s.wall for s in samples[n]) for n in alive)
@@ -125,7 +116,7 @@ def compare(
                     break
                 if disturbed or turn + 1 < rounds[0]:
                     continue
-                if turn + 1 >= rounds[1] or _settled(alive, reference, samples):
+                if turn + 1 >= rounds[1] or all(_settled(samples[n], samples[reference]) for n in alive):
                     break
     finally:
         if collecting:
@@ -150,21 +141,6 @@ def _order(names: list[str], turn: int) -> list[str]:
     return order if turn % 2 == 0 else order[::-1]
 
 
-class _Sample(NamedTuple):
-    """Seconds of one call, and the share of them in which threads waited for a core."""
-
-    wall: float
-    lost: float
-
-    @property
-    def least(self) -> float:
-        return self.wall * (1 - self.lost)
-
-    @property
-    def likely(self) -> float:
-        return self.wall * math.sqrt(1 - self.lost)
-
-
 def _sample(
     call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Callable[[], float] | Waited,
     lead: bool,
@@ -174,7 +150,6 @@ def _sample(
     A loop of a program calls one function again and again, in memory that its last call has left warm.
     """
     best = _Sample(math.inf, 0.0)
-    known = getattr(waited, "known", True)
     for _ in range(_TRIES):
         if lead:
             call()
@@ -190,7 +165,7 @@ def _sample(
         now = time.perf_counter()
         lost = min(max(waited() - before, 0.0) / max(now - start, 1e-9), _ALL)
         best = min(best, _Sample((now - start) / done, lost))
-        disturbed = lost > DISTURBED if known else _switches() != switched
+        disturbed = lost > DISTURBED if getattr(waited, "known", True) else _switches() != switched
         if not disturbed or now - start > _LONGEST:
             break
     return best
@@ -200,38 +175,35 @@ def _switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
 
 
-def _pairs(found: list[_Sample], reference: list[_Sample]) -> list[tuple[_Sample, _Sample]]:
+def _pairs(found: _Samples, reference: _Samples) -> list[tuple[_Sample, _Sample]]:
     """Return the samples of common rounds: the undisturbed ones if there are enough, else all."""
     pairs = list(zip(found, reference, strict=False))
     clean = [pair for pair in pairs if max(pair[0].lost, pair[1].lost) <= DISTURBED]
     return clean if len(clean) >= _CLEAN else pairs
 
 
-def _log_ratios(pairs: list[tuple[_Sample, _Sample]]) -> list[float]:
-    return [math.log(a.likely / b.likely) for a, b in pairs]
+def _log_ratios(found: _Samples, reference: _Samples) -> list[float]:
+    return [math.log(a.likely / b.likely) for a, b in _pairs(found, reference)]
 
 
-def _lost(found: list[_Sample], reference: list[_Sample]) -> float:
+def _lost(found: _Samples, reference: _Samples) -> float:
     """Return the share that waiting took of the samples which count."""
     return statistics.median(max(a.lost, b.lost) for a, b in _pairs(found, reference))
 
 
-def _settled(alive: list[str], reference: str, samples: dict[str, list[_Sample]]) -> bool:
-    for name in alive:
-        if name == reference:
-            continue
-        ratios = _log_ratios(_pairs(samples[name], samples[reference]))
-        if len(ratios) < _FEW and not (min(ratios) > _CLEAR or max(ratios) < -_CLEAR):
-            return False
-        error = standard_error(ratios)
-        if error > _TIE and abs(statistics.median(ratios)) < 4 * error + _TIE:
-            return False
-    return True
+def _settled(found: _Samples, reference: _Samples) -> bool:
+    """Whether the gap of a candidate to stock is known well enough."""
+    if found is reference:
+        return True
+    ratios = _log_ratios(found, reference)
+    if len(ratios) < _FEW and not (min(ratios) > _CLEAR or max(ratios) < -_CLEAR):
+        return False
+    error = standard_error(ratios)
+    return error <= _TIE or abs(statistics.median(ratios)) >= 4 * error + _TIE
 
 
-def _timing(found: list[_Sample], reference: list[_Sample]) -> Timing:
-    pairs = _pairs(found, reference)
-    ratios, lost = _log_ratios(pairs), _lost(found, reference)
+def _timing(found: _Samples, reference: _Samples) -> Timing:
+    pairs, ratios, lost = _pairs(found, reference), _log_ratios(found, reference), _lost(found, reference)
     doubt = statistics.median(-0.5 * math.log((1 - a.lost) * (1 - b.lost)) for a, b in pairs)
     return Timing(
         seconds=statistics.median(a.likely for a, _ in pairs),

@@ -40,46 +40,36 @@ class _Seeded(torch.autograd.Function):
 def trial(op: Op, run: Run, problem: Problem, args: tuple[Any, ...]) -> Callable[[], Trialled]:
     """Return a function that runs a candidate, and its backward pass if the problem wants gradients.
 
-    The function returns what the candidate returned, and the gradients of its canonical form with respect to all
-    leaves among the arguments, under cotangents that are the same for every candidate.
+    Gradients are those of the canonical form of the result with respect to all leaves among the arguments, under
+    cotangents that are the same for every candidate. Inside of a candidate that calls other ops, as stock of a
+    composite one, calls are dispatched.
     """
     leaves = list({id(t): t for t in tensors_in(args) if t.requires_grad}.values())
     cotangents: list[torch.Tensor] = []
     nested = any(candidate.parts and candidate.run is run for candidate in op.listed)
-
     shared = any(t.grad_fn is not None for t in leaves)  # parts of a caller's graph, who will walk it once more
     repeats = op.warm_repeats(problem)
 
-    def call() -> Any:
+    def forward() -> Any:
         fresh = rebuilt(args) if op.composite else args
         out = op.materialize(run(*fresh))
         for _ in range(repeats):
             out = op.materialize(run(*rebuilt(fresh)))
         return out
 
-    def forward() -> Trialled:
-        with torch.no_grad():
-            return Trialled(call(), ())
-
-    def forward_and_backward() -> Trialled:
-        with torch.enable_grad():
-            out = call()
+    def call() -> Trialled:
+        with torch.set_grad_enabled(bool(problem.grad)):
+            out = forward()
+            if not problem.grad:
+                return Trialled(out, ())
             outputs = tuple(tensors_in(op.canonical(out)))
-        if not cotangents:
-            generator = torch.Generator().manual_seed(7)
-            for output in outputs:
-                random = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
-                cotangents.append(random.to(dtype=output.dtype, device=output.device))
-        with torch.enable_grad():
+            if not cotangents:
+                generator = torch.Generator().manual_seed(7)
+                for output in outputs:
+                    random = torch.rand(output.shape, generator=generator, dtype=torch.float32, device="cpu") - 0.5
+                    cotangents.append(random.to(dtype=output.dtype, device=output.device))
             seeded = _Seeded.apply(cotangents, *outputs)  # type: ignore[no-untyped-call]
         return Trialled(out, torch.autograd.grad(seeded, leaves, retain_graph=shared))
-
-    whole = forward_and_backward if problem.grad else forward
-    return _dispatching(whole) if nested else whole
-
-
-def _dispatching(call: Callable[[], Trialled]) -> Callable[[], Trialled]:
-    """Return `call` such that the calls it makes are dispatched, as they are when a composite op runs stock."""
 
     def open_call() -> Trialled:
         before, inside.active = inside.active, False
@@ -88,4 +78,4 @@ def _dispatching(call: Callable[[], Trialled]) -> Callable[[], Trialled]:
         finally:
             inside.active = before
 
-    return open_call
+    return open_call if nested else call

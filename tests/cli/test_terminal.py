@@ -21,7 +21,7 @@ from autokern.core.problem import Problem
 from autokern.runtime import dispatch
 from autokern.system import host, memory_limit
 from autokern.tuning import store
-from autokern.tuning.profile import Ban, Profile, Timing, Trial
+from autokern.tuning.profile import SCHEMA, Ban, Profile, Timing, Trial
 
 GIB = 2**30
 
@@ -140,7 +140,7 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(mo
 def test_json_has_all_fields_and_a_version():
     problem = Problem(op="qr", m=5, n=5)
     found = json.loads(document(Decision(problem=problem, candidate="stock", reason="r", source="measured")))
-    assert found["schema"] == 1
+    assert found["schema"] == SCHEMA
     assert set(found["problem"]) == set(Problem.__struct_fields__)
     assert set(found) == {"schema", *Decision.__struct_fields__}
     assert json.loads(document([problem], "problems"))["problems"][0]["batch"] == 1

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from bare import HOST, at, leftovers, profile, saved, sizes, store
 from harness import Findings, Mutation, main
 
-from autokern.tuning.checksum import sealed
 from autokern.tuning.profile import SCHEMA, Profile
+from autokern.tuning.store import sealed
 
 
 class Size(NamedTuple):
@@ -205,9 +205,9 @@ def _empty(home: Path) -> None:
 MUTATIONS = [
     Mutation(
         "the checksum is not compared",
-        "tuning/checksum.py",
-        "whole = header is not None and header[2].decode() == _digest(int(header[1]), body)",
-        "whole = header is not None",
+        "tuning/store.py",
+        "whole = plain or data == sealed(found, body)",
+        "whole = True",
         "damaged",
     ),
     Mutation(
@@ -219,8 +219,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a newer schema is overwritten",
-        "tuning/checksum.py",
-        "if found > schema and (whole or not flipped):",
+        "tuning/store.py",
+        "if found > SCHEMA and (whole or not flipped):",
         "if False:",
         "monsters",
     ),

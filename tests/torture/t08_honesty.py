@@ -205,7 +205,7 @@ def real_work(found: Findings, size: Size) -> None:
 
 
 MUTATIONS = [
-    Mutation("what is slower by a little wins", "tuning/policy.py", "NOISE = 0.05\n", "NOISE = -0.05\n", "no_gap"),
+    Mutation("what is slower by a little wins", "tuning/policy.py", "NOISE = 0.05  #", "NOISE = -0.05  #", "no_gap"),
     Mutation(
         "trees are fitted to stock's time over a candidate's",
         "tuning/fitting.py",

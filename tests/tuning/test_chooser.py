@@ -1,21 +1,19 @@
-"""chooser.py: what a profile and the shipped trees know of a problem, and trees that are fitted on reading."""
+"""chooser.py: what a profile and the shipped trees know of a problem."""
 
 from __future__ import annotations
 
 import math
-import stat
 
-import msgspec
 import pytest
+from support.bases import fit_base
 
 from autokern.core.problem import Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.system import host
-from autokern.tuning import fitting, recorded, store
+from autokern.tuning import recorded, store
 from autokern.tuning.chooser import Chooser, fitted, load
-from autokern.tuning.fitting import fit_base
-from autokern.tuning.profile import Ban, Kept, Profile, Timing, Trial, group_key
+from autokern.tuning.profile import Kept, Profile, Timing, Trial, group_key
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -102,8 +100,8 @@ def test_the_nearest_trial_gives_seconds(op):
 
 
 def test_trials_of_other_hosts_give_seconds_where_there_are_no_own_ones(op, elsewhere, monkeypatch):
-    pool = recorded._packed(trials(sizes=[64, 128]))
-    monkeypatch.setattr(recorded, "hosts", lambda: [recorded.RecordedHost({}, {"synthetic@cpu": pool})])
+    there = trials(sizes=[64, 128])
+    monkeypatch.setattr(recorded, "trials", lambda key: there if key == "synthetic@cpu" else ())
     near = Chooser(Profile(), elsewhere).nearest(op, square(128))
     assert (near.here, near.octaves) == (False, 0)
     assert near.seconds == pytest.approx(2.2e-5, rel=0.01)
@@ -125,69 +123,15 @@ def test_where_the_exam_kept_shipped_choices_they_answer(op, elsewhere):
     assert Chooser(profile, {}).estimates(square(64)) == {}, "nothing is shipped: as where nothing is measured"
 
 
-@pytest.fixture
-def settings(tmp_path):
-    return Settings(home=tmp_path / "home")
-
-
-@pytest.fixture
-def count(monkeypatch):
-    """The fits that took place."""
-    fits, fit_own = [], fitting.fit_own
-
-    def counted(op, *more):
-        fits.append(op.name)
-        return fit_own(op, *more)
-
-    monkeypatch.setattr(fitting, "fit_own", counted)
-    return fits
-
-
-def earlier() -> Profile:
-    """A profile as earlier versions wrote it: of schema 1, without trees."""
-    here = host.current()
-    return Profile(
-        host=here.fields,
-        fingerprint=here.fingerprint,
-        trials=[*trials(0.5), *trials(0.5, op="qr", name="choleskyqr2")],
-        banned=[Ban("synthetic", "other", "float64", "cpu", "x")],
-        schema=1,
-    )
-
-
-def test_trees_of_an_earlier_profile_are_fitted_once_and_kept(op, settings, count):
-    store.save(settings, earlier())
-    first = load(settings)
-    assert sorted(count) == ["qr", "synthetic"]
-    assert set(first.forests) == {"qr@cpu", "synthetic@cpu"}
-    assert load(settings) == first
-    assert sorted(count) == ["qr", "synthetic"], "once"
-    (found,) = settings.home.glob("*.json")
-    assert store.load(settings, host.current().fingerprint).forests == first.forests
-    assert b'"schema":2' in found.read_bytes() or first.schema == 2
-    assert (first.banned, len(first.trials)) == (earlier().banned, 14)
-    assert Chooser(first, {}).estimates(square(64))["fast"].source == "measured"
-
-
-def test_a_home_that_cannot_be_written_costs_a_fit_and_no_call(op, settings, count, monkeypatch):
-    store.save(settings, earlier())
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "_add", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-        with pytest.warns(Warning, match="They serve this process only"):
-            assert load(settings).forests
-        assert load(settings).forests, "the second time without a warning"
-    assert len(count) == 4
-    store._reset()
-
-
-def test_a_pinned_profile_is_fitted_and_never_written(op, settings, tmp_path, count):
-    path = tmp_path / "pinned.json"
-    store.write_file(path, earlier())
-    path.chmod(stat.S_IRUSR)
-    before, pinned = path.read_bytes(), msgspec.structs.replace(settings, profile=path)
-    found = load(pinned)
-    assert set(found.forests) == {"qr@cpu", "synthetic@cpu"}
-    assert path.read_bytes() == before
-    assert not settings.home.exists()
-    assert [p.name for p in tmp_path.iterdir()] == ["pinned.json"]
-    assert load(pinned) == found
+def test_a_profile_that_is_read_is_taken_as_it_is(op, tmp_path):
+    """Trees were fitted when it was measured; none are fitted in a program, but to a recording without any."""
+    recording = Profile(host={"cpu": "x"}, fingerprint=host.current().fingerprint, trials=trials())
+    profile = fitted(recording)
+    store.save(Settings(home=tmp_path / "home"), profile)
+    store.write_file(tmp_path / "pinned.json", profile)
+    for settings in (Settings(home=tmp_path / "home"), Settings(profile=tmp_path / "pinned.json")):
+        assert load(settings) == profile
+    store.write_file(tmp_path / "recording.json", recording)
+    assert load(Settings(profile=tmp_path / "recording.json")) == profile
+    assert load(Settings(home=tmp_path / "home", deterministic=True)).trials == []
+    assert load(Settings(home=tmp_path / "none")).fingerprint == host.current().fingerprint

@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
+from autokern.cli.bench import random_problems
 from autokern.core.errors import SettingsError
 from autokern.core.problem import Features, Problem
 from autokern.core.registry import get, registered
 from autokern.system import host
 from autokern.tuning import drawing
-from autokern.tuning.drawing import contenders, draw, random_problems
+from autokern.tuning.drawing import contenders, draw
 
 
 @pytest.mark.parametrize("op", [op.name for op in registered()])

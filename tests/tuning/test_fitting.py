@@ -6,9 +6,10 @@ import math
 
 import msgspec
 import pytest
+from support.bases import fit_base
 
 from autokern.core.problem import Problem
-from autokern.tuning.fitting import fit_base, fit_own
+from autokern.tuning.fitting import fit_own
 from autokern.tuning.forest import Forest
 from autokern.tuning.profile import Timing, Trial
 

@@ -79,7 +79,7 @@ def test_trees_evaluate_as_those_of_scikit_learn(seen, others, seed, extra):
     kind = ExtraTreesRegressor(2, max_features=1.0, random_state=seed) if extra else DecisionTreeRegressor()
     model = kind.fit(places, values)
     fitted = model.estimators_ if extra else [model]
-    trees = [fitting._tree(one.tree_, one.apply(places), values) for one in fitted]
+    trees = [fitting.tree(one.tree_, one.apply(places), values) for one in fitted]
     assert by_own(*trees, words=forest.words).is_whole
     for problem in [*seen, *others]:
         place = forest.place(problem, words(problem))

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bases import fit_base
 
 from autokern.core.decision import Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
@@ -15,7 +16,6 @@ from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.system.memory_limit import Limit
 from autokern.tuning.chooser import Chooser, fitted
-from autokern.tuning.fitting import fit_base
 from autokern.tuning.policy import NOISE, decide, described
 from autokern.tuning.profile import Ban, Kept, Profile, Timing, Trial
 

@@ -172,14 +172,10 @@ def test_impossible_sizes_are_refused(field, value):
         decode(_with(f"problem/{field}", value))
 
 
-@pytest.mark.parametrize("path", ["timing", "problem", "top"])
+@pytest.mark.parametrize("path", ["timing", "problem", "trial", "top"])
 def test_unknown_fields_are_refused(path):
     with pytest.raises(ProfileError):
         decode(_with(f"{path}/surprise", 1))
-
-
-def test_what_earlier_versions_learnt_from_calls_is_a_trial_like_others():
-    assert decode(_with("trial/calls", 8)) == decode(_with("timing/ratio", 1.5))
 
 
 @pytest.mark.parametrize("field", ["m", "n", "batch"])

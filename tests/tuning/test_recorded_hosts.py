@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from support.bases import pack
 
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
 from autokern.tuning import recorded
 from autokern.tuning.chooser import Chooser
-from autokern.tuning.profile import Profile, Timing, Trial
+from autokern.tuning.profile import Profile, Timing, Trial, key_of
 from autokern.tuning.recorded import Shipped
 
 PROBLEMS = (
@@ -53,11 +54,10 @@ def read(data: bytes) -> Shipped:
 
 
 def test_trials_that_are_packed_come_out_to_half_a_percent_and_without_lower_precision():
-    (found,) = read(recorded.pack([profile()])).hosts
-    assert found.fields == {"cpu": {"model": "x"}}, "remarks tell nothing of likeness"
-    assert set(found.pools) == {"kernel_matrix@cpu", "kernel_matrix@cuda", "matmul@cpu"}
-    assert found.trials("qr", "cpu") == []
-    trials = {t.problem: t for key in found.pools for t in found.trials(*key.split("@"))}
+    found = read(pack([profile()]))
+    assert found.hosts == [{"cpu": {"model": "x"}}], "remarks tell nothing of likeness"
+    assert set(found.trials) == {"kernel_matrix@cpu", "kernel_matrix@cuda", "matmul@cpu"}
+    trials = {t.problem: t for data in found.trials.values() for t in recorded.unpacked(data)}
     assert set(trials) == set(PROBLEMS)
     for known in profile().trials:
         there = trials[known.problem].timings
@@ -78,7 +78,7 @@ def test_trees_that_are_packed_tell_the_mean_ratio_of_candidates_that_there_are(
         Profile(trials=[Trial(Problem(op="double", m=4, n=4), {**timings, "other": Timing(r, r)}) for _ in range(9)])
         for r in (0.5, 0.7)
     ]
-    found = read(recorded.pack(hosts)).forests["double@cpu"].estimates(Problem(op="double", m=4, n=4))
+    found = read(pack(hosts)).forests["double@cpu"].estimates(Problem(op="double", m=4, n=4))
     assert set(found) == {"stock", "other"}
     assert found["other"].log_ratio == pytest.approx((math.log(0.5) + math.log(0.7)) / 2, abs=1e-3)
     assert found["other"].sigma == pytest.approx((math.log(0.7) - math.log(0.5)) / 2, rel=0.1)
@@ -92,9 +92,9 @@ def test_trials_without_a_choice_are_left_out_and_the_same_gives_the_same_bytes(
         {"stock": Timing(1.0), "r": Timing(1.0, relative_error=0)},
     )
     useless = Profile(trials=[Trial(p, t) for p, t in zip(PROBLEMS, timings, strict=False)])
-    (found,) = read(recorded.pack([useless])).hosts
-    assert found.pools == {}
-    assert recorded.pack([profile()]) == recorded.pack([profile()])
+    found = read(pack([useless]))
+    assert (found.trials, found.forests) == ({}, {})
+    assert pack([profile()]) == pack([profile()])
 
 
 def _a_leaf_is_missing(data: bytes) -> bytes:
@@ -114,47 +114,41 @@ def test_a_damaged_file_is_left_aside_with_one_warning(monkeypatch, damage):
         warnings.simplefilter("always")
         for _ in range(2):
             assert Chooser(Profile()).estimates(Problem(op="matmul", m=17, n=16, rhs=4)) == {}
-            assert recorded.hosts() == []
+            assert recorded.trials("matmul@cpu") == ()
     assert [str(each.message).partition(", ")[0] for each in heard] == ["recorded.msgpack"]
 
 
 def test_a_file_that_a_bundler_left_behind_is_no_damage(monkeypatch):
     monkeypatch.setattr(pkgutil, "get_data", lambda *place: None)
-    assert recorded.shipped() == Shipped({}, [])
+    assert recorded.shipped() == Shipped()
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda pool: {"seconds": pool["seconds"][1:]},
-        lambda pool: {"words": []},
-        lambda pool: {"sizes": {**pool["sizes"], "another": pool["sizes"]["n"]}},
-        lambda pool: {"named": {"dtype": pool["named"]["dtype"]}},
-    ],
+    "rows",
+    [None, [[1]], [[Problem(op="qr"), {"other": 1}]], [[Problem(op="qr"), {"stock": "x"}]], [[{}, {"stock": 1}]]],
 )
-def test_columns_that_do_not_fit_together_are_left_aside(change):
-    pool = msgspec.msgpack.decode(zlib.decompress(recorded.hosts()[0].pools["cholesky@cpu"]))
-    changed = recorded.RecordedHost({}, {"cholesky@cpu": zlib.compress(msgspec.msgpack.encode(pool | change(pool)))})
+def test_trials_that_cannot_be_read_are_left_aside(monkeypatch, rows):
+    data = b"damage" if rows is None else zlib.compress(msgspec.msgpack.encode(rows))
+    monkeypatch.setattr(recorded, "shipped", lambda: Shipped(trials={"qr@cpu": data}))
     with pytest.warns(recorded.AutokernWarning, match="install autokern again"):
-        assert changed.trials("cholesky", "cpu") == []
+        assert recorded.trials("qr@cpu") == ()
 
 
 def test_what_the_package_ships_can_be_read():
-    assert recorded.hosts()
-    names, keys = {op.name for op in registered()}, set()
-    for shipped in recorded.hosts():
-        keys |= set(shipped.pools)
-        for key in shipped.pools:
-            trials = shipped.trials(*key.split("@"))
-            assert trials
-            assert all("stock" in t.timings and len(t.timings) > 1 for t in trials)
-            assert {t.problem.op for t in trials} == {key.split("@")[0]}
-    assert set(recorded.forests()) == keys
-    assert {key.split("@")[0] for key in keys} <= names
+    found = recorded.shipped()
+    assert len(found.hosts) == 3
+    for key in found.trials:
+        trials = recorded.trials(key)
+        assert trials
+        assert all("stock" in t.timings and len(t.timings) > 1 for t in trials)
+        assert {key_of(t.problem) for t in trials} == {key}
+    assert recorded.trials("none@cpu") == ()
+    assert set(found.forests) == set(found.trials)
+    assert {key.split("@")[0] for key in found.trials} <= {op.name for op in registered()}
 
 
 def test_without_a_measurement_the_trees_of_other_hosts_choose():
-    trial = recorded.hosts()[0].trials("cholesky", "cpu")[0]
+    trial = recorded.trials("cholesky@cpu")[0]
     chooser = Chooser(Profile())
     found = chooser.estimates(trial.problem)
     assert {estimate.source for estimate in found.values()} == {"other hosts"}

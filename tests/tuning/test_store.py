@@ -1,4 +1,4 @@
-"""store.py, files.py, seals.py: whatever lies on disk, whoever writes it, a profile is whole and ours or none."""
+"""store.py, files.py: whatever lies on disk, whoever writes it, a profile is whole and ours or none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.system import files
-from autokern.tuning import checksum, store
+from autokern.tuning import store
 from autokern.tuning.profile import Ban, Profile, Timing, Trial
 
 HOST = "0123456789abcdef" * 2
@@ -158,12 +158,13 @@ def test_every_flipped_bit_is_a_miss_and_repaired(settings):
         b"\xff\xfe",
         b'{"schema":1}',
         b'{"trials":[{"problem":{"op":"qr"},"timings":{"stock":{"seconds":NaN}}}]}',
-        checksum.sealed(1, b"[" * 10**5),
-        checksum.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'","setup":{"qr.cpu":-1}}'),
-        checksum.sealed(
-            1, b'{"fingerprint":"' + HOST.encode() + b'","trials":[{"problem":{"op":"qr","m":-1},"timings":{}}]}'
+        store.sealed(2, b"[" * 10**5),
+        store.sealed(2, b'{"fingerprint":"' + HOST.encode() + b'","setup":{"qr.cpu":-1}}'),
+        store.sealed(
+            2, b'{"fingerprint":"' + HOST.encode() + b'","trials":[{"problem":{"op":"qr","m":-1},"timings":{}}]}'
         ),
-        checksum.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'"} '),
+        store.sealed(2, b'{"fingerprint":"' + HOST.encode() + b'"} '),
+        store.sealed(1, b'{"fingerprint":"' + HOST.encode() + b'"}'),
     ],
 )
 def test_any_bytes_are_a_profile_or_none(settings, data):
@@ -288,13 +289,30 @@ def test_repaired_meanwhile_is_not_put_aside(settings, monkeypatch):
     assert sizes(store.load(settings, HOST)) == {8}
 
 
+def test_a_profile_that_was_repaired_while_it_was_read_is_added_to(settings, monkeypatch):
+    path = place(settings)
+    good, real = path.read_bytes(), files.Folder.read
+    path.write_bytes(b"damage")
+
+    def repaired(folder, name):
+        monkeypatch.setattr(files.Folder, "read", real)
+        path.unlink()
+        path.write_bytes(good)
+        path.chmod(0o600)
+        return b"damage"
+
+    monkeypatch.setattr(files.Folder, "read", repaired)
+    store.save(settings, profile(16))
+    assert sizes(store.load(settings, HOST)) == {8, 16}
+
+
 # --- newer autokerns ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        checksum.sealed(3, b'{"anything":"else"}'),
+        store.sealed(3, b'{"anything":"else"}'),
         b'{"autokern":"profile","schema":17,"blake3":"00"}\nbinary\xff',
         b'{\n  "schema": 4,\n  "trials": []\n}\n',
     ],
@@ -701,7 +719,7 @@ def test_without_a_pinned_file_the_home_folder_is_read_unless_decisions_must_not
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"schema":3}', checksum.sealed(3, b"{}"), checksum.sealed(1, b"{}")[:-1]]
+    "data", [b"", b"{", b"[]", b'{"schema":3}', store.sealed(3, b"{}"), store.sealed(2, b"{}")[:-1]]
 )
 def test_a_named_file_that_is_no_profile_raises(tmp_path, data):
     path = tmp_path / "file"
@@ -711,10 +729,22 @@ def test_a_named_file_that_is_no_profile_raises(tmp_path, data):
     assert path.read_bytes() == data
 
 
-@pytest.mark.parametrize("data", [b'{"schema":3,"sums":[1]}', b'{\n  "schema": 12,\n', checksum.sealed(3, b"x")])
+@pytest.mark.parametrize("data", [b'{"schema":3,"sums":[1]}', b'{\n  "schema": 12,\n', store.sealed(3, b"x")])
 def test_a_named_file_of_a_newer_autokern_says_so(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(ProfileError, match=r"a newer autokern wrote it .*upgrade"):
+        store.read_file(tmp_path / "file")
+
+
+@pytest.mark.parametrize("data", [b'{"schema":1,"trials":[]}', store.sealed(1, b'{"schema":1}')])
+def test_a_file_of_an_earlier_autokern_is_set_aside_with_one_sentence(settings, tmp_path, data):
+    path = place(settings)
+    path.write_bytes(store.sealed(1, b"{}"))
+    assert store.load(settings, HOST) is None
+    assert len(names(settings, ".bad")) == 1
+    refused(settings)
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(ProfileError, match=r"an earlier autokern wrote it .*measure again"):
         store.read_file(tmp_path / "file")
 
 

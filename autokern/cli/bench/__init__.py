@@ -6,9 +6,10 @@ matrix against stock, `end_to_end` real models with autokern off and on. Studies
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,12 +17,15 @@ import msgspec
 from autokern.cli.bench.end_to_end import Workload, end_to_end, slower
 from autokern.cli.bench.kernel_matrices import Cell, kernel_matrices
 from autokern.cli.bench.regret import ABOUT_EXACT, EXACT, LEAST, Row, Verdict, apart, lost, noise_floor, timed, verdict
+from autokern.core.errors import SettingsError
+from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
 from autokern.runtime import dispatch
 from autokern.system import host, threads
 from autokern.system.load import Watch
 from autokern.system.progress import display
 from autokern.tuning.calibration import chosen_devices
-from autokern.tuning.drawing import contenders, random_problems
+from autokern.tuning.drawing import contenders, draw
 
 __all__ = [
     "ABOUT_EXACT",
@@ -49,47 +53,23 @@ _DOUBTFUL = 0.4
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a benchmark, or of one part of it.
-
-    Parameters
-    ----------
-    host : dict
-        The measured host.
-    kernel_matrices : list of Cell
-        Every way to a kernel matrix, against stock.
-    regret : dict of Verdict
-        The choices against the best candidates, by op and for ``"all"``; apart from these, those of `EXACT`.
-    floor : Verdict or None
-        The same of stock under another name: what is noise.
-    problems : list of Row
-        The problems behind `regret`.
-    chosen : list of str
-        The candidate that was chosen for each of them.
-    workloads : list of Workload
-        Whole models, off against on.
-    busy : str
-        What else used the machine meanwhile; empty where nothing did.
-    """
+    """The results of a benchmark, or of one part of it."""
 
     host: dict[str, Any]
-    kernel_matrices: list[Cell] = []
+    kernel_matrices: list[Cell] = []  # every way to a kernel matrix, against stock
+    # The choices against the best candidates, by op and for ``"all"``; apart from these, those of `EXACT`.
     regret: dict[str, Verdict] = {}
-    floor: Verdict | None = None
-    problems: list[Row] = []
-    chosen: list[str] = []
-    workloads: list[Workload] = []
-    busy: str = ""
+    floor: Verdict | None = None  # the same of stock under another name: what is noise
+    problems: list[Row] = []  # the problems behind `regret`
+    chosen: list[str] = []  # for each of them
+    workloads: list[Workload] = []  # whole models, off against on
+    busy: str = ""  # what else used the machine meanwhile; empty where nothing did
 
 
 def everything(full: bool, report: Callable[[Benchmark], None] = lambda part: None) -> Benchmark:
     """Measure all parts; a quick benchmark takes a minute, a full one some ten.
 
-    Parameters
-    ----------
-    full : bool
-        Whether to measure more sizes and problems, without limits of time.
-    report : callable
-        Called with each part as soon as it is measured.
+    Each part is reported as soon as it is measured.
     """
     devices, fields, watch = chosen_devices(None), host.current().fields, Watch()
 
@@ -126,6 +106,26 @@ def everything(full: bool, report: Callable[[Benchmark], None] = lambda part: No
         workloads = end_to_end(until(12), progress=progress)
     report(Benchmark(host=fields, workloads=workloads, busy=busy()))
     return msgspec.structs.replace(judged, kernel_matrices=cells, workloads=workloads, busy=busy())
+
+
+def random_problems(
+    count: int,
+    seed: int = 0,
+    *,
+    ops: Iterable[str] | None = None,
+    dtypes: Sequence[str] = ("float32", "float64"),
+    device: str = "cpu",
+    flops: float | None = None,
+    bytes: float | None = None,
+) -> list[Problem]:
+    """Return random problems of some ops, by default all that offer a choice on the device, in turn; see `draw`."""
+    chosen = registered() if ops is None else [get(name) for name in dict.fromkeys(ops)]
+    found = [draw(op, count, dtypes, device, f"{seed}:{op.name}", flops, bytes) for op in chosen]
+    found = [problems for problems in found if problems]
+    if not found:
+        raise SettingsError(f"random problems were asked for; no op offers more than one candidate on {device!r}")
+    turns = itertools.chain(*itertools.zip_longest(*found))
+    return [problem for problem in turns if problem is not None][:count]
 
 
 def _timed(full: bool, device: str, deadline: float, progress: Callable[[float, str], None]) -> list[Row]:

@@ -26,35 +26,17 @@ _WARMUP = 3
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload, off against on.
-
-    Parameters
-    ----------
-    name : str
-        Name of the workload.
-    dtype : str
-        Its precision.
-    off, on : float
-        Median seconds of one step.
-    speedup : float
-        Median of the paired ratios off over on.
-    low, high : float
-        Quartiles of these ratios.
-    pairs : int
-        Number of pairs.
-    difference : float
-        Relative gap between the final losses or predictions.
-    """
+    """One workload, off against on."""
 
     name: str
     dtype: str
-    off: float
+    off: float  # median seconds of one step
     on: float
-    speedup: float
-    low: float
+    speedup: float  # median of the paired ratios off over on
+    low: float  # quartiles of these ratios
     high: float
     pairs: int
-    difference: float
+    difference: float  # relative gap between the final losses or predictions
 
     @property
     def is_slower(self) -> bool:
@@ -134,16 +116,7 @@ def end_to_end(
 ) -> list[Workload]:
     """Time training steps at n = 500 and one-point updates at n = 400, off against on, step by step in turn.
 
-    Parameters
-    ----------
-    deadline : float
-        Time of `time.perf_counter` after which a workload ends with the pairs that it has.
-    rounds : int
-        Most pairs of each workload.
-    dtypes : iterable of str
-        ``"float32"``, ``"float64"``.
-    progress : callable, optional
-        Called with the fraction done and a line of text.
+    A workload ends at the deadline with the pairs that it has.
     """
     makers: dict[str, Callable[[torch.dtype], _Training | _Stream]] = {
         "training step, n=500": lambda dtype: _Training(500, dtype),

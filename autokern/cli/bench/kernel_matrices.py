@@ -32,44 +32,20 @@ _TOLERANCE = {"float32": 2e-3, "float64": 1e-7}
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate on one problem.
-
-    Parameters
-    ----------
-    problem : Problem
-        The problem.
-    candidate : str
-        Name of the candidate.
-    seconds : float
-        Median seconds of one call by wall clock, all work waited for; nan where it was not timed.
-    ratio : float
-        Stock's time over that of the candidate, median over pairs.
-    agreement : float
-        Largest relative gap to stock's values and gradients.
-    agrees : bool
-        Whether rounding explains that gap.
-    refused : str
-        Why the dispatcher would not use the candidate here; empty where it would.
-    failed : str
-        Why there is no timing; empty where there is one.
-    setup_seconds : float
-        Seconds of the first call, which compiles; 0 where nothing is compiled.
-    disturbed : float
-        Share of the timing in which threads waited for a core that other programs used.
-    event_seconds, profiler_seconds : float
-        Seconds of one call by CUDA events, and of its kernels by the torch profiler; 0 without CUDA.
-    """
+    """One candidate on one problem."""
 
     problem: Problem
     candidate: str
+    # Median seconds of one call by wall clock, all work waited for; nan where it was not timed.
     seconds: float = math.nan
-    ratio: float = math.nan
-    agreement: float = 0.0
-    agrees: bool = True
-    refused: str = ""
-    failed: str = ""
-    setup_seconds: float = 0.0
-    disturbed: float = 0.0
+    ratio: float = math.nan  # stock's time over that of the candidate, median over pairs
+    agreement: float = 0.0  # largest relative gap to stock's values and gradients
+    agrees: bool = True  # whether rounding explains that gap
+    refused: str = ""  # why the dispatcher would not use the candidate here; empty where it would
+    failed: str = ""  # why there is no timing; empty where there is one
+    setup_seconds: float = 0.0  # seconds of the first call, which compiles; 0 where nothing is compiled
+    disturbed: float = 0.0  # share of the timing in which threads waited for a core that other programs used
+    # Seconds of one call by CUDA events, and of its kernels by the torch profiler; 0 without CUDA.
     event_seconds: float = 0.0
     profiler_seconds: float = 0.0
 
@@ -86,23 +62,8 @@ def kernel_matrices(
 ) -> list[Cell]:
     """Time every candidate of `kernel_matrix`, forward and forward with backward (lengthscales and outputscale).
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        Numbers of points; they have 8 dimensions, each with its own lengthscale.
-    deadline : float
-        Time of `time.perf_counter` after which no measurement begins; candidates that compile come last.
-    families, dtypes, devices : sequence of str
-        Families, dtypes and devices to time.
-    seconds : float
-        Time for one problem, first calls not counted.
-    progress : callable, optional
-        Called with the fraction done and a line of text.
-
-    Returns
-    -------
-    list of Cell
-        In the order of the problems, candidates as registered.
+    Points have 8 dimensions, each with its own lengthscale. No measurement begins after the deadline; candidates that
+    compile come last.
     """
     op = get("kernel_matrix")
     problems = [

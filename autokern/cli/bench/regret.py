@@ -43,20 +43,11 @@ _log = logging.getLogger("autokern")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem, timed twice with every candidate that could serve it.
-
-    Parameters
-    ----------
-    problem : Problem
-        The problem.
-    seconds : float
-        Seconds of one call of stock.
-    ratios : dict
-        By candidate, the medians of the paired ratios to stock in both halves of the rounds.
-    """
+    """One problem, timed twice with every candidate that could serve it."""
 
     problem: Problem
-    seconds: float
+    seconds: float  # seconds of one call of stock
+    # By candidate, the medians of the paired ratios to stock in both halves of the rounds.
     ratios: dict[str, tuple[float, float]]
 
     def best(self, half: int) -> str:
@@ -84,25 +75,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Summary of a way of choosing, over a set of rows.
-
-    Parameters
-    ----------
-    problems : int
-        Number of rows.
-    regret_geomean, regret_p95 : float
-        Geometric mean and 95th percentile of the regret.
-    slower_share : float
-        Share of the problems on which the choice is more than 5 % slower than stock.
-    speedup : float
-        Geometric mean of stock's time over that of the choice.
-    """
+    """Summary of a way of choosing, over a set of rows."""
 
     problems: int
-    regret_geomean: float
+    regret_geomean: float  # geometric mean and 95th percentile of the regret
     regret_p95: float
-    slower_share: float
-    speedup: float
+    slower_share: float  # share of the problems on which the choice is more than 5 % slower than stock
+    speedup: float  # geometric mean of stock's time over that of the choice
 
 
 def timed(
@@ -116,25 +95,8 @@ def timed(
 ) -> list[Row]:
     """Time every candidate of each problem.
 
-    Parameters
-    ----------
-    problems : sequence of Problem
-        Problems; each must offer a choice.
-    deadline : float
-        Time of `time.perf_counter` after which no further problem begins.
-    seconds : float
-        Time for each half of the rounds; a round is never cut.
-    rounds : tuple of int
-        Fewest and most rounds of each half.
-    compiles : bool
-        Whether candidates take part whose first call compiles.
-    progress : callable, optional
-        Called with the fraction done and a line of text.
-
-    Returns
-    -------
-    list of Row
-        In the order of the problems; those that cannot be sampled, or on which memory ran out, are left out.
+    No further problem begins after the deadline, and a round is never cut. Problems that cannot be sampled, or on which
+    memory ran out, are left out. `seconds` and `rounds`, fewest and most, are those of each half.
     """
     rows = []
     began = time.perf_counter()
@@ -203,10 +165,7 @@ def _warmed(
 def verdict(rows: Iterable[Row], choose: Callable[[Problem], str]) -> Verdict:
     """Return how well a way of choosing does on rows, of which those below `LEAST` seconds do not count.
 
-    Raises
-    ------
-    SettingsError
-        If none is left.
+    Raises SettingsError if none is left.
     """
     chosen = [(row, choose(row.problem)) for row in rows if row.seconds >= LEAST]
     if not chosen:

@@ -28,10 +28,7 @@ _RENDER = str(Path(__file__).with_name("render.py"))
 def check(file: Path, option: str) -> None:
     """Check that a page can be made and written.
 
-    Raises
-    ------
-    AutokernError
-        If a library is missing, or the file cannot be written.
+    Raises AutokernError where that is not so.
     """
     shown.require(_NEEDED, option)
     try:
@@ -43,10 +40,7 @@ def check(file: Path, option: str) -> None:
 def write(file: Path, page: Page) -> None:
     """Write a page to a file, all or nothing.
 
-    Raises
-    ------
-    AutokernError
-        If the page cannot be made, or the file cannot be written.
+    Raises AutokernError where that fails.
     """
     # A process of its own: plots must not depend on what the program has set in matplotlib, nor on what Python allows
     # when it ends. Files in place of pipes, because reading from two pipes takes threads on Windows.

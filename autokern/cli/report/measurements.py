@@ -21,14 +21,7 @@ _MOST_WINNERS = 400
 def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
     """Return the page of the profile in force, or of one op of it.
 
-    Parameters
-    ----------
-    profile : Profile
-        The measurements.
-    found : Known
-        The same in short.
-    op : str, optional
-        The op that was asked for; then every measured problem is listed.
+    With an op every measured problem is listed.
     """
     fields = profile.host or host.current().fields
     rows, speedups = [], [row.speedup - 1.0 for row in found.ops]

@@ -56,26 +56,14 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """A plot of time over size, both logarithmic.
-
-    Parameters
-    ----------
-    title, xlabel, ylabel : str
-        Its words.
-    lines : list of Line
-        At least one.
-    choices : list of (float, float, str)
-        From where to where which line is chosen.
-    marks : list of float
-        Sizes that the program asked.
-    """
+    """A plot of time over size, both logarithmic."""
 
     title: str
     xlabel: str
     ylabel: str
-    lines: list[Line]
-    choices: list[tuple[float, float, str]] = []
-    marks: list[float] = []
+    lines: list[Line]  # at least one
+    choices: list[tuple[float, float, str]] = []  # from where to where which line is chosen
+    marks: list[float] = []  # sizes that the program asked
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,15 +70,7 @@ def signed(seconds: float) -> str:
 
 
 def of_program(name: str, seconds: float) -> Page:
-    """Return the page of the program that this process has run.
-
-    Parameters
-    ----------
-    name : str
-        Its name as given.
-    seconds : float
-        From its first line to its end.
-    """
+    """Return the page of the program that this process has run."""
     here, found = dispatch.session(), dispatch.decisions()
     gains = [(decision, calls, gain(decision, calls)) for decision, calls in found]
     known = [g for *_, g in gains if g is not None]

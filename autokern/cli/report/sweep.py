@@ -49,19 +49,8 @@ def sweep(
     """Return the predictions for one kind of problem from one size to another, each with a band.
 
     The band is one standard deviation of the ratio to stock, by which candidates are chosen; stock has none.
-
-    Parameters
-    ----------
-    problem : Problem
-        One problem of the kind. A square one stays square, a tall one keeps its ratio, of a wide one ``m`` is kept.
-    low, high : int
-        Smallest and largest ``n``.
-    decide : callable
-        Maps a Problem to its Decision; sizes for which it raises AutokernError, for want of memory, are left out.
-    trials : iterable of Trial
-        Measurements; those of the kind are shown.
-    marks : iterable of int
-        Sizes that the program asked.
+    A square problem stays square, a tall one keeps its ratio, of a wide one ``m`` is kept. Sizes for which `decide`
+    raises AutokernError, for want of memory, are left out. Marks are sizes that the program asked.
 
     Examples
     --------

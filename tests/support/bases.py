@@ -1,0 +1,12 @@
+"""Trees of other hosts, as `calibration/ship.py` fits them for the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "calibration"))
+
+from ship import fit_base, pack
+
+__all__ = ["fit_base", "pack"]
