@@ -19,6 +19,8 @@ import botorch
 import documents
 import gpytorch
 import linear_operator
+import numpy
+import scipy
 import torch
 from support_cases import Case, cases
 
@@ -114,9 +116,8 @@ def markdown(rows: Sequence[tuple[Case, Candidates, Candidates]]) -> str:
     for op, names in sorted(every.items()):
         if names:
             lines.append(f"| `{op}` | {get(op).summary} | {', '.join(f'`{name}`' for name in sorted(names))} |")
-    versions = ", ".join(
-        f"{library.__name__} {library.__version__}" for library in (gpytorch, linear_operator, botorch)
-    )
+    libraries = (torch, gpytorch, linear_operator, botorch, numpy, scipy)
+    versions = ", ".join(f"{library.__name__} {library.__version__.partition('+')[0]}" for library in libraries)
     return "\n".join([f"Run with {versions}.\n", *lines, ""])
 
 

@@ -22,6 +22,7 @@ from autokern.cli import quiet, ranks_check
 from autokern.cli.plugin_check import backends, judged
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.settings import Settings, from_environment, rows
+from autokern.hooks.later import generation
 from autokern.system import cgroups, host, keops, pages
 from autokern.system.files import Folder
 from autokern.system.load import Load
@@ -65,6 +66,7 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         found += [Finding(*each) for each in ranks_check.look(settings)]
         found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
         found.append(_probed("hooks", answers["hooks"], "put in and taken out again; a small model agrees with stock"))
+        found += _optimiser()
         if not quick:
             found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
         found += [Finding(f"plugin {b.source}", *judged(b, answers.get("plugins"))) for b in foreign]
@@ -254,6 +256,22 @@ def _probed(name: str, answer: Answer, works: str) -> Finding:
     if answer.works:
         return Finding(name, "ok", f"{works} ({answer.seconds:.1f} s)")
     return Finding(name, "problem", answer.text, "please report this with the output of `autokern doctor --json`")
+
+
+def _optimiser() -> list[Finding]:
+    """Name a SciPy with which BoTorch leaves its batched optimiser, which it says only at debug level."""
+    if importlib.util.find_spec("botorch") is None or generation.scipy_release() < generation.TRIED:
+        return []  # without 2 s of import
+    from botorch.generation import gen
+
+    if not generation.leaves_batch(gen):
+        return []
+    text = f"BoTorch leaves its batched L-BFGS-B with SciPy {'.'.join(map(str, generation.scipy_release()))}"
+    obstacle = generation.obstacle()
+    if obstacle is None:
+        return [Finding("BoTorch's optimiser", "ok", f"{text}; autokern puts it back, after a trial")]
+    advice = "acquisitions take two to four times as long: `pip install 'scipy<1.18'`, or a later BoTorch"
+    return [Finding("BoTorch's optimiser", "note", f"{text}; {obstacle}", advice)]
 
 
 def _compiler(answer: Answer) -> Finding:

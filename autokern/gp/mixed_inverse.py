@@ -46,7 +46,6 @@ _WIDENED = 1024
 """Columns of an inverse that are in double precision at a time, where its entries are summed so."""
 _SUMS = (torch.float32, torch.float64)
 """In what entries of an inverse are summed: of smooth kernels with little noise, single precision loses too much."""
-_SINGLE = torch.empty(0, dtype=torch.float32, device="cpu")
 _log = logging.getLogger("autokern")
 
 
@@ -104,7 +103,7 @@ def _by_single(
     first = len(tree.points) + len(tree.shapes)
     scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True).squeeze(-1)
-    with buffers.borrow((n, n), _SINGLE) as lease:
+    with buffers.borrow((n, n), state.factor.new_empty(0, dtype=torch.float32)) as lease:
         _invert(state.factor, lease.tensor)
         diagonal, solved = _square(lease.tensor, white, sums)
         missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0

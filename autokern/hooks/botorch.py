@@ -15,7 +15,11 @@ from autokern.hooks.install import put_declared
 __all__ = ["look"]
 
 _lock = threading.RLock()
-_waiting = {"botorch.optim.closures.core": "closures", "botorch.optim.optimize": "acquisition"}
+_waiting = {
+    "botorch.optim.closures.core": "closures",
+    "botorch.optim.optimize": "acquisition",
+    "botorch.generation.gen": "generation",
+}
 """Modules of BoTorch, each with the module in `later` that has its hooks."""
 
 

@@ -52,7 +52,6 @@ _kept: dict[int, _Buffer] = {}  # the buffer that came back first stands first
 _keys = itertools.count()
 _threads = threading.local()
 _ordered: int | None = None
-_BYTES = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Lease:
@@ -161,12 +160,13 @@ def _fresh(need: int) -> _Buffer:
         free()
     step = 1 << max(0, need.bit_length() - 4)
     size = -(-need // step) * step
+    like = torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
-        flat = pages.empty((size,), _BYTES)
+        flat = pages.empty((size,), like)
     except (RuntimeError, MemoryError):
         free()
         size = need
-        flat = pages.empty((size,), _BYTES)
+        flat = pages.empty((size,), like)
     return _Buffer(next(_keys), flat.untyped_storage(), size, _owner())
 
 

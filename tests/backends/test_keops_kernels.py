@@ -17,8 +17,12 @@ from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 import autokern
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.runtime import dispatch
+from autokern.system.keops import keops_problem
 
-pytestmark = pytest.mark.usefixtures("only_tiles")
+pytestmark = [
+    pytest.mark.usefixtures("only_tiles"),
+    pytest.mark.skipif(keops_problem() is not None, reason=f"needs KeOps: {keops_problem()}"),
+]
 KINDS = {
     "rbf": (keops.RBFKernel, gpytorch.kernels.RBFKernel),
     "matern 1/2": (lambda **k: keops.MaternKernel(nu=0.5, **k), lambda **k: gpytorch.kernels.MaternKernel(nu=0.5, **k)),

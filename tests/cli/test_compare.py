@@ -231,6 +231,7 @@ def test_a_sitecustomize_of_the_users_own_is_a_module_of_its_own(tmp_path, monke
     (tmp_path / "child.py").write_text(CHILD)
     shutil.copytree(workers._FOLDER, other)
     monkeypatch.setenv("PYTHONPATH", f"{other}:{there}", prepend=":")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's, of what gpytorch calls
     path = script(f"import subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'child.py')!r}])")
     run = subprocess.run(
         [sys.executable, "-m", "autokern", "run", path], capture_output=True, text=True, timeout=200, check=False

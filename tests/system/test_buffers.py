@@ -44,7 +44,8 @@ def in_thread(work):
 
 def child(script: str) -> str:
     """What a process of its own prints; it must end well and complain of nothing."""
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-W", "ignore::FutureWarning", "-c", script]  # torch's, of what gpytorch calls
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (run.returncode, run.stderr) == (0, "")
     return run.stdout.strip()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
 
-STATE = "import gc; print(gc.isenabled(), gc.get_freeze_count() > 0)"
+from autokern.system import start
+
+STATE = f"import gc; print(gc.isenabled(), gc.get_freeze_count() >= {start._BORN})"
 
 
 def told(*lines):
@@ -26,6 +29,19 @@ def test_the_collector_pauses_and_goes_on():
 @pytest.mark.parametrize(("before", "state"), [("disable", ["False", "False"]), ("freeze", ["True", "True"])])
 def test_what_the_user_has_set_stays(before, state):
     assert told(f"import gc; gc.{before}()", "import autokern", STATE)[-2:] == state
+
+
+@pytest.mark.parametrize(("frozen", "moved"), [(0, True), (375, True), (4000, False)])
+def test_an_interpreter_may_have_frozen_objects_of_its_own(monkeypatch, frozen, moved):
+    """Python 3.12 starts with 375; 4,000 are the program's."""
+    calls = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen)
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: calls.append("unfreeze"))
+    with start.importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert calls == (["freeze", "unfreeze"] if moved else [])
 
 
 def test_an_import_that_fails_leaves_the_collector_as_it_was():

@@ -1,0 +1,100 @@
+"""Hook into BoTorch: the starts of an acquisition are optimised as a batch with SciPy 1.18, too.
+
+BoTorch 0.18.1 calls SciPy's L-BFGS-B step by step, which it has tried up to SciPy 1.17. With a later one all starts are
+one problem of many variables, and the posterior is evaluated two to four times as often. SciPy 1.18 takes the same
+arguments, unless it is built with 64-bit integers.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import scipy
+
+from autokern.hooks.bypass import stay_out
+from autokern.hooks.install import hook
+
+__all__ = ["TRIED", "declare", "leaves_batch", "obstacle", "scipy_release"]
+
+TRIED = (1, 18)
+"""The release of SciPy whose interface was compared; a later one may take other arguments unnoticed."""
+_REASON = "Scipy version"
+_NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
+"""Functions that the module imports only with a SciPy that it knows."""
+_STARTS = np.array([[-1.2, 1.0], [0.0, 0.0], [1.4, -0.5]])
+_BOUNDS = [None, [(-1.5, 0.5), (-0.5, 2.0)], [(None, 0.8), (-1.0, None)]]
+
+
+def declare(gen: Any) -> bool:
+    """Declare the hook of the module that calls optimisers, if it is needed; say whether that is settled."""
+    stock = getattr(gen, "get_reasons_against_fast_path", None)
+    if not leaves_batch(gen) or type(stock) is not FunctionType:
+        return True
+
+    @hook(gen, "get_reasons_against_fast_path")
+    def reasons(*args: Any, **kwargs: Any) -> Any:
+        found = stock(*args, **kwargs)
+        others = [reason for reason in found if not reason.startswith(_REASON)]
+        if others == found or stay_out() or obstacle() is not None:
+            return found
+        from botorch.optim import batched_lbfgs_b
+
+        for name in _NAMES:
+            vars(gen).setdefault(name, getattr(batched_lbfgs_b, name))
+        return others
+
+    return True
+
+
+def leaves_batch(gen: Any) -> bool:
+    """Whether BoTorch's module takes the installed SciPy for one that it has not tried."""
+    check, minor = (getattr(gen, name, None) for name in ("check_scipy_version_at_least", "SCIPY_UNTESTED_VERSION"))
+    return check is not None and minor is not None and bool(check(minor=minor))
+
+
+def scipy_release() -> tuple[int, ...]:
+    """Return the first two numbers of SciPy's version."""
+    return tuple(map(int, scipy.__version__.split(".")[:2]))
+
+
+@functools.cache
+def obstacle() -> str | None:
+    """Return why the starts cannot be optimised as a batch, None after a trial of some milliseconds that succeeded."""
+    from scipy.optimize import _lbfgsb_py
+
+    if scipy_release() != TRIED:
+        return "autokern has not tried that"
+    if getattr(_lbfgsb_py, "HAS_ILP64", False):
+        return "this SciPy is built with 64-bit integers"
+    try:
+        agree = all(_agree(bounds) for bounds in _BOUNDS)
+    except Exception as error:
+        return f"a trial failed: {type(error).__name__}: {error}"
+    return None if agree else "a trial ended elsewhere than SciPy's own minimize"
+
+
+def _agree(bounds: Any) -> bool:
+    """Whether a batch of three starts ends where each of them ends alone, after as many iterations."""
+    from botorch.optim.batched_lbfgs_b import fmin_l_bfgs_b_batched
+    from scipy.optimize import minimize
+
+    points, _, batch = fmin_l_bfgs_b_batched(_losses, _STARTS, bounds=bounds)
+    alone = [minimize(_loss, start, jac=True, method="L-BFGS-B", bounds=bounds) for start in _STARTS]
+    return all(
+        np.allclose(point, one.x, rtol=1e-9, atol=1e-9) and (other.nit, other.success) == (one.nit, one.success)
+        for point, other, one in zip(points, batch, alone, strict=True)
+    )
+
+
+def _loss(point: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return Rosenbrock's function and its gradient."""
+    x, y = point
+    return 100 * (y - x**2) ** 2 + (1 - x) ** 2, np.array([-400 * x * (y - x**2) - 2 * (1 - x), 200 * (y - x**2)])
+
+
+def _losses(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    values, slopes = zip(*map(_loss, points), strict=True)
+    return np.array(values), np.stack(slopes)

@@ -1,0 +1,112 @@
+"""later/generation.py: BoTorch's batched optimiser with a SciPy that BoTorch takes for too new."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import scipy
+
+from autokern.cli import doctor
+
+gen = pytest.importorskip("botorch.generation.gen")
+
+from autokern.hooks.later import generation  # noqa: E402
+
+PROGRAM = """
+import json, warnings
+import scipy
+if int(scipy.__version__.split(".")[1]) < 18:
+    scipy.__version__ = "1.18.0"  # takes the same arguments
+warnings.simplefilter("ignore")
+import autokern, torch
+from botorch.generation.gen import gen_candidates_scipy
+
+starts = torch.rand(6, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+def best(**options):
+    calls = []
+    def acquisition(x):
+        calls.append(1)
+        x = x.flatten(-2)  # Rosenbrock's function
+        return -(100 * (x[..., 1:] - x[..., :-1] ** 2) ** 2 + (1 - x[..., :-1]) ** 2).sum(-1)
+    _, values = gen_candidates_scipy(starts, acquisition, 0.0, 2.0, **options)
+    return len(calls), values.tolist()
+
+found = {"before": best()}
+with autokern.enabled():
+    found["enabled"] = best()
+    found["one problem"] = best(use_parallel_mode=False)
+    found["other method"] = best(options={"method": "SLSQP"})
+found["after"] = best()
+found["stock's other method"] = best(options={"method": "SLSQP"})
+print(json.dumps(found))
+"""
+
+
+def test_starts_are_a_batch_while_autokern_is_enabled_and_not_after():
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = json.loads(told[-1])
+    assert found["before"] == found["after"] == found["one problem"]
+    assert found["other method"] == found["stock's other method"]
+    assert 1.5 * found["enabled"][0] < found["before"][0]
+    assert found["enabled"][1] == pytest.approx(found["before"][1], abs=1e-4)
+
+
+@pytest.fixture
+def release(monkeypatch):
+    """Puts a version in the place of SciPy's."""
+
+    def put(version):
+        monkeypatch.setattr(scipy, "__version__", version)
+        generation.obstacle.cache_clear()
+
+    yield put
+    monkeypatch.undo()
+    generation.obstacle.cache_clear()
+
+
+def test_the_trial_succeeds_by_the_release_that_was_tried(release):
+    release("1.18.3")
+    assert generation.leaves_batch(gen)
+    assert generation.obstacle() is None
+
+
+@pytest.mark.parametrize("version", ["1.17.1", "1.19.0", "2.0.0"])
+def test_other_releases_are_not_tried(release, version):
+    release(version)
+    assert "not tried" in generation.obstacle()
+    assert generation.leaves_batch(gen) is (version != "1.17.1")
+
+
+def test_64_bit_integers(release, monkeypatch):
+    release("1.18.0")
+    monkeypatch.setattr("scipy.optimize._lbfgsb_py.HAS_ILP64", True, raising=False)
+    assert "64-bit" in generation.obstacle()
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "words"),
+    [
+        ("fmin_l_bfgs_b_batched", lambda *args, **kwargs: 1 / 0, "ZeroDivisionError"),
+        ("fmin_l_bfgs_b_batched", lambda f, x, bounds: (x, None, [None] * len(x)), "ended elsewhere"),
+    ],
+)
+def test_a_trial_that_fails_leaves_stock(release, monkeypatch, name, other, words):
+    release("1.18.0")
+    monkeypatch.setattr(f"botorch.optim.batched_lbfgs_b.{name}", other)
+    assert words in generation.obstacle()
+
+
+def test_doctor_names_it(release, monkeypatch):
+    release("1.17.1")
+    assert doctor._optimiser() == []
+    release("1.18.0")
+    (found,) = doctor._optimiser()
+    assert (found.status, "batched L-BFGS-B" in found.found, found.advice) == ("ok", True, "")
+    release("1.19.0")
+    (found,) = doctor._optimiser()
+    assert (found.status, "not tried" in found.found, "scipy<1.18" in found.advice) == ("note", True, True)
