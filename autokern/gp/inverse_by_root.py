@@ -6,13 +6,13 @@ Each class has a batch shape, `explained` (the variances that the data explain) 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from linear_operator import settings as library
 
+from autokern.core.locks import once
 from autokern.gp.factors import solved
 from autokern.gp.inverse_factor import Conditioned
 
@@ -122,7 +122,7 @@ class ReadLater:
         self._factor, self._otherwise = factor, otherwise
         self.batch = otherwise.batch
 
-    @functools.cached_property
+    @once
     def _known(self) -> Conditioned | Structured:
         return self._factor() or self._otherwise
 

@@ -7,13 +7,13 @@ conditioned on again, which serves points behind that state; for all others ther
 from __future__ import annotations
 
 import collections
-import functools
 import threading
 from typing import NamedTuple
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 
+from autokern.core.locks import once
 from autokern.gp.markov import Chained
 from autokern.gp.markov_blocks import BLOCK, conditional, cut, root_of
 from autokern.gp.markov_gradients import responses
@@ -136,7 +136,7 @@ class LinePosterior:
         if self.valid and self.n <= _LONGEST and (past is None or blocks):
             kept.append(_Past(data, start + blocks, state))
 
-    @functools.cached_property
+    @once
     def _whole(self) -> _Stretch:
         return _Stretch(self.data)
 

@@ -20,6 +20,7 @@ import torch
 from autokern.core.errors import SettingsError
 from autokern.core.op import LEVELS, Candidate, Op, inside
 from autokern.core.problem import Problem
+from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
@@ -273,8 +274,8 @@ class _Calibration:
             timings = self._measurer.timings(pool.op, problem, candidates, seconds)
         except (MemoryError, torch.OutOfMemoryError):
             timings = {}
-        except Exception:
-            if problem != pool.near:
+        except Exception as error:
+            if problem != pool.near or not recoverable(error, pool.op):
                 raise
             timings = {}  # a program asked a kind of problem that the op makes no sample of
         pool.slower = max(1.0, math.sqrt(pool.slower * (self._clock() - began) / expected))

@@ -5,11 +5,11 @@ A new problem costs a walk through a few trees. Trials are read only where secon
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from autokern.core.locks import once
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
@@ -56,7 +56,7 @@ class Chooser:
         self.shipped = recorded.forests() if shipped is None else shipped
         self._others: dict[str, list[Trial]] = {}
 
-    @functools.cached_property
+    @once
     def _trials(self) -> dict[str, list[Trial]]:
         """The trials of this machine by ``"op@device"``."""
         found: dict[str, list[Trial]] = {}
