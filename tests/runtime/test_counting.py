@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from unittest import mock
 
 import gpytorch
 import linear_operator
@@ -335,9 +336,7 @@ def test_a_decision_that_fails_leaves_the_key_as_it_is(make_op, monkeypatch):
     call = slow.call(3.0)
     call(A)
 
-    def failing(*args):
-        raise ValueError("no decision")
-
+    failing = mock.Mock(side_effect=ValueError("no decision"))
     with monkeypatch.context() as patch:
         patch.setattr(dispatch.session(), "decide", failing)
         for _ in range(14):

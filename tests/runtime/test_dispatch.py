@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import signal
 import threading
 import time
 import warnings
 from types import SimpleNamespace
 
+import gpytorch
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -35,6 +37,7 @@ class Toy:
     def __init__(self, make_op, **options):
         self.runs: list[str] = []
         self.errors: dict[str, BaseException] = {}
+        self.meanwhile = None
         self.op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)), **options)
         for name in ("stock", "fast", "other"):
             self.op.candidate(name)(self._runner(name))
@@ -43,6 +46,8 @@ class Toy:
     def _runner(self, name):
         def run(a):
             self.runs.append(name)
+            if self.meanwhile is not None:
+                self.meanwhile()
             if name in self.errors:
                 raise self.errors[name]
             return 2 * a
@@ -367,6 +372,46 @@ def test_a_failure_demotes_for_that_key_only(toy):
     toy.call(matrix(3))
     toy.call(matrix(4))
     assert toy.runs == ["fast", "stock", "stock", "fast"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError, ValueError, MemoryError])
+def test_an_error_of_a_signal_handler_passes_on_and_demotes_nobody(toy, kind):
+    def handler(number, frame):
+        raise kind("time is over")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        toy.meanwhile = lambda: signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(kind, match="time is over"):
+            toy.call(matrix())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    toy.meanwhile = None
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert toy.runs == ["fast", "fast"]
+
+
+def test_an_error_of_the_users_code_passes_on_and_demotes_nobody():
+    class Kernel(gpytorch.kernels.RBFKernel):
+        calls, fails = 0, False
+
+        def forward(self, x1, x2, **params):
+            Kernel.calls += 1
+            if Kernel.fails:
+                raise ValueError("the user's")
+            return super().forward(x1, x2, **params)
+
+    x, kernel = torch.rand(8, 2, dtype=torch.float64), Kernel().double()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    prior = gpytorch.distributions.MultivariateNormal(torch.zeros(8, dtype=torch.float64), kernel(x))
+    Kernel.fails = True
+    with autokern.enabled(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = Kernel.calls
+        with pytest.raises(ValueError, match="the user's"):
+            likelihood(prior).log_prob(x[:, 0])
+        assert Kernel.calls == before + 1
 
 
 def test_an_error_that_stock_raises_too_is_stocks_and_demotes_nobody(toy):

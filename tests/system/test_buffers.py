@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from itertools import pairwise
 
 import psutil
@@ -225,6 +226,13 @@ def test_a_lease_out_of_scope_gives_back():
     where = lease.tensor.data_ptr()
     del lease
     assert borrow((SIDE, SIDE), DOUBLE).tensor.data_ptr() == where
+
+
+def test_no_code_runs_when_a_lease_ends():
+    """A Ctrl-C is lost there."""
+    lease = borrow((SIDE, SIDE), DOUBLE)
+    assert not hasattr(lease, "__del__")
+    assert weakref.getweakrefs(lease) == []
 
 
 def test_the_garbage_collector_gives_back():
