@@ -22,7 +22,7 @@ from gpytorch.distributions import MultivariateNormal
 
 from autokern.core.op import inside
 from autokern.core.problem import Problem
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import interrupted
 from autokern.core.registry import get
 from autokern.runtime import dispatch
 from autokern.runtime.overlay import current
@@ -183,7 +183,7 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
                     profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
                     row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
             except Exception as error:  # the measurements are worth keeping all the same
-                if not recoverable(error):
+                if interrupted(error):
                     raise
                 _log.debug("the exam left out: %s", name, exc_info=True)
                 continue

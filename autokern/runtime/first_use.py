@@ -123,7 +123,8 @@ class FirstUse:
         if not at_once:
             spent = self._spent + (0.0 if "sklearn.ensemble" in sys.modules else _FITTING)
             left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, spent))
-        if left <= 0 or self._crowded() or not (measuring := self._measuring.here()).acquire(blocking=False):
+        measuring, again = self._measuring.here(), self._measuring.entered()
+        if left <= 0 or again or self._crowded() or not measuring.acquire(blocking=False):
             ledger.wait()
             return False
         started = time.perf_counter()

@@ -446,6 +446,45 @@ def test_a_signal_handler_differentiates_while_its_thread_does(monkeypatch):
             assert torch.allclose(got, expected, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("read", ["mean", "variance"])
+def test_a_model_is_traced_after_a_prediction(read):
+    """A kept factor is a constant of the trace, as the library's own caches are, so that a second trace is the same."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            found = self.model(x)
+            return found.mean, found.variance
+
+    settings, model = gpytorch.settings, SingleTaskGP(*data()).eval()
+    with autokern.enabled(), torch.no_grad(), settings.fast_pred_var():
+        getattr(model(points(7)), read)
+        with settings.trace_mode():
+            traced = torch.jit.trace(Wrapped(model), points(7))
+        new = points(7, seed=3)
+        expected = model(new)
+        mean, variance = traced(new)
+    assert torch.allclose(mean, expected.mean, rtol=1e-10)
+    assert torch.allclose(variance, expected.variance, rtol=1e-8)
+
+
+def test_an_error_of_the_users_forward_is_raised_at_once():
+    class Failing(SingleTaskGP):
+        calls = 0
+
+        def forward(self, x):
+            Failing.calls += 1
+            raise ValueError("the user's")
+
+    with autokern.enabled(), pytest.raises(ValueError, match="the user's"):
+        Failing(*data()).eval()(points(2))
+    assert Failing.calls == 1
+
+
 def test_nothing_runs_when_a_strategy_ends():
     """A Ctrl-C is lost in the callback of a weak reference."""
     with autokern.enabled(), gpytorch.settings.fast_pred_var():

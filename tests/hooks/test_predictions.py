@@ -576,30 +576,3 @@ def test_memory_is_flat_over_updates_that_are_dropped():
                 gc.collect()
                 resident.append(process.memory_info().rss)
     assert max(resident[8:]) - resident[7] < 8 * 2**20
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("read", ["mean", "variance"])
-def test_a_model_is_traced_after_a_prediction(read):
-    """A kept factor is a constant of the trace, as the library's own caches are, so that a second trace is the same."""
-
-    class Wrapped(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x):
-            found = self.model(x)
-            return found.mean, found.variance
-
-    x, settings = points(30, 2), gpytorch.settings
-    model = Model(x, x.sum(-1).sin()).eval()
-    with autokern.enabled(), torch.no_grad(), settings.fast_pred_var():
-        getattr(model(points(7, 2, seed=2)), read)
-        with settings.trace_mode():
-            traced = torch.jit.trace(Wrapped(model), points(7, 2, seed=2))
-        new = points(7, 2, seed=3)
-        expected = model(new)
-        mean, variance = traced(new)
-    assert torch.allclose(mean, expected.mean, rtol=1e-10)
-    assert torch.allclose(variance, expected.variance, rtol=1e-8)

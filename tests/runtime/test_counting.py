@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from unittest import mock
 
 import gpytorch
 import linear_operator
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
+from support.fakes import as_if_of_autokern
 
 import autokern
 from autokern.core.decision import Decision
@@ -336,7 +336,10 @@ def test_a_decision_that_fails_leaves_the_key_as_it_is(make_op, monkeypatch):
     call = slow.call(3.0)
     call(A)
 
-    failing = mock.Mock(side_effect=ValueError("no decision"))
+    @as_if_of_autokern
+    def failing(*args):
+        raise ValueError("no decision")
+
     with monkeypatch.context() as patch:
         patch.setattr(dispatch.session(), "decide", failing)
         for _ in range(14):

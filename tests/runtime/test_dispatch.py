@@ -10,7 +10,6 @@ import time
 import warnings
 from types import SimpleNamespace
 
-import gpytorch
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -390,28 +389,6 @@ def test_an_error_of_a_signal_handler_passes_on_and_demotes_nobody(toy, kind):
     toy.meanwhile = None
     assert toy.call(matrix()).equal(2 * matrix())
     assert toy.runs == ["fast", "fast"]
-
-
-def test_an_error_of_the_users_code_passes_on_and_demotes_nobody():
-    class Kernel(gpytorch.kernels.RBFKernel):
-        calls, fails = 0, False
-
-        def forward(self, x1, x2, **params):
-            Kernel.calls += 1
-            if Kernel.fails:
-                raise ValueError("the user's")
-            return super().forward(x1, x2, **params)
-
-    x, kernel = torch.rand(8, 2, dtype=torch.float64), Kernel().double()
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    prior = gpytorch.distributions.MultivariateNormal(torch.zeros(8, dtype=torch.float64), kernel(x))
-    Kernel.fails = True
-    with autokern.enabled(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        before = Kernel.calls
-        with pytest.raises(ValueError, match="the user's"):
-            likelihood(prior).log_prob(x[:, 0])
-        assert Kernel.calls == before + 1
 
 
 def test_an_error_that_stock_raises_too_is_stocks_and_demotes_nobody(toy):
