@@ -141,7 +141,7 @@ def make_op(monkeypatch):
             "memory": lambda problem: 8 * problem.m * problem.n,
         }
         defined = {key: staticmethod(what) if callable(what) else what for key, what in {**usual, **options}.items()}
-        return abc.ABCMeta(name, (Op,), {"name": name, **defined})()
+        return abc.ABCMeta(name, (Op,), {"name": name, "__module__": __name__, **defined})()
 
     return make
 

@@ -19,6 +19,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
+from autokern.core.locks import Lock
+from autokern.core.recovery import recoverable
+
 __all__ = ["allow", "forget", "recorded", "unavailable"]
 
 Step = Callable[..., torch.Tensor]
@@ -30,7 +33,7 @@ _FRESH = 64
 _WARM = 3
 """Runs before a recording, in which libraries create handles and plans."""
 _own = threading.local()
-_busy = threading.Lock()  # no launch may run during a capture
+_busy = Lock()  # no launch may run during a capture
 _allowed = False
 _failed = ""
 
@@ -46,7 +49,7 @@ class _Recording:
         self.used = 0
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        with _busy:
+        with _busy.here():
             torch._foreach_copy_(self._inputs, [t.detach() for t in inputs])
             self._replay()
             return self._result.clone()
@@ -99,9 +102,10 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
             try:
                 found = kept.recordings[whole] = _Recording(step, inputs)
             except Exception as error:
-                forget()
-                _failed = f"{type(error).__name__}: {error}"
-                _log.warning("this process records no more steps: %s", _failed)
+                if recoverable(error, step):
+                    forget()
+                    _failed = f"{type(error).__name__}: {error}"
+                    _log.warning("this process records no more steps: %s", _failed)
                 raise
         kept.recordings.move_to_end(whole)
         found.used = kept.calls
@@ -129,7 +133,7 @@ def _capture(run: Callable[[], torch.Tensor], device: torch.device) -> tuple[tor
 
     The workspace of cuBLAS must lie in the memory of the recording, so existing workspaces are freed before and after.
     """
-    with torch.cuda.device(device), _busy:
+    with torch.cuda.device(device), _busy.here():
         here = torch.cuda.current_stream()
         aside = torch.cuda.Stream()
         aside.wait_stream(here)

@@ -19,6 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
 from autokern.core.problem import Problem
+from autokern.core.recovery import recoverable
 from autokern.kernels import embedded as forms
 from autokern.kernels import products
 from autokern.kernels.family import Family
@@ -47,7 +48,9 @@ def _jax() -> ModuleType:
         import jax
         import jax.numpy
     except Exception as error:
-        _failure = f"JAX is installed, but importing it fails ({type(error).__name__}: {' '.join(str(error).split())})"
+        if recoverable(error):
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            _failure = f"JAX is installed, but importing it fails ({told})"
         raise
     return jax
 

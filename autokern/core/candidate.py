@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from autokern.core.problem import Features, Problem
+from autokern.core.recovery import interrupted
 
 __all__ = ["ACCURACIES", "UNKNOWN", "WITHIN", "Candidate", "Derived", "Error", "Obeys", "Run", "nothing", "obedient"]
 
@@ -142,14 +142,19 @@ class Candidate(msgspec.Struct, frozen=True):
                 try:
                     return ask(asked)
                 except Exception as error:
+                    if interrupted(error):
+                        raise
                     return f"its {name} raised {type(error).__name__}: {error}"
 
             return answer
 
         def error(problem: Problem) -> Error | None:
-            with contextlib.suppress(Exception):
+            try:
                 return self.error(problem)
-            return None
+            except Exception as error:
+                if interrupted(error):
+                    raise
+                return None
 
         unsupported, unavailable = guarded(self.unsupported, "unsupported"), guarded(self.unavailable, "unavailable")
         guards = {"unsupported": unsupported, "unavailable": unavailable, "error": error}

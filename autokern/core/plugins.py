@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from importlib.metadata import EntryPoint
 from types import ModuleType
 
 from autokern.core.errors import AutokernError, AutokernWarning
+from autokern.core.locks import Lock
+from autokern.core.recovery import interrupted
 from autokern.core.registry import registering
 
 __all__ = ["GROUP", "Plugin", "announce", "load", "loaded"]
@@ -48,7 +49,7 @@ class Plugin:
 
 _plugins: list[tuple[Plugin, EntryPoint]] | None = None
 _announced: set[str] = set()
-_lock = threading.RLock()
+_lock = Lock()
 _loading = False
 
 
@@ -70,7 +71,7 @@ def load(own: bool = True) -> None:
     global _plugins, _loading
     if _plugins is not None and not any(plugin.state == "waiting" for plugin, _ in _plugins):
         return
-    with _lock:
+    with _lock.here():
         if _loading:  # a plugin asks for candidates while it is loaded
             return
         _loading = True
@@ -82,6 +83,8 @@ def load(own: bool = True) -> None:
                     try:
                         _load(plugin, point)
                     except (Exception, SystemExit) as error:
+                        if interrupted(error):
+                            raise
                         plugin.state, plugin.failure = "failed", _told(error)
         finally:
             _loading = False
@@ -91,6 +94,8 @@ def _sorted() -> list[tuple[Plugin, EntryPoint]]:
     try:
         return sorted(_found(), key=lambda pair: (":" in pair[0].source, pair[0].source))
     except Exception as error:
+        if interrupted(error):
+            raise
         return [(Plugin("installed packages", GROUP, "failed", _told(error)), EntryPoint("", "", GROUP))]
 
 

@@ -6,7 +6,6 @@ value is, and the backward pass scales them. Second derivatives go through the p
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
+from autokern.core.locks import Lock
 from autokern.gp import likelihood, merged, originals, plain, prior_state
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
@@ -48,7 +48,7 @@ class _KernelReading:
         self.raws = [parameter.tensor for parameter in self.parameters]
         names = {id(tensor): name for name, tensor in kernel.named_parameters()}
         self.names = [names[id(raw)] for raw in self.raws]
-        self.lock = threading.Lock()
+        self.lock = Lock()
 
     def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size) -> bool:
         """Whether the kernel still consists of the objects that were read."""
@@ -92,9 +92,9 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     if any(t.shape[:-1] not in (batch, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
         return None
     reading = _readings.of(kernel, x.shape[-1], x.dtype, batch) if readable(x, noise, mean, value) else None
-    if reading is None:
+    if reading is None or reading.lock.entered():
         return None
-    with reading.lock, np.errstate(all="ignore"):
+    with reading.lock.here(), np.errstate(all="ignore"):
         found = _computed(reading, batch, x.requires_grad, *(t.detach().numpy() for t in (x, noise, mean, value)))
         raws = [parameter.raw.copy() for parameter in reading.parameters]
     if found is None:

@@ -1,7 +1,7 @@
 """The cache of a model's factorisation, shared by all its predictions and kept beside its prediction strategy.
 
-`of` finds or makes the `Conditioned` of a gpytorch prediction strategy. It is kept beside the strategy, not in it, so
-that models are pickled and copied without it, and it is freed with its strategy.
+`of` finds or makes the `Conditioned` of a gpytorch prediction strategy. It is kept `Beside` the strategy: models are
+pickled and copied without it, and it is freed with its strategy.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
+from autokern.core.beside import Beside
 from autokern.gp import memoized
 from autokern.gp.arguments import terms, variances
 from autokern.gp.frozen import frozen, thawed
@@ -55,14 +56,11 @@ _THIN = LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator
 _MARK = "conditioned"
 """In the library's own cache of a strategy while an attached factor is valid: backward passes empty that cache."""
 _CACHES = ("mean_cache", "covar_cache")
-_kept: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
+_kept = Beside[_Kept]()
 
 
 def _of(strategy: Any) -> _Kept:
-    kept = _kept.get(strategy)
-    if kept is None:
-        kept = _kept.setdefault(strategy, _Kept())
-    return kept
+    return _kept.get(strategy) or _kept.put(strategy, _Kept())
 
 
 def parts(strategy: Any) -> tuple[Any, Any] | None:
@@ -175,7 +173,7 @@ def attach(strategy: Any, made: Conditioned | None, attached: bool) -> None:
 
 def forget(strategy: Any) -> None:
     """Drop what is cached for a strategy, also that its data were found to be plain."""
-    _kept.pop(strategy, None)
+    _kept.drop(strategy)
     memoized.drop(strategy, _CACHES)
 
 

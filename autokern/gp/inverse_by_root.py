@@ -5,12 +5,12 @@ Each class has a batch shape, `explained` (the variances that the data explain) 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from autokern.core.locks import once
 from autokern.gp.factors import solved
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.library_orders import as_now
@@ -110,7 +110,7 @@ class ReadLater:
         self._factor, self._otherwise = factor, otherwise
         self.batch = otherwise.batch
 
-    @functools.cached_property
+    @once
     def _known(self) -> Conditioned | Structured:
         with self._otherwise.as_made():
             return self._factor() or self._otherwise

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from autokern.core.recovery import recoverable
 from autokern.gp.formulas import Array
 from autokern.system import blas
 
@@ -72,7 +73,9 @@ def _alone() -> Any:
         own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
         found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
         found.__loader__.exec_module(found)  # type: ignore[union-attr]
-    except Exception:  # another layout, a library that is not found: a matter of speed
+    except Exception as error:  # another layout, a library that is not found: a matter of speed
+        if not recoverable(error):
+            raise
         return None
     if "scipy.linalg" not in sys.modules:
         sys.modules.pop(name, None)

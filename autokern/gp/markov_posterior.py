@@ -7,7 +7,6 @@ conditioned on again, which serves points behind that state; for all others ther
 from __future__ import annotations
 
 import collections
-import functools
 import math
 import threading
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 
+from autokern.core.locks import once
 from autokern.gp.markov import Chained, has_digits
 from autokern.gp.markov_blocks import BLOCK, conditional, cut, root_of
 from autokern.gp.markov_gradients import responses
@@ -152,7 +152,7 @@ class LinePosterior:
         if self.valid and self.n <= _LONGEST and (past is None or blocks):
             kept.append(_Past(data, start + blocks, state, self.most))
 
-    @functools.cached_property
+    @once
     def _whole(self) -> _Stretch:
         return _Stretch(self.data)
 

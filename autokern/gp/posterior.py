@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, keeps_graph, plain_gradients
+from autokern.core.locks import Lock
 from autokern.gp import originals
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
@@ -92,7 +92,7 @@ class Posterior:
         self._factor(known, train.shape[-2])  # takes time, so comes after all that may be unread
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
-        self._type, self._seen, self._lock = kind, seen, threading.Lock()
+        self._type, self._seen, self._lock = kind, seen, Lock()
         self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
         self._train, self.parameters = inputs[0], list(seen.parameters.values())
         self.key = (len(points), *points.shape[1:], self.device.type, "+".join(sorted(seen.families)))
@@ -228,6 +228,8 @@ class _Call:
     def backward(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
         """Return the derivatives by points, constant of the mean, and kernel: None for those that are not wanted."""
         of, m = self.of, self.m
+        if of._lock.entered():
+            return self.differentiable(by_mean, by_covariance, points, constant, graded)
         k, total, n = self._shape_of_cross
         if by_covariance is None:
             h, g = np.zeros((k, total // m, m, m)), np.zeros((k, total, n))
@@ -240,7 +242,7 @@ class _Call:
             slopes = self._stacked(by_mean, 1).reshape(k, total, 1)
             g += slopes * of._weights.swapaxes(-1, -2)
             if constant and of._mean is not None:
-                with of._lock:
+                with of._lock.here():
                     of._mean.by_value.fill(0.0)
                     of._mean.accumulate(slopes.sum((1, 2)).reshape(of._mean.value.shape))
                     by_constant = of._mean.gradient().reshape(-1)
@@ -248,7 +250,7 @@ class _Call:
         if not graded:
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
             return placed([self._as_points(found), by_constant, None], of.device)
-        with of._lock:
+        with of._lock.here():
             for parameter in of.parameters:
                 parameter.by_value.fill(0.0)
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=True))

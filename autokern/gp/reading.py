@@ -7,7 +7,6 @@ It knows parts by exact type and refuses the rest.
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -18,6 +17,8 @@ from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
+from autokern.core.locks import Lock
+from autokern.core.recovery import recoverable
 from autokern.gp import input_transforms, originals, small
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
@@ -115,7 +116,7 @@ class Reading:
             raise UnreadError("a likelihood that is not the model's")
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
-        self._forward, self._lock = type(model).forward, threading.Lock()
+        self._forward, self._lock = type(model).forward, Lock()
         self._transform = getattr(type(model), "transform_inputs", None)
         of_tasks = is_mapping(type(model))
         names = ("mean_module", "covar_module", True) if of_tasks else modules_of(self._forward)
@@ -192,7 +193,9 @@ class Reading:
 
         None is returned where there is no factor or no number: what to do about that is the library's matter.
         """
-        with self._lock, np.errstate(all="ignore"):
+        if self._lock.entered():
+            return None
+        with self._lock.here(), np.errstate(all="ignore"):
             for parameter in self._parameters:
                 parameter.refresh()
             losses = [one.evaluate(-1.0) for one in self._ones]
@@ -271,7 +274,9 @@ class Readings(Generic[Read]):
                 self._known[owner] = made
                 return made
             reason: object = "it is not in training mode, or is hooked"
-        except Exception as error:  # whatever it is, the library decides about it
+        except Exception as error:  # the library decides about it
+            if not recoverable(error):
+                raise
             reason = error
         _log.debug("a %s is not evaluated in one piece: %s", type(owner).__name__, reason)
         self._left_alone.add(owner)

@@ -7,12 +7,12 @@ before and after share memory.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, cast
 
 import torch
 
 from autokern.core.autograd import each_cotangent
+from autokern.core.locks import Lock
 
 __all__ = ["RowBlocks"]
 
@@ -20,7 +20,7 @@ _ROWS = 256
 """Rows of a block: products with such blocks are as fast per element as with the whole matrix, on half the elements."""
 _SPARE = 16
 """Fewest rows for which a new block has space."""
-_claiming = threading.Lock()
+_claiming = Lock()
 
 
 class _Block:
@@ -37,7 +37,7 @@ class _Block:
             return False
         if self.storage.is_inference() and not torch.is_inference_mode_enabled():
             return False
-        with _claiming:
+        with _claiming.here():
             free = self.claimed == stop
             if free:
                 self.claimed = new

@@ -6,7 +6,6 @@ value is. Second derivatives go through the plain formula.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from gpytorch.models import ExactGP
 from torch.func import functional_call
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
+from autokern.core.locks import Lock
 from autokern.gp import likelihood, originals, plain, prior_state
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.mirrors import Mirrors, fetched, placed
@@ -75,7 +75,7 @@ class StepReading:
             raise UnreadError("parameters on another device than the targets")
         names = {id(tensor): name for name, tensor in mll.named_parameters()}
         self.names = [f"mll.{names[id(raw)]}" for raw in self.raws]
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.families = "+".join(sorted(seen.families))
 
     def holds(self, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> bool:
@@ -139,9 +139,9 @@ def loss(step: Step) -> torch.Tensor | None:
     reading, mean, x = step.reading, step.distribution.loc, step.distribution._covar.x1
     if not _fit(x, mean, step.value) or step.value.shape[:-1] != reading.batch:
         return None
-    if not readable(x, mean, step.value):
+    if reading.lock.entered() or not readable(x, mean, step.value):
         return None
-    with reading.lock, np.errstate(all="ignore"):
+    with reading.lock.here(), np.errstate(all="ignore"):
         found = _computed(reading, x.requires_grad, *fetched((x, mean, step.value)))
         raws = [parameter.raw.copy() for parameter in reading.parameters]
     if found is None:

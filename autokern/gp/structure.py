@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 import weakref
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from autokern.core.locks import Lock
 
 __all__ = ["LEAST", "MOST_DISTINCT", "Grid", "Repeats", "Structure", "of"]
 
@@ -138,7 +139,7 @@ class Structure:
 _Mark = tuple[torch.Size, torch.dtype, bytes]
 _kept: dict[_Mark, tuple[Structure, weakref.ref[torch.Tensor] | None]] = {}
 """What was found, and the tensor with which a large set ends; that may be at any time, in any thread."""
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def of(x: torch.Tensor) -> Structure | None:
@@ -157,7 +158,7 @@ def of(x: torch.Tensor) -> Structure | None:
     found = Structure(x)
     large = found.points.nbytes > _KEPT_BYTES
     end = weakref.ref(x, functools.partial(_ended, mark)) if large else None
-    with _lock:
+    with _lock.here():
         _kept.pop(mark, None)
         _kept[mark] = found, end
         for oldest in list(_kept)[:-1]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 
+from autokern.core.locks import Lock
 from autokern.hooks.install import put_declared
 
 __all__ = ["look"]
 
-_lock = threading.RLock()
+_lock = Lock()
 _waiting = {
     "botorch.optim.closures.core": "closures",
     "botorch.optim.optimize": "acquisition",
@@ -29,7 +29,7 @@ def look() -> None:
         module = sys.modules[name]
         if getattr(module.__spec__, "_initializing", False):  # half of it is there
             continue
-        with _lock:
+        with _lock.here():
             later = _waiting.get(name)  # another thread may have been here
             if later and importlib.import_module(f"autokern.hooks.later.{later}").declare(module):
                 del _waiting[name]

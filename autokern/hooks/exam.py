@@ -22,6 +22,7 @@ from gpytorch.distributions import MultivariateNormal
 
 from autokern.core.op import inside
 from autokern.core.problem import Problem
+from autokern.core.recovery import interrupted
 from autokern.core.registry import get
 from autokern.runtime import dispatch
 from autokern.runtime.overlay import current
@@ -168,7 +169,9 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
                         break  # else once more, with the better choices in force: ops inside of others come to light
                     profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
                     row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
-            except Exception:  # the measurements are worth keeping all the same
+            except Exception as error:  # the measurements are worth keeping all the same
+                if interrupted(error):
+                    raise
                 _log.debug("the exam left out: %s", name, exc_info=True)
                 continue
             if row is not None:
@@ -202,7 +205,7 @@ class _Exam:
     def _chosen(self, session: Session) -> dict[Any, str]:
         """Return the candidate of each problem that one call decides."""
         session.forget()
-        with session._lock:
+        with session._lock.here():
             session._earlier = {}
         self._by(session)
         return {found.decision.problem: found.candidate.name for t in session.memo.values() for found in t.values()}

@@ -12,7 +12,6 @@ import functools
 import importlib
 import pkgutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from autokern import hooks
+from autokern.core.locks import Lock
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
@@ -101,7 +101,7 @@ def _others(declared: Patch, modules: list[Any]) -> Iterator[Patch]:
             yield declared._replace(owner=module)
 
 
-_lock = threading.RLock()
+_lock = Lock()
 _depth = 0
 _originals: list[tuple[Patch, Any]] = []
 _threads_before: int | None = None
@@ -122,7 +122,7 @@ def enable() -> None:
     >>> autokern.disable()
     """
     global _depth
-    with _lock:
+    with _lock.here():
         if _depth == 0:
             settings = from_environment()
             if dispatch.session().asked != settings:
@@ -149,7 +149,7 @@ def disable() -> None:
     >>> autokern.disable()
     """
     global _depth
-    with _lock:
+    with _lock.here():
         if _depth == 0:
             return
         _depth -= 1
@@ -206,7 +206,7 @@ def _limit_threads(settings: Settings) -> None:
 
 def put_declared() -> None:
     """Install the hooks that were declared since `enable`, if autokern is enabled."""
-    with _lock:
+    with _lock.here():
         there = {(patch.owner, patch.name) for patch, _ in _originals}
         for patch in patches() if _originals else ():
             if (patch.owner, patch.name) not in there:

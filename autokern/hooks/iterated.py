@@ -7,7 +7,6 @@ are many and it fits the memory, else by iterations.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.errors import NanError, NotPSDError
 
+from autokern.core.beside import Beside
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
 from autokern.gp import factor_cache, factors
@@ -34,7 +34,7 @@ _FEW = 150
 """Training points for each test point from which the variances take fewer operations by iterations than a factor."""
 _ELEMENTS = 2**24
 """Elements of the columns that are solved together."""
-_asked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_asked = Beside[int]()
 """Test points of all predictions of a strategy: few at a time become many."""
 
 
@@ -104,7 +104,7 @@ def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     with inside.without_matrices():
         mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
         known: Any = Structured(_noisy(strategy))
-    asked = _asked[strategy] = m + _asked.get(strategy, 0)
+    asked = _asked.put(strategy, m + (_asked.get(strategy) or 0))
     if n < _FEW * asked:
         known = ReadLater(functools.partial(_factor_when_read, strategy), known)
     return mean, PosteriorCovariance.deferred(prior, cross, known, block=max(1, _ELEMENTS // n))

@@ -17,6 +17,7 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy, prediction_strategy
 from linear_operator.operators import BatchRepeatLinearOperator
 
+from autokern.core.beside import Beside
 from autokern.gp.frozen import is_library
 from autokern.gp.state import State
 from autokern.hooks.reading import unless_it_fails
@@ -62,7 +63,7 @@ class _Origin(NamedTuple):
 
 _ADOPTED = "_autokern_adopted"
 """Key in the dictionary of a strategy whose model holds all its inputs, so that it can be made anew."""
-_origins: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
+_origins = Beside[_Origin]()
 """Origins of the strategies that autokern serves; the inputs of any other are unknown."""
 
 
@@ -85,13 +86,14 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         return False
     if parent is None:
         strategy.__dict__[_ADOPTED] = True
-    _origins[strategy] = _Origin(
+    origin = _Origin(
         weakref.ref(kernel),
         torch.is_grad_enabled(),
         State(model, but=model.likelihood),
         State(model.likelihood),
         None if parent is None else State(theirs),
     )
+    _origins.put(strategy, origin)
     return True
 
 
@@ -141,7 +143,7 @@ def just_made(strategy: Any) -> bool:
 
 def is_ours(strategy: Any) -> bool:
     """Whether a strategy was adopted, and redefines nothing of its class."""
-    return strategy in _origins and not _redefines(strategy)
+    return _origins.get(strategy) is not None and not _redefines(strategy)
 
 
 def _redefines(thing: Any) -> bool:
@@ -157,4 +159,5 @@ def holds(strategy: Any) -> bool:
 
 def kernel_of(strategy: Any) -> Any:
     """Return the kernel of the model whose strategy this is."""
-    return _origins[strategy].kernel()
+    origin = _origins.get(strategy)
+    return None if origin is None else origin.kernel()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
 from typing import Any
 
 import gpytorch
@@ -15,6 +14,7 @@ import torch
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import has_duals
+from autokern.core.beside import Beside
 from autokern.gp import factor_cache
 from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
@@ -28,10 +28,10 @@ from autokern.runtime.dispatch import route
 _MOST = 64
 """Points of a set above which there is no gain."""
 _dispatch = route("posterior", looked=True)
-_known: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
+_known = Beside[Posterior]()
 """What was read of a model, by its prediction strategy."""
-_left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Strategies of models that are not exactly known; one that changes gets another strategy."""
+_left_alone = Beside[bool]()
+"""Whether the model of a strategy is not exactly known; one that changes gets another strategy."""
 _log = logging.getLogger("autokern")
 _stock = ExactGP.__call__
 
@@ -50,16 +50,16 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _read(model: Any, x: torch.Tensor) -> Posterior | None:
     """Return the model as it is now as arrays, None where stock must run."""
     before = model.prediction_strategy
-    if not _is_plain(x) or has_duals() or before in _left_alone or stay_out_of_models() or not _asked(model, x):
+    if not _is_plain(x) or has_duals() or _left_alone.get(before) or stay_out_of_models() or not _asked(model, x):
         return None
     strategy = origin.ours(model)
     known = None if strategy is None else _known.get(strategy)
     if known is None or not known.holds():
         known = None if strategy is None else _made(model, strategy)
         if known is None:
-            _left_alone.add(model.prediction_strategy)
+            _left_alone.put(model.prediction_strategy, True)
             return None
-        _known[strategy] = known
+        _known.put(strategy, known)
     return known if known.fits(x) else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import gpytorch
@@ -134,7 +135,8 @@ _stock_mean_cache = DefaultPredictionStrategy._mean_cache
 def _mean_cache(self: Any, nan_policy: str) -> Any:
     known = _shared(self, "mean_cache", nan_policy) if nan_policy == "ignore" else None
     if known is not None:
-        return known.alpha
+        with _untraced():
+            return known.alpha
     there = factor_cache.mean_of(self) if nan_policy == "ignore" else None
     if there is not None:
         return there
@@ -142,6 +144,18 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
     alone = ours and iterated.is_iterated(self, iterated.is_formless(self))
     with inside.without_matrices() if alone else contextlib.nullcontext():
         return _stock_mean_cache(self, nan_policy)
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Compute from a kept factor outside of a trace: a trace of stock finds the result in a cache, as a constant."""
+    core: Any = torch._C
+    tracing = core._get_tracing_state()
+    core._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        core._set_tracing_state(tracing)
 
 
 def _shared(strategy: Any, *cached: str) -> Any:
@@ -174,7 +188,10 @@ _stock_covar_cache = vars(DefaultPredictionStrategy)["covar_cache"]
 
 def _read_covar_cache(self: Any) -> Any:
     known = _shared(self, "covar_cache")
-    return _stock_covar_cache.fget(self) if known is None else known.root
+    if known is None:
+        return _stock_covar_cache.fget(self)
+    with _untraced():
+        return known.root
 
 
 _covar_cache = _Cache(_read_covar_cache)

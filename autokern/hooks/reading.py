@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autokern.core.errors import AutokernError
+from autokern.core.recovery import recoverable
 
 __all__ = ["trivial", "unless_it_fails"]
 
@@ -17,7 +18,7 @@ _log = logging.getLogger("autokern")
 def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `read` so that it returns None where it would raise, which means that stock runs.
 
-    `SettingsError` and `MemoryBudgetError` are raised all the same.
+    `SettingsError` and `MemoryBudgetError` are raised all the same, and what is not `recoverable`.
     """
 
     @functools.wraps(read)
@@ -27,6 +28,8 @@ def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
         except AutokernError:
             raise
         except Exception as error:
+            if not recoverable(error):
+                raise
             _log.debug("%s could not be read, so stock runs: %r", read.__qualname__, error)
             return None
 

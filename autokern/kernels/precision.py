@@ -9,10 +9,11 @@ and one GEMM with d + 6 columns still yields u.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
 import torch
+
+from autokern.core.locks import Lock
 
 __all__ = ["EPS", "at_precision", "distances", "extended", "holds"]
 
@@ -23,7 +24,7 @@ _PIECE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.bf
 """Precision of a piece of a norm; a bfloat16 is a TF32 already."""
 _PIECES = 3
 
-_scopes = threading.Lock()
+_scopes = Lock()
 _open, _before = 0, "none"
 
 
@@ -81,10 +82,10 @@ def at_precision(precision: str) -> Iterator[None]:
     so, too.
     """
     global _open, _before
-    if precision != "tf32":
+    if precision != "tf32" or _scopes.entered():
         yield
         return
-    with _scopes:
+    with _scopes.here():
         if not _open:
             _before = torch.backends.cuda.matmul.fp32_precision
             torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -92,7 +93,7 @@ def at_precision(precision: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with _scopes:
+        with _scopes.here():
             _open -= 1
             if not _open:
                 torch.backends.cuda.matmul.fp32_precision = _before

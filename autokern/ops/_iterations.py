@@ -18,6 +18,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate, Error, Run
+from autokern.core.locks import once
 from autokern.core.problem import Problem
 from autokern.gp.solved import LONGEST, TOLERANCE
 from autokern.ops._shared import families, iterates
@@ -93,7 +94,7 @@ class Loose:
 class Iterated(Loose):
     """What an op says besides whose stock takes as long as its products: densities, and solutions."""
 
-    @functools.cached_property
+    @once
     def looseness(self) -> Error:  # type: ignore[override]
         """How far off the gradients of a density are."""
         low, high = (100 * error for error in counted().errors)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import weakref
 from typing import Any
 
 import gpytorch
 import torch
 
+from autokern.core.beside import Beside
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, markov
@@ -84,7 +84,7 @@ def register(op: Op) -> None:
         return op.stock.run(marginal, value, exact) if found is None else found
 
 
-_posteriors: weakref.WeakKeyDictionary[Any, LinePosterior] = weakref.WeakKeyDictionary()
+_posteriors = Beside[LinePosterior]()
 """Of prediction strategies, which are made anew when their data or parameters change."""
 
 
@@ -134,8 +134,7 @@ def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
         lazy, diagonal = parts
         residual = strategy.train_labels - strategy.train_prior_dist.loc
         tree = trees.read(lazy.kernel, lazy.x1, _origin(lazy.x1))
-        found = LinePosterior(markov.chained(tree, variances(diagonal), residual), most)
-        _posteriors[strategy] = found
+        found = _posteriors.put(strategy, LinePosterior(markov.chained(tree, variances(diagonal), residual), most))
     return found
 
 

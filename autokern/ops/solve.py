@@ -11,7 +11,6 @@ Contract: solutions are those of a matrix within ``2 n eps max |K|`` of K, or to
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
+from autokern.core.beside import Beside
 from autokern.core.candidate import Candidate, Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
@@ -174,7 +174,7 @@ def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Te
     return found
 
 
-_factors: weakref.WeakKeyDictionary[Any, torch.Tensor] = weakref.WeakKeyDictionary()
+_factors = Beside[torch.Tensor]()
 """Of operators that a backward pass solves with again: functions of the library make one of their own for each call."""
 
 
@@ -200,7 +200,7 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch
             found = _refined(matrix, diagonal, lower, rhs)
             if found is not None:
                 if kept:
-                    _factors[operator] = lower
+                    _factors.put(operator, lower)
                 return found
     return stock(operator, rhs, kernel)  # which iterates, and says what it finds
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autokern.core.errors import AutokernError
 from autokern.core.feasibility import Feasibility
+from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.runtime import counting
 from autokern.runtime.memo import NEVER, Entry
@@ -63,7 +64,7 @@ class Checks:
         except AutokernError:
             raise
         except Exception as error:
-            if here.settings.strict:
+            if here.settings.strict or not recoverable(error, entry.op):
                 raise
             _log.debug("%s could not be decided again: %r", entry.decision.problem, error)
             return entry

@@ -6,8 +6,7 @@ costs no more than it may, that one serves from then on: the one change of the k
 
 from __future__ import annotations
 
-import threading
-
+from autokern.core.locks import Lock
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.runtime.memo import NEVER, Entry
@@ -28,7 +27,7 @@ class Products:
 
     def __init__(self) -> None:
         self._most: dict[Problem, int] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def of(self, problem: Problem) -> int:
         """Return the products of a problem; 0 where none were counted."""
@@ -37,7 +36,7 @@ class Products:
     def note(self, entry: Entry) -> None:
         """Keep what an entry has counted."""
         cell = entry.decision.problem.coarse
-        with self._lock:
+        with self._lock.here():
             self._most[cell] = max(self._most.get(cell, 0), entry.products)
 
     def trim(self, most: int) -> None:

@@ -7,7 +7,6 @@ once per key, in the session.
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,8 +18,10 @@ from autokern.core import plugins
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, RanksError
 from autokern.core.feasibility import Feasibility
+from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
+from autokern.core.recovery import recoverable
 from autokern.core.registry import get
 from autokern.core.settings import Settings, from_environment, revised
 from autokern.runtime import orders
@@ -88,7 +89,7 @@ def _ordered_memory() -> int | None:
 memory_limit.orders_from(_ordered_memory)
 
 _session: Session | None = None
-_session_lock = threading.Lock()
+_session_lock = Lock()
 
 
 def session() -> Session:
@@ -96,7 +97,7 @@ def session() -> Session:
     global _session
     if _session is None:
         settings = _with_plugins(from_environment())
-        with _session_lock:
+        with _session_lock.here():
             if _session is None:
                 _session = Session(settings)
     return _session
@@ -116,7 +117,7 @@ def reset(settings: Settings | None = None) -> Session:
 def replace(fresh: Session) -> Session:
     """Put a session in the place of the present one."""
     global _session
-    with _session_lock:
+    with _session_lock.here():
         _session = fresh
     return fresh
 
@@ -151,7 +152,9 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
             key = key_of(*args)
             table = memo.get(name)
             entry = None if table is None else table.get(key)
-        except Exception:  # stock decides about arguments that cannot be read
+        except Exception as error:  # stock decides about arguments that cannot be read
+            if not recoverable(error, of):
+                raise
             return stock(*args)
         if entry is None:
             made = here.entry(of, args, here.settings if overlay is None else overlay.settings)
@@ -176,7 +179,8 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
 
 def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
     """Answer a failed candidate: the next one if memory ran out, else stock, whose own error is passed on."""
-    if entry.candidate.name == "stock" or isinstance(error, RanksError) or ranks.active() is not None:
+    final = entry.candidate.name == "stock" or isinstance(error, RanksError) or ranks.active() is not None
+    if final or not recoverable(error, entry.op, entry.candidate.run):
         raise error  # ranks must go on alike
     failed, op, problem = entry.candidate.name, entry.op, entry.decision.problem
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))

@@ -8,7 +8,6 @@ Where others use the cores, it is put off: times would be theirs, and each secon
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -16,8 +15,10 @@ from contextlib import AbstractContextManager
 
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.feasibility import Feasibility
+from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
+from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.system import host, threads
 from autokern.system.load import Load, Watch
@@ -84,7 +85,7 @@ class FirstUse:
         apart: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._settings, self._chooser, self._adopt, self._apart = settings, chooser, adopt, apart
-        self._measuring = threading.Lock()
+        self._measuring = Lock()
         self._spent, self._began = 0.0, time.perf_counter()
         self._tried: set[tuple[str, ...]] = set()
         self._waiting: dict[tuple[str, ...], Ledger] = {}
@@ -113,7 +114,8 @@ class FirstUse:
         if not at_once:
             spent = self._spent + (0.0 if "sklearn.ensemble" in sys.modules else _FITTING)
             left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, spent))
-        if left <= 0 or self._crowded() or not self._measuring.acquire(blocking=False):
+        measuring, again = self._measuring.here(), self._measuring.entered()
+        if left <= 0 or again or self._crowded() or not measuring.acquire(blocking=False):
             ledger.wait()
             return False
         started = time.perf_counter()
@@ -124,12 +126,12 @@ class FirstUse:
                 if ours and not self._learnt(table, accuracy):
                     self._calibrate(op, problem, left, accuracy, near=None if at_once else problem)
         except (AutokernError, RuntimeError, OSError) as error:
-            if self._settings.strict:
+            if self._settings.strict or not recoverable(error, op):
                 raise
             warnings.warn(f"autokern could not measure {op.name}, so stock runs: {error}", AutokernWarning, 2)
         finally:
             self._spent += time.perf_counter() - started
-            self._measuring.release()
+            measuring.release()
         return True
 
     def _crowded(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ import msgspec
 
 from autokern.core.decision import Decision
 from autokern.core.feasibility import Feasibility
+from autokern.core.locks import Lock
 from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
@@ -23,7 +23,7 @@ __all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "counted", "is_larg
 
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
-_keeping = threading.Lock()
+_keeping = Lock()
 
 Decide = Callable[[Feasibility, Settings], Decision]
 
@@ -94,7 +94,7 @@ class Entry:
         return noting
 
     def _keep(self, found: Iterable[Solved]) -> None:
-        with _keeping:
+        with _keeping.here():
             self.solved = joined((*self.solved, *found))
 
     def time_into(self, ledger: Any) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,10 @@ from autokern.core import plugins
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError
 from autokern.core.feasibility import Feasibility
+from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
+from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.runtime import counting, orders, overlay
 from autokern.runtime.checks import Checks
@@ -58,7 +59,7 @@ class Session:
         self.past: Counter[tuple[str, str]] = Counter()
         self._earlier: Served = {}
         self._chooser: Chooser | None = None
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._first_use: FirstUse | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
         self.errors: dict[tuple[Problem, str], float] = {}
@@ -75,7 +76,7 @@ class Session:
     def chooser(self) -> Chooser:
         """What chooses, from the profile in force; loaded when first asked for."""
         if self._chooser is None:
-            with self._lock:
+            with self._lock.here():
                 if self._chooser is None:
                     from autokern.tuning.chooser import load
 
@@ -89,7 +90,7 @@ class Session:
 
     def adopt(self, profile: Profile) -> None:
         """Put another profile in force; decisions are taken afresh."""
-        with self._lock:
+        with self._lock.here():
             self._chooser = self._in_force(profile)
             self.shared.clear()
             self.forget()
@@ -115,7 +116,7 @@ class Session:
 
     def decisions(self, open_memos: Iterable[Memo] = ()) -> list[tuple[Decision, int]]:
         """Return the decisions taken, with the number of calls each one served; `using` blocks that are open count."""
-        with self._lock:
+        with self._lock.here():
             found = self._earlier
             for memo in (*open_memos, self.memo):
                 found = served(memo, found)
@@ -133,7 +134,7 @@ class Session:
     def forget(self, memo: Memo | None = None) -> None:
         """Empty the memo, or that of a `using` block; counts of calls are kept."""
         memo = self.memo if memo is None else memo
-        with self._lock:
+        with self._lock.here():
             self.past += counted(memo)
             self._earlier = dict(list(served(memo, self._earlier).items())[-_MOST_EARLIER:])
             for table in list(memo.values()):
@@ -154,7 +155,7 @@ class Session:
         try:
             problem = op.problem_of(*args)
         except Exception as error:  # stock raises its own error for arguments that do not fit together
-            if self.settings.strict:
+            if self.settings.strict or not recoverable(error, op):
                 raise
             _log.debug("arguments of %s cannot be read: %r", op.name, error)
             problem = None
@@ -168,7 +169,7 @@ class Session:
         except AutokernError:
             raise
         except Exception as error:
-            if self.settings.strict:
+            if self.settings.strict or not recoverable(error, op):
                 raise
             words = f"autokern could not decide a call of {op.name}, so stock runs: {error!r}"
             warnings.warn(words, AutokernWarning, stacklevel=3)

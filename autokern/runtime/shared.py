@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import msgspec
 
 from autokern.core.decision import Decision
 from autokern.core.feasibility import Feasibility
+from autokern.core.locks import Lock
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.runtime.memo import Decide
@@ -25,7 +24,7 @@ class Shared:
     def __init__(self, decide: Decide, most: int) -> None:
         self._decide, self._most = decide, most
         self._known: dict[tuple[Problem, Settings], Decision] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def decision(self, table: Feasibility, settings: Settings) -> Decision:
         """Decide a problem as its neighbours are decided.
@@ -39,7 +38,7 @@ class Shared:
         decision = self._known.get((coarse, settings))
         if decision is None:
             decision = self._decide(table if coarse == problem else Feasibility(table.op, coarse), settings)
-            with self._lock:
+            with self._lock.here():
                 if len(self._known) >= self._most:
                     self._known.clear()
                 self._known[coarse, settings] = decision
@@ -49,12 +48,12 @@ class Shared:
 
     def drop(self, problem: Problem) -> None:
         """Let later keys of a problem, and of its neighbours, be decided afresh."""
-        with self._lock:
+        with self._lock.here():
             self._known = {key: known for key, known in self._known.items() if key[0] != problem.coarse}
 
     def clear(self) -> None:
         """Forget all of them."""
-        with self._lock:
+        with self._lock.here():
             self._known.clear()
 
 

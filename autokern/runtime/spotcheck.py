@@ -13,6 +13,7 @@ from typing import Any
 
 from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, inside
+from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.core.solved import aside
 from autokern.runtime.memo import Entry
@@ -75,7 +76,9 @@ def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
         with randomness.untouched(), aside():
             found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
         return accuracy.relative_error(op, found, truth)
-    except Exception:
+    except Exception as failure:
+        if not recoverable(failure, op, entry.candidate.run, exact.run):
+            raise
         _log.debug("could not check the accuracy of %s", problem, exc_info=True)
         return 0.0
     finally:

@@ -21,6 +21,7 @@ from threadpoolctl import ThreadpoolController  # noqa: E402
 if _given is None:  # child processes inherit what the import sets
     os.environ.pop(_KMP, None)
 
+from autokern.core.locks import Lock  # noqa: E402
 from autokern.system import threads  # noqa: E402
 
 __all__ = ["look_again", "one_thread"]
@@ -40,12 +41,14 @@ class _OneThread:
         self._in_new_process()
 
     def _in_new_process(self) -> None:
-        self._lock: threading.Lock = threading.Lock()
+        self._lock = Lock()
         self._inside: set[int] = set()
         self._lowered: list[tuple[Get, Put, int]] = []
 
     def __enter__(self) -> None:
-        with self._lock:
+        if self._lock.entered():
+            return
+        with self._lock.here():
             if not self._inside and threads.allowed():
                 for get, put in _libraries("scipy.linalg" in sys.modules):
                     before = get()
@@ -55,7 +58,9 @@ class _OneThread:
             self._inside.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
+        if self._lock.entered():
+            return
+        with self._lock.here():
             self._inside.discard(threading.get_ident())
             if not self._inside:
                 self._restore()

@@ -1,9 +1,10 @@
 """Large buffers that are used again, because most of the time of filling fresh memory is page faults.
 
-A buffer is borrowed and goes back to the pool of the thread that borrowed it. The pool keeps storages, never tensors,
-so no autograd state stays with them. It hands a storage out only if nothing else refers to it: a tensor or view that
-outlives its lease costs a reuse, never a wrong number. There is no lock: every step that threads, the garbage
-collector or a signal could disturb is one operation of a dict, and the thread that pops an entry owns it.
+A buffer belongs to the pool of the thread that borrowed it first, also while it is lent. The pool keeps storages, never
+tensors, so no autograd state stays with them. It hands a storage out only if nothing else refers to it: a tensor or
+view that outlives its lease costs a reuse, never a wrong number. No code runs when a lease ends: a ``Ctrl-C`` would be
+lost there. There is no lock: every step that threads, the garbage collector or a signal could disturb is one operation
+of a dict, and the thread that pops an entry owns it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Buffer(NamedTuple):
     owner: weakref.ref[_Thread]
 
 
-_kept: dict[int, _Buffer] = {}  # the buffer that came back first stands first
+_kept: dict[int, _Buffer] = {}  # the buffer that was lent first stands first
 _keys = itertools.count()
 _threads = threading.local()
 _ordered: int | None = None
@@ -63,28 +64,20 @@ class Lease:
         Uninitialised and contiguous; None after `release`.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "tensor")
+    __slots__ = ("__weakref__", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, buffer: _Buffer | None = None) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self._buffer = buffer
 
     def release(self) -> None:
         """Give the memory back, from any thread; a second call does nothing."""
         self.tensor = None  # type: ignore[assignment]
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            _give_back(buffer)
 
     def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()
-
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._buffer is not None and not ending():
-            self.release()
 
 
 def borrow(shape: Sequence[int], like: torch.Tensor) -> Lease:
@@ -111,12 +104,16 @@ def borrow(shape: Sequence[int], like: torch.Tensor) -> Lease:
     if need < SMALLEST or like.device.type != "cpu" or type(like) not in _PLAIN or _alone() is None:
         return Lease(torch.empty(shape, dtype=like.dtype, device=like.device))
     buffer = _take(need) or _fresh(need)
-    return Lease(_tensor(buffer, tuple(shape), like.dtype), buffer)
+    lease = Lease(_tensor(buffer, tuple(shape), like.dtype))
+    if buffer.size <= limit():
+        _kept[buffer.key] = buffer
+        _trim(buffer.owner)
+    return lease
 
 
 def held() -> int:
-    """Return the bytes that the pools of all threads keep now; `free` would return them to the system."""
-    return sum(buffer.size for buffer in list(_kept.values()))
+    """Return the bytes that the pools of all threads keep unused; `free` would return them to the system."""
+    return sum(buffer.size for buffer in list(_kept.values()) if _is_unused(buffer))
 
 
 def limit() -> int:
@@ -133,8 +130,6 @@ def set_limit(size: int | None) -> None:
 
 def free() -> None:
     """Empty the pools of all threads. Borrowed buffers stay valid and are not kept when they come back."""
-    global _threads
-    _threads = threading.local()  # buffers lent before are not kept by `_give_back`
     _kept.clear()
 
 
@@ -149,9 +144,10 @@ def _take(need: int) -> _Buffer | None:
     owner, best = _owner(), None
     for buffer in list(_kept.values()):
         fits = buffer.owner is owner and need <= buffer.size <= _SPARE * need
-        if fits and (best is None or buffer.size <= best.size) and _references(buffer) == _alone():
+        if fits and (best is None or buffer.size <= best.size) and _is_unused(buffer):
             best = buffer
-    return None if best is None else _kept.pop(best.key, None)
+    found = None if best is None else _kept.pop(best.key, None)
+    return found if found is not None and _is_unused(found) else None  # a signal handler may have borrowed it meanwhile
 
 
 def _fresh(need: int) -> _Buffer:
@@ -174,15 +170,8 @@ def _tensor(buffer: _Buffer, shape: tuple[int, ...], dtype: torch.dtype) -> torc
     return torch.empty(0, dtype=dtype, device="cpu").set_(buffer.storage, 0, shape)  # type: ignore[call-overload,no-any-return]
 
 
-def _give_back(buffer: _Buffer) -> None:
-    whole = buffer.storage.nbytes() == buffer.size and not buffer.storage.is_shared()  # else resized, or sent away
-    if whole and buffer.size <= limit() and buffer.owner() is not None:
-        _kept[buffer.key] = buffer
-        _trim(buffer.owner)
-
-
 def _trim(owner: weakref.ref[_Thread] | None = None) -> None:
-    """Free the buffers unused for longest until the bounds hold, and those of ended threads."""
+    """Let the buffers go that were lent first until the bounds hold, and those of ended threads."""
     if not (buffers := list(_kept.values())):
         return
     mine, total, most = sum(buffer.owner is owner for buffer in buffers), sum(b.size for b in buffers), limit()
@@ -207,6 +196,12 @@ def _forget(owner: weakref.ref[_Thread], ending: Callable[[], bool] = sys.is_fin
         for buffer in list(_kept.values()):
             if buffer.owner is owner:
                 _kept.pop(buffer.key, None)
+
+
+def _is_unused(buffer: _Buffer) -> bool:
+    """Whether nothing refers to a buffer, and it was neither resized nor sent to another process."""
+    whole = buffer.storage.nbytes() == buffer.size and not buffer.storage.is_shared()
+    return whole and _references(buffer) == _alone()
 
 
 def _references(buffer: _Buffer) -> tuple[int, int]:

@@ -16,7 +16,6 @@ import shutil
 import struct
 import sys
 import sysconfig
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,8 @@ from typing import Any
 import torch
 
 from autokern.core.errors import KeOpsError
+from autokern.core.locks import Lock
+from autokern.core.recovery import recoverable
 from autokern.core.tool import Tool
 
 _ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
@@ -32,7 +33,7 @@ _ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section header
 _WRITING_S = 10.0
 """A truncated file that changed in these seconds is one that a linker, of this process or another, is writing."""
 
-_lock = threading.Lock()
+_lock = Lock()
 _working, _verbose = 0, (True, True)
 _failure = ""
 _verdict: Tool | None = None
@@ -185,6 +186,8 @@ def at_work(device: str = "cpu") -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError, KeOpsError):
         raise
     except Exception as error:
+        if not recoverable(error):
+            raise
         found = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, (ImportError, OSError)):  # a formula that failed to compile fails to import
             found = _failure = f"KeOps could not build or load a formula in this process ({found})"
@@ -198,7 +201,10 @@ def _silence() -> Iterator[None]:
     import keopscore
     import pykeops
 
-    with _lock:
+    if _lock.entered():
+        yield
+        return
+    with _lock.here():
         if not _working:
             _verbose = (pykeops.verbose, keopscore.verbose)
             pykeops.verbose = keopscore.verbose = False
@@ -206,7 +212,7 @@ def _silence() -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
+        with _lock.here():
             _working -= 1
             if not _working:
                 pykeops.verbose, keopscore.verbose = _verbose

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from autokern.core.recovery import recoverable
 from autokern.system import cgroups
 
 resource: ModuleType | None
@@ -202,6 +203,8 @@ def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
         import psutil
 
         times = psutil.cpu_times()
-    except Exception:  # whatever the system refuses
+    except Exception as error:  # whatever the system refuses
+        if not recoverable(error):
+            raise
         return None
     return float(times.user + times.system + getattr(times, "nice", 0.0))

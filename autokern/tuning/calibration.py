@@ -20,6 +20,7 @@ import torch
 from autokern.core.errors import SettingsError
 from autokern.core.op import LEVELS, Candidate, Op, inside
 from autokern.core.problem import Problem
+from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.system import host, keops, randomness, subprocess_probe
@@ -238,8 +239,8 @@ class _Calibration:
             )
         except (MemoryError, torch.OutOfMemoryError):
             pass
-        except Exception:  # of a kind of problem that a program asked, the op may make no sample
-            if problem != pool.near:
+        except Exception as error:  # of a kind of problem that a program asked, the op may make no sample
+            if problem != pool.near or not recoverable(error, pool.op):
                 raise
         pool.slower = max(1.0, math.sqrt(pool.slower * (self._clock() - began) / expected))
         if timings:

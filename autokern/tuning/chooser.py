@@ -5,13 +5,13 @@ A new problem costs a walk through a few trees. Trials are read only where secon
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from autokern.core.locks import once
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, known
@@ -43,7 +43,7 @@ class Chooser:
         self.profile = profile
         self.shipped = recorded.shipped().forests if shipped is None else shipped
 
-    @functools.cached_property
+    @once
     def _trials(self) -> dict[str, list[Trial]]:
         return pools(self.profile.trials)
 

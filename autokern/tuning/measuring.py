@@ -11,6 +11,7 @@ import torch
 
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
+from autokern.core.recovery import recoverable
 from autokern.system import host, memory_limit
 from autokern.tuning import timer
 from autokern.tuning.accuracy import gradient_errors, relative_error, truth
@@ -85,6 +86,8 @@ class Measurer:
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
+                if not recoverable(error, op, candidate.run):
+                    raise
                 _log.debug("candidate %s.%s failed on %s", op.name, candidate.name, problem, exc_info=True)
                 if candidate.name == "stock":
                     return {}

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from autokern.core.errors import AutokernWarning, ProfileError
+from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.system.files import FLAGS, LARGEST, Folder, Version, contents, opened, write_whole
 from autokern.tuning.profile import SCHEMA, Profile, decode
@@ -81,7 +82,9 @@ def home(settings: Settings) -> Path | None:
             import platformdirs
 
             path = platformdirs.user_cache_path("autokern")
-        except Exception:  # without HOME and passwd entry: any error of the platform's own look-up
+        except Exception as error:  # without HOME and passwd entry: any error of the platform's own look-up
+            if not recoverable(error):
+                raise
             return None
         if not path.is_absolute():  # a literal `~` that could not be expanded
             return None

@@ -512,8 +512,6 @@ def test_attached_nothing_means_to_factorise_when_needed():
 
 @pytest.mark.parametrize("detached", [True, False])
 def test_nothing_is_kept_of_a_strategy_that_is_dropped(detached):
-    gc.collect()
-    before = len(factor_cache._kept)
     with autokern.enabled(), gpytorch.settings.detach_test_caches(detached):
         model = regression()
         model(points(3))
@@ -521,11 +519,9 @@ def test_nothing_is_kept_of_a_strategy_that_is_dropped(detached):
         models[1](points(3)).variance
         watched = [weakref.ref(m.prediction_strategy) for m in models]
         watched.append(weakref.ref(factor_cache.found(model.prediction_strategy)))
-        assert len(factor_cache._kept) == before + 4
         del model, models
         gc.collect()
     assert not any(ref() for ref in watched)
-    assert len(factor_cache._kept) == before
 
 
 @pytest.mark.slow

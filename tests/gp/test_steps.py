@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
+import threading
 import types
 import weakref
 
@@ -475,3 +478,53 @@ def test_global_hooks_of_torch_see_what_stock_calls(register, served):
     with autokern.enabled(), by("arrays"):
         value_of(mll)
     assert served["arrays"] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_process_forked_while_another_thread_trains_trains_on(monkeypatch):
+    mll = made(ScaleKernel(RBFKernel()))
+    inside, done, computed = threading.Event(), threading.Event(), steps._computed
+
+    def waits(*args):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            done.wait(60)
+        return computed(*args)
+
+    def step():
+        (-mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)).backward()
+
+    with autokern.enabled(), by("arrays"):
+        step()
+        monkeypatch.setattr(steps, "_computed", waits)
+        thread = threading.Thread(target=step)
+        thread.start()
+        assert inside.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            step()
+            os._exit(0)
+        done.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
+def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
+    mll, within = made(ScaleKernel(RBFKernel())), []
+    step = steps._computed
+
+    def interrupted(reading, *args):
+        if not within:
+            assert reading.lock.entered()
+            within.append(steps.loss(asked))
+        return step(reading, *args)
+
+    with autokern.enabled(), by("arrays"):
+        expected = value_of(mll)
+        asked = steps.step_of(mll, None, mll.model(*mll.model.train_inputs), mll.model.train_targets)
+        monkeypatch.setattr(steps, "_computed", interrupted)
+        assert value_of(mll).equal(expected)
+    assert within == [None]

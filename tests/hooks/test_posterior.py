@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import signal
 import threading
 import warnings
 import weakref
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
 from autokern.gp import posterior as arrays
+from autokern.gp.points import Leaf
 
 pytestmark = pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")
 D = 3
@@ -405,6 +407,94 @@ def test_a_graph_serves_twice_and_threads_do_not_meet():
 
 
 # --- acquisition functions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
+def test_a_signal_handler_differentiates_while_its_thread_does(monkeypatch):
+    model = moved(SingleTaskGP(*data(), covar_module=ScaleKernel(RBFKernel(ard_num_dims=D)))).eval()
+    parameters, within = list(model.parameters()), []
+
+    def slopes(seed):
+        x = points(2, seed=seed).requires_grad_()
+        with torch.enable_grad(), gpytorch.settings.fast_pred_var():
+            found = model(x)
+            value = found.mean.sum() + 3 * found.covariance_matrix.sum()
+            return torch.autograd.grad(value, [x, *parameters], allow_unused=True)
+
+    def handler(number, frame):
+        within.extend(slopes(5))
+
+    backward = Leaf.backward
+
+    def interrupted(*args):
+        backward(*args)
+        if not within:
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with autokern.enabled(), autokern.using(**ARRAYS):
+            outer, inner = slopes(4), slopes(5)
+            monkeypatch.setattr(Leaf, "backward", interrupted)
+            found = slopes(4)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert within
+    for got, expected in zip([*found, *within], [*outer, *inner], strict=True):
+        assert (got is None) == (expected is None)
+        if got is not None:
+            assert torch.allclose(got, expected, rtol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("read", ["mean", "variance"])
+def test_a_model_is_traced_after_a_prediction(read):
+    """A kept factor is a constant of the trace, as the library's own caches are, so that a second trace is the same."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            found = self.model(x)
+            return found.mean, found.variance
+
+    settings, model = gpytorch.settings, SingleTaskGP(*data()).eval()
+    with autokern.enabled(), torch.no_grad(), settings.fast_pred_var():
+        getattr(model(points(7)), read)
+        with settings.trace_mode():
+            traced = torch.jit.trace(Wrapped(model), points(7))
+        new = points(7, seed=3)
+        expected = model(new)
+        mean, variance = traced(new)
+    assert torch.allclose(mean, expected.mean, rtol=1e-10)
+    assert torch.allclose(variance, expected.variance, rtol=1e-8)
+
+
+def test_an_error_of_the_users_forward_is_raised_at_once():
+    class Failing(SingleTaskGP):
+        calls = 0
+
+        def forward(self, x):
+            Failing.calls += 1
+            raise ValueError("the user's")
+
+    with autokern.enabled(), pytest.raises(ValueError, match="the user's"):
+        Failing(*data()).eval()(points(2))
+    assert Failing.calls == 1
+
+
+def test_nothing_runs_when_a_strategy_ends():
+    """A Ctrl-C is lost in the callback of a weak reference."""
+    with autokern.enabled(), gpytorch.settings.fast_pred_var():
+        model = SingleTaskGP(*data()).eval()
+        for m in (2, 80):
+            assert model(points(m)).variance.isfinite().all()
+        assert model.condition_on_observations(points(2), torch.zeros(2, 1, **F64)).posterior(points(2)) is not None
+    references = weakref.getweakrefs(model.prediction_strategy)
+    assert references
+    assert [reference.__callback__ for reference in references] == [None] * len(references)
 
 
 def noisy(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import signal
 import threading
 import time
 import warnings
@@ -35,6 +36,7 @@ class Toy:
     def __init__(self, make_op, **options):
         self.runs: list[str] = []
         self.errors: dict[str, BaseException] = {}
+        self.meanwhile = None
         self.op = make_op("double", features=lambda p: Features(calls=1, flops=float(p.m * p.n)), **options)
         for name in ("stock", "fast", "other"):
             self.op.candidate(name)(self._runner(name))
@@ -43,6 +45,8 @@ class Toy:
     def _runner(self, name):
         def run(a):
             self.runs.append(name)
+            if self.meanwhile is not None:
+                self.meanwhile()
             if name in self.errors:
                 raise self.errors[name]
             return 2 * a
@@ -367,6 +371,24 @@ def test_a_failure_demotes_for_that_key_only(toy):
     toy.call(matrix(3))
     toy.call(matrix(4))
     assert toy.runs == ["fast", "stock", "stock", "fast"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError, ValueError, MemoryError])
+def test_an_error_of_a_signal_handler_passes_on_and_demotes_nobody(toy, kind):
+    def handler(number, frame):
+        raise kind("time is over")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        toy.meanwhile = lambda: signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(kind, match="time is over"):
+            toy.call(matrix())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    toy.meanwhile = None
+    assert toy.call(matrix()).equal(2 * matrix())
+    assert toy.runs == ["fast", "fast"]
 
 
 def test_an_error_that_stock_raises_too_is_stocks_and_demotes_nobody(toy):

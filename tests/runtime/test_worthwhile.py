@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from support.fakes import as_if_of_autokern
 from support.loads import busy
 
 import autokern
@@ -137,7 +138,7 @@ def test_a_measurement_in_another_thread_is_waited_for_without_asking_at_each_ca
 
     def measure(self, *args):
         asked.append(1)
-        self._measuring.acquire(blocking=False)  # somebody else has it
+        self._measuring.here().acquire(blocking=False)  # somebody else has it
         return honest(self, *args)
 
     monkeypatch.setattr(first_use.FirstUse, "measure", measure)
@@ -149,6 +150,7 @@ def test_a_measurement_in_another_thread_is_waited_for_without_asking_at_each_ca
 def test_a_decision_that_fails_after_the_measurement_leaves_the_entry_in_service(call, budgets, monkeypatch):
     call(1, took=0.1)
 
+    @as_if_of_autokern
     def failing(*_):
         raise UserWarning("a warning that is an error")
 

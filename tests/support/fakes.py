@@ -6,7 +6,7 @@ import contextlib
 import io
 import pickle
 import sys
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +24,12 @@ class _WithoutAutokern(pickle.Unpickler):
 def unpickled_without_autokern(packed: bytes) -> object:
     """What is in a pickle, read as where autokern is not installed."""
     return _WithoutAutokern(io.BytesIO(packed)).load()
+
+
+def as_if_of_autokern(function: FunctionType) -> FunctionType:
+    """The same function in a module of the package, so that its errors are autokern's own."""
+    there = {**function.__globals__, "__name__": "autokern.fake"}
+    return FunctionType(function.__code__, there, function.__name__, function.__defaults__, function.__closure__)
 
 
 class FakeCuPy:

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from itertools import pairwise
 
 import psutil
@@ -228,6 +229,13 @@ def test_a_lease_out_of_scope_gives_back():
     assert borrow((SIDE, SIDE), DOUBLE).tensor.data_ptr() == where
 
 
+def test_no_code_runs_when_a_lease_ends():
+    """A Ctrl-C is lost there."""
+    lease = borrow((SIDE, SIDE), DOUBLE)
+    assert not hasattr(lease, "__del__")
+    assert weakref.getweakrefs(lease) == []
+
+
 def test_the_garbage_collector_gives_back():
     lease = borrow((SIDE, SIDE), DOUBLE)
     ring = [lease]
@@ -341,7 +349,7 @@ threading.Thread(target=lambda: ring.append(buffers.borrow((900, 900), like))).s
 def test_the_least_recently_used_is_let_go_first():
     leases = [borrow((SIDE, SIDE), DOUBLE) for _ in range(buffers._MOST + 2)]
     addresses = [lease.tensor.data_ptr() for lease in leases]
-    size = leases[0]._buffer.size
+    size = leases[0].tensor.untyped_storage().nbytes()
     for lease in leases:
         lease.release()
     assert buffers.held() == buffers._MOST * size
@@ -351,7 +359,7 @@ def test_the_least_recently_used_is_let_go_first():
 
 def test_bytes_are_bounded_over_all_threads():
     mine = [borrow((SIDE, SIDE), DOUBLE) for _ in range(3)]
-    size = mine[0]._buffer.size
+    size = mine[0].tensor.untyped_storage().nbytes()
     buffers.set_limit(3 * size + 1)
     assert buffers.limit() == 3 * size + 1
     for lease in mine:

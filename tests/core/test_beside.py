@@ -1,0 +1,55 @@
+"""beside.py: values that are kept in an object's own dictionary."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+
+from autokern.core.beside import Beside
+
+
+class Owner:
+    pass
+
+
+class Value:
+    pass
+
+
+KEPT = Beside[Value]()
+
+
+def test_each_object_has_its_own_and_each_kind_another():
+    one, two, other = Owner(), Owner(), Beside[int]()
+    value = KEPT.put(one, Value())
+    other.put(one, 3)
+    assert KEPT.get(one) is value
+    assert (other.get(one), KEPT.get(two)) == (3, None)
+    KEPT.drop(one)
+    assert (KEPT.get(one), other.get(one)) == (None, 3)
+    KEPT.drop(two)
+
+
+def test_a_value_ends_with_its_object_at_once():
+    owner = Owner()
+    ended = weakref.ref(KEPT.put(owner, Value()))
+    assert weakref.getweakrefcount(owner) == 1
+    del owner
+    assert ended() is None
+
+
+def test_copies_and_pickles_are_without():
+    owner = Owner()
+    value = KEPT.put(owner, Value())
+    for made in (copy.copy(owner), copy.deepcopy(owner), pickle.loads(pickle.dumps(owner))):
+        assert KEPT.get(made) is None
+        assert KEPT.put(made, Value()) is not value
+        KEPT.drop(made)
+    assert b"autokern" not in pickle.dumps(owner).replace(b"_autokern_beside", b"")
+    assert KEPT.get(owner) is value
+
+
+def test_objects_without_a_dictionary_have_none():
+    assert KEPT.get(3) is None
+    assert KEPT.get(None) is None
