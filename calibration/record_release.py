@@ -40,8 +40,8 @@ MODULES = {
     "botorch.models.transforms.input": "", "botorch.models.utils.priors": "", "botorch.models.multitask": "",
     "botorch.models.gp_regression": "", "botorch.models.model": "Model.*", "botorch.optim.closures.*": "",
     "botorch.optim.optimize": "_optimize_acqf_batch",
-    "torch.distributions.[bdghlntmu]*": "*.log_prob|*lazy_property*|_batch_mahalanobis|_sum_rightmost",
     "torch.distributions.transforms": "Transform.*|_InverseTransform.*|ExpTransform.*",
+    "torch.distributions.[bdghlntmu]*": "*.log_prob|*lazy_property*|_batch_mahalanobis|_sum_rightmost",
     "torch.nn.modules.activation": "Softplus.*", "torch.functional": "broadcast_shapes",
     "torch.optim.optimizer": "*._use_grad|Optimizer.add_param_group|Optimizer.*state_dict|Optimizer.zero_grad",
     "torch._compile": "", "torch.nn.modules.module": "Module._apply|Module.to|Module.train|Module.eval|Module._*call_impl",
@@ -133,15 +133,18 @@ def release(texts: dict[str, str], pythons: list[str]) -> tuple[set[str], dict[s
 
 def added(table: dict[str, Any], library: str, version: str, marks: dict[str, dict[str, set[str]]]) -> None:
     """Add a release to a table."""
+    within = set(table["within"].split())
     before = [one for one in table["releases"].get(library, ()) if one != version]
     for module, names in marks.items():
         known = table["code"].setdefault(module, {})
         fresh = not known
-        for name in known.keys() | names.keys():
+        within.update(mark for name, marks in names.items() if "<" in name for mark in marks)
+        for name in known.keys() | {name for name in names if "<" not in name}:
             had, has = set(known.get(name, "").split()), names.get(name, set())
             sometimes = f"{module}:{name}".startswith(CONDITIONAL) or (not fresh and before and not (had and has))
             known[name] = " ".join(sorted(had | has | ({"?"} if sometimes else set())))
         table["code"][module] = dict(sorted(known.items()))
+    table["within"] = " ".join(sorted(within))
     table["releases"][library] = sorted([*before, version], key=lambda text: [int(n) for n in re.findall(r"\d+", text)])
 
 
@@ -149,7 +152,7 @@ def written(table: dict[str, Any]) -> str:
     """Return the text of a table: a line for each module."""
     lines = [f"  {json.dumps(module)}: {json.dumps(names)}" for module, names in sorted(table["code"].items()) if names]
     head = f'{{\n"releases": {json.dumps(table["releases"], sort_keys=True)},\n"python": {json.dumps(table["python"])},'
-    return f'{head}\n"code": {{\n' + ",\n".join(lines) + "\n}\n}\n"
+    return f'{head}\n"within": {json.dumps(table["within"])},\n"code": {{\n' + ",\n".join(lines) + "\n}\n}\n"
 
 
 def main() -> None:
@@ -159,7 +162,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="forget the releases that are recorded")
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()
-    empty: dict[str, Any] = {"releases": {}, "python": [], "code": {}}
+    empty: dict[str, Any] = {"releases": {}, "python": [], "within": "", "code": {}}
     table = empty if asked.fresh else json.loads(TABLE.read_text(encoding="utf-8"))
     before, paths = json.dumps(table, sort_keys=True), asked.paths
     if asked.check:

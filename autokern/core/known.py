@@ -28,7 +28,9 @@ _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
 _DEEP = 6
 """Layers of decorators beyond which a function is not known."""
 _MAYBE = "?"
-"""Stands before the fingerprints of a function that some recorded releases do not have."""
+"""Stands among the fingerprints of a function that some recorded releases do not have."""
+_MISSING, _OTHER = "is missing, or elsewhere", "is not the code of a tested release"
+_left_out: dict[str, str] = {}
 _code = attrgetter("__code__")
 _ours: set[Any] = set()
 _checked: dict[tuple[Any, ...], bool] = {}
@@ -46,8 +48,7 @@ def table() -> dict[str, Any]:
 @functools.cache
 def _wrappers() -> frozenset[str]:
     """Return the fingerprints of all functions within functions: what decorators of the libraries return."""
-    code = table()["code"].values()
-    return frozenset(mark for space in code for name, marks in space.items() if "<" in name for mark in marks.split())
+    return frozenset(table()["within"].split())
 
 
 @functools.lru_cache(8)
@@ -124,7 +125,11 @@ def _root(module: str) -> str:
 
 def is_known(module: str, name: str, found: Any) -> bool:
     """Whether an attribute is the one that is recorded under its qualified name, or a hook of autokern in its place."""
-    found, marks = original(found), table()["code"].get(module, {}).get(name)
+    found, code = original(found), table()["code"]
+    marks = code.get(module, {}).get(name)
+    if marks is None:  # a module may hold what another one defines
+        home, defined = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
+        marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == name.rpartition(".")[2] else None
     if marks is None:
         return isinstance(found, BuiltinFunctionType) and found.__name__ == name and module.startswith("torch")
     layers = [(f.__code__, repr(f.__defaults__), repr(f.__kwdefaults__)) for f in _functions(found)]
@@ -134,11 +139,34 @@ def is_known(module: str, name: str, found: Any) -> bool:
     return _checked[key]
 
 
+def admits(owner: Any, name: str, found: Any) -> bool:
+    """Whether a hook may take the place of an attribute; one that is missing or unknown is listed."""
+    kind = isinstance(owner, type)
+    module, qualified = (owner.__module__, f"{owner.__qualname__}.{name}") if kind else (owner.__name__, name)
+    if module.partition(".")[0] not in table()["releases"]:
+        return found is not None
+    if found is not None and is_known(module, qualified, found):
+        return True
+    leave_out(f"{module}:{qualified}", _OTHER if found is not None else _MISSING)
+    return False
+
+
+def is_within(function: FunctionType) -> bool:
+    """Whether the code of a function is recorded as that of a function within another one, or of its own name."""
+    marks = table()["code"].get(function.__module__, {}).get(function.__qualname__, "").split()
+    return not _wrappers().union(marks).isdisjoint(of_function(function))
+
+
+def leave_out(name: str, why: str) -> None:
+    """Note a hook that stays out."""
+    _left_out[name] = why
+
+
 @functools.cache
 def _members(module: str, kind: str) -> dict[str, bool]:
     """Return the names of the functions that are recorded of a class, and whether each must be there."""
     space, start = table()["code"].get(module, {}), f"{kind}."
-    names = {name[len(start) :]: marks[0] != _MAYBE for name, marks in space.items() if name.startswith(start)}
+    names = {name[len(start) :]: _MAYBE not in marks for name, marks in space.items() if name.startswith(start)}
     return {name: must for name, must in names.items() if "." not in name}
 
 
@@ -151,13 +179,15 @@ def relied(*names: Any) -> Relied:
         ``module:function``, ``module:Class.method``, ``module:Class`` for all that is recorded of a class, or a class
         itself with all its bases that are recorded.
     """
-    key = frozenset(names)
+    kinds = [name for name in names if isinstance(name, type)]
+    bases = [base for kind in kinds for base in kind.__mro__ if _members(base.__module__, base.__qualname__)]
+    key = frozenset((*bases, *(name for name in names if isinstance(name, str))))
     return _made.get(key) or _made.setdefault(key, Relied(key))
 
 
 def unknown() -> dict[str, str]:
     """Return what was found to be unknown, by its name, and what is wrong with it."""
-    return {name: why for one in _made.values() for name, why in one.unknown.items()}
+    return _left_out | {name: why for one in _made.values() for name, why in one.unknown.items()}
 
 
 class Relied:
@@ -197,7 +227,7 @@ class Relied:
         self._copies: list[dict[str, Any]] = []
         self._named: list[tuple[Callable[[Any], Any], Any, Any]] = []
         spaces: dict[tuple[str, str], list[str]] = {}
-        for kind in dict.fromkeys(base for name in self._names if isinstance(name, type) for base in name.__mro__):
+        for kind in (name for name in self._names if isinstance(name, type)):
             self._class(kind)
         for name in sorted(name for name in self._names if isinstance(name, str)):
             module, _, qualified = name.partition(":")
@@ -222,20 +252,18 @@ class Relied:
     def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
         """Look at one function; say whether it is there."""
         if name not in space:
-            self.unknown[f"{module}:{qualified}"] = "is missing, or elsewhere"
+            self.unknown[f"{module}:{qualified}"] = _MISSING
             return False
         found = space[name]
         self._functions += _functions(found)
         if not is_known(module, qualified, found):
-            self.unknown[f"{module}:{qualified}"] = "is not the code of a tested release"
+            self.unknown[f"{module}:{qualified}"] = _OTHER
         return True
 
     def _class(self, kind: type) -> None:
         """Look at a class as a whole: nothing recorded is missing or other, and nothing new overrides anything."""
         module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
         members = _members(module, qualified)
-        if not members:
-            return
         if module.startswith("torch."):  # large, and not to be compared as a whole
             self._some(module, qualified, space, [name for name, must in members.items() if must])
             return
