@@ -33,7 +33,7 @@ _DEEP = 6
 _MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
 _MISSING, _OTHER = "is missing, or elsewhere", "is not the code of a tested release"
-_PATCHED = "was replaced by code from elsewhere"
+_PATCHED, _RELIES = "was replaced by code from elsewhere", "relies on "
 _FEW = 6
 """Names that a warning lists."""
 _left_out: dict[str, str] = {}
@@ -167,7 +167,7 @@ def admits(owner: Any, name: str, found: Any, more: Relied) -> bool:
     if not why and not is_known(module, qualified, found):
         why = _reason(module, found)
     if not why and not more.holds():
-        why = f"relies on {', '.join(more.unknown)}"
+        why = _RELIES + ", ".join(more.unknown)
     if why:
         leave_out(full, why)
     return not why
@@ -229,7 +229,8 @@ def summary() -> str:
 def warn(how: str) -> None:
     """Warn once of hooks that stay out, but for functions that the user replaced."""
     global _warned
-    if set(_left_out.values()) - {_PATCHED} and not _warned and how != "trust":
+    other = [why for why in unknown().values() if why != _PATCHED and not why.startswith(_RELIES)]
+    if other and not _warned and how != "trust":
         _warned = True
         warnings.warn(summary(), AutokernWarning, stacklevel=5)
 
@@ -259,7 +260,11 @@ def relied(*names: Any) -> Relied:
 
 def unknown() -> dict[str, str]:
     """Return what was found to be unknown, by its name, and what is wrong with it."""
-    return _left_out | {name: why for one in _made.values() for name, why in one.unknown.items()}
+    found = _left_out.copy()
+    for one in list(_made.values()):
+        if one.unknown and not one.holds():
+            found |= one.unknown
+    return found
 
 
 class Relied:
@@ -289,6 +294,8 @@ class Relied:
         try:
             if list(map(_code, self._functions)) != self._codes or not all(map(eq, self._spaces, self._copies)):
                 return False
+            if any(name in space for space, name in self._gone):
+                return False
             for names, space, found in self._named:
                 if names(space) != found:
                     return False
@@ -300,6 +307,7 @@ class Relied:
         self.unknown, self._looked = {}, True
         self._functions: list[FunctionType] = []
         self._spaces: list[Any] = []
+        self._gone: list[tuple[Any, str]] = []
         self._copies: list[dict[str, Any]] = []
         self._named: list[tuple[Callable[[Any], Any], Any, Any]] = []
         spaces: dict[tuple[str, str], list[str]] = {}
@@ -330,6 +338,7 @@ class Relied:
         if name not in space:
             if not _trusted:
                 self.unknown[f"{module}:{qualified}"] = _MISSING
+                self._gone.append((space, name))
             return False
         found = space[name]
         self._functions += [] if name.startswith(_SETTING_UP) else _functions(getattr(found, "fget", found))

@@ -27,7 +27,7 @@ from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
 from autokern.system import ranks as joining
 
-__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode", "stock_of"]
+__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode", "stock_of", "try_out"]
 
 _Replacement = TypeVar("_Replacement")
 
@@ -219,6 +219,18 @@ def _install(settings: Settings) -> None:
         _limit_threads(settings)
 
 
+def try_out() -> None:
+    """Find out which hooks would stay out, if autokern is not enabled."""
+    with _lock:
+        for patch in () if _originals else patches():
+            _admits(patch, stock_of(patch.owner, patch.name))
+
+
+def _admits(patch: Patch, present: Any) -> bool:
+    ours = known.is_ours(patch.replacement)
+    return not ours or known.admits(patch.owner, patch.name, present, patch.relied)
+
+
 def _limit_threads(settings: Settings) -> None:
     global _threads_before
     ceiling = host.thread_ceiling() if settings.threads == "auto" else int(settings.threads)
@@ -241,7 +253,7 @@ def _put(patch: Patch) -> None:
     present = stock_of(patch.owner, patch.name)
     if present is patch.replacement:  # a mock put it back after the last `disable`
         present = patch.replacement.__wrapped__
-    if known.is_ours(patch.replacement) and not known.admits(patch.owner, patch.name, present, patch.relied):
+    if not _admits(patch, present):
         return
     _originals.append((patch, present))
     setattr(patch.owner, patch.name, patch.replacement)

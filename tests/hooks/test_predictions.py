@@ -24,6 +24,7 @@ import autokern
 from autokern.core.registry import get
 from autokern.gp import factor_cache
 from autokern.gp.lazy_covariance import PosteriorCovariance
+from autokern.hooks import memory
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "stock_posteriors"),
