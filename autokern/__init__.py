@@ -15,7 +15,10 @@ if _help_only.is_asked():  # this process prints a text and ends
     _help_only.import_later()
 else:
     try:
-        with _start.importing(), _contextlib.redirect_stdout(_io.StringIO()):  # where there is no CUDA, KeOps says so there
+        with (
+            _start.importing(),
+            _contextlib.redirect_stdout(_io.StringIO()),
+        ):  # where there is no CUDA, KeOps says so there
             from autokern import covariance, linalg
             from autokern.core.decision import Decision
             from autokern.core.errors import (

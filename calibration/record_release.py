@@ -45,7 +45,8 @@ MODULES = {
     "torch.distributions.[bdghlntmu]*": "*.log_prob|*lazy_property*|_batch_mahalanobis|_sum_rightmost",
     "torch.nn.modules.activation": "Softplus.*", "torch.functional": "broadcast_shapes",
     "torch.optim.optimizer": "*._use_grad|Optimizer.add_param_group|Optimizer.*state_dict|Optimizer.zero_grad",
-    "torch._compile": "", "torch.nn.modules.module": "Module._apply|Module.to|Module.train|Module.eval|Module._*call_impl",
+    "torch._compile": "",
+    "torch.nn.modules.module": "Module._apply|Module.to|Module.train|Module.eval|Module._*call_impl",
     "torch.utils._contextlib": "",
 }  # fmt: skip
 """Modules that are recorded, and which functions of each: patterns, empty for all."""

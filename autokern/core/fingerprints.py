@@ -57,7 +57,10 @@ def of_function(function: FunctionType) -> tuple[str, str]:
     if not (function.__defaults__ or function.__kwdefaults__):
         return code, f"~{code}"
     named = sorted((function.__kwdefaults__ or {}).items())
-    defaults = [_plain(value) for value in function.__defaults__ or ()], [(name, _plain(value)) for name, value in named]
+    defaults = (
+        [_plain(value) for value in function.__defaults__ or ()],
+        [(name, _plain(value)) for name, value in named],
+    )
     return _with(code, defaults), f"~{code}"
 
 

@@ -18,8 +18,8 @@ from autokern.gp import likelihood, merged, plain
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
 from autokern.gp.parts import arranged
-from autokern.gp.relied import DENSITY
 from autokern.gp.reading import Readings, forwarded
+from autokern.gp.relied import DENSITY
 from autokern.gp.small import Array
 from autokern.kernels import tree as trees
 

@@ -20,14 +20,27 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from autokern import hooks
-from autokern.core import known
+from autokern.core import known, releases
 from autokern.core.known import Relied, relied
+from autokern.core.recorded import is_ours, is_within
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
 from autokern.system import ranks as joining
 
-__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode", "stock_of", "try_out"]
+__all__ = [
+    "Patch",
+    "disable",
+    "enable",
+    "enabled",
+    "hook",
+    "is_enabled",
+    "patches",
+    "put_declared",
+    "recode",
+    "stock_of",
+    "try_out",
+]
 
 _Replacement = TypeVar("_Replacement")
 
@@ -207,11 +220,11 @@ def _install(settings: Settings) -> None:
         _put(patch)
     if known.unknown() and settings.unknown == "stock":
         _remove()
-    known.warn(settings.unknown)
+    releases.warn(settings.unknown)
     if not _originals:
         return
-    for function, (theirs, ours) in _codes.items():
-        if known.is_within(function):
+    for function, (_, ours) in _codes.items():
+        if is_within(function):
             function.__code__ = ours
     buffers.set_limit(settings.memory)
     threads.allow(settings.threads != "off")
@@ -227,7 +240,7 @@ def try_out() -> None:
 
 
 def _admits(patch: Patch, present: Any) -> bool:
-    ours = known.is_ours(patch.replacement)
+    ours = is_ours(patch.replacement)
     return not ours or known.admits(patch.owner, patch.name, present, patch.relied)
 
 

@@ -91,7 +91,10 @@ def _guard(position: str, subject: Any) -> None:
         _refuse(position, subject, need)
 
 
-_KERNEL = "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.__init__", "gpytorch.kernels.kernel:Kernel"
+_KERNEL = (
+    "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.__init__",
+    "gpytorch.kernels.kernel:Kernel",
+)
 _stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
 
 

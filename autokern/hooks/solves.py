@@ -25,7 +25,7 @@ __all__: list[str] = []
 
 
 _dispatch = route("solve", looked=True)
-_solve_module = sys.modules.get("linear_operator.functions._solve")
+_solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 _quad_module = sys.modules.get("linear_operator.functions._inv_quad")
 
 

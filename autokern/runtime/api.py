@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
-from autokern.core import known, shown
+from autokern.core import releases, shown
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
@@ -142,7 +142,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return ax
 
     def __str__(self) -> str:
-        off = known.summary()
+        off = releases.summary()
         if not self.decisions:
             return "\n".join(filter(None, ["autokern has taken no decision in this process", off]))
         rows = [("calls", "problem", "runs", "x stock", "why")]

@@ -16,7 +16,7 @@ from gpytorch.kernels.kernel import Kernel
 from linear_operator.utils import cholesky as cholesky_module
 
 import autokern
-from autokern.core import known
+from autokern.core import known, recorded
 from autokern.core.fingerprints import definitions, of_function
 from autokern.core.known import relied
 from autokern.hooks import install
@@ -129,12 +129,12 @@ def test_a_function_that_is_gone_or_in_a_base_class_is_missing():
 
 
 def test_on_a_python_that_nobody_recorded_the_syntax_decides():
-    syntax = {name: mark for name, _, mark in known._sources(sys.modules[RBFKernel.__module__].__file__)}
+    syntax = {name: mark for name, _, mark in recorded._sources(sys.modules[RBFKernel.__module__].__file__)}
     allowed = frozenset([syntax["RBFKernel.forward"]])
-    root = known._root("gpytorch")
-    assert known._is_recorded(RBFKernel.forward, allowed, root)
-    assert not known._is_recorded(RBFKernel.forward, frozenset(["0" * 10]), root)
-    assert not known._is_recorded(other, allowed, root)
+    root = recorded.root_of("gpytorch")
+    assert recorded._is_recorded(RBFKernel.forward, allowed, root)
+    assert not recorded._is_recorded(RBFKernel.forward, frozenset(["0" * 10]), root)
+    assert not recorded._is_recorded(other, allowed, root)
 
 
 def test_a_function_that_is_patched_first_stays_and_so_do_its_numbers():
@@ -150,7 +150,7 @@ def test_a_function_that_is_patched_first_stays_and_so_do_its_numbers():
 def test_each_hook_stands_alone():
     with mock.patch.object(Kernel, "covar_dist", other), autokern.enabled():
         assert vars(Kernel)["covar_dist"] is other
-        assert known.is_ours(cholesky_module._psd_safe_cholesky)
+        assert recorded.is_ours(cholesky_module._psd_safe_cholesky)
 
 
 def program(change, **environment):
@@ -166,7 +166,6 @@ def program(change, **environment):
     print(len(told), *told)
     print(cholesky._psd_safe_cholesky.__code__.co_filename.count("autokern/hooks"))
     """
-
 
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],

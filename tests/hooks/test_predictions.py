@@ -14,7 +14,6 @@ import psutil
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, MultitaskKernel, PeriodicKernel, RBFKernel, RQKernel, ScaleKernel
-from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
 from linear_operator.utils.warnings import NumericalWarning

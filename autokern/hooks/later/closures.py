@@ -9,7 +9,7 @@ import gpytorch
 import numpy as np
 import torch
 
-from autokern.core.known import is_within
+from autokern.core.recorded import is_within
 from autokern.gp.inspected import UnreadError
 from autokern.gp.reading import Reading, Readings
 from autokern.hooks.bypass import is_intercepted, stay_out_of_models
