@@ -20,8 +20,10 @@ import torch
 
 from autokern.cli import quiet, ranks_check
 from autokern.cli.plugin_check import backends, judged
+from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.settings import Settings, from_environment, rows
+from autokern.hooks import install
 from autokern.hooks.later import generation
 from autokern.system import cgroups, host, keops, pages
 from autokern.system.files import Folder
@@ -92,7 +94,20 @@ def _versions() -> Finding:
     found = host.current().fields
     names = ("python", "torch", "gpytorch", "linear_operator")
     text = ", ".join(f"{name} {found['versions'].get(name) or '?'}" for name in names)
-    return Finding("versions", "ok", f"autokern {found['remarks']['autokern']}, {text}")
+    text = f"autokern {found['remarks']['autokern']}, {text}"
+    untested = [library for library, (_, recorded) in releases.versions().items() if not recorded]
+    install.try_out()
+    if unknown := known.unknown():
+        listed = "; ".join(f"{name} {why}" for name, why in sorted(unknown.items()))
+        advice = (
+            "install tested releases, or set AUTOKERN_UNKNOWN=trust; until then stock runs where autokern relies on it"
+        )
+        return Finding("versions", "problem" if untested else "note", f"{text}; {releases.summary()} {listed}", advice)
+    if untested:
+        return Finding(
+            "versions", "note", f"{text}; {', '.join(untested)} not tested, but all that is relied on is known"
+        )
+    return Finding("versions", "ok", text)
 
 
 def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:

@@ -12,36 +12,54 @@ import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from autokern import hooks
+from autokern.core import known, releases
+from autokern.core.known import Relied, relied
 from autokern.core.locks import Lock
+from autokern.core.recorded import is_ours, is_within
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
 from autokern.system import ranks as joining
 
-__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode"]
+__all__ = [
+    "Patch",
+    "disable",
+    "enable",
+    "enabled",
+    "hook",
+    "is_enabled",
+    "patches",
+    "put_declared",
+    "recode",
+    "stock_of",
+    "try_out",
+]
 
 _Replacement = TypeVar("_Replacement")
 
 
 class Patch(NamedTuple):
-    """An attribute of a module or class, and its replacement."""
+    """An attribute of a module or class, its replacement, and what that relies on besides."""
 
     owner: Any
     name: str
     replacement: Any
+    relied: Relied
 
 
 _hooks: dict[tuple[Any, str], tuple[Patch, str]] = {}
 
 
-def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement], _Replacement]:
+def hook(
+    owner: Any, name: str, everywhere: str = "", relies: Iterable[str] = ()
+) -> Callable[[_Replacement], _Replacement]:
     """Return a decorator that declares what takes the place of an attribute while autokern is enabled.
 
     A hook is one decorated function, in a file of `autokern/hooks/` or in any module that is imported before `enable`.
@@ -55,17 +73,25 @@ def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement]
         Name of the attribute.
     everywhere : str
         Package in all of whose modules, itself included, the function is replaced where they hold it by value.
+    relies : iterable of str
+        Other functions of the libraries, by the names that `known.relied` takes. The hook stays out where they, or what
+        it replaces, are missing or not those of a tested release.
     """
-    before = vars(owner)[name]
+    before = stock_of(owner, name)
 
     def declare(replacement: _Replacement) -> _Replacement:
-        if isinstance(replacement, FunctionType):
-            functools.update_wrapper(replacement, getattr(owner, name))
+        if isinstance(replacement, FunctionType) and before is not None:
+            functools.update_wrapper(replacement, before)
         replacement.__wrapped__ = before  # type: ignore[attr-defined]
-        _hooks[owner, name] = Patch(owner, name, replacement), everywhere
+        _hooks[owner, name] = Patch(owner, name, replacement, relied(*relies)), everywhere
         return replacement
 
     return declare
+
+
+def stock_of(owner: Any, name: str) -> Any:
+    """Return what a module or class has under a name itself, None where it has nothing."""
+    return getattr(owner, "__dict__", {}).get(name)
 
 
 _codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
@@ -82,7 +108,11 @@ def recode(function: FunctionType, template: Any) -> None:
 def patches() -> list[Patch]:
     """Return the patches of all hooks that are declared, in the order of installation."""
     for module in pkgutil.iter_modules(hooks.__path__):
-        importlib.import_module(f"{hooks.__name__}.{module.name}")
+        name = f"{hooks.__name__}.{module.name}"
+        try:
+            importlib.import_module(name)
+        except (AttributeError, ImportError, KeyError, TypeError) as error:  # a name of the libraries' is gone
+            known.leave_out(name, f"cannot be used: {error}")
     of = {package: _modules(package) for package in {package for _, package in _hooks.values()}}
     return [patch for declared, package in _hooks.values() for patch in (declared, *_others(declared, of[package]))]
 
@@ -185,14 +215,33 @@ def is_enabled() -> bool:
 
 
 def _install(settings: Settings) -> None:
+    known.trust(settings.unknown == "trust")
     for patch in patches():
         _put(patch)
+    if known.unknown() and settings.unknown == "stock":
+        _remove()
+    releases.warn(settings.unknown)
+    if not _originals:
+        return
     for function, (_, ours) in _codes.items():
-        function.__code__ = ours
+        if is_within(function):
+            function.__code__ = ours
     buffers.set_limit(settings.memory)
     threads.allow(settings.threads != "off")
     if threads.allowed():
         _limit_threads(settings)
+
+
+def try_out() -> None:
+    """Find out which hooks would stay out, if autokern is not enabled."""
+    with _lock.here():
+        for patch in () if _originals else patches():
+            _admits(patch, stock_of(patch.owner, patch.name))
+
+
+def _admits(patch: Patch, present: Any) -> bool:
+    ours = is_ours(patch.replacement)
+    return not ours or known.admits(patch.owner, patch.name, present, patch.relied)
 
 
 def _limit_threads(settings: Settings) -> None:
@@ -214,9 +263,11 @@ def put_declared() -> None:
 
 
 def _put(patch: Patch) -> None:
-    present = vars(patch.owner)[patch.name]
+    present = stock_of(patch.owner, patch.name)
     if present is patch.replacement:  # a mock put it back after the last `disable`
         present = patch.replacement.__wrapped__
+    if not _admits(patch, present):
+        return
     _originals.append((patch, present))
     setattr(patch.owner, patch.name, patch.replacement)
 
@@ -228,7 +279,7 @@ def _remove() -> None:
             function.__code__ = theirs
     while _originals:
         patch, original = _originals.pop()
-        if vars(patch.owner)[patch.name] is patch.replacement:
+        if stock_of(patch.owner, patch.name) is patch.replacement:
             setattr(patch.owner, patch.name, original)
     if _threads_before is not None:
         torch.set_num_threads(_threads_before)

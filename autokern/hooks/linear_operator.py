@@ -17,8 +17,9 @@ from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
 from autokern.core.registry import get
 from autokern.gp import memoized
+from autokern.gp.relied import ALGEBRA, MEMORY
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
 
@@ -27,10 +28,9 @@ _THRESHOLD = 128
 _TINY = 1e-6
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 
-_modules = sys.modules
-_cholesky_module = _modules["linear_operator.utils.cholesky"]
-_lanczos_module = _modules["linear_operator.utils.lanczos"]
-_pinverse_module = _modules["linear_operator.utils.pinverse"]
+_cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
+_lanczos_module = sys.modules.get("linear_operator.utils.lanczos")
+_pinverse_module = sys.modules.get("linear_operator.utils.pinverse")
 
 _dispatch_cholesky = route("cholesky", looked=True)
 _dispatch_eigh = route("eigh", looked=True)
@@ -40,7 +40,7 @@ _dispatch_pinverse = route("pinverse_root", looked=True)
 _dispatch_qr = route("qr", looked=True)
 
 
-_stock_cholesky = _cholesky_module._psd_safe_cholesky
+_stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
 
 
 @hook(_cholesky_module, "_psd_safe_cholesky")
@@ -50,7 +50,7 @@ def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max
     return _dispatch_cholesky(A, jitter, max_tries)
 
 
-_stock_qr = qr_module.stable_qr
+_stock_qr = stock_of(qr_module, "stable_qr")
 
 
 @hook(qr_module, "stable_qr", everywhere="linear_operator")
@@ -66,17 +66,17 @@ def _stable_qr(mat: Any) -> Any:
     return q, r + torch.diag_embed(torch.where(tiny, away_from_zero, 0.0).to(r.dtype))
 
 
-_stock_pinverse = _pinverse_module.stable_pinverse
+_stock_pinverse = stock_of(_pinverse_module, "stable_pinverse")
 
 
-@hook(_pinverse_module, "stable_pinverse", everywhere="linear_operator")
+@hook(_pinverse_module, "stable_pinverse", "linear_operator", ("linear_operator.utils.qr:stable_qr",))
 def _stable_pinverse(A: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_pinverse(A)
     return _dispatch_pinverse(A)
 
 
-_stock_symeig = LinearOperator._symeig
+_stock_symeig = stock_of(LinearOperator, "_symeig")
 
 
 @hook(LinearOperator, "_symeig")
@@ -94,7 +94,7 @@ def _always_stock(matrix: Any) -> bool:
     return problem is None or len(get("eigh").feasible(problem)) == 1
 
 
-_stock_tridiagonal = _lanczos_module.lanczos_tridiag_to_diag
+_stock_tridiagonal = stock_of(_lanczos_module, "lanczos_tridiag_to_diag")
 
 
 @hook(_lanczos_module, "lanczos_tridiag_to_diag", everywhere="linear_operator")
@@ -106,7 +106,7 @@ def _lanczos_tridiag_to_diag(t_mat: Any) -> Any:
     return values.masked_fill(~positive, 1), vectors * positive.to(vectors.dtype).unsqueeze(-2)
 
 
-_stock_matmul = DenseLinearOperator._matmul
+_stock_matmul = stock_of(DenseLinearOperator, "_matmul")
 
 
 @hook(DenseLinearOperator, "_matmul")
@@ -116,7 +116,7 @@ def _matmul(self: Any, rhs: Any) -> Any:
     return _dispatch_matmul(self.tensor, rhs)
 
 
-_stock_t_matmul = DenseLinearOperator._t_matmul
+_stock_t_matmul = stock_of(DenseLinearOperator, "_t_matmul")
 
 
 @hook(DenseLinearOperator, "_t_matmul")
@@ -126,10 +126,15 @@ def _t_matmul(self: Any, rhs: Any) -> Any:
     return _dispatch_matmul(self.tensor.mT, rhs)
 
 
-_stock_product = LinearOperator.matmul
+_PRODUCTS = (
+    "linear_operator.operators.triangular_linear_operator:TriangularLinearOperator._matmul",
+    "linear_operator.operators.dense_linear_operator:DenseLinearOperator._matmul",
+    "linear_operator.functions._matmul:Matmul", "linear_operator.utils.broadcasting:_matmul_broadcast_shape",
+)  # fmt: skip
+_stock_product = stock_of(LinearOperator, "matmul")
 
 
-@hook(LinearOperator, "matmul")
+@hook(LinearOperator, "matmul", relies=_PRODUCTS)
 def _product(self: Any, other: Any) -> Any:
     """Multiply a triangular tensor as a tensor: the library nests two functions that autograd differentiates each."""
     if self.__class__ is TriangularLinearOperator and other.__class__ is torch.Tensor and other.dim() > 1:
@@ -140,10 +145,10 @@ def _product(self: Any, other: Any) -> Any:
     return _stock_product(self, other)
 
 
-_stock_inv_quad_logdet = LinearOperator.inv_quad_logdet
+_stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 
-@hook(LinearOperator, "inv_quad_logdet")
+@hook(LinearOperator, "inv_quad_logdet", relies=(*ALGEBRA, *MEMORY))
 def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:

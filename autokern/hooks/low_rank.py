@@ -25,8 +25,9 @@ from linear_operator.operators import (
 
 from autokern.gp import memoized
 from autokern.gp.library_orders import as_now
+from autokern.gp.relied import MEMORY
 from autokern.hooks.bypass import stay_out_of_operators
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import ORDERED, ROOT, regime
 
 _TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
@@ -81,10 +82,10 @@ class _Roots(dict[Any, Any]):
         return dict, (self.copy(),)
 
 
-_stock_add_low_rank = LinearOperator.add_low_rank
+_stock_add_low_rank = stock_of(LinearOperator, "add_low_rank")
 
 
-@hook(LinearOperator, "add_low_rank")
+@hook(LinearOperator, "add_low_rank", relies=MEMORY)
 def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> Any:
     if args or kwargs or stay_out_of_operators() or not _waits(self):
         return _stock_add_low_rank(self, low_rank_mat, *args, **kwargs)

@@ -22,7 +22,7 @@ from autokern.gp import footprint
 from autokern.gp.library_orders import is_default_size
 from autokern.gp.lookup import looked_up
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, SOLVE, regime
@@ -122,7 +122,7 @@ def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
     return get("kernel_matmul").problem_of(kernel, x1, x2, x2[..., :1]) is not None
 
 
-_stock_mul_matrix = LinearOperator._mul_matrix
+_stock_mul_matrix = stock_of(LinearOperator, "_mul_matrix")
 
 
 @hook(LinearOperator, "_mul_matrix")

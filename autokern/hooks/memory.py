@@ -31,9 +31,10 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import add_to_cache
 
 from autokern.gp import footprint, memoized, prior_state
+from autokern.gp.relied import MEMORY
 from autokern.hooks import matrixfree
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.reading import unless_it_fails
 from autokern.system import memory_limit
@@ -90,10 +91,14 @@ def _guard(position: str, subject: Any) -> None:
         _refuse(position, subject, need)
 
 
-_stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
+_KERNEL = (
+    "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.__init__",
+    "gpytorch.kernels.kernel:Kernel",
+)
+_stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
 
 
-@hook(LazyEvaluatedKernelTensor, "evaluate_kernel")
+@hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=(*MEMORY, *_KERNEL))
 def _evaluate_kernel(self: Any) -> Any:
     """Replace the matrix by an operator where called for, else guard; restore the kernel if it raises."""
     if prior_state.is_past(self):
@@ -119,7 +124,7 @@ def _evaluate_kernel(self: Any) -> Any:
         raise
 
 
-_stock_covar_dist = Kernel.covar_dist
+_stock_covar_dist = stock_of(Kernel, "covar_dist")
 
 
 @hook(Kernel, "covar_dist")
@@ -144,8 +149,8 @@ def _guard_points(position: str, kernel: Any, x1: Any, x2: Any, per_pair: int) -
         memory_limit.refuse(asked, need, x1.device, memory_limit.ways_out(str(x1.dtype), of_kernel=True))
 
 
-_keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]
-_stock_lazify: Any = vars(_keops)["_lazify_and_expand_inputs"]
+_keops = sys.modules.get("gpytorch.kernels.keops.keops_kernel")
+_stock_lazify: Any = stock_of(_keops, "_lazify_and_expand_inputs")
 
 
 @hook(_keops, "_lazify_and_expand_inputs", everywhere="gpytorch.kernels.keops")
@@ -156,7 +161,7 @@ def _lazify_and_expand_inputs(x1: Any, x2: Any) -> Any:
     return _stock_lazify(x1, x2)
 
 
-_stock_mixture = SpectralMixtureKernel.forward
+_stock_mixture = stock_of(SpectralMixtureKernel, "forward")
 
 
 @hook(SpectralMixtureKernel, "forward")
@@ -170,7 +175,7 @@ def _mixture(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch:
 
 def _guarded(kind: type, name: str) -> Any:
     """Return a method of an operator with a guard in front of it."""
-    stock = vars(kind)[name]
+    stock = stock_of(kind, name)
 
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **more: Any) -> Any:
@@ -197,8 +202,8 @@ _DENSE = (
 """Classes with a `to_dense` of their own that allocates; others inherit it, or have their matrix already."""
 
 for _kind in _DENSE:
-    hook(_kind, "to_dense")(_guarded(_kind, "to_dense"))
-hook(LinearOperator, "_cholesky")(_guarded(LinearOperator, "_cholesky"))
+    hook(_kind, "to_dense", relies=MEMORY)(_guarded(_kind, "to_dense"))
+hook(LinearOperator, "_cholesky", relies=MEMORY)(_guarded(LinearOperator, "_cholesky"))
 
 
 def guard_cache(strategy: DefaultPredictionStrategy, name: str) -> None:

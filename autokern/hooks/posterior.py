@@ -20,7 +20,7 @@ from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
 from autokern.hooks import botorch, origin
 from autokern.hooks.bypass import is_intercepted, stay_out_of_models
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, SOLVE, regime
 from autokern.runtime.dispatch import route
@@ -33,7 +33,7 @@ _known = Beside[Posterior]()
 _left_alone = Beside[bool]()
 """Whether the model of a strategy is not exactly known; one that changes gets another strategy."""
 _log = logging.getLogger("autokern")
-_stock = ExactGP.__call__
+_stock = stock_of(ExactGP, "__call__")
 
 
 @hook(ExactGP, "__call__")

@@ -20,13 +20,14 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import to_linear_operator
 
 from autokern.core.op import inside
-from autokern.gp import factor_cache, memoized, originals
+from autokern.gp import factor_cache, memoized
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.lazy_covariance import less
 from autokern.gp.query import Query, Update
+from autokern.gp.relied import fantasy, prediction
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
@@ -36,22 +37,26 @@ _dispatch_predict = route("predict", looked=True)
 _dispatch_fantasy = route("fantasy", looked=True)
 
 
-_stock_init = DefaultPredictionStrategy.__init__
+def _stay_out() -> bool:
+    return stay_out_of_models() or not prediction.holds()
+
+
+_stock_init = stock_of(DefaultPredictionStrategy, "__init__")
 
 
 @hook(DefaultPredictionStrategy, "__init__")
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
-    origin.made(None if stay_out_of_models() else self)
+    origin.made(None if _stay_out() else self)
 
 
-_stock_priors = ExactGP._get_test_prior_mean_and_covariances
+_stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 
 
 @hook(ExactGP, "_get_test_prior_mean_and_covariances")
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
-    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or stay_out_of_models()
+    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _stay_out()
     strategy = None if odd else origin.ours(self)
     if strategy is None:
         origin.made(None)  # the effect of keywords or modes is unknown
@@ -85,13 +90,13 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
     return make(new, new), make(new, old)
 
 
-_stock_prediction = DefaultPredictionStrategy.exact_prediction
+_stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
 
 
 @hook(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    known = type(test_test_covar) is LazyEvaluatedKernelTensor and originals.predictions_in_place()
-    if not known or not origin.is_ours(self) or stay_out_of_models():
+    known = type(test_test_covar) is LazyEvaluatedKernelTensor
+    if not known or not origin.is_ours(self) or _stay_out():
         return _stock_prediction(
             self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
         )
@@ -128,19 +133,20 @@ def _defers() -> bool:
     return bool(gpytorch.settings.skip_posterior_variances.off())
 
 
-_stock_mean_cache = DefaultPredictionStrategy._mean_cache
+_stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
 
 
 @hook(DefaultPredictionStrategy, "_mean_cache")
 def _mean_cache(self: Any, nan_policy: str) -> Any:
-    known = _shared(self, "mean_cache", nan_policy) if nan_policy == "ignore" else None
+    ours = nan_policy == "ignore" and prediction.holds()
+    known = _shared(self, "mean_cache", nan_policy) if ours else None
     if known is not None:
         with _untraced():
             return known.alpha
-    there = factor_cache.mean_of(self) if nan_policy == "ignore" else None
+    there = factor_cache.mean_of(self) if ours else None
     if there is not None:
         return there
-    ours = nan_policy == "ignore" and not stay_out_of_models()
+    ours = ours and not _stay_out()
     alone = ours and iterated.is_iterated(self, iterated.is_formless(self))
     with inside.without_matrices() if alone else contextlib.nullcontext():
         return _stock_mean_cache(self, nan_policy)
@@ -164,7 +170,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
     None where the library's own cache already has the result named by `cached`, or has it iterated as the user orders.
     """
     known = factor_cache.found(strategy)
-    if type(strategy) is not DefaultPredictionStrategy or stay_out_of_models():
+    if type(strategy) is not DefaultPredictionStrategy or _stay_out():
         return known
     if cached[0] == "covar_cache" and _iterates_by_order(strategy, ROOT):
         return None
@@ -183,11 +189,11 @@ class _Cache(property):
     __wrapped__: property
 
 
-_stock_covar_cache = vars(DefaultPredictionStrategy)["covar_cache"]
+_stock_covar_cache = stock_of(DefaultPredictionStrategy, "covar_cache")
 
 
 def _read_covar_cache(self: Any) -> Any:
-    known = _shared(self, "covar_cache")
+    known = _shared(self, "covar_cache") if prediction.holds() else None
     if known is None:
         return _stock_covar_cache.fget(self)
     with _untraced():
@@ -198,7 +204,7 @@ _covar_cache = _Cache(_read_covar_cache)
 hook(DefaultPredictionStrategy, "covar_cache")(_covar_cache)
 
 
-_stock_covariance = DefaultPredictionStrategy.exact_predictive_covar
+_stock_covariance = stock_of(DefaultPredictionStrategy, "exact_predictive_covar")
 
 
 @hook(DefaultPredictionStrategy, "exact_predictive_covar")
@@ -218,7 +224,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 @unless_it_fails
 def _in_force(strategy: Any) -> Any:
     """Return the factor of a strategy if it still is that of its model."""
-    known = factor_cache.found(strategy)
+    known = factor_cache.found(strategy) if prediction.holds() else None
     usable = known is not None and not _iterates_by_order(strategy, SOLVE) and origin.holds(strategy)
     return known if usable else None
 
@@ -234,7 +240,7 @@ def _keeps_noise(likelihood: Any) -> bool:
     return fixed and getattr(likelihood, "second_noise_covar", None) is None
 
 
-_stock_fantasy = DefaultPredictionStrategy.get_fantasy_strategy
+_stock_fantasy = stock_of(DefaultPredictionStrategy, "get_fantasy_strategy")
 
 
 @hook(DefaultPredictionStrategy, "get_fantasy_strategy")
@@ -243,7 +249,7 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, ROOT, SOLVE)
-    if found == ORDERED or not _grows(self, targets, kwargs) or stay_out_of_models():
+    if found == ORDERED or not _grows(self, targets, kwargs) or _stay_out() or not fantasy.holds():
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)
         return found
@@ -267,12 +273,12 @@ def _grows(strategy: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
     return not kwargs or (kwargs.keys() == {"noise"} and _keeps_noise(strategy.likelihood))
 
 
-_stock_fantasy_model = ExactGP.get_fantasy_model
+_stock_fantasy_model = stock_of(ExactGP, "get_fantasy_model")
 
 
 @hook(ExactGP, "get_fantasy_model")
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
-    if stay_out_of_models() or self.prediction_strategy is None:
+    if _stay_out() or self.prediction_strategy is None:
         return _stock_fantasy_model(self, inputs, targets, **kwargs)
     origin.ours(self, growing=True)
     made = _stock_fantasy_model(self, inputs, targets, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 from linear_operator.operators import AddedDiagLinearOperator
 
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, SOLVE, TRACE, regime
@@ -24,8 +24,8 @@ __all__: list[str] = []
 
 
 _dispatch = route("solve", looked=True)
-_solve_module = sys.modules["linear_operator.functions._solve"]
-_quad_module = sys.modules["linear_operator.functions._inv_quad"]
+_solve_module: Any = sys.modules.get("linear_operator.functions._solve")
+_quad_module = sys.modules.get("linear_operator.functions._inv_quad")
 
 
 class _Reuse(threading.local):
@@ -35,7 +35,7 @@ class _Reuse(threading.local):
 
 
 _reuse = _Reuse()
-_stock_solve = _solve_module._solve
+_stock_solve = stock_of(_solve_module, "_solve")
 
 
 @hook(_solve_module, "_solve")
@@ -47,7 +47,7 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
     return _stock_solve(linear_op, rhs) if found is None else _dispatch(linear_op, _expanded(linear_op, rhs), *found)
 
 
-_stock_quad_solve = _quad_module._solve
+_stock_quad_solve = stock_of(_quad_module, "_solve")
 
 
 @hook(_quad_module, "_solve")
@@ -95,7 +95,7 @@ def _same_tensors(one: Any, other: Any) -> bool:
     )
 
 
-_stock_solve_backward = _solve_module.Solve.backward
+_stock_solve_backward = stock_of(_solve_module.Solve, "backward")
 
 
 @hook(_solve_module.Solve, "backward")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
-from autokern.core import shown
+from autokern.core import releases, shown
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
@@ -143,8 +143,9 @@ class Explanation(msgspec.Struct, frozen=True):
         return ax
 
     def __str__(self) -> str:
+        off = releases.summary()
         if not self.decisions:
-            return "autokern has taken no decision in this process"
+            return "\n".join(filter(None, ["autokern has taken no decision in this process", off]))
         rows = [("calls", "problem", "runs", "x stock", "why")]
         for decision, calls in self._sorted():
             rows.append((str(calls), str(decision.problem), decision.candidate, f"{decision.margin:.2f}", decision.why))
@@ -152,7 +153,7 @@ class Explanation(msgspec.Struct, frozen=True):
         lines = (
             "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]) for row in rows
         )
-        return legible("\n".join(lines))
+        return legible("\n".join(filter(None, [*lines, off])))
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:

@@ -1,0 +1,118 @@
+"""The table of recorded releases, and whether functions of the libraries are in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+from autokern.core.fingerprints import definitions, of_function
+
+__all__ = ["functions", "is_ours", "is_within", "matches", "original", "root_of", "table"]
+
+_HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+"""The folder of the package, with the separator at its end."""
+_INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
+"""Where properties and other decorators keep the functions that they decorate."""
+_DEEP = 6
+"""Layers of decorators beyond which a function is not known."""
+_CONTEXT = contextlib.contextmanager(iter).__code__
+"""The code of every function that Python makes a context manager of."""
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    """Return the recorded releases by library, and the fingerprints by module and qualified name."""
+    with open(os.path.join(_HERE, "core", "known.json"), encoding="utf-8") as file:
+        found: dict[str, Any] = json.load(file)
+    return found
+
+
+@functools.cache
+def _wrappers() -> frozenset[str]:
+    """Return the fingerprints of all functions within functions: what decorators of the libraries return."""
+    return frozenset(table()["within"].split())
+
+
+@functools.lru_cache(8)
+def _sources(path: str) -> list[tuple[str, str, str]]:
+    with contextlib.suppress(OSError, SyntaxError, ValueError), open(path, encoding="utf-8") as file:
+        return list(definitions(file.read(), path))
+    return []
+
+
+def is_ours(found: Any) -> bool:
+    """Whether a function or property is code of autokern."""
+    return getattr(getattr(getattr(found, "fget", found), "__code__", None), "co_filename", "").startswith(_HERE)
+
+
+def original(found: Any) -> Any:
+    """Return what a hook of autokern replaces, and anything else as it is."""
+    while hasattr(found, "__wrapped__") and is_ours(found):
+        found = found.__wrapped__
+    return found
+
+
+def _is_recorded(function: FunctionType, marks: frozenset[str], root: str) -> bool:
+    """Whether a function has one of these fingerprints; on a Python that nobody recorded, by its syntax."""
+    ours, path = of_function(function), function.__code__.co_filename
+    if not marks.isdisjoint(ours):
+        return True
+    name = function.__code__.co_name
+    written = _sources(path) if path.startswith(root) else ()
+    return any(code in ours and syntax in marks and at.endswith(name) for at, code, syntax in written)
+
+
+def matches(found: Any, marks: frozenset[str], root: str, depth: int = 0) -> bool:
+    """Whether all layers of an attribute are recorded, and the innermost ones for its name."""
+    if depth > _DEEP:
+        return False
+    if not isinstance(found, FunctionType):
+        layers = _layers(found)
+        return bool(layers) and all(matches(layer, marks, root, depth + 1) for layer in layers)
+    if "__wrapped__" not in found.__dict__ and _is_recorded(found, marks, root):
+        return True
+    wrapped = any(matches(layer, marks, root, depth + 1) for layer in _held(found))
+    return wrapped and (found.__code__ is _CONTEXT or _is_recorded(found, _wrappers(), root))
+
+
+def _layers(found: Any) -> list[Any]:
+    return [layer for name in _INNER if (layer := getattr(found, name, None)) is not None]
+
+
+def _held(function: FunctionType) -> list[Any]:
+    """Return what a function wraps: what it says, or else the functions that it refers to."""
+    if "__wrapped__" in function.__dict__:
+        return [function.__dict__["__wrapped__"]]
+    cells = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            cells.append(cell.cell_contents)
+    return [one for one in cells if isinstance(one, FunctionType)]
+
+
+def functions(found: Any, depth: int = 0) -> Iterator[FunctionType]:
+    """Yield the functions of an attribute; hooks of autokern and what they replace as well."""
+    if isinstance(found, FunctionType):
+        yield found
+    layers = _held(found) if isinstance(found, FunctionType) else _layers(found)
+    for layer in layers if depth < _DEEP and not isinstance(found, type) else ():
+        yield from functions(layer, depth + 1)
+
+
+@functools.cache
+def root_of(module: str) -> str:
+    """Return the folder of the library that a module belongs to."""
+    file = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None) or os.devnull
+    return os.path.join(os.path.dirname(os.path.abspath(file)), "")
+
+
+def is_within(function: FunctionType) -> bool:
+    """Whether the code of a function is recorded as that of a function within another one, or of its own name."""
+    marks = table()["code"].get(function.__module__, {}).get(function.__qualname__, "").split()
+    return not _wrappers().union(marks).isdisjoint(of_function(function))

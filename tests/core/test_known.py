@@ -1,0 +1,206 @@
+"""Known functions of the libraries: what changes a fingerprint, what leaves a hook out, and what a program is told."""
+
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+import types
+from unittest import mock
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels.kernel import Kernel
+from linear_operator.utils import cholesky as cholesky_module
+
+import autokern
+from autokern.core import known, recorded
+from autokern.core.fingerprints import definitions, of_function
+from autokern.core.known import relied
+from autokern.hooks import install
+
+SOURCE = """
+def half(x, scale=0.5, *, shift=0):
+    'Return a half.'
+    return x * scale + shift - 1.0
+"""
+
+
+def marks(source):
+    ((_, code, syntax),) = definitions(textwrap.dedent(source), "file.py")
+    return code, syntax
+
+
+def alive(source):
+    space = {}
+    exec(textwrap.dedent(source), space)
+    return space["half"]
+
+
+def test_a_function_has_the_fingerprint_of_its_source():
+    assert marks(SOURCE)[0] == of_function(alive(SOURCE))[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("x * scale", "x / scale"), ("1.0", "1.5"), ("scale=0.5", "scale=0.25"), ("shift=0", "shift=1"), ("x,", "x, y,")],
+)
+def test_another_formula_constant_default_or_argument_is_another_fingerprint(old, new):
+    code, syntax = marks(SOURCE)
+    assert code != marks(SOURCE.replace(old, new))[0]
+    assert syntax != marks(SOURCE.replace(old, new))[1]
+
+
+@pytest.mark.parametrize(("old", "new"), [("a half", "the half"), ("return x", "# a comment\n    return x")])
+def test_docstrings_lines_and_comments_count_nothing(old, new):
+    assert marks(SOURCE) == marks(SOURCE.replace(old, new))
+
+
+def test_the_syntax_does_not_count_whether_there_is_a_docstring():
+    assert marks(SOURCE)[1] == marks(SOURCE.replace("    'Return a half.'\n", ""))[1]
+
+
+def test_defaults_that_only_a_run_tells_are_left_out():
+    code = marks("def half(x, scale=BASE):\n    return x")[0]
+    assert code[0] == "~"
+    assert code == of_function(alive("BASE = 3\ndef half(x, scale=BASE):\n    return x"))[1]
+
+
+def test_all_that_is_installed_and_relied_on_is_known():
+    with autokern.enabled():
+        assert not known.unknown()
+    for kind in (RBFKernel, ScaleKernel, gpytorch.likelihoods.GaussianLikelihood, gpytorch.priors.GammaPrior):
+        assert relied(kind).holds(), relied(kind).unknown
+
+
+def other(self, x1, x2, diag=False, **params):
+    return torch.zeros(len(x1), len(x2))
+
+
+def wrapped(function):
+    @functools.wraps(function)
+    def outer(*args, **kwargs):
+        return function(*args, **kwargs) * 1.5
+
+    return outer
+
+
+@pytest.mark.parametrize("name", ["forward", "__call__", "covar_dist"])
+def test_a_replaced_function_is_seen_until_it_is_put_back(name):
+    rely, owner = relied(RBFKernel), RBFKernel if name == "forward" else Kernel
+    assert rely.holds()
+    for patch in (other, wrapped(getattr(owner, name)), mock.MagicMock()):
+        with mock.patch.object(owner, name, patch):
+            assert not rely.holds()
+            assert f"{owner.__name__}.{name}" in str(rely.unknown)
+        assert rely.holds()
+
+
+def test_a_function_that_a_class_newly_overrides_is_seen():
+    rely = relied(RBFKernel)
+    with mock.patch.object(RBFKernel, "covar_dist", other, create=True):
+        assert not rely.holds()
+    assert rely.holds()
+
+
+def test_code_that_is_replaced_in_place_is_seen_beneath_a_hook_too():
+    forward, rely = RBFKernel.forward, relied(RBFKernel)
+    before = forward.__code__
+    with autokern.enabled():
+        assert rely.holds()
+        forward.__code__ = other.__code__
+        assert not rely.holds()
+        forward.__code__ = before
+        assert rely.holds()
+
+
+def test_a_function_that_is_gone_or_in_a_base_class_is_missing():
+    rely = relied("linear_operator.utils.cholesky:psd_safe_cholesky")
+    kept = cholesky_module.psd_safe_cholesky
+    del cholesky_module.psd_safe_cholesky
+    try:
+        assert not rely.holds()
+        assert "missing" in str(rely.unknown)
+    finally:
+        cholesky_module.psd_safe_cholesky = kept
+    assert rely.holds()
+
+
+def test_on_a_python_that_nobody_recorded_the_syntax_decides():
+    syntax = {name: mark for name, _, mark in recorded._sources(sys.modules[RBFKernel.__module__].__file__)}
+    allowed = frozenset([syntax["RBFKernel.forward"]])
+    root = recorded.root_of("gpytorch")
+    assert recorded._is_recorded(RBFKernel.forward, allowed, root)
+    assert not recorded._is_recorded(RBFKernel.forward, frozenset(["0" * 10]), root)
+    assert not recorded._is_recorded(other, allowed, root)
+
+
+def test_a_function_that_is_patched_first_stays_and_so_do_its_numbers():
+    x = torch.rand(20, 1, dtype=torch.float64)
+    with mock.patch.object(RBFKernel, "forward", wrapped(RBFKernel.forward)):
+        kernel = ScaleKernel(RBFKernel()).double()
+        with torch.no_grad():
+            expected = kernel(x).to_dense()
+            with autokern.enabled():
+                assert kernel(x).to_dense().equal(expected)
+
+
+def test_each_hook_stands_alone():
+    with mock.patch.object(Kernel, "covar_dist", other), autokern.enabled():
+        assert vars(Kernel)["covar_dist"] is other
+        assert recorded.is_ours(cholesky_module._psd_safe_cholesky)
+
+
+def program(change, **environment):
+    code = f"""
+    import warnings
+    import gpytorch, torch
+    {change}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        import autokern.auto
+    told = [str(one.message) for one in caught if "autokern" in str(one.category)]
+    from linear_operator.utils import cholesky
+    print(len(told), *told)
+    print(cholesky._psd_safe_cholesky.__code__.co_filename.count("autokern/hooks"))
+    """
+
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, check=True, env=os.environ | environment,
+    )  # fmt: skip
+    told, hooked = run.stdout.strip().splitlines()[-2:]
+    return told, hooked == "1"
+
+
+def test_a_missing_target_is_told_once_and_leaves_the_others():
+    told, hooked = program("del gpytorch.models.ExactGP.get_fantasy_model")
+    assert told.startswith("1 ")
+    assert f"gpytorch {gpytorch.__version__}" in told
+    assert "ExactGP.get_fantasy_model" in told
+    assert "AUTOKERN_UNKNOWN" in told
+    assert hooked
+
+
+def test_stock_orders_that_nothing_is_enabled_where_anything_is_unknown():
+    assert not program("del gpytorch.models.ExactGP.get_fantasy_model", AUTOKERN_UNKNOWN="stock")[1]
+    assert program("", AUTOKERN_UNKNOWN="stock") == ("0", True)
+
+
+def test_trust_takes_what_is_there():
+    told, hooked = program("gpytorch.models.ExactGP.get_fantasy_model = lambda *a, **k: 1", AUTOKERN_UNKNOWN="trust")
+    assert (told, hooked) == ("0", True)
+
+
+def test_an_import_of_auto_never_fails():
+    told, hooked = program("del gpytorch.kernels.AdditiveKernel")
+    assert "autokern stays off" in told
+    assert "AdditiveKernel" in told
+    assert not hooked
+
+
+def test_hooks_of_others_are_not_asked():
+    owner = types.SimpleNamespace
+    assert install.stock_of(owner, "nothing") is None
