@@ -35,8 +35,8 @@ class Change(NamedTuple):
         What is changed.
     parts : tuple of str
         Of the program that run what is changed.
-    sources : dict
-        New text of modules.
+    sources : callable, optional
+        Returns new text of modules, nothing where there is nothing to change; called in the process of the change.
     gone : tuple of str
         Modules that cannot be imported any more.
     prepare : callable, optional
@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
     name: str
     parts: tuple[str, ...]
-    sources: edits.Sources = {}
+    sources: Callable[[], edits.Sources] | None = None
     gone: tuple[str, ...] = ()
     prepare: Callable[[], Callable[[], None]] | None = None
     when: str = "before"
@@ -103,15 +103,14 @@ class Known(NamedTuple):
 
 
 def formula(known: Known) -> Iterator[Change]:
-    for function in known.ordered("formula"):
-        if (parts := known.parts(function)) and (sources := edits.edited(function)):
-            yield Change(function.qualified, parts, sources)
+    for function, _ in known.numeric("formula"):
+        if edits.computes(function):
+            yield Change(function.qualified, known.parts(function), functools.partial(edits.edited, function))
 
 
 def returned(known: Known) -> Iterator[Change]:
     for function, what in known.numeric("returned"):
-        if sources := edits.scaled(function, what):
-            yield Change(function.qualified, known.parts(function), sources)
+        yield Change(function.qualified, known.parts(function), functools.partial(edits.scaled, function, what))
 
 
 def patched(when: str, known: Known) -> Iterator[Change]:
@@ -215,7 +214,8 @@ def new_name(known: Known) -> Iterator[Change]:
             if name and name not in done and not name.startswith("__"):
                 done.add(name)
                 some = known.parts(function) or _USUAL
-                yield Change(name, some, renamed(name, f"{name}_renamed"), effect=False)
+                sources = functools.partial(renamed, name, f"{name}_renamed")
+                yield Change(name, some, sources, effect=False)
 
 
 _USUAL = ("training with priors", "fixed noise")
@@ -242,7 +242,8 @@ def _of_torch() -> set[str]:
 
 def to_a_base(known: Known) -> Iterator[Change]:
     for function in known.ordered("moved"):
-        if function.holder and not function.nested and (sources := edits.moved(function)):
+        if function.holder and not function.nested:
+            sources = functools.partial(edits.moved, function)
             yield Change(function.qualified, known.parts(function) or _USUAL, sources, effect=False)
 
 
@@ -253,9 +254,9 @@ def new_keyword(known: Known) -> Iterator[Change]:
             continue
         done.add(function.name)
         factor = edits.FACTOR if known.returned(function) == "one" and edits.chance("factor", function) % 2 else None
-        if sources := edits.grown(function, factor):
-            told = f"{function.qualified} ({'an effect' if factor else 'none'})"
-            yield Change(told, known.parts(function) or _USUAL, sources, effect=factor is not None)
+        told = f"{function.qualified} ({'an effect' if factor else 'none'})"
+        sources = functools.partial(edits.grown, function, factor)
+        yield Change(told, known.parts(function) or _USUAL, sources, effect=factor is not None)
 
 
 def gone(known: Known) -> Iterator[Change]:
@@ -271,7 +272,8 @@ def _modules_gone(known: Known) -> Iterator[Change]:
     for module in sorted(named & modules().keys(), key=lambda one: edits.chance("gone", one)):
         if modules()[module].name != "__init__.py" and module not in program:
             parts = next((known.parts(one) for one in functions(module).values() if known.parts(one)), _USUAL)
-            yield Change(module, parts, edits.renamed_module(module), gone=(module,), effect=False)
+            sources = functools.partial(edits.renamed_module, module)
+            yield Change(module, parts, sources, gone=(module,), effect=False)
 
 
 @functools.cache

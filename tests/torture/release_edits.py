@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from release_sources import Definition, Function, at, modules, naming, rewritten, tree
 
-__all__ = ["Sources", "chance", "edited", "grown", "moved", "renamed_module", "scaled"]
+__all__ = ["Sources", "chance", "computes", "edited", "grown", "moved", "renamed_module", "scaled"]
 
 Sources = dict[str, str]
 """New text of modules, by dotted name."""
 
 FACTOR = 1.5
-_ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-}  # fmt: skip
-_METHODS = {"add": "sub", "sub": "add", "mul": "div", "div": "mul", "exp": "exp2", "sqrt": "square", "sin": "cos"}
+_SWAPPED: dict[type[ast.operator], type[ast.operator]] = {ast.Mult: ast.Div, ast.Div: ast.Mult}
+_METHODS = {"mul": "div", "div": "mul", "exp": "exp2", "sqrt": "square", "sin": "cos", "log": "log1p"}
+_SIZES = re.compile(r"shape|size|dim|len\(|num_|batch|index|\[[^]]*\] [+*]|['\"]")
+"""What tells that a sum or product is one of sizes, or of sequences."""
 
 
 def chance(*words: object) -> int:
@@ -39,6 +40,14 @@ def _body(node: Any) -> Iterator[ast.AST]:
     return _own(ast.Module(body=node.body, type_ignores=[]))
 
 
+_parsed = functools.cache(tree)
+
+
+def computes(function: Function) -> bool:
+    """Whether `edited` finds something to change."""
+    return next(_sites(at(function, _parsed(function.module))), None) is not None
+
+
 def edited(function: Function) -> Sources:
     """Change an operator, a constant or an elementary function in a body, if it has one."""
     parsed = tree(function.module)
@@ -46,8 +55,10 @@ def edited(function: Function) -> Sources:
     if not sites:
         return {}
     node = sites[chance("site", function.qualified) % len(sites)]
-    if isinstance(node, ast.BinOp):
-        node.op = _ARITHMETIC[type(node.op)]()
+    if isinstance(node, ast.BinOp) and type(node.op) in _SWAPPED:
+        node.op = _SWAPPED[type(node.op)]()
+    elif isinstance(node, ast.BinOp):
+        node.right = ast.BinOp(node.right, ast.Mult(), ast.Constant(FACTOR))
     elif isinstance(node, ast.Constant):
         node.value *= FACTOR
     else:
@@ -57,10 +68,10 @@ def edited(function: Function) -> Sources:
 
 def _sites(node: Any) -> Iterator[Any]:
     for child in _body(node):
-        if isinstance(child, ast.BinOp) and type(child.op) in _ARITHMETIC:
-            if not isinstance(child.left, (ast.List, ast.Tuple)) and not isinstance(child.right, (ast.List, ast.Tuple)):
+        if isinstance(child, ast.BinOp) and isinstance(child.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
+            if not _SIZES.search(ast.unparse(child)):
                 yield child
-        elif isinstance(child, ast.Constant) and type(child.value) is float:
+        elif isinstance(child, ast.Constant) and type(child.value) is float and abs(child.value) > 1e-3:
             yield child
         elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in _METHODS:
             yield child

@@ -121,19 +121,19 @@ class _Changed(importlib.abc.MetaPathFinder):
     """Finds changed modules, in a folder of their own, and does not find those that are gone."""
 
     def __init__(self, change: Change, folder: Path) -> None:
-        self._gone, self._paths = change.gone, {}
-        for module, source in change.sources.items():
-            self._paths[module] = folder / f"{module}.py"
-            self._paths[module].write_text(source, encoding="utf-8")
+        self._gone, self.paths = change.gone, dict[str, Path]()
+        for module, source in (change.sources() if change.sources is not None else {}).items():
+            self.paths[module] = folder / f"{module}.py"
+            self.paths[module].write_text(source, encoding="utf-8")
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name in self._gone:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        if name not in self._paths:
+        if name not in self.paths:
             return None
         here = modules().get(name)
         package = [str(here.parent)] if here is not None and here.name == "__init__.py" else None
-        return importlib.util.spec_from_file_location(name, self._paths[name], submodule_search_locations=package)
+        return importlib.util.spec_from_file_location(name, self.paths[name], submodule_search_locations=package)
 
 
 class Ran(NamedTuple):
@@ -243,7 +243,10 @@ def verdict(change: Change, known: dict[str, Ran], folder: Path, ways: tuple[dic
     """Make a change in this process, run the program as stock and with autokern, and compare."""
     sys.dont_write_bytecode = True
     warnings.simplefilter("ignore")
-    sys.meta_path.insert(0, _Changed(change, folder))
+    finder = _Changed(change, folder)
+    if change.sources is not None and not finder.paths:
+        return Verdict("no effect", "there is nothing to change")
+    sys.meta_path.insert(0, finder)
     of_botorch = any(part == "a bayesian loop" for part in change.parts)
     try:
         if change.first is not None:

@@ -35,7 +35,7 @@ _COLUMNS = ("silently wrong", "import crashes", "call crashes", "fine", "no effe
 _COUNT = _COLUMNS[:4]
 
 
-def _prepared() -> Any:
+def _prepared(orders: tuple[dict[str, str], ...]) -> Any:
     """Return what changes are made of, and what the program notes where nothing is changed."""
     os.environ["AUTOKERN_CALIBRATE"] = "never"
     import release_runs as runs
@@ -48,7 +48,7 @@ def _prepared() -> Any:
         assert not isinstance(found, runs.Died), found
         return found
 
-    (steps, _), ways = trace(False, {}), [trace(True, orders) for orders in _WAYS]
+    (steps, _), ways = trace(False, {}), [trace(True, way) for way in orders]
     ran = {part: functions for part, functions, _ in steps}
     relied = {
         one
@@ -71,19 +71,19 @@ def _judged(found: Findings, size: Size, orders: dict[str, str]) -> Counter[tupl
     from release_changes import KINDS, Change
 
     began = time.monotonic()
-    known, facts = _prepared()
-    ways = tuple({**way, **orders} for way in (_WAYS if size.ways else _WAYS[:1]))
+    ways = _WAYS if size.ways else _WAYS[:1]
+    known, facts = _prepared(ways)
+    ways = tuple({**way, **orders} for way in ways)
     pools: dict[str, Iterator[Change]] = {"nothing": iter([Change("nothing", tuple(known.program), effect=False)])}
     pools |= {kind: make(known) for kind, make in KINDS.items()}
     counted, running = Counter[tuple[str, str]](), Counter[str]()
-    told: list[str] = []
 
     with tempfile.TemporaryDirectory() as folder:
 
         def ready() -> Any:
-            for kind, pool in pools.items():
-                enough = sum(counted[kind, word] for word in _COUNT) + running[kind] >= size.each
-                change = None if enough else next(pool, None)
+            so_far = {kind: running[kind] + sum(counted[kind, word] for word in _COUNT) for kind in pools}
+            for kind in sorted(pools, key=so_far.__getitem__):
+                change = next(pools[kind], None) if so_far[kind] < size.each else None
                 if change is not None:
                     running[kind] += 1
                     place = Path(tempfile.mkdtemp(dir=folder))
@@ -95,13 +95,13 @@ def _judged(found: Findings, size: Size, orders: dict[str, str]) -> Counter[tupl
             running[kind] -= 1
             verdict = runs.Verdict("call crashes", str(answer)) if isinstance(answer, runs.Died) else answer
             counted[kind, verdict.word] += 1
-            told.append("\t".join((kind, what, verdict.word, verdict.told, verdict.warned)))
+            if "T14_LOG" in os.environ:
+                with open(os.environ["T14_LOG"], "a", encoding="utf-8") as log:
+                    print(kind, what, verdict.word, verdict.told, verdict.warned, sep="\t", file=log)
             if verdict.word in _COUNT[:3]:
                 found.broken.append(f"{kind}: {what}: {verdict.word}: {verdict.told}")
 
         runs.jobs(ready, done, os.cpu_count() or 1)
-    if "T14_LOG" in os.environ:
-        Path(os.environ["T14_LOG"]).write_text("\n".join(sorted(told)), encoding="utf-8")
     for kind in pools:
         found.figures[kind] = ", ".join(f"{word} {counted[kind, word]}" for word in _COLUMNS if counted[kind, word])
     number = sum(counted[kind, word] for kind in KINDS for word in _COUNT)
