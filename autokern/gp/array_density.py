@@ -14,10 +14,11 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
-from autokern.gp import likelihood, merged, originals, plain
+from autokern.gp import likelihood, merged, plain
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
 from autokern.gp.parts import arranged
+from autokern.gp.relied import DENSITY
 from autokern.gp.reading import Readings, forwarded
 from autokern.gp.small import Array
 from autokern.kernels import tree as trees
@@ -37,6 +38,7 @@ class _KernelReading:
     def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size) -> None:
         seen = self._seen = Inspected(dtype, batch)
         self._how = dims, dtype, batch
+        seen.relies(*DENSITY)
         seen.dims = dims
         self.parts = []
         for at in np.ndindex(*batch):
@@ -52,7 +54,7 @@ class _KernelReading:
 
     def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size) -> bool:
         """Whether the kernel still consists of the objects that were read."""
-        return self._how == (dims, dtype, batch) and originals.in_place() and self._seen.holds()
+        return self._how == (dims, dtype, batch) and self._seen.holds()
 
 
 _readings = Readings(_KernelReading)

@@ -6,7 +6,6 @@ looked at and where, so that a replaced object is seen before the next use.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import Any, cast
 
@@ -14,11 +13,12 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.module import Module
 
-from autokern.gp import originals
+from autokern.core.known import relied
 from autokern.gp.mirrors import Mirrors
 from autokern.gp.parameters import Curve, Element, Mirrored, Parameter, bounded, curve_of
 from autokern.gp.small import Array
 from autokern.gp.tables import Index
+from autokern.kernels.family import DISTANCES
 
 __all__ = ["Inspected", "UnreadError"]
 
@@ -97,7 +97,7 @@ class Inspected:
         self.parameters: dict[int, Parameter] = {}
         self.dims = 0
         self.begin(())
-        self._functions: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._relied: set[Any] = set()
         self._owners: dict[int, _Owner] = {}
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]] = {}
         self._equal: dict[int, tuple[Array, bytes]] = {}
@@ -136,23 +136,11 @@ class Inspected:
             sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
             empty = ("_added_loss_terms",) if ours else _HOOKS
             self._owner(module).look(len(own), {name: len(own[name]) for name in sizes}, empty)
+            self.relies(type(module))
 
-    def stands_for(self, kind: Any, *names: str) -> None:
-        """Refuse a class or module where a function that a reading computes in place of is not its own."""
-        module = sys.modules.get(getattr(kind, "__module__", kind.__name__))
-        for name in names:
-            found = originals.undisturbed(vars(kind), name, getattr(module, "__file__", None))
-            if found is None:
-                raise UnreadError(f"a {kind.__name__} whose {name} is another's")
-            self._functions[id(kind), name] = vars(kind), name, found
-
-    def inherits(self, kind: type, name: str) -> None:
-        """Refuse a class that defines or inherits a function of this name from another file than its class's."""
-        for base in kind.__mro__:
-            if name in vars(base):
-                self.stands_for(base, name)
-            else:
-                self._functions[id(base), name] = vars(base), name, None
+    def relies(self, *names: Any) -> None:
+        """Rely on functions or classes of the libraries, which must be known, and stay as they are."""
+        self._relied.update(names)
 
     def module(self, owner: torch.nn.Module, name: str) -> Any:
         """Return a submodule, or None."""
@@ -283,7 +271,10 @@ class Inspected:
             raise UnreadError("a parameter of something else")
         self._checks = [owner.checks() for owner in self._owners.values()]
         self._owners.clear()  # they hold modules
-        self._known = list(self._functions.values())
+        self._relied.update(DISTANCES)
+        self._known = relied(*self._relied)
+        if not self._known.holds():
+            raise UnreadError(", ".join(f"{name} {why}" for name, why in self._known.unknown.items()))
         self._tensors = [(*known, key in self._fixed) for key, known in self._memory.items()]
 
     def holds(self) -> bool:
@@ -332,4 +323,4 @@ class Inspected:
             if now.tobytes() != then:
                 return False
         same = not self._spelt or all(repr(value) == then for value, then in self._spelt)
-        return same and (not self._known or originals.hold(self._known))
+        return same and self._known.holds()

@@ -65,27 +65,22 @@ def _matern(at: _Place) -> small.Part:
 
 
 def _rational(at: _Place) -> small.Part:
-    at.seen.stands_for(RQKernel, "forward", "alpha")
     return parts.RationalQuadratic(at.columns(), at.parameter("raw_lengthscale"), at.number("raw_alpha"))
 
 
 def _periodic(at: _Place) -> small.Part:
-    at.seen.stands_for(PeriodicKernel, "forward", "period_length")
     return parts.Periodic(at.columns(), at.parameter("raw_lengthscale"), at.parameter("raw_period_length"))
 
 
 def _cosine(at: _Place) -> small.Part:
-    at.seen.stands_for(CosineKernel, "forward", "period_length")
     return _smooth(at, "cosine", at.parameter("raw_period_length", 1))
 
 
 def _linear(at: _Place) -> small.Part:
-    at.seen.stands_for(LinearKernel, "forward", "variance")
     return parts.Linear(at.raw(), at.parameter("raw_variance"))
 
 
 def _polynomial(at: _Place) -> small.Part:
-    at.seen.stands_for(PolynomialKernel, "forward", "offset")
     power = at.seen.attribute(at.kernel, "power")
     if type(power) not in (int, float):
         raise UnreadError("a power that is no number")
@@ -94,7 +89,6 @@ def _polynomial(at: _Place) -> small.Part:
 
 def _mixture(at: _Place) -> small.Part:
     names = "mixture_weights", "mixture_means", "mixture_scales"
-    at.seen.stands_for(SpectralMixtureKernel, "forward", "_create_input_grid", *names)
     raw = at.kernel._parameters.get("raw_mixture_weights")
     count = 0 if raw is None else raw.shape[-1]
     weights = at.seen.parameter(at.kernel, "raw_mixture_weights", (count,))
@@ -103,7 +97,6 @@ def _mixture(at: _Place) -> small.Part:
 
 
 def _constant(at: _Place) -> small.Part:
-    at.seen.stands_for(ConstantKernel, "forward", "constant")
     return tables.Constant(at.number("raw_constant"))
 
 
@@ -112,7 +105,6 @@ def _index(at: _Place) -> small.Part:
 
 
 def _positive_index(at: _Place) -> small.Part:
-    at.seen.stands_for(type(at.kernel), "covar_factor", "_eval_covar_matrix", "covar_matrix", "_lower_triangle_corr")
     unit, task = (at.seen.attribute(at.kernel, name) for name in ("unit_scale_for_target", "target_task_index"))
     if type(unit) is not bool or type(task) is not int:
         raise UnreadError("a unit or a task that is none")
@@ -120,7 +112,6 @@ def _positive_index(at: _Place) -> small.Part:
 
 
 def _table(at: _Place, name: str, unit: int | None) -> small.Part:
-    at.seen.stands_for(IndexKernel, "forward", "var", "_eval_covar_matrix")
     raw = at.kernel._parameters.get(name)
     shape = () if raw is None else tuple(raw.shape[len(at.seen.batch) :])
     if at.dims != 1 or len(shape) != 2:
@@ -133,7 +124,6 @@ def _table(at: _Place, name: str, unit: int | None) -> small.Part:
 
 
 def _categorical(at: _Place) -> small.Part:
-    at.seen.stands_for(type(at.kernel), "forward")
     return tables.Categorical(at.raw(), at.parameter("raw_lengthscale"))
 
 

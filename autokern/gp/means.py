@@ -79,7 +79,6 @@ def mean_of(seen: Inspected, mean: Any, x: Array, tasks: Array | None) -> Mean |
     """
     kind = type(mean)
     if kind is MultitaskMean and tasks is not None:
-        seen.stands_for(MultitaskMean, "forward")
         several = seen.module(mean, "base_means")
         inner = [mean_of(seen, seen.module(several, name), x, None) for name in several._modules]
         constants = [one._constant for one in inner if isinstance(one, _Constant)]
@@ -87,7 +86,6 @@ def mean_of(seen: Inspected, mean: Any, x: Array, tasks: Array | None) -> Mean |
             raise UnreadError("means of tasks that are no constants")
         return _OfTasks(constants, tasks)
     if kind is LinearMean:
-        seen.stands_for(LinearMean, "forward")
         bias = seen.parameter(mean, "bias", (1,)) if "bias" in mean._parameters else None
         return _Linear(x, seen.parameter(mean, "weights", (x.shape[1], 1)), bias)
     seen.attribute(mean, "batch_shape")

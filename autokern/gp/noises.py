@@ -75,8 +75,6 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Noise:
             raise UnreadError("further noise")
         return _Known(seen.data(noise)[seen.at])
     if kinds == (HadamardGaussianLikelihood, MultitaskHomoskedasticNoise):
-        seen.stands_for(HadamardGaussianLikelihood, "marginal", "_shaped_noise_covar")
-        seen.stands_for(MultitaskHomoskedasticNoise.__base__, "forward", "noise")
         column = seen.attribute(likelihood, "task_feature_index") if x.shape[1] > 1 else 0
         several = seen.attribute(likelihood, "num_tasks")
         if type(column) is not int or not -x.shape[1] <= column < x.shape[1]:

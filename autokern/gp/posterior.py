@@ -25,13 +25,13 @@ from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, keeps_graph, plain_gradients
-from autokern.gp import originals
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.mirrors import Mirrors, placed
 from autokern.gp.parameters import Parameter
 from autokern.gp.points import Part, Wanted, part_of, value_of
+from autokern.gp.relied import PREDICTION
 from autokern.gp.small import Array
 from autokern.system.blas import one_thread
 
@@ -74,7 +74,7 @@ class Posterior:
         kind = type(model)
         if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
-        self._forward = kind.forward
+        self._forward, self._code = kind.forward, kind.forward.__code__
         names = modules_of(self._forward)
         if names is None or any(hasattr(kind, name) for name in names[:2]):
             raise UnreadError("a forward that is not the plain one")
@@ -83,6 +83,7 @@ class Posterior:
             raise UnreadError("several inputs, or a batch of batches")
         self.batch, self.device = inputs[0].shape[:-2], inputs[0].device
         seen = Inspected(torch.float64, self.batch, None if inputs[0].is_cpu else Mirrors(still=True))
+        seen.relies(*PREDICTION)
         train = seen.data(inputs[0])
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         points = train.reshape(-1, *train.shape[-2:])
@@ -119,7 +120,8 @@ class Posterior:
 
     def holds(self) -> bool:
         """Whether the model consists of what was read; its values are the matter of its prediction strategy."""
-        return self._type.forward is self._forward and originals.in_place() and self._seen.holds()
+        same = self._type.forward is self._forward and self._forward.__code__ is self._code
+        return same and self._seen.holds()
 
     def fits(self, x: torch.Tensor) -> bool:
         """Whether these are points at which the arrays can be evaluated."""

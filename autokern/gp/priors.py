@@ -53,6 +53,15 @@ _METHODS: dict[Any, str] = {
 }  # fmt: skip
 """The properties that the library's own closures of priors read."""
 
+_LOGARITHM = tuple(
+    f"torch.distributions.{name}"
+    for name in (
+        "normal:Normal.log_prob", "transforms:ExpTransform._inverse", "transforms:ExpTransform.log_abs_det_jacobian",
+        "transforms:Transform._inv_call", "transforms:_InverseTransform.__call__", "utils:_sum_rightmost",
+    )
+)  # fmt: skip
+"""How the density of a logarithm is that of its exponential."""
+
 At = Callable[[Array], tuple[float, Array]]
 
 
@@ -83,7 +92,7 @@ def term(seen: Inspected, module: torch.nn.Module, prior: Any, closure: Any) -> 
     own = prior.__dict__
     for owner in (prior, own.get("base_dist"), own.get("_dirichlet"), prior._modules.get("tails")):
         if owner is not None:
-            seen.inherits(type(owner), "log_prob")
+            seen.relies(type(owner))
     return Term(known, _density(seen, prior))
 
 
@@ -126,6 +135,7 @@ def _density(seen: Inspected, prior: Any) -> At:
         return [seen.constant(seen.attribute(owner, name), shape) for name in names]
 
     if kind is LogNormalPrior:
+        seen.relies(*_LOGARITHM)
         return _log_normal(*attributes(seen.attribute(prior, "base_dist"), "loc", "scale"))
     if kind is NormalPrior:
         return _normal(*buffers("loc", "scale"))
@@ -138,7 +148,6 @@ def _density(seen: Inspected, prior: Any) -> At:
     if kind is UniformPrior:
         return _uniform(*attributes(prior, "low", "high"))
     if kind is SmoothedBoxPrior:
-        seen.stands_for(kind, "log_prob", "_log_prob", "_c", "_r", "_M")
         tails = seen.module(prior, "tails")
         inner = [seen.constant(seen.buffer(tails, name), (1,)) for name in ("loc", "scale")]
         return _smoothed_box(*buffers("a", "b", "sigma", shape=(1,)), *inner)

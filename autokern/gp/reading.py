@@ -18,7 +18,7 @@ from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
-from autokern.gp import input_transforms, originals, small
+from autokern.gp import input_transforms, small
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.leaves import leaf
@@ -27,6 +27,7 @@ from autokern.gp.mirrors import Mirrors, sent
 from autokern.gp.noises import noise_of
 from autokern.gp.parameters import Mirrored
 from autokern.gp.parts import arranged
+from autokern.gp.relied import DENSITY
 from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
 from autokern.gp.tasks import is_mapping, mapped
@@ -110,12 +111,14 @@ class Reading:
         if self.dtype not in DTYPES or not targets.numel():
             raise UnreadError(f"inputs of {self.dtype}, or no targets")
         seen = self._seen = Inspected(self.dtype, self.batch, None if targets.is_cpu else Mirrors())
+        seen.relies(*DENSITY)
         likelihood = seen.module(mll, "likelihood")
         if seen.module(mll, "model") is not model or seen.module(model, "likelihood") is not likelihood:
             raise UnreadError("a likelihood that is not the model's")
         if any(getattr(type(model), name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._lock = type(model).forward, threading.Lock()
+        self._code = self._forward.__code__
         self._transform = getattr(type(model), "transform_inputs", None)
         of_tasks = is_mapping(type(model))
         names = ("mean_module", "covar_module", True) if of_tasks else modules_of(self._forward)
@@ -172,7 +175,8 @@ class Reading:
         kind = type(model)
         if kind.__call__ is not ExactGP.__call__ or getattr(kind, "transform_inputs", None) is not self._transform:
             return False
-        return kind.forward is self._forward and originals.in_place() and self._seen.holds()
+        same = kind.forward is self._forward and self._forward.__code__ is self._code
+        return same and self._seen.holds()
 
     def covers(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Whether these are all the parameters whose gradients stock computes, each one of the model's."""

@@ -19,12 +19,13 @@ from gpytorch.models import ExactGP
 from torch.func import functional_call
 
 from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
-from autokern.gp import likelihood, originals, plain
+from autokern.gp import likelihood, plain
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.mirrors import Mirrors, fetched, placed
 from autokern.gp.noises import noise_of
 from autokern.gp.parts import arranged
 from autokern.gp.reading import DTYPES, Readings, forwarded
+from autokern.gp.relied import DENSITY
 from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
 
@@ -53,6 +54,7 @@ class StepReading:
             raise UnreadError("another marginal likelihood")
         self.batch = torch.Size(shape[:-1])
         seen = self._seen = Inspected(dtype, self.batch, None if device.type == "cpu" else Mirrors())
+        seen.relies(*DENSITY)
         model, noisy = seen.module(mll, "model"), seen.module(mll, "likelihood")
         if not isinstance(model, ExactGP) or seen.module(model, "likelihood") is not noisy or dtype not in DTYPES:
             raise UnreadError("a likelihood that is not the model's")
@@ -83,7 +85,7 @@ class StepReading:
         if self.mll() is None or self._kernel() is not kernel:
             return False
         same = self._how == (dims, shape[: len(self._how[1])], dtype, device) and len(shape) == len(self.batch) + 1
-        return same and originals.in_place() and self._seen.holds()
+        return same and self._seen.holds()
 
 
 class Step(NamedTuple):

@@ -26,8 +26,7 @@ def is_mapping(kind: type) -> bool:
 def mapped(seen: Inspected, model: Any, x: torch.Tensor) -> tuple[Array, Array]:
     """Return points with the numbers of their tasks in place of the tasks' values, and these numbers."""
     module: Any = sys.modules["botorch.models.multitask"]
-    seen.stands_for(module.MultiTaskGP, *_FUNCTIONS)
-    seen.stands_for(module, "_compute_multitask_mean")
+    seen.relies(module.MultiTaskGP, f"{module.__name__}:_compute_multitask_mean")
     for name in ("_task_feature", "_validate_task_values", "_expected_task_values", "num_tasks", "_task_mapper"):
         seen.attribute(model, name)
     if model._buffers.get("_task_mapper") is not None:

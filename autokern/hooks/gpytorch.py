@@ -20,10 +20,11 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from autokern.gp import marginal, memoized, originals
+from autokern.gp.relied import density
 from autokern.hooks import botorch, tasks
 from autokern.hooks.bypass import stay_out_of_kernels as _stay_out
 from autokern.hooks.bypass import stay_out_of_models
-from autokern.hooks.install import hook, is_enabled
+from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import DEFAULT, EXACT, ORDERED, is_default, regime
 from autokern.kernels.tree import family_name
@@ -61,7 +62,7 @@ def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _hooked(kind: type) -> Any:
-    stock = vars(kind)["forward"]
+    stock = stock_of(kind, "forward")
 
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
@@ -74,7 +75,7 @@ def _hooked(kind: type) -> Any:
 
 
 def _hooked_scale() -> Any:
-    stock = vars(ScaleKernel)["forward"]
+    stock = stock_of(ScaleKernel, "forward")
 
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, last_dim_is_batch: bool = False, diag: bool = False, **params: Any) -> Any:
@@ -86,7 +87,7 @@ def _hooked_scale() -> Any:
     return forward
 
 
-_stock_log_prob = MultivariateNormal.log_prob
+_stock_log_prob = stock_of(MultivariateNormal, "log_prob")
 
 
 @hook(MultivariateNormal, "log_prob")
@@ -95,8 +96,8 @@ def _log_prob(self: Any, value: Any) -> Any:
     if found is None or _asked_before(self._covar):
         return _stock_log_prob(self, value)
     self._covar._autokern_asked = True
-    density = found(value)
-    return _stock_log_prob(self, value) if density is None else density
+    result = found(value)
+    return _stock_log_prob(self, value) if result is None else result
 
 
 @unless_it_fails
@@ -105,7 +106,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
 
     With a likelihood, that of the observations by it; else the distribution has its noise already.
     """
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not density.holds():
         return None
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
     n = distribution.loc.shape[-1]
@@ -128,7 +129,7 @@ def _asked_before(covariance: Any) -> bool:
     return "_autokern_asked" in covariance.__dict__ or bool(memoized.names(covariance))
 
 
-_stock_objective = ExactMarginalLogLikelihood.forward
+_stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 
 
 @hook(ExactMarginalLogLikelihood, "forward")
@@ -168,10 +169,10 @@ def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, .
     That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
     """
     found = _described(function_dist, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
-    density = None if found is None else found(target)
-    if density is None:
+    result = None if found is None else found(target)
+    if result is None:
         return _stock_objective(self, function_dist, target, *params)
-    return self._add_other_terms(density, params).div_(function_dist.loc.shape[-1])
+    return self._add_other_terms(result, params).div_(function_dist.loc.shape[-1])
 
 
 def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Callable[[Any], Any] | None:
@@ -179,13 +180,13 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
     if not tasks.known(distribution, likelihood):
         return None
 
-    def density(value: Any) -> Any:
+    def of(value: Any) -> Any:
         found = tasks.described(distribution, likelihood)
         if found is None:
             return None
         return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
 
-    return density
+    return of
 
 
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
@@ -202,7 +203,7 @@ def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
     return noise
 
 
-_keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]
+_keops = sys.modules.get("gpytorch.kernels.keops.keops_kernel")
 _stock_use_keops = getattr(_keops, "_use_keops", None)
 
 

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from autokern import hooks
+from autokern.core import known
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
 from autokern.system import ranks as joining
 
-__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode"]
+__all__ = ["Patch", "disable", "enable", "enabled", "hook", "is_enabled", "patches", "put_declared", "recode", "stock_of"]
 
 _Replacement = TypeVar("_Replacement")
 
@@ -56,16 +57,21 @@ def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement]
     everywhere : str
         Package in all of whose modules, itself included, the function is replaced where they hold it by value.
     """
-    before = vars(owner)[name]
+    before = stock_of(owner, name)
 
     def declare(replacement: _Replacement) -> _Replacement:
-        if isinstance(replacement, FunctionType):
-            functools.update_wrapper(replacement, getattr(owner, name))
+        if isinstance(replacement, FunctionType) and before is not None:
+            functools.update_wrapper(replacement, before)
         replacement.__wrapped__ = before  # type: ignore[attr-defined]
         _hooks[owner, name] = Patch(owner, name, replacement), everywhere
         return replacement
 
     return declare
+
+
+def stock_of(owner: Any, name: str) -> Any:
+    """Return what a module or class has under a name itself, None where it has nothing."""
+    return getattr(owner, "__dict__", {}).get(name)
 
 
 _codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
@@ -82,7 +88,11 @@ def recode(function: FunctionType, template: Any) -> None:
 def patches() -> list[Patch]:
     """Return the patches of all hooks that are declared, in the order of installation."""
     for module in pkgutil.iter_modules(hooks.__path__):
-        importlib.import_module(f"{hooks.__name__}.{module.name}")
+        name = f"{hooks.__name__}.{module.name}"
+        try:
+            importlib.import_module(name)
+        except (AttributeError, ImportError, KeyError, TypeError) as error:  # a name of the libraries' is gone
+            known.leave_out(name, f"cannot be used: {error}")
     of = {package: _modules(package) for package in {package for _, package in _hooks.values()}}
     return [patch for declared, package in _hooks.values() for patch in (declared, *_others(declared, of[package]))]
 
@@ -187,8 +197,9 @@ def is_enabled() -> bool:
 def _install(settings: Settings) -> None:
     for patch in patches():
         _put(patch)
-    for function, (_, ours) in _codes.items():
-        function.__code__ = ours
+    for function, (theirs, ours) in _codes.items():
+        if known.is_within(function):
+            function.__code__ = ours
     buffers.set_limit(settings.memory)
     threads.allow(settings.threads != "off")
     if threads.allowed():
@@ -214,9 +225,11 @@ def put_declared() -> None:
 
 
 def _put(patch: Patch) -> None:
-    present = vars(patch.owner)[patch.name]
+    present = stock_of(patch.owner, patch.name)
     if present is patch.replacement:  # a mock put it back after the last `disable`
         present = patch.replacement.__wrapped__
+    if known.is_ours(patch.replacement) and not known.admits(patch.owner, patch.name, present):
+        return
     _originals.append((patch, present))
     setattr(patch.owner, patch.name, patch.replacement)
 
@@ -228,7 +241,7 @@ def _remove() -> None:
             function.__code__ = theirs
     while _originals:
         patch, original = _originals.pop()
-        if vars(patch.owner)[patch.name] is patch.replacement:
+        if stock_of(patch.owner, patch.name) is patch.replacement:
             setattr(patch.owner, patch.name, original)
     if _threads_before is not None:
         torch.set_num_threads(_threads_before)

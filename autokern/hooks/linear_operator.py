@@ -18,7 +18,7 @@ from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 from autokern.core.registry import get
 from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import EXACT, ORDERED, regime
 from autokern.runtime.dispatch import route
 
@@ -27,10 +27,9 @@ _THRESHOLD = 128
 _TINY = 1e-6
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 
-_modules = sys.modules
-_cholesky_module = _modules["linear_operator.utils.cholesky"]
-_lanczos_module = _modules["linear_operator.utils.lanczos"]
-_pinverse_module = _modules["linear_operator.utils.pinverse"]
+_cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
+_lanczos_module = sys.modules.get("linear_operator.utils.lanczos")
+_pinverse_module = sys.modules.get("linear_operator.utils.pinverse")
 
 _dispatch_cholesky = route("cholesky", looked=True)
 _dispatch_eigh = route("eigh", looked=True)
@@ -40,7 +39,7 @@ _dispatch_pinverse = route("pinverse_root", looked=True)
 _dispatch_qr = route("qr", looked=True)
 
 
-_stock_cholesky = _cholesky_module._psd_safe_cholesky
+_stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
 
 
 @hook(_cholesky_module, "_psd_safe_cholesky")
@@ -50,7 +49,7 @@ def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max
     return _dispatch_cholesky(A, jitter, max_tries)
 
 
-_stock_qr = qr_module.stable_qr
+_stock_qr = stock_of(qr_module, "stable_qr")
 
 
 @hook(qr_module, "stable_qr", everywhere="linear_operator")
@@ -66,7 +65,7 @@ def _stable_qr(mat: Any) -> Any:
     return q, r + torch.diag_embed(torch.where(tiny, away_from_zero, 0.0).to(r.dtype))
 
 
-_stock_pinverse = _pinverse_module.stable_pinverse
+_stock_pinverse = stock_of(_pinverse_module, "stable_pinverse")
 
 
 @hook(_pinverse_module, "stable_pinverse", everywhere="linear_operator")
@@ -76,7 +75,7 @@ def _stable_pinverse(A: Any) -> Any:
     return _dispatch_pinverse(A)
 
 
-_stock_symeig = LinearOperator._symeig
+_stock_symeig = stock_of(LinearOperator, "_symeig")
 
 
 @hook(LinearOperator, "_symeig")
@@ -94,7 +93,7 @@ def _always_stock(matrix: Any) -> bool:
     return problem is None or len(get("eigh").feasible(problem)) == 1
 
 
-_stock_tridiagonal = _lanczos_module.lanczos_tridiag_to_diag
+_stock_tridiagonal = stock_of(_lanczos_module, "lanczos_tridiag_to_diag")
 
 
 @hook(_lanczos_module, "lanczos_tridiag_to_diag", everywhere="linear_operator")
@@ -106,7 +105,7 @@ def _lanczos_tridiag_to_diag(t_mat: Any) -> Any:
     return values.masked_fill(~positive, 1), vectors * positive.to(vectors.dtype).unsqueeze(-2)
 
 
-_stock_matmul = DenseLinearOperator._matmul
+_stock_matmul = stock_of(DenseLinearOperator, "_matmul")
 
 
 @hook(DenseLinearOperator, "_matmul")
@@ -116,7 +115,7 @@ def _matmul(self: Any, rhs: Any) -> Any:
     return _dispatch_matmul(self.tensor, rhs)
 
 
-_stock_t_matmul = DenseLinearOperator._t_matmul
+_stock_t_matmul = stock_of(DenseLinearOperator, "_t_matmul")
 
 
 @hook(DenseLinearOperator, "_t_matmul")
@@ -126,7 +125,7 @@ def _t_matmul(self: Any, rhs: Any) -> Any:
     return _dispatch_matmul(self.tensor.mT, rhs)
 
 
-_stock_product = LinearOperator.matmul
+_stock_product = stock_of(LinearOperator, "matmul")
 
 
 @hook(LinearOperator, "matmul")
@@ -140,7 +139,7 @@ def _product(self: Any, other: Any) -> Any:
     return _stock_product(self, other)
 
 
-_stock_inv_quad_logdet = LinearOperator.inv_quad_logdet
+_stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 
 @hook(LinearOperator, "inv_quad_logdet")

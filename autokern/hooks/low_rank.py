@@ -26,7 +26,7 @@ from linear_operator.operators import (
 
 from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out_of_operators
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import ORDERED, regime
 
 _TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
@@ -81,7 +81,7 @@ class _Roots(dict[Any, Any]):
         return dict, (self.copy(),)
 
 
-_stock_add_low_rank = LinearOperator.add_low_rank
+_stock_add_low_rank = stock_of(LinearOperator, "add_low_rank")
 
 
 @hook(LinearOperator, "add_low_rank")

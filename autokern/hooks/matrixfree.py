@@ -20,7 +20,7 @@ from autokern.core.registry import get
 from autokern.gp import footprint
 from autokern.gp.lookup import looked_up
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
 from autokern.hooks.reading import trivial, unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, is_default, preconditions, regime
@@ -121,7 +121,7 @@ def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
     return get("kernel_matmul").problem_of(kernel, x1, x2, x2[..., :1]) is not None
 
 
-_stock_mul_matrix = LinearOperator._mul_matrix
+_stock_mul_matrix = stock_of(LinearOperator, "_mul_matrix")
 
 
 @hook(LinearOperator, "_mul_matrix")

@@ -33,7 +33,7 @@ from linear_operator.utils.memoize import add_to_cache
 from autokern.gp import footprint, memoized
 from autokern.hooks import matrixfree
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.reading import unless_it_fails
 from autokern.system import memory_limit
@@ -90,7 +90,7 @@ def _guard(position: str, subject: Any) -> None:
         _refuse(position, subject, need)
 
 
-_stock_evaluate_kernel = LazyEvaluatedKernelTensor.evaluate_kernel
+_stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
 
 
 @hook(LazyEvaluatedKernelTensor, "evaluate_kernel")
@@ -117,7 +117,7 @@ def _evaluate_kernel(self: Any) -> Any:
         raise
 
 
-_stock_covar_dist = Kernel.covar_dist
+_stock_covar_dist = stock_of(Kernel, "covar_dist")
 
 
 @hook(Kernel, "covar_dist")
@@ -142,8 +142,8 @@ def _guard_points(position: str, kernel: Any, x1: Any, x2: Any, per_pair: int) -
         memory_limit.refuse(asked, need, x1.device, memory_limit.ways_out(str(x1.dtype), of_kernel=True))
 
 
-_keops = sys.modules["gpytorch.kernels.keops.keops_kernel"]
-_stock_lazify: Any = vars(_keops)["_lazify_and_expand_inputs"]
+_keops = sys.modules.get("gpytorch.kernels.keops.keops_kernel")
+_stock_lazify: Any = stock_of(_keops, "_lazify_and_expand_inputs")
 
 
 @hook(_keops, "_lazify_and_expand_inputs", everywhere="gpytorch.kernels.keops")
@@ -154,7 +154,7 @@ def _lazify_and_expand_inputs(x1: Any, x2: Any) -> Any:
     return _stock_lazify(x1, x2)
 
 
-_stock_mixture = SpectralMixtureKernel.forward
+_stock_mixture = stock_of(SpectralMixtureKernel, "forward")
 
 
 @hook(SpectralMixtureKernel, "forward")
@@ -168,7 +168,7 @@ def _mixture(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch:
 
 def _guarded(kind: type, name: str) -> Any:
     """Return a method of an operator with a guard in front of it."""
-    stock = vars(kind)[name]
+    stock = stock_of(kind, name)
 
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **more: Any) -> Any:

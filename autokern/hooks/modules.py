@@ -15,10 +15,10 @@ from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.models import ExactGP
 
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 
-_stock_train = gpytorch.Module.train
+_stock_train = stock_of(gpytorch.Module, "train")
 
 
 @hook(gpytorch.Module, "train")
@@ -44,7 +44,7 @@ def _rests(root: Any) -> bool:
     return True
 
 
-_stock_apply = ExactGP._apply
+_stock_apply = stock_of(ExactGP, "_apply")
 
 
 @hook(ExactGP, "_apply")

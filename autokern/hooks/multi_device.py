@@ -12,11 +12,11 @@ from typing import Any
 from gpytorch.kernels import MultiDeviceKernel
 from gpytorch.settings import lazily_evaluate_kernels
 
-from autokern.hooks.install import hook, is_enabled
+from autokern.hooks.install import hook, is_enabled, stock_of
 
 __all__: list[str] = []
 
-_stock = MultiDeviceKernel.forward
+_stock = stock_of(MultiDeviceKernel, "forward")
 
 
 @hook(MultiDeviceKernel, "forward")

@@ -21,7 +21,7 @@ from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
 from autokern.hooks import botorch, origin
 from autokern.hooks.bypass import is_intercepted, stay_out_of_models
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
@@ -34,7 +34,7 @@ _known: weakref.WeakKeyDictionary[Any, Posterior] = weakref.WeakKeyDictionary()
 _left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 """Strategies of models that are not exactly known; one that changes gets another strategy."""
 _log = logging.getLogger("autokern")
-_stock = ExactGP.__call__
+_stock = stock_of(ExactGP, "__call__")
 
 
 @hook(ExactGP, "__call__")

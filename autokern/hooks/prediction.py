@@ -20,13 +20,14 @@ from linear_operator import settings as library
 from linear_operator.operators import to_linear_operator
 
 from autokern.core.op import inside
-from autokern.gp import factor_cache, memoized, originals
+from autokern.gp import factor_cache, memoized
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.lazy_covariance import less
 from autokern.gp.query import Query, Update
+from autokern.gp.relied import fantasy, prediction
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, regime
@@ -36,7 +37,7 @@ _dispatch_predict = route("predict", looked=True)
 _dispatch_fantasy = route("fantasy", looked=True)
 
 
-_stock_init = DefaultPredictionStrategy.__init__
+_stock_init = stock_of(DefaultPredictionStrategy, "__init__")
 
 
 @hook(DefaultPredictionStrategy, "__init__")
@@ -45,7 +46,7 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     origin.made(None if stay_out_of_models() else self)
 
 
-_stock_priors = ExactGP._get_test_prior_mean_and_covariances
+_stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 
 
 @hook(ExactGP, "_get_test_prior_mean_and_covariances")
@@ -85,12 +86,12 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
     return make(new, new), make(new, old)
 
 
-_stock_prediction = DefaultPredictionStrategy.exact_prediction
+_stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
 
 
 @hook(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    known = type(test_test_covar) is LazyEvaluatedKernelTensor and originals.predictions_in_place()
+    known = type(test_test_covar) is LazyEvaluatedKernelTensor and prediction.holds()
     if not known or not origin.is_ours(self) or stay_out_of_models():
         return _stock_prediction(
             self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
@@ -128,7 +129,7 @@ def _defers() -> bool:
     return bool(gpytorch.settings.skip_posterior_variances.off())
 
 
-_stock_mean_cache = DefaultPredictionStrategy._mean_cache
+_stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
 
 
 @hook(DefaultPredictionStrategy, "_mean_cache")
@@ -168,7 +169,7 @@ class _Cache(property):
     __wrapped__: property
 
 
-_stock_covar_cache = vars(DefaultPredictionStrategy)["covar_cache"]
+_stock_covar_cache = stock_of(DefaultPredictionStrategy, "covar_cache")
 
 
 def _read_covar_cache(self: Any) -> Any:
@@ -180,7 +181,7 @@ _covar_cache = _Cache(_read_covar_cache)
 hook(DefaultPredictionStrategy, "covar_cache")(_covar_cache)
 
 
-_stock_covariance = DefaultPredictionStrategy.exact_predictive_covar
+_stock_covariance = stock_of(DefaultPredictionStrategy, "exact_predictive_covar")
 
 
 @hook(DefaultPredictionStrategy, "exact_predictive_covar")
@@ -210,7 +211,7 @@ def _keeps_noise(likelihood: Any) -> bool:
     return fixed and getattr(likelihood, "second_noise_covar", None) is None
 
 
-_stock_fantasy = DefaultPredictionStrategy.get_fantasy_strategy
+_stock_fantasy = stock_of(DefaultPredictionStrategy, "get_fantasy_strategy")
 
 
 @hook(DefaultPredictionStrategy, "get_fantasy_strategy")
@@ -219,7 +220,7 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
-    if found == ORDERED or not _grows(self, targets, kwargs) or stay_out_of_models():
+    if found == ORDERED or not _grows(self, targets, kwargs) or stay_out_of_models() or not fantasy.holds():
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)
         return found
@@ -243,7 +244,7 @@ def _grows(strategy: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
     return not kwargs or (kwargs.keys() == {"noise"} and _keeps_noise(strategy.likelihood))
 
 
-_stock_fantasy_model = ExactGP.get_fantasy_model
+_stock_fantasy_model = stock_of(ExactGP, "get_fantasy_model")
 
 
 @hook(ExactGP, "get_fantasy_model")

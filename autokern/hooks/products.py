@@ -16,10 +16,10 @@ from linear_operator import settings as library
 
 from autokern.core.op import inside
 from autokern.core.solved import Solved, is_watched, note
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 
-_stock = linear_operator.utils.linear_cg
-_module = sys.modules["linear_operator.utils.linear_cg"]
+_stock = stock_of(linear_operator.utils, "linear_cg")
+_module = sys.modules.get("linear_operator.utils.linear_cg")
 _signature = inspect.signature(_stock)
 
 
@@ -34,7 +34,7 @@ class _Begun(threading.local):
 
 
 _begun = _Begun()
-_stock_default = _module._default_preconditioner
+_stock_default = stock_of(_module, "_default_preconditioner")
 
 
 @hook(_module, "_default_preconditioner")

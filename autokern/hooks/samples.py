@@ -25,14 +25,14 @@ from linear_operator.operators import (
 
 from autokern.gp import memoized
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 
 _MOST = 64
 """Size of a joint distribution above which the arithmetic takes longer than the operators."""
 _KINDS = (MultivariateNormal, MultitaskMultivariateNormal)
 _NO_SHAPE = torch.Size()
-_stock = MultivariateNormal.rsample
+_stock = stock_of(MultivariateNormal, "rsample")
 _root, _factor = LinearOperator.root_decomposition, _linear_operator.psd_safe_cholesky
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
-from autokern.hooks.install import hook, recode
+from autokern.hooks.install import hook, recode, stock_of
 
-stock: Any = torch.broadcast_shapes
+stock: Any = stock_of(torch, "broadcast_shapes")
 
 
 def broadcast_shapes(*shapes):  # type: ignore[no-untyped-def]
@@ -59,7 +59,7 @@ class _Property(property):
     """A property that can be declared as a hook."""
 
 
-_stock_batch_shape: Any = vars(Kernel)["batch_shape"]
+_stock_batch_shape: Any = stock_of(Kernel, "batch_shape")
 
 
 def _batch_shape(kernel: Any) -> Any:

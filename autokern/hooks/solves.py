@@ -14,7 +14,7 @@ from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator
 
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ORDERED, preconditions, regime
@@ -25,8 +25,8 @@ __all__: list[str] = []
 
 
 _dispatch = route("solve", looked=True)
-_solve_module = sys.modules["linear_operator.functions._solve"]
-_quad_module = sys.modules["linear_operator.functions._inv_quad"]
+_solve_module = sys.modules.get("linear_operator.functions._solve")
+_quad_module = sys.modules.get("linear_operator.functions._inv_quad")
 
 
 class _Reuse(threading.local):
@@ -36,7 +36,7 @@ class _Reuse(threading.local):
 
 
 _reuse = _Reuse()
-_stock_solve = _solve_module._solve
+_stock_solve = stock_of(_solve_module, "_solve")
 
 
 @hook(_solve_module, "_solve")
@@ -48,7 +48,7 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
     return _stock_solve(linear_op, rhs) if found is None else _dispatch(linear_op, _expanded(linear_op, rhs), *found)
 
 
-_stock_quad_solve = _quad_module._solve
+_stock_quad_solve = stock_of(_quad_module, "_solve")
 
 
 @hook(_quad_module, "_solve")
@@ -100,7 +100,7 @@ def _same_tensors(one: Any, other: Any) -> bool:
     )
 
 
-_stock_solve_backward = _solve_module.Solve.backward
+_stock_solve_backward = stock_of(_solve_module.Solve, "backward")
 
 
 @hook(_solve_module.Solve, "backward")

@@ -25,7 +25,7 @@ def known(distribution: Any, likelihood: Any) -> bool:
         return False
     if distribution.__dict__.get("_covar").__class__ is not LazyEvaluatedKernelTensor or not distribution._interleaved:
         return False
-    if not torch.is_grad_enabled() or distribution.loc.dim() != 1 or not originals.noise_of_tasks_in_place(likelihood):
+    if not torch.is_grad_enabled() or distribution.loc.dim() != 1 or not originals.noise_in_place(likelihood):
         return False
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
     return ignored and regime(distribution.loc.shape[-1]) == EXACT

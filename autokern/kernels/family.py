@@ -10,6 +10,7 @@ With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,10 @@ import torch
 from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import each_cotangent
-from autokern.kernels.unpatched import record, unpatched
+from autokern.core.known import Relied, relied
 
 __all__ = [
+    "DISTANCES",
     "TINY",
     "Family",
     "Shape",
@@ -29,6 +31,7 @@ __all__ = [
     "families",
     "family",
     "family_of",
+    "is_known",
     "known_family",
     "of_unit_lengthscale",
 ]
@@ -41,6 +44,11 @@ Spare = Callable[[torch.Tensor], torch.Tensor]
 """Gives uninitialised memory for one more matrix like its argument."""
 OWN = frozenset(("forward", "covar_dist"))
 """Methods that say what a kernel computes, where an instance has its own."""
+DISTANCES = (
+    "gpytorch.kernels.kernel:dist", "gpytorch.kernels.kernel:sq_dist", "gpytorch.kernels.rbf_kernel:postprocess_rbf",
+    "gpytorch.functions.rbf_covariance:RBFCovariance", "gpytorch.functions.matern_covariance:MaternCovariance",
+)  # fmt: skip
+"""What kernels compute by, beside their own classes."""
 _FAMILIES: dict[str, Family] = {}
 _OF_KERNEL: dict[type, list[Family]] = {}
 
@@ -147,7 +155,6 @@ class Family(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self
         for kernel in self.kernels:
-            record(kernel)
             _OF_KERNEL.setdefault(kernel, []).append(self)
 
     @property
@@ -214,10 +221,20 @@ def known_family(name: str) -> Family | None:
     return _FAMILIES.get(name)
 
 
+@functools.cache
+def _relied(kind: type) -> Relied:
+    return relied(kind, *DISTANCES)
+
+
+def is_known(kind: type) -> bool:
+    """Whether a class of kernels computes what it does in a tested release."""
+    return _relied(kind).holds()
+
+
 def family_of(kernel: Kernel) -> Family | None:
     """Return the family that is the formula of a kernel, by exact class and forward, or None."""
     known = _OF_KERNEL.get(type(kernel))
-    if known is None or not OWN.isdisjoint(kernel.__dict__) or not unpatched(type(kernel)):
+    if known is None or not OWN.isdisjoint(kernel.__dict__) or not is_known(type(kernel)):
         return None
     return next((f for f in known if f.matches(kernel)), None)
 

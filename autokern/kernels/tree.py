@@ -16,9 +16,8 @@ import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, MultiDeviceKernel, ProductKernel, ScaleKernel
 from gpytorch.kernels.keops import KeOpsKernel
 
-from autokern.kernels.family import OWN, Family, family, family_of
+from autokern.kernels.family import OWN, Family, family, family_of, is_known
 from autokern.kernels.far import centre_of, reach
-from autokern.kernels.unpatched import unpatched
 
 __all__ = [
     "BRANCHES",
@@ -107,7 +106,7 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
         return None
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
-    if kind not in _NODES or not unpatched(kind):
+    if kind not in _NODES or not is_known(kind):
         return None
     if kind is ConstantKernel:
         return Node("constant")

@@ -1,0 +1,116 @@
+"""Fingerprints of functions: hashes of their code and of their syntax, without lines, comments and docstrings."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+__all__ = ["definitions", "fingerprint", "of_function"]
+
+_FUNCTION, _DOCUMENTED = 0x1, 0x4000000
+"""Flags of code objects: of a function, and, from Python 3.13 on, of one that has a docstring as its first constant."""
+_SIMPLE = {bool, bytes, complex, float, int, str, type(None), type(...)}
+_UNSTABLE = {"annotation", "ctx", "kind", "returns", "type_comment", "type_params"}
+"""Fields of the syntax that mean nothing to a run, or that not all versions of Python have."""
+
+
+def _hashed(content: object, code: bytes = b"") -> str:
+    found = hashlib.blake2b(code, digest_size=5)
+    found.update(repr(content).encode(errors="replace"))
+    return found.hexdigest()
+
+
+def fingerprint(code: CodeType) -> str:
+    """Return the fingerprint of a code object."""
+    constants, flags = code.co_consts, code.co_flags
+    if sys.version_info >= (3, 13):
+        constants = constants[1:] if flags & _DOCUMENTED else constants
+    elif flags & _FUNCTION and code.co_name[0] != "<" and constants and constants[0].__class__ is str:
+        constants = (None, *constants[1:])
+    if not _SIMPLE.issuperset(map(type, constants)):
+        constants = tuple(_constant(value) for value in constants)
+    content = (
+        constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, flags & ~_DOCUMENTED,
+        code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount,
+    )  # fmt: skip
+    return _hashed(content, code.co_code)
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return fingerprint(value)
+    return sorted(map(repr, value)) if value.__class__ is frozenset else value
+
+
+def _with(code: str, defaults: Any) -> str:
+    """Return the fingerprint of a function with defaults from that of its code."""
+    return _hashed((code, defaults)) if any(defaults) else code
+
+
+def of_function(function: FunctionType) -> tuple[str, str]:
+    """Return the fingerprints of a function: with its defaults, and without those, marked by ``~``."""
+    code, named = fingerprint(function.__code__), sorted((function.__kwdefaults__ or {}).items())
+    defaults = [_plain(value) for value in function.__defaults__ or ()], [(name, _plain(value)) for name, value in named]
+    return _with(code, defaults), f"~{code}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a default where it is a literal, or a tuple of literals, and a mark in place of anything else."""
+    if type(value) is tuple:
+        return tuple(_plain(item) for item in value)
+    return value if type(value) in _SIMPLE else ...
+
+
+def definitions(source: str, path: str) -> Iterator[tuple[str, str, str]]:
+    """Yield of all functions in a source the qualified name and the fingerprints, of the code and of the syntax.
+
+    The former begins with ``~`` where it leaves defaults out, whose values are known only at run time.
+    """
+    tree, nodes = ast.parse(source), {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+            nodes[first, getattr(node, "name", "<lambda>")] = node
+    yield from _within(compile(source, path, "exec", dont_inherit=True), "", nodes)
+
+
+def _within(code: CodeType, prefix: str, nodes: dict[tuple[int, str], Any]) -> Iterator[tuple[str, str, str]]:
+    for inner in code.co_consts:
+        if not isinstance(inner, CodeType):
+            continue
+        name, is_function = prefix + inner.co_name, inner.co_flags & _FUNCTION
+        node = nodes.get((inner.co_firstlineno, inner.co_name))
+        if is_function and node is not None:
+            try:
+                marked = _with(fingerprint(inner), _written(node.args))
+            except ValueError:
+                marked = f"~{fingerprint(inner)}"
+            yield name, marked, _hashed(_syntax(node))
+        yield from _within(inner, f"{name}.<locals>." if is_function else f"{name}.", nodes)
+
+
+def _written(arguments: ast.arguments) -> Any:
+    """Return the defaults as they are written; raise where only a run tells their values."""
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    named = [(argument.arg, _value(node)) for argument, node in pairs if node is not None]
+    return [_value(node) for node in arguments.defaults], sorted(named)
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, (ast.Call, ast.Dict, ast.List, ast.Set)):  # such values are no literals when they are there
+        return ...
+    return ast.literal_eval(node)
+
+
+def _syntax(node: Any) -> Any:
+    if isinstance(node, list):
+        documented = node and isinstance(node[0], ast.Expr) and isinstance(node[0].value, ast.Constant)
+        return [_syntax(item) for item in (node[1:] if documented and type(node[0].value.value) is str else node)]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [(name, _syntax(value)) for name, value in ast.iter_fields(node) if name not in _UNSTABLE]
+    return type(node).__name__, [(name, value) for name, value in fields if value not in ("None", [])]
