@@ -1,12 +1,14 @@
-"""``import autokern.auto``: enable autokern for the rest of the process, as one line."""
+"""``import autokern.auto``: enable autokern for the rest of the process, as one line.
+
+An import never fails: where autokern cannot be enabled it warns and stays off; `autokern.enable` raises.
+"""
 
 import warnings as _warnings
 
+import autokern as _autokern
 from autokern.core.errors import AutokernWarning as _AutokernWarning
-from autokern.core.errors import SettingsError as _SettingsError
-from autokern.hooks.install import enable as _enable
 
 try:
-    _enable()
-except _SettingsError as _error:  # an import never fails; `autokern.enable` raises
+    _autokern.enable()
+except Exception as _error:
     _warnings.warn(f"autokern stays off: {_error}", _AutokernWarning, stacklevel=2)

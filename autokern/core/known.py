@@ -12,12 +12,15 @@ import functools
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from operator import attrgetter, eq, itemgetter
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
+from autokern.core.errors import AutokernWarning
 from autokern.core.fingerprints import definitions, of_function
+from autokern.core.versions import installed
 
 __all__ = ["HERE", "Relied", "is_known", "is_ours", "original", "relied", "table", "unknown"]
 
@@ -30,7 +33,10 @@ _DEEP = 6
 _MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
 _MISSING, _OTHER = "is missing, or elsewhere", "is not the code of a tested release"
+_FEW = 6
+"""Names that a warning lists."""
 _left_out: dict[str, str] = {}
+_trusted = _warned = False
 _code = attrgetter("__code__")
 _ours: set[Any] = set()
 _checked: dict[tuple[Any, ...], bool] = {}
@@ -125,6 +131,8 @@ def _root(module: str) -> str:
 
 def is_known(module: str, name: str, found: Any) -> bool:
     """Whether an attribute is the one that is recorded under its qualified name, or a hook of autokern in its place."""
+    if _trusted:
+        return True
     found, code = original(found), table()["code"]
     marks = code.get(module, {}).get(name)
     if marks is None:  # a module may hold what another one defines
@@ -139,16 +147,20 @@ def is_known(module: str, name: str, found: Any) -> bool:
     return _checked[key]
 
 
-def admits(owner: Any, name: str, found: Any) -> bool:
+def admits(owner: Any, name: str, found: Any, more: Relied) -> bool:
     """Whether a hook may take the place of an attribute; one that is missing or unknown is listed."""
     kind = isinstance(owner, type)
     module, qualified = (owner.__module__, f"{owner.__qualname__}.{name}") if kind else (owner.__name__, name)
     if module.partition(".")[0] not in table()["releases"]:
         return found is not None
-    if found is not None and is_known(module, qualified, found):
-        return True
-    leave_out(f"{module}:{qualified}", _OTHER if found is not None else _MISSING)
-    return False
+    full, why = f"{module}:{qualified}", _MISSING if found is None else ""
+    if not why and not is_known(module, qualified, found):
+        why = _OTHER
+    if not why and not more.holds():
+        why = f"relies on {', '.join(more.unknown)}"
+    if why:
+        leave_out(full, why)
+    return not why
 
 
 def is_within(function: FunctionType) -> bool:
@@ -160,6 +172,50 @@ def is_within(function: FunctionType) -> bool:
 def leave_out(name: str, why: str) -> None:
     """Note a hook that stays out."""
     _left_out[name] = why
+
+
+def trust(everything: bool) -> None:
+    """Take everything that is there for known, or not."""
+    global _trusted
+    _left_out.clear()
+    for one in _made.values() if everything is not _trusted else ():
+        one.forget()
+    _trusted = everything
+
+
+def versions() -> dict[str, tuple[str, bool]]:
+    """Return the versions of the libraries, and whether each is recorded."""
+    found = {library: installed(library).partition("+")[0] for library in table()["releases"]}
+    return {library: (version, version in table()["releases"][library]) for library, version in found.items() if version}
+
+
+def summary() -> str:
+    """Return in one sentence which functions are unknown, of which versions, and what to do; empty if there are none."""
+    names = unknown()
+    if not names:
+        return ""
+    found, named = versions(), sorted(names)
+    of = {library for library in found if any(name.startswith((f"{library}.", f"{library}:")) for name in named)}
+    texts = []
+    for library in sorted(of):
+        version, recorded = found[library]
+        tested = table()["releases"][library]
+        texts.append(f"{library} {version} (tested: {', '.join(tested)})" if not recorded else f"{library} {version}")
+    listed = ", ".join(name.partition(":")[2] or name for name in named[:_FEW])
+    more = f" and {len(named) - _FEW} more" if len(named) > _FEW else ""
+    return (
+        f"{', '.join(texts) or 'the libraries'}: not the code of a tested release: {listed}{more}. Stock runs where "
+        "autokern relies on it; `autokern doctor` lists all of it. Install a tested release, or set "
+        "AUTOKERN_UNKNOWN=trust."
+    )
+
+
+def warn(how: str) -> None:
+    """Warn once of hooks that stay out."""
+    global _warned
+    if _left_out and not _warned and how != "trust":
+        _warned = True
+        warnings.warn(summary(), AutokernWarning, stacklevel=5)
 
 
 @functools.cache
@@ -202,6 +258,10 @@ class Relied:
     def __init__(self, names: frozenset[Any]) -> None:
         self._names, self._looked = names, False
         self.unknown: dict[str, str] = {}
+
+    def forget(self) -> None:
+        """Look again when next asked."""
+        self._looked = False
 
     def holds(self) -> bool:
         """Whether all of it is known, as it is now."""
@@ -252,7 +312,8 @@ class Relied:
     def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
         """Look at one function; say whether it is there."""
         if name not in space:
-            self.unknown[f"{module}:{qualified}"] = _MISSING
+            if not _trusted:
+                self.unknown[f"{module}:{qualified}"] = _MISSING
             return False
         found = space[name]
         self._functions += _functions(found)

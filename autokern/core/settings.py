@@ -122,6 +122,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             frozenset.union,
         ),
     ] = frozenset()
+    unknown: Annotated[
+        str,
+        Row(
+            "AUTOKERN_UNKNOWN",
+            "`guard`, `trust`, `stock`",
+            "where a library's function is not that of a tested release: leave out what relies on it (default), use "
+            "it all the same, or enable nothing at all",
+            parsers.one_of("guard", "trust", "stock"),
+        ),
+    ] = "guard"
     threshold: Annotated[
         tuple[tuple[str, str, int], ...],
         Row(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autokern.core.known import Relied, relied
 
-__all__ = ["DENSITY", "PREDICTION", "density", "fantasy", "prediction"]
+__all__ = ["ALGEBRA", "DENSITY", "MEMORY", "PREDICTION", "density", "fantasy", "prediction"]
 
 
 def _of(place: str, names: str) -> tuple[str, ...]:
@@ -84,6 +84,10 @@ FANTASY = (
     *_of("linear_operator.utils.qr:", "stable_qr"),
 )  # fmt: skip
 """How a fantasy grows from the caches of its model."""
+MEMORY = _of(
+    "linear_operator.utils.memoize:", "_add_to_cache _cached _get_from_cache _is_in_cache add_to_cache clear_cache_hook"
+)
+"""How results are kept on an object."""
 density: Relied = relied(*DENSITY)
 prediction: Relied = relied(*PREDICTION)
 fantasy: Relied = relied(*FANTASY)

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ import torch
 
 from autokern import hooks
 from autokern.core import known
+from autokern.core.known import Relied, relied
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
@@ -32,17 +33,20 @@ _Replacement = TypeVar("_Replacement")
 
 
 class Patch(NamedTuple):
-    """An attribute of a module or class, and its replacement."""
+    """An attribute of a module or class, its replacement, and what that relies on besides."""
 
     owner: Any
     name: str
     replacement: Any
+    relied: Relied
 
 
 _hooks: dict[tuple[Any, str], tuple[Patch, str]] = {}
 
 
-def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement], _Replacement]:
+def hook(
+    owner: Any, name: str, everywhere: str = "", relies: Iterable[str] = ()
+) -> Callable[[_Replacement], _Replacement]:
     """Return a decorator that declares what takes the place of an attribute while autokern is enabled.
 
     A hook is one decorated function, in a file of `autokern/hooks/` or in any module that is imported before `enable`.
@@ -56,6 +60,9 @@ def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement]
         Name of the attribute.
     everywhere : str
         Package in all of whose modules, itself included, the function is replaced where they hold it by value.
+    relies : iterable of str
+        Other functions of the libraries, by the names that `known.relied` takes. The hook stays out where they, or what
+        it replaces, are missing or not those of a tested release.
     """
     before = stock_of(owner, name)
 
@@ -63,7 +70,7 @@ def hook(owner: Any, name: str, everywhere: str = "") -> Callable[[_Replacement]
         if isinstance(replacement, FunctionType) and before is not None:
             functools.update_wrapper(replacement, before)
         replacement.__wrapped__ = before  # type: ignore[attr-defined]
-        _hooks[owner, name] = Patch(owner, name, replacement), everywhere
+        _hooks[owner, name] = Patch(owner, name, replacement, relied(*relies)), everywhere
         return replacement
 
     return declare
@@ -195,8 +202,14 @@ def is_enabled() -> bool:
 
 
 def _install(settings: Settings) -> None:
+    known.trust(settings.unknown == "trust")
     for patch in patches():
         _put(patch)
+    if known.unknown() and settings.unknown == "stock":
+        _remove()
+    known.warn(settings.unknown)
+    if not _originals:
+        return
     for function, (theirs, ours) in _codes.items():
         if known.is_within(function):
             function.__code__ = ours
@@ -228,7 +241,7 @@ def _put(patch: Patch) -> None:
     present = stock_of(patch.owner, patch.name)
     if present is patch.replacement:  # a mock put it back after the last `disable`
         present = patch.replacement.__wrapped__
-    if known.is_ours(patch.replacement) and not known.admits(patch.owner, patch.name, present):
+    if known.is_ours(patch.replacement) and not known.admits(patch.owner, patch.name, present, patch.relied):
         return
     _originals.append((patch, present))
     setattr(patch.owner, patch.name, patch.replacement)

@@ -17,6 +17,7 @@ from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
 from autokern.core.registry import get
 from autokern.gp import memoized
+from autokern.gp.relied import ALGEBRA, MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import EXACT, ORDERED, regime
@@ -68,7 +69,7 @@ def _stable_qr(mat: Any) -> Any:
 _stock_pinverse = stock_of(_pinverse_module, "stable_pinverse")
 
 
-@hook(_pinverse_module, "stable_pinverse", everywhere="linear_operator")
+@hook(_pinverse_module, "stable_pinverse", "linear_operator", ("linear_operator.utils.qr:stable_qr",))
 def _stable_pinverse(A: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_pinverse(A)
@@ -125,10 +126,15 @@ def _t_matmul(self: Any, rhs: Any) -> Any:
     return _dispatch_matmul(self.tensor.mT, rhs)
 
 
+_PRODUCTS = (
+    "linear_operator.operators.triangular_linear_operator:TriangularLinearOperator._matmul",
+    "linear_operator.operators.dense_linear_operator:DenseLinearOperator._matmul",
+    "linear_operator.functions._matmul:Matmul", "linear_operator.utils.broadcasting:_matmul_broadcast_shape",
+)  # fmt: skip
 _stock_product = stock_of(LinearOperator, "matmul")
 
 
-@hook(LinearOperator, "matmul")
+@hook(LinearOperator, "matmul", relies=_PRODUCTS)
 def _product(self: Any, other: Any) -> Any:
     """Multiply a triangular tensor as a tensor: the library nests two functions that autograd differentiates each."""
     if self.__class__ is TriangularLinearOperator and other.__class__ is torch.Tensor and other.dim() > 1:
@@ -142,7 +148,7 @@ def _product(self: Any, other: Any) -> Any:
 _stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 
-@hook(LinearOperator, "inv_quad_logdet")
+@hook(LinearOperator, "inv_quad_logdet", relies=(*ALGEBRA, *MEMORY))
 def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:

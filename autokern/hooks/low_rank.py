@@ -25,6 +25,7 @@ from linear_operator.operators import (
 )
 
 from autokern.gp import memoized
+from autokern.gp.relied import MEMORY
 from autokern.hooks.bypass import stay_out_of_operators
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import ORDERED, regime
@@ -84,7 +85,7 @@ class _Roots(dict[Any, Any]):
 _stock_add_low_rank = stock_of(LinearOperator, "add_low_rank")
 
 
-@hook(LinearOperator, "add_low_rank")
+@hook(LinearOperator, "add_low_rank", relies=MEMORY)
 def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> Any:
     if args or kwargs or stay_out_of_operators() or not _waits(self):
         return _stock_add_low_rank(self, low_rank_mat, *args, **kwargs)

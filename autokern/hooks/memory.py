@@ -31,6 +31,7 @@ from linear_operator.operators import (
 from linear_operator.utils.memoize import add_to_cache
 
 from autokern.gp import footprint, memoized
+from autokern.gp.relied import MEMORY
 from autokern.hooks import matrixfree
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
@@ -90,10 +91,11 @@ def _guard(position: str, subject: Any) -> None:
         _refuse(position, subject, need)
 
 
+_KERNEL = "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.__init__", "gpytorch.kernels.kernel:Kernel"
 _stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
 
 
-@hook(LazyEvaluatedKernelTensor, "evaluate_kernel")
+@hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=(*MEMORY, *_KERNEL))
 def _evaluate_kernel(self: Any) -> Any:
     """Replace the matrix by an operator where called for, else guard; restore the kernel if it raises."""
     kernel = self.kernel
@@ -195,8 +197,8 @@ _DENSE = (
 """Classes with a `to_dense` of their own that allocates; others inherit it, or have their matrix already."""
 
 for _kind in _DENSE:
-    hook(_kind, "to_dense")(_guarded(_kind, "to_dense"))
-hook(LinearOperator, "_cholesky")(_guarded(LinearOperator, "_cholesky"))
+    hook(_kind, "to_dense", relies=MEMORY)(_guarded(_kind, "to_dense"))
+hook(LinearOperator, "_cholesky", relies=MEMORY)(_guarded(LinearOperator, "_cholesky"))
 
 
 def guard_cache(strategy: DefaultPredictionStrategy, name: str) -> None:

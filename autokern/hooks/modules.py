@@ -21,7 +21,7 @@ from autokern.hooks.reading import unless_it_fails
 _stock_train = stock_of(gpytorch.Module, "train")
 
 
-@hook(gpytorch.Module, "train")
+@hook(gpytorch.Module, "train", relies=("torch.nn.modules.module:Module.train",))
 def _train(self: Any, mode: bool = True) -> Any:
     if mode is False and self.__dict__.get("training") is False and not stay_out() and _rests(self):
         return self
@@ -44,10 +44,14 @@ def _rests(root: Any) -> bool:
     return True
 
 
+_RELIES = (
+    "torch.nn.modules.module:Module._apply", "torch.nn.modules.module:Module.to",
+    "gpytorch.constraints.constraints:Interval._apply", "gpytorch.likelihoods.noise_models:FixedGaussianNoise._apply",
+)  # fmt: skip
 _stock_apply = stock_of(ExactGP, "_apply")
 
 
-@hook(ExactGP, "_apply")
+@hook(ExactGP, "_apply", relies=_RELIES)
 def _apply(self: Any, fn: Any) -> Any:
     if getattr(fn, "__code__", None) in _CONVERSIONS and not stay_out() and _is_converted(self, fn):
         return self

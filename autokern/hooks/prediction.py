@@ -37,13 +37,17 @@ _dispatch_predict = route("predict", looked=True)
 _dispatch_fantasy = route("fantasy", looked=True)
 
 
+def _stay_out() -> bool:
+    return stay_out_of_models() or not prediction.holds()
+
+
 _stock_init = stock_of(DefaultPredictionStrategy, "__init__")
 
 
 @hook(DefaultPredictionStrategy, "__init__")
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
-    origin.made(None if stay_out_of_models() else self)
+    origin.made(None if _stay_out() else self)
 
 
 _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
@@ -52,7 +56,7 @@ _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 @hook(ExactGP, "_get_test_prior_mean_and_covariances")
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
-    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or stay_out_of_models()
+    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _stay_out()
     strategy = None if odd else origin.ours(self)
     if strategy is None:
         origin.made(None)  # the effect of keywords or modes is unknown
@@ -91,8 +95,8 @@ _stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
 
 @hook(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    known = type(test_test_covar) is LazyEvaluatedKernelTensor and prediction.holds()
-    if not known or not origin.is_ours(self) or stay_out_of_models():
+    known = type(test_test_covar) is LazyEvaluatedKernelTensor
+    if not known or not origin.is_ours(self) or _stay_out():
         return _stock_prediction(
             self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
         )
@@ -134,13 +138,14 @@ _stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
 
 @hook(DefaultPredictionStrategy, "_mean_cache")
 def _mean_cache(self: Any, nan_policy: str) -> Any:
-    known = _shared(self, "mean_cache", nan_policy) if nan_policy == "ignore" else None
+    ours = nan_policy == "ignore" and prediction.holds()
+    known = _shared(self, "mean_cache", nan_policy) if ours else None
     if known is not None:
         return known.alpha
-    there = factor_cache.mean_of(self) if nan_policy == "ignore" else None
+    there = factor_cache.mean_of(self) if ours else None
     if there is not None:
         return there
-    ours = nan_policy == "ignore" and not stay_out_of_models()
+    ours = ours and not _stay_out()
     alone = ours and iterated.is_iterated(self, iterated.is_formless(self))
     with inside.without_matrices() if alone else contextlib.nullcontext():
         return _stock_mean_cache(self, nan_policy)
@@ -152,7 +157,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
     None where the library's own cache already has the result named by `cached`.
     """
     known = factor_cache.found(strategy)
-    if known is not None or type(strategy) is not DefaultPredictionStrategy or stay_out_of_models():
+    if known is not None or type(strategy) is not DefaultPredictionStrategy or _stay_out():
         return known
     if memoized.is_kept(strategy, *cached):
         return None
@@ -173,7 +178,7 @@ _stock_covar_cache = stock_of(DefaultPredictionStrategy, "covar_cache")
 
 
 def _read_covar_cache(self: Any) -> Any:
-    known = _shared(self, "covar_cache")
+    known = _shared(self, "covar_cache") if prediction.holds() else None
     return _stock_covar_cache.fget(self) if known is None else known.root
 
 
@@ -201,7 +206,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 @unless_it_fails
 def _in_force(strategy: Any) -> Any:
     """Return the factor of a strategy if it still is that of its model."""
-    known = factor_cache.found(strategy)
+    known = factor_cache.found(strategy) if prediction.holds() else None
     return known if known is not None and origin.holds(strategy) else None
 
 
@@ -220,7 +225,7 @@ def _get_fantasy_strategy(
 ) -> Any:
     args = (self, inputs, targets, full_inputs, full_targets, full_output)
     found = regime(self.num_train, library.fast_computations.covar_root_decomposition)
-    if found == ORDERED or not _grows(self, targets, kwargs) or stay_out_of_models() or not fantasy.holds():
+    if found == ORDERED or not _grows(self, targets, kwargs) or _stay_out() or not fantasy.holds():
         found = _stock_fantasy(*args, **kwargs)
         origin.made(None)
         return found
@@ -249,7 +254,7 @@ _stock_fantasy_model = stock_of(ExactGP, "get_fantasy_model")
 
 @hook(ExactGP, "get_fantasy_model")
 def _get_fantasy_model(self: Any, inputs: Any, targets: Any, **kwargs: Any) -> Any:
-    if stay_out_of_models() or self.prediction_strategy is None:
+    if _stay_out() or self.prediction_strategy is None:
         return _stock_fantasy_model(self, inputs, targets, **kwargs)
     origin.ours(self, growing=True)
     made = _stock_fantasy_model(self, inputs, targets, **kwargs)

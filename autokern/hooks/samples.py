@@ -24,6 +24,7 @@ from linear_operator.operators import (
 )
 
 from autokern.gp import memoized
+from autokern.gp.relied import ALGEBRA, MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
@@ -31,12 +32,24 @@ from autokern.hooks.reading import unless_it_fails
 _MOST = 64
 """Size of a joint distribution above which the arithmetic takes longer than the operators."""
 _KINDS = (MultivariateNormal, MultitaskMultivariateNormal)
+_RELIES = (
+    *ALGEBRA, *MEMORY,
+    *(
+        f"linear_operator.operators.{name}"
+        for name in (
+            "_linear_operator:LinearOperator._choose_root_method", "_linear_operator:LinearOperator.root_decomposition",
+            "block_diag_linear_operator:BlockDiagLinearOperator", "block_linear_operator:BlockLinearOperator",
+            "cat_linear_operator:CatLinearOperator", "matmul_linear_operator:MatmulLinearOperator",
+            "root_linear_operator:RootLinearOperator", "triangular_linear_operator:TriangularLinearOperator",
+        )
+    ),
+)  # fmt: skip
 _NO_SHAPE = torch.Size()
 _stock = stock_of(MultivariateNormal, "rsample")
-_root, _factor = LinearOperator.root_decomposition, _linear_operator.psd_safe_cholesky
+_root, _factor = LinearOperator.root_decomposition, stock_of(_linear_operator, "psd_safe_cholesky")
 
 
-@hook(MultivariateNormal, "rsample")
+@hook(MultivariateNormal, "rsample", relies=_RELIES)
 def _rsample(self: Any, sample_shape: Any = _NO_SHAPE, base_samples: Any = None) -> Any:
     found = None if base_samples is None or type(self) not in _KINDS or stay_out() else _drawn(self, base_samples)
     return _stock(self, sample_shape, base_samples) if found is None else found
