@@ -211,7 +211,7 @@ def new_name(known: Known) -> Iterator[Change]:
     done = _words() | _of_torch()
     for function in known.ordered("renamed"):
         for name in (function.name, *function.holder.split(".")[-1:]):
-            if name and name not in done and not name.startswith("__"):
+            if name and name not in done and not name.startswith(("__", "<")):
                 done.add(name)
                 some = known.parts(function) or _USUAL
                 sources = functools.partial(renamed, name, f"{name}_renamed")

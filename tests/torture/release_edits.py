@@ -18,6 +18,7 @@ Sources = dict[str, str]
 
 FACTOR = 1.5
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {ast.Mult: ast.Div, ast.Div: ast.Mult}
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _METHODS = {"mul": "div", "div": "mul", "exp": "exp2", "sqrt": "square", "sin": "cos", "log": "log1p"}
 _SIZES = re.compile(r"shape|size|dim|len\(|num_|batch|index|\[[^]]*\] [+*]|['\"]")
 """What tells that a sum or product is one of sizes, or of sequences."""
@@ -68,12 +69,13 @@ def edited(function: Function) -> Sources:
 
 def _sites(node: Any) -> Iterator[Any]:
     for child in _body(node):
-        if isinstance(child, ast.BinOp) and isinstance(child.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
-            if not _SIZES.search(ast.unparse(child)):
-                yield child
-        elif isinstance(child, ast.Constant) and type(child.value) is float and abs(child.value) > 1e-3:
-            yield child
-        elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in _METHODS:
+        if isinstance(child, ast.BinOp):
+            found = isinstance(child.op, _OPERATORS) and not _SIZES.search(ast.unparse(child))
+        elif isinstance(child, ast.Constant):
+            found = type(child.value) is float and abs(child.value) > 1e-3
+        else:
+            found = isinstance(child, ast.Call) and getattr(child.func, "attr", "") in _METHODS
+        if found:
             yield child
 
 

@@ -106,7 +106,8 @@ def bounded() -> Exact:
     noise.noise = 0.1
     base = kernels.MaternKernel(1.5, lengthscale_constraint=constraints.Interval(0.01, 3.0))
     base.lengthscale = 0.4
-    return model_of(kernels.ScaleKernel(base, outputscale_constraint=constraints.LessThan(5.0)), means.LinearMean(2), noise)
+    kernel = kernels.ScaleKernel(base, outputscale_constraint=constraints.LessThan(5.0))
+    return model_of(kernel, means.LinearMean(2), noise)
 
 
 def composed() -> Exact:
@@ -223,8 +224,8 @@ def variational(note: Note) -> Iterator[None]:
         ("gaussian", likelihoods.GaussianLikelihood(), y),
         ("bernoulli", likelihoods.BernoulliLikelihood(), (y > 1).double()),
     ):
-        model, likelihood = Approximate(x[:10].clone()).double(), likelihood.double()
-        elbo = VariationalELBO(likelihood, model, num_data=40)
+        model = Approximate(x[:10].clone()).double()
+        elbo = VariationalELBO(likelihood.double(), model, num_data=40)
         torch.manual_seed(5)
         for step in range(2):
             model.zero_grad()
@@ -265,7 +266,7 @@ def operators(note: Note) -> Iterator[None]:
     from linear_operator import to_linear_operator
     from linear_operator.utils.cholesky import psd_safe_cholesky
 
-    x, y = data(30)
+    y = data(30)[1]
     root = data(30, 30, 3)[0] + 3 * torch.eye(30, dtype=torch.float64)
     dense = (root @ root.mT / 30).requires_grad_()
     right = torch.stack([y, y.cos()], -1)

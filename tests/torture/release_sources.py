@@ -25,7 +25,7 @@ class Function(NamedTuple):
     module : str
         Where it is written.
     holder : str
-        Qualified name of its class, or empty.
+        Qualified name of its class, or of the function that it is nested in; empty for one of the module.
     name : str
         Its own name.
     line : int
@@ -39,6 +39,11 @@ class Function(NamedTuple):
     name: str
     line: int
     nested: bool
+
+    @property
+    def outer(self) -> str:
+        """Qualified name within the module, of the outermost function if it is nested."""
+        return f"{self.holder}.{self.name}".strip(".").partition(".<locals>")[0]
 
     @property
     def qualified(self) -> str:
@@ -86,7 +91,7 @@ def _walk(module: str, node: ast.AST, holder: str, nested: bool) -> Iterator[tup
         if isinstance(child, Definition):
             line = min([child.lineno, *(one.lineno for one in child.decorator_list)])
             yield Function(module, holder, child.name, line, nested), child
-            yield from _walk(module, child, holder, True)
+            yield from _walk(module, child, f"{holder}.{child.name}.<locals>".strip("."), True)
         elif isinstance(child, ast.ClassDef):
             yield from _walk(module, child, f"{holder}.{child.name}".strip("."), nested)
         else:

@@ -59,9 +59,12 @@ def traced(run: Callable[[], None]) -> Trace:
 
 
 def _numbers(value: Any) -> str:
+    """Say whether a value is one that times 1.5 is another, or several of which the first is."""
     if isinstance(value, tuple):
         return "several" if value and _numbers(value[0]) == "one" else ""
     kind = type(value)
-    scaled = kind is float or hasattr(kind, "__mul__") and kind.__module__.startswith(("torch", "linear_op", "gpytorch"))
-    real = scaled and (kind is float or getattr(getattr(value, "dtype", None), "is_floating_point", True))
-    return "one" if real and not isinstance(value, (list, dict, int)) and kind.__name__ != "Size" else ""
+    if kind is float:
+        return "one"
+    own = hasattr(kind, "__mul__") and kind.__module__.startswith(("torch", "linear_operator", "gpytorch"))
+    real = getattr(getattr(value, "dtype", None), "is_floating_point", True)
+    return "one" if own and real and not isinstance(value, (list, dict, int)) else ""

@@ -7,29 +7,30 @@ as stock and with autokern, which must tell stock's numbers: it knows what it ma
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from harness import Findings, Mutation, main
 
 for _library in ("OMP", "MKL", "OPENBLAS"):  # a process has one thread, as it is forked; before torch is imported
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
-from harness import Findings, Mutation, main
-
 
 class Size(NamedTuple):
-    """How much is done: changes of each kind that count, whether in more ways than by default, and the least of all."""
+    """How much is done: changes of each kind, whether in more ways than by default, the least of all, trusted ones."""
 
     each: int
     ways: bool
     least: int
+    trusted: int
 
 
-SIZES = {"ci": Size(22, False, 200), "full": Size(400, True, 1000), "fault": Size(2, False, 0)}
+SIZES = {"ci": Size(22, False, 200, 4), "full": Size(400, True, 1000, 40), "fault": Size(3, False, 0, 0)}
 _WAYS: tuple[dict[str, str], ...] = ({}, {"AUTOKERN_FORCE": "random:1"}, {"AUTOKERN_FORCE": "random:2"})
 _COLUMNS = ("silently wrong", "import crashes", "call crashes", "fine", "no effect", "stock fails")
 _COUNT = _COLUMNS[:4]
@@ -63,10 +64,43 @@ def _prepared(orders: tuple[dict[str, str], ...]) -> Any:
 
 def changes(found: Findings, size: Size) -> None:
     """Make changes of every kind, as many as count, and tell what became of them."""
-    _judged(found, size, {})
+    from release_changes import KINDS
+
+    counted = _judged(found, size, tuple(KINDS), {})
+    number = sum(counted[kind, word] for kind in KINDS for word in _COUNT)
+    found.figures["changes with an effect"] = number
+    found.expect(number >= size.least, f"only {number} changes had an effect")
 
 
-def _judged(found: Findings, size: Size, orders: dict[str, str]) -> Counter[tuple[str, str]]:
+def trusted(found: Findings, size: Size) -> None:
+    """With ``AUTOKERN_UNKNOWN=trust`` the same changes are silently wrong, or this torture could not find them."""
+    kind, apart = "return value times 1.5", Findings()
+    counted = _judged(apart, size._replace(each=size.trusted), (kind,), {"AUTOKERN_UNKNOWN": "trust"})
+    wrong = counted[kind, "silently wrong"]
+    found.figures["trusted"] = f"{wrong} of {size.trusted} are silently wrong"
+    found.expect(wrong > 0, "no change is found where all is trusted")
+
+
+def relied(found: Findings, size: Size) -> None:
+    """All that stock executes and autokern does not is recorded, so that a change of it is noticed."""
+    from autokern.core import known
+
+    prepared, _ = _prepared(_WAYS)
+    table, missing = known.table()["code"], set()
+    for one in prepared.relied:
+        if not one.module.endswith(_BELOW) and one.outer not in table.get(one.module, {}):
+            missing.add(f"{one.module}:{one.outer}")
+    for name in sorted(missing):
+        found.broken.append(f"{name} is computed in place of, and not recorded")
+    found.figures["relied on"] = f"{len(prepared.relied)} functions, {len(missing)} not recorded"
+
+
+_BELOW = (".settings", ".utils.memoize", "botorch.utils.context_managers", "numpy_utils", "transforms.utils")
+"""Modules below what autokern takes the place of as a whole: settings, caches, and how vectors are copied."""
+
+
+def _judged(found: Findings, size: Size, kinds: tuple[str, ...], orders: dict[str, str]) -> Counter[tuple[str, str]]:
+    """Make changes of some kinds; return how many of each came to what."""
     import release_runs as runs
     from release_changes import KINDS, Change
 
@@ -75,7 +109,9 @@ def _judged(found: Findings, size: Size, orders: dict[str, str]) -> Counter[tupl
     known, facts = _prepared(ways)
     ways = tuple({**way, **orders} for way in ways)
     pools: dict[str, Iterator[Change]] = {"nothing": iter([Change("nothing", tuple(known.program), effect=False)])}
-    pools |= {kind: make(known) for kind, make in KINDS.items()}
+    pools |= {kind: KINDS[kind](known) for kind in kinds}
+    if only := os.environ.get("T14_ONLY"):  # to look at one by hand
+        pools = {kind: (one for one in pool if only in f"{kind}: {one.name}") for kind, pool in pools.items()}
     counted, running = Counter[tuple[str, str]](), Counter[str]()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +123,7 @@ def _judged(found: Findings, size: Size, orders: dict[str, str]) -> Counter[tupl
                 if change is not None:
                     running[kind] += 1
                     place = Path(tempfile.mkdtemp(dir=folder))
-                    return (kind, change.name), lambda: runs.verdict(change, facts, place, ways)
+                    return (kind, change.name), partial(runs.verdict, change, facts, place, ways)
             return None
 
         def done(name: Any, answer: Any) -> None:
@@ -104,15 +140,16 @@ def _judged(found: Findings, size: Size, orders: dict[str, str]) -> Counter[tupl
         runs.jobs(ready, done, os.cpu_count() or 1)
     for kind in pools:
         found.figures[kind] = ", ".join(f"{word} {counted[kind, word]}" for word in _COLUMNS if counted[kind, word])
-    number = sum(counted[kind, word] for kind in KINDS for word in _COUNT)
-    found.figures["changes with an effect"] = f"{number} in {time.monotonic() - began:.0f} s"
-    found.expect(number >= size.least, f"only {number} changes had an effect")
+    found.figures["seconds"] = round(time.monotonic() - began)
     return counted
 
 
-MUTATIONS: list[Mutation] = []
-Parts = dict[str, Callable[[Findings, Any], None]]
+MUTATIONS = [
+    Mutation(
+        "readings rely on what is unknown", "core/known.py", "        return not self.unknown", "        return True",
+        "changes",
+    ),
+]  # fmt: skip
 
 if __name__ == "__main__":
-    sys.setrecursionlimit(5000)
-    main({"changes": changes}, SIZES)
+    main({"changes": changes, "trusted": trusted, "relied": relied}, SIZES)
