@@ -93,13 +93,14 @@ def jobs(ready: Callable[[], Job | None], done: Callable[[Any, Any], None], at_o
 
 
 def preload() -> None:
-    """Import all that the libraries import, without them."""
+    """Import all that the libraries and the program import, without them."""
 
     def more() -> list[str]:
         before = set(sys.modules)
         _import_libraries(True)
-        import release_program  # noqa: F401
+        from release_program import PARTS
 
+        run_program(tuple(PARTS))  # an optimiser imports half of torch when it is first made
         own = (*LIBRARIES, "autokern", "release_program")
         return [name for name in sys.modules if name not in before and name.partition(".")[0] not in own]
 

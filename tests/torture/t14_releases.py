@@ -17,10 +17,6 @@ from typing import Any, NamedTuple
 
 from harness import Findings, Mutation, main
 
-for _library in ("OMP", "MKL", "OPENBLAS"):  # a process has one thread, as it is forked; before torch is imported
-    os.environ[f"{_library}_NUM_THREADS"] = "1"
-
-
 class Size(NamedTuple):
     """How much is done: changes of each kind, whether in more ways than by default, the least of all, trusted ones."""
 
@@ -152,4 +148,6 @@ MUTATIONS = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
+    for _library in ("OMP", "MKL", "OPENBLAS"):  # what is forked has one thread; before torch is imported
+        os.environ[f"{_library}_NUM_THREADS"] = "1"
     main({"changes": changes, "trusted": trusted, "relied": relied}, SIZES)
