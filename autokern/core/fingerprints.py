@@ -53,7 +53,10 @@ def _with(code: str, defaults: Any) -> str:
 
 def of_function(function: FunctionType) -> tuple[str, str]:
     """Return the fingerprints of a function: with its defaults, and without those, marked by ``~``."""
-    code, named = fingerprint(function.__code__), sorted((function.__kwdefaults__ or {}).items())
+    code = fingerprint(function.__code__)
+    if not (function.__defaults__ or function.__kwdefaults__):
+        return code, f"~{code}"
+    named = sorted((function.__kwdefaults__ or {}).items())
     defaults = [_plain(value) for value in function.__defaults__ or ()], [(name, _plain(value)) for name, value in named]
     return _with(code, defaults), f"~{code}"
 

@@ -37,6 +37,8 @@ _FEW = 6
 """Names that a warning lists."""
 _left_out: dict[str, str] = {}
 _trusted = _warned = False
+_CONTEXT = contextlib.contextmanager(iter).__code__  # type: ignore[attr-defined]
+"""The code of every function that Python makes a context manager of."""
 _code = attrgetter("__code__")
 _ours: set[Any] = set()
 _checked: dict[tuple[Any, ...], bool] = {}
@@ -71,7 +73,7 @@ def is_ours(found: Any) -> bool:
 
 def original(found: Any) -> Any:
     """Return what a hook of autokern replaces, and anything else as it is."""
-    while is_ours(found) and hasattr(found, "__wrapped__"):
+    while hasattr(found, "__wrapped__") and is_ours(found):
         found = found.__wrapped__
     return found
 
@@ -96,7 +98,7 @@ def _is_known(found: Any, marks: frozenset[str], root: str, depth: int = 0) -> b
     if "__wrapped__" not in found.__dict__ and _is_recorded(found, marks, root):
         return True
     wrapped = any(_is_known(layer, marks, root, depth + 1) for layer in _held(found))
-    return wrapped and _is_recorded(found, _wrappers(), root)
+    return wrapped and (found.__code__ is _CONTEXT or _is_recorded(found, _wrappers(), root))
 
 
 def _layers(found: Any) -> list[Any]:
@@ -140,8 +142,9 @@ def is_known(module: str, name: str, found: Any) -> bool:
         marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == name.rpartition(".")[2] else None
     if marks is None:
         return isinstance(found, BuiltinFunctionType) and found.__name__ == name and module.startswith("torch")
-    layers = [(f.__code__, repr(f.__defaults__), repr(f.__kwdefaults__)) for f in _functions(found)]
-    key = module, name, type(found), *layers
+    layers = [found] if type(found) is FunctionType and not found.__dict__ else _functions(found)
+    each = [(f.__code__, repr(f.__defaults__) if f.__defaults__ else "", repr(f.__kwdefaults__)) for f in layers]
+    key = module, name, type(found), *each
     if key not in _checked:
         _checked[key] = _is_known(found, frozenset(marks.split()), _root(module))
     return _checked[key]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
+from typing import Any
 
+from autokern.core import known
 from autokern.hooks.install import put_declared
 
 __all__ = ["look"]
@@ -27,9 +29,17 @@ def look() -> None:
             continue
         with _lock:
             later = _waiting.get(name)  # another thread may have been here
-            if later and importlib.import_module(f"autokern.hooks.later.{later}").declare(module):
+            if later and _declared(f"autokern.hooks.later.{later}", module):
                 del _waiting[name]
                 put_declared()
+
+
+def _declared(later: str, module: Any) -> bool:
+    try:
+        return bool(importlib.import_module(later).declare(module))
+    except (AttributeError, ImportError, KeyError, TypeError) as error:  # a name of BoTorch's is gone
+        known.leave_out(later, f"cannot be used: {error}")
+        return True
 
 
 look()

@@ -9,26 +9,33 @@ import gpytorch
 import numpy as np
 import torch
 
+from autokern.core.known import is_within
 from autokern.gp.inspected import UnreadError
 from autokern.gp.reading import Reading, Readings
 from autokern.hooks.bypass import is_intercepted, stay_out_of_models
-from autokern.hooks.install import hook
+from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 from autokern.runtime.dispatch import route
 
 __all__ = ["declare"]
 
+_CORE = "botorch.optim.closures.core"
 _CLOSURES = "botorch.optim.closures.model_closures"
+_RELIES = (
+    f"{_CORE}:ForwardBackwardClosure", f"{_CORE}:NdarrayOptimizationClosure",
+    "botorch.optim.utils.common:_handle_numerical_errors", "botorch.optim.utils.numpy_utils:as_ndarray",
+    "botorch.utils.context_managers:zero_grad_ctx",
+)  # fmt: skip
 _dispatch = route("objective", looked=True)
 
 
 def declare(core: Any) -> bool:
     """Declare the hooks of the closures' module, and say so."""
-    kind, flat = core.ForwardBackwardClosure, core.NdarrayOptimizationClosure
-    stock, stock_flat = kind.__call__, flat.__call__
+    kind, flat = getattr(core, "ForwardBackwardClosure", None), getattr(core, "NdarrayOptimizationClosure", None)
+    stock, stock_flat = stock_of(kind, "__call__"), stock_of(flat, "__call__")
 
-    @hook(kind, "__call__")
+    @hook(kind, "__call__", relies=_RELIES)
     def call(self: Any, **kwargs: Any) -> Any:
         reading = None if kwargs or type(self) is not kind or stay_out_of_models() else _reading_of(self)
         if reading is None:
@@ -36,7 +43,7 @@ def declare(core: Any) -> bool:
         loss, *gradients = _dispatch(reading, self.forward, self.parameters)
         return loss.sum() if loss.dim() else loss, tuple(gradients)
 
-    @hook(flat, "__call__")
+    @hook(flat, "__call__", relies=_RELIES)
     def call_flat(self: Any, state: Any = None, **kwargs: Any) -> Any:
         """Take the vector of an optimiser to loss and gradient without a tensor between."""
         ours = type(self) is flat and type(self.closure) is kind and self.closure.parameters is self.parameters
@@ -61,9 +68,9 @@ def declare(core: Any) -> bool:
 
 
 def _declare_batched(core: Any, kind: Any) -> None:
-    stock = kind.__call__
+    stock = stock_of(kind, "__call__")
 
-    @hook(kind, "__call__")
+    @hook(kind, "__call__", relies=(*_RELIES, f"{_CORE}:{kind.__name__}"))
     def call(self: Any, state: Any = None, batch_indices: Any = None, **kwargs: Any) -> Any:
         """Take a row for each output to losses and gradients, as an optimiser of independent outputs asks for them."""
         reading = _reading_of(self) if type(self) is kind and not kwargs and not stay_out_of_models() else None
@@ -114,7 +121,7 @@ def _reading_of(closure: Any) -> Reading | None:
 def _read(forward: Any) -> Reading:
     """Read the likelihood that BoTorch's loss closure of an exact model refers to, and to nothing else."""
     cells = {}
-    if forward.__module__ == _CLOSURES:
+    if forward.__module__ == _CLOSURES and is_within(forward):
         cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
     mll = cells["mll"].cell_contents if cells.keys() == {"mll"} else None
     if not hasattr(getattr(mll, "model", None), "transform_inputs"):  # the closure calls it
