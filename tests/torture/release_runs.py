@@ -23,7 +23,19 @@ from release_changes import Change
 from release_sources import LIBRARIES, Function, functions, modules
 from release_trace import Trace, traced
 
-__all__ = ["Died", "Verdict", "gap", "hooked", "in_fork", "jobs", "preload", "run_program", "traces", "verdict"]
+__all__ = [
+    "Died",
+    "Verdict",
+    "gap",
+    "hooked",
+    "in_fork",
+    "jobs",
+    "preload",
+    "recorded",
+    "run_program",
+    "traces",
+    "verdict",
+]
 
 TOLERANCE = 1e-8
 """Of the largest entry, in float64: that of `tests/differential/compare.py`."""
@@ -308,3 +320,10 @@ def hooked() -> list[Function]:
         if module in modules():
             found += [one for one in functions(module).values() if (one.holder, one.name) == (holder, patch.name)]
     return found
+
+
+def recorded() -> dict[str, dict[str, str]]:
+    """Return what autokern knows of the libraries' functions, by module and qualified name."""
+    from autokern.core import known
+
+    return dict(known.table()["code"])
