@@ -33,10 +33,17 @@ _DEEP = 6
 _MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
 _MISSING, _OTHER = "is missing, or elsewhere", "is not the code of a tested release"
+_PATCHED = "was replaced by code from elsewhere"
 _FEW = 6
 """Names that a warning lists."""
 _left_out: dict[str, str] = {}
 _trusted = _warned = False
+_SETTING_UP = (
+    "__del", "__get", "__init__", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set", "_strict",
+    "constraint", "expand", "get_", "hyper", "initialize", "load", "local_", "named_", "pyro", "register", "sample",
+    "set_", "sub_", "to_py", "to_random", "train", "update", "variational",
+)  # fmt: skip
+"""Functions that compute nothing: that their code stays the same object is not asked again in each step."""
 _CONTEXT = contextlib.contextmanager(iter).__code__  # type: ignore[attr-defined]
 """The code of every function that Python makes a context manager of."""
 _code = attrgetter("__code__")
@@ -158,7 +165,7 @@ def admits(owner: Any, name: str, found: Any, more: Relied) -> bool:
         return found is not None
     full, why = f"{module}:{qualified}", _MISSING if found is None else ""
     if not why and not is_known(module, qualified, found):
-        why = _OTHER
+        why = _reason(module, found)
     if not why and not more.holds():
         why = f"relies on {', '.join(more.unknown)}"
     if why:
@@ -170,6 +177,12 @@ def is_within(function: FunctionType) -> bool:
     """Whether the code of a function is recorded as that of a function within another one, or of its own name."""
     marks = table()["code"].get(function.__module__, {}).get(function.__qualname__, "").split()
     return not _wrappers().union(marks).isdisjoint(of_function(function))
+
+
+def _reason(module: str, found: Any) -> str:
+    """Return what is wrong with an unknown attribute: the library has other code, or somebody replaced it."""
+    root, layers = _root(module), list(_functions(original(found)))
+    return _OTHER if layers and all(f.__code__.co_filename.startswith(root) for f in layers) else _PATCHED
 
 
 def leave_out(name: str, why: str) -> None:
@@ -214,9 +227,9 @@ def summary() -> str:
 
 
 def warn(how: str) -> None:
-    """Warn once of hooks that stay out."""
+    """Warn once of hooks that stay out, but for functions that the user replaced."""
     global _warned
-    if _left_out and not _warned and how != "trust":
+    if set(_left_out.values()) - {_PATCHED} and not _warned and how != "trust":
         _warned = True
         warnings.warn(summary(), AutokernWarning, stacklevel=5)
 
@@ -319,9 +332,9 @@ class Relied:
                 self.unknown[f"{module}:{qualified}"] = _MISSING
             return False
         found = space[name]
-        self._functions += _functions(found)
+        self._functions += [] if name.startswith(_SETTING_UP) else _functions(getattr(found, "fget", found))
         if not is_known(module, qualified, found):
-            self.unknown[f"{module}:{qualified}"] = _OTHER
+            self.unknown[f"{module}:{qualified}"] = _reason(module, found)
         return True
 
     def _class(self, kind: type) -> None:

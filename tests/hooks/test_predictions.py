@@ -233,7 +233,7 @@ def test_no_variances_where_none_are_wanted():
 @pytest.mark.parametrize("maker", [made, multitask])
 @pytest.mark.parametrize("way", ["lazy", "rows"])
 def test_the_joint_covariance_is_never_built_for_variances(maker, way):
-    m, largest, plain = 3000, 0, LazyEvaluatedKernelTensor.evaluate_kernel
+    m, largest, plain = 3000, 0, memory._stock_evaluate_kernel
 
     def watched(self):
         nonlocal largest
@@ -245,7 +245,7 @@ def test_the_joint_covariance_is_never_built_for_variances(maker, way):
         torch.no_grad(),
         autokern.enabled(),
         autokern.using(force={"predict": way}),
-        mock.patch.object(LazyEvaluatedKernelTensor, "evaluate_kernel", watched),
+        mock.patch.object(memory, "_stock_evaluate_kernel", watched),
     ):
         posterior = model.likelihood(model(new(model, m)))
         assert posterior.mean.shape[0] == m
