@@ -1,0 +1,316 @@
+"""Changes that a new release of a library, or a user, may make: of every kind one for each function that matters."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import release_edits as edits
+from release_sources import LIBRARIES, Function, functions, modules, renamed
+from release_trace import Ran
+
+__all__ = ["KINDS", "Change", "Known"]
+
+HERE = Path(__file__).parent
+WHEN = ("before", "after", "amid")
+"""When a patch is made: before autokern is imported, after it, and while models live."""
+
+
+class Change(NamedTuple):
+    """One change of the libraries.
+
+    Parameters
+    ----------
+    name : str
+        What is changed.
+    parts : tuple of str
+        Of the program that run what is changed.
+    sources : callable, optional
+        Returns new text of modules, nothing where there is nothing to change; called in the process of the change.
+    gone : tuple of str
+        Modules that cannot be imported any more.
+    prepare : callable, optional
+        Called when the libraries are there and autokern is not; returns the function that makes the change.
+    when : str
+        One of `WHEN`, for what `prepare` returns.
+    effect : bool
+        Whether the change counts only where stock's numbers are others.
+    first : callable, optional
+        Called before the libraries are imported.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    sources: Callable[[], edits.Sources] | None = None
+    gone: tuple[str, ...] = ()
+    prepare: Callable[[], Callable[[], None]] | None = None
+    when: str = "before"
+    effect: bool = True
+    first: Callable[[], None] | None = None
+
+
+class Known(NamedTuple):
+    """What changes are made of.
+
+    Parameters
+    ----------
+    ran : dict
+        What stock executes in each part of the program.
+    hooked : list of Function
+        Targets of autokern's hooks.
+    relied : set of Function
+        What stock executes more often than autokern does.
+    program : dict
+        Seconds that each part takes.
+    """
+
+    ran: dict[str, dict[Function, Ran]]
+    hooked: list[Function]
+    relied: set[Function]
+    program: dict[str, float]
+
+    def parts(self, function: Function) -> tuple[str, ...]:
+        """Return the two shortest parts that execute a function, in their order."""
+        found = [part for part in self.program if function in self.ran[part]]
+        short = sorted(found, key=self.program.__getitem__)[:2]
+        return tuple(part for part in self.program if part in short)
+
+    def returned(self, function: Function) -> str:
+        """Return which numbers a function returns."""
+        return next((ran[function].returned for ran in self.ran.values() if function in ran), "")
+
+    def ordered(self, kind: str) -> list[Function]:
+        """Return all functions in an order of their own for each kind, those that matter most first."""
+        every = set(self.hooked).union(*self.ran.values())
+        first = self.relied | set(self.hooked)
+        return sorted(every, key=lambda one: (edits.chance(kind, one) / 2**32 + 0.8 * (one not in first), one))
+
+    def numeric(self, kind: str) -> Iterator[tuple[Function, str]]:
+        """Yield those that return numbers, and which."""
+        for function in self.ordered(kind):
+            if not function.name.endswith("__init__") and (returned := self.returned(function)):
+                yield function, returned
+
+
+def formula(known: Known) -> Iterator[Change]:
+    for function, _ in known.numeric("formula"):
+        if edits.computes(function):
+            yield Change(function.qualified, known.parts(function), functools.partial(edits.edited, function))
+
+
+def returned(known: Known) -> Iterator[Change]:
+    for function, what in known.numeric("returned"):
+        yield Change(function.qualified, known.parts(function), functools.partial(edits.scaled, function, what))
+
+
+def patched(when: str, known: Known) -> Iterator[Change]:
+    for function, _ in known.numeric(f"patched {when}"):
+        if not function.nested:
+            way = ("wraps", "plain", "everywhere")[edits.chance("way", when, function) % 3]
+            prepare = functools.partial(_patch_of, function, way)
+            yield Change(f"{function.qualified} ({way})", known.parts(function), prepare=prepare, when=when)
+    for place, name in TORCH:
+        prepare = functools.partial(_patch, place, name, "wraps")
+        yield Change(f"{place}.{name} (torch)", tuple(known.program), prepare=prepare, when=when)
+
+
+TORCH = (
+    ("torch.nn.Softplus", "forward"), ("torch.distributions.Normal", "log_prob"),
+    ("torch.distributions.Gamma", "log_prob"), ("torch.nn.functional", "softplus"),
+)  # fmt: skip
+"""Functions of torch that the libraries compute with, and users patch."""
+
+
+def _patch_of(function: Function, way: str) -> Callable[[], None]:
+    return _patch(".".join(filter(None, (function.module, function.holder))), function.name, way)
+
+
+def _patch(place: str, name: str, way: str) -> Callable[[], None]:
+    """Return the function that puts a user's own function in the place of one."""
+    owner = _object(place)
+
+    def put() -> None:
+        raw = vars(owner)[name]
+        new = _patched(raw, way == "wraps")
+        setattr(owner, name, new)
+        for module in list(sys.modules.values()) if way == "everywhere" and inspect.ismodule(owner) else ():
+            if getattr(module, "__name__", "").partition(".")[0] in LIBRARIES and vars(module).get(name) is raw:
+                setattr(module, name, new)
+
+    return put
+
+
+def _object(place: str) -> Any:
+    """Return a module or a class by its dotted name; a module may be hidden behind a function of its name."""
+    parts = place.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        return functools.reduce(getattr, parts[cut:], sys.modules[".".join(parts[:cut])])
+    raise LookupError(place)
+
+
+def _patched(raw: Any, wraps: bool) -> Any:
+    if isinstance(raw, (staticmethod, classmethod)):
+        return type(raw)(_patched(raw.__func__, wraps))
+    if hasattr(raw, "fget"):
+        return property(_patched(raw.fget, wraps), raw.fset, raw.fdel)
+
+    def mine(*args: Any, **kwargs: Any) -> Any:
+        found = raw(*args, **kwargs)
+        return (found[0] * edits.FACTOR, *found[1:]) if isinstance(found, tuple) else found * edits.FACTOR
+
+    return functools.wraps(raw)(mine) if wraps else mine
+
+
+def in_place(known: Known) -> Iterator[Change]:
+    for function, what in known.numeric("code"):
+        when = WHEN[edits.chance("when", function) % 3]
+        prepare = functools.partial(_recode, function, what)
+        yield Change(f"{function.qualified} ({when})", known.parts(function), prepare=prepare, when=when)
+
+
+def _recode(function: Function, what: str) -> Callable[[], None]:
+    """Return the function that gives a function of the libraries other code, as autoreload does."""
+    parsed = edits.scaled_tree(function, what)
+    if parsed is None:
+        raise LookupError("it returns nothing")
+    new = _code(compile(parsed, str(modules()[function.module]), "exec", dont_inherit=True), function)
+    raw = vars(_object(".".join(filter(None, (function.module, function.holder)))))[function.name]
+    raw = getattr(raw, "fget", None) or getattr(raw, "__func__", raw)
+    while raw.__code__.co_firstlineno != function.line:
+        raw = raw.__wrapped__
+    return functools.partial(setattr, raw, "__code__", new)
+
+
+def _code(code: CodeType, function: Function) -> CodeType:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            if (one.co_name, one.co_firstlineno) == (function.name, function.line):
+                return one
+            try:
+                return _code(one, function)
+            except LookupError:
+                pass
+    raise LookupError(function.qualified)
+
+
+def new_name(known: Known) -> Iterator[Change]:
+    done = _words() | _of_torch()
+    for function in known.ordered("renamed"):
+        for name in (function.name, *function.holder.split(".")[-1:]):
+            if name and name not in done and not name.startswith(("__", "<")):
+                done.add(name)
+                some = known.parts(function) or _USUAL
+                sources = functools.partial(renamed, name, f"{name}_renamed")
+                yield Change(name, some, sources, effect=False)
+
+
+_USUAL = ("training with priors", "fixed noise")
+
+
+@functools.cache
+def _words() -> set[str]:
+    """The names that the program uses: those a release would keep, or the program would be at fault."""
+    program = (HERE / "release_program.py").read_text(encoding="utf-8")
+    return {t.string for t in tokenize.generate_tokens(io.StringIO(program).readline) if t.type == tokenize.NAME}
+
+
+@functools.cache
+def _of_torch() -> set[str]:
+    """Names of torch's own, which are not the libraries' to rename."""
+    import builtins
+
+    import torch
+
+    own = (torch, torch.Tensor, torch.nn.Module, torch.nn.Parameter, torch.autograd.Function, torch.autograd.function,
+           torch.distributions.Distribution, torch.linalg, torch.optim.Optimizer, torch.Size, builtins)  # fmt: skip
+    return {name for one in own for name in dir(one)} | {"ctx", "backward", "forward"}
+
+
+def to_a_base(known: Known) -> Iterator[Change]:
+    for function in known.ordered("moved"):
+        if function.holder and not function.nested:
+            sources = functools.partial(edits.moved, function)
+            yield Change(function.qualified, known.parts(function) or _USUAL, sources, effect=False)
+
+
+def new_keyword(known: Known) -> Iterator[Change]:
+    done = _of_torch()
+    for function in known.ordered("keyword"):
+        if function.name in done or function.nested or function.name.startswith("__"):
+            continue
+        done.add(function.name)
+        factor = edits.FACTOR if known.returned(function) == "one" and edits.chance("factor", function) % 2 else None
+        told = f"{function.qualified} ({'an effect' if factor else 'none'})"
+        sources = functools.partial(edits.grown, function, factor)
+        yield Change(told, known.parts(function) or _USUAL, sources, effect=factor is not None)
+
+
+def gone(known: Known) -> Iterator[Change]:
+    """Modules of the libraries by turns with private and other names of torch."""
+    for pair in zip(_modules_gone(known), _names_gone(known), strict=False):
+        yield from pair
+
+
+def _modules_gone(known: Known) -> Iterator[Change]:
+    named = set(re.findall(r"(?:linear_operator|gpytorch|botorch)(?:\.\w+)+", _autokern()))
+    named |= {one.module for one in [*known.hooked, *known.relied]}
+    program = (HERE / "release_program.py").read_text(encoding="utf-8")
+    for module in sorted(named & modules().keys(), key=lambda one: edits.chance("gone", one)):
+        if modules()[module].name != "__init__.py" and module not in program:
+            parts = next((known.parts(one) for one in functions(module).values() if known.parts(one)), _USUAL)
+            sources = functools.partial(edits.renamed_module, module)
+            yield Change(module, parts, sources, gone=(module,), effect=False)
+
+
+@functools.cache
+def _autokern() -> str:
+    package = importlib.util.find_spec("autokern")
+    assert package is not None
+    places = package.submodule_search_locations or []
+    return "\n".join(p.read_text(encoding="utf-8") for place in places for p in sorted(Path(place).rglob("*.py")))
+
+
+def _names_gone(known: Known) -> Iterator[Change]:
+    chains = set()
+    for node in ast.walk(ast.parse(_autokern().replace("from __future__", "from x"))):
+        if isinstance(node, ast.Attribute):
+            chains.add(ast.unparse(node))
+        elif isinstance(node, ast.ImportFrom):
+            chains |= {f"{node.module}.{alias.name}" for alias in node.names}
+    ours = sorted(one for one in chains if re.fullmatch(r"torch(\.\w+)+", one) and not one.startswith("torch.Tensor"))
+    for name in sorted(ours, key=lambda one: ("._" not in one, edits.chance("gone", one))):
+        yield Change(name, _USUAL, first=functools.partial(_delete, name), effect=False)
+
+
+def _delete(name: str) -> None:
+    place, _, last = name.rpartition(".")
+    delattr(_object(place), last)
+
+
+KINDS: dict[str, Callable[[Known], Iterator[Change]]] = {
+    "formula edited in the source": formula,
+    "return value times 1.5": returned,
+    "patched before autokern": functools.partial(patched, "before"),
+    "patched after it": functools.partial(patched, "after"),
+    "patched while models live": functools.partial(patched, "amid"),
+    "code replaced in place": in_place,
+    "renamed": new_name,
+    "moved to a base class": to_a_base,
+    "module or torch name gone": gone,
+    "a new keyword that the library passes": new_keyword,
+}
+"""Kinds of change, each with what yields its changes."""

@@ -1,0 +1,377 @@
+"""What the torture of unknown releases runs: parts of a program, each of two phases on the same objects.
+
+A part is a generator: it yields once between its phases, where the torture may change the libraries while models live,
+and notes what it computes. It uses public names alone, which a release would keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch import constraints, kernels, likelihoods, means, priors
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
+
+__all__ = ["PARTS"]
+
+Note = Callable[[str, Any], None]
+Part = Callable[[Note], Iterator[None]]
+PARTS: dict[str, Part] = {}
+"""Parts by name, in the order in which they run."""
+
+
+def part(function: Part) -> Part:
+    PARTS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+class Exact(gpytorch.models.ExactGP):
+    """A model of a mean and a kernel."""
+
+    def __init__(self, x: Any, y: torch.Tensor, likelihood: Any, mean: Any, kernel: Any) -> None:
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = mean, kernel
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        mean, covariance = self.mean_module(x), self.covar_module(x)
+        several = mean.dim() > x.dim() - 1 and not isinstance(self.mean_module, means.ConstantMean)
+        return (MultitaskMultivariateNormal if several else MultivariateNormal)(mean, covariance)
+
+
+def data(n: int, d: int = 2, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, d, generator=made, dtype=torch.float64)
+    noise = torch.randn(n, generator=made, dtype=torch.float64)
+    return x, (4 * x).sin().sum(-1) + 0.1 * noise
+
+
+def model_of(kernel: Any, mean: Any = None, likelihood: Any = None, n: int = 40, d: int = 2) -> Exact:
+    x, y = data(n, d)
+    likelihood = likelihoods.GaussianLikelihood() if likelihood is None else likelihood
+    return Exact(x, y, likelihood, means.ConstantMean() if mean is None else mean, kernel).double()
+
+
+def trained(note: Note, name: str, model: Exact, steps: int = 2) -> None:
+    """Note losses, their terms' gradients, and where a few steps lead."""
+    model.train()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = -mll(model(*model.train_inputs), model.train_targets)
+        loss = loss.sum()
+        loss.backward()
+        note(f"{name} loss {step}", loss)
+        for of, value in model.named_parameters():
+            if value.grad is not None:
+                note(f"{name} gradient {step} {of}", value.grad)
+        optimizer.step()
+
+
+def predicted(note: Note, name: str, model: Exact, d: int = 2, fast: bool = False) -> None:
+    """Note a prediction with its covariance, its gradient and a sample."""
+    model.eval()
+    x = data(7, d, 5)[0].requires_grad_()
+    with gpytorch.settings.fast_pred_var(fast):
+        latent = model(x)
+        note(f"{name} mean", latent.mean)
+        note(f"{name} variance", latent.variance)
+        note(f"{name} gradient", torch.autograd.grad(latent.mean.sum() + latent.variance.sum(), x)[0])
+    with torch.no_grad(), gpytorch.settings.fast_pred_var(fast):
+        seen = model.likelihood(model(x))
+        note(f"{name} covariance", seen.covariance_matrix)
+        note(f"{name} interval", torch.stack(seen.confidence_region()))
+        note(f"{name} density", seen.log_prob(torch.zeros_like(seen.mean)))
+        torch.manual_seed(3)
+        note(f"{name} sample", model(x).rsample(torch.Size([2])))
+
+
+def constrained() -> Exact:
+    noise = likelihoods.GaussianLikelihood(
+        noise_prior=priors.GammaPrior(1.1, 0.05), noise_constraint=constraints.GreaterThan(1e-4)
+    )
+    base = kernels.RBFKernel(
+        ard_num_dims=2, lengthscale_prior=priors.GammaPrior(3.0, 6.0), lengthscale_constraint=constraints.Positive()
+    )
+    kernel = kernels.ScaleKernel(base, outputscale_prior=priors.LogNormalPrior(0.0, 1.0))
+    mean = means.ConstantMean(constant_prior=priors.NormalPrior(0.0, 1.0))
+    return model_of(kernel, mean, noise)
+
+
+def bounded() -> Exact:
+    noise = likelihoods.GaussianLikelihood(noise_constraint=constraints.Interval(1e-4, 1.0))
+    noise.noise = 0.1
+    base = kernels.MaternKernel(1.5, lengthscale_constraint=constraints.Interval(0.01, 3.0))
+    base.lengthscale = 0.4
+    kernel = kernels.ScaleKernel(base, outputscale_constraint=constraints.LessThan(5.0))
+    return model_of(kernel, means.LinearMean(2), noise)
+
+
+def composed() -> Exact:
+    periodic, line = kernels.PeriodicKernel(), kernels.LinearKernel(active_dims=[1])
+    rough = kernels.RQKernel(active_dims=[0]) * kernels.MaternKernel(0.5)
+    return model_of(kernels.ScaleKernel(periodic + kernels.MaternKernel(2.5)) + line + rough, means.ZeroMean())
+
+
+def one_dimensional() -> Exact:
+    return model_of(kernels.ScaleKernel(kernels.MaternKernel(1.5)), n=450, d=1)
+
+
+def _of_exact(name: str, make: Callable[[], Exact], d: int = 2) -> None:
+    def run(note: Note) -> Iterator[None]:
+        model = make()
+        trained(note, "first", model)
+        predicted(note, "predicted", model, d)
+        yield
+        trained(note, "then", model, 1)
+        predicted(note, "again", model, d)
+        predicted(note, "fast", model, d, fast=True)
+
+    PARTS[name] = run
+
+
+_of_exact("training with priors", constrained)
+_of_exact("training within bounds", bounded)
+_of_exact("training of sums and products", composed)
+_of_exact("training on a line", one_dimensional, 1)
+
+
+@part
+def fixed_noise(note: Note) -> Iterator[None]:
+    noise = torch.linspace(0.01, 0.2, 40, dtype=torch.float64)
+    likelihood = likelihoods.FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True)
+    model = model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2)), likelihood=likelihood)
+    trained(note, "first", model)
+    yield
+    model.eval()
+    x = data(5, 2, 4)[0]
+    with torch.no_grad():
+        seen = model.likelihood(model(x), noise=torch.full((5,), 0.05, dtype=torch.float64))
+        note("mean", seen.mean)
+        note("covariance", seen.covariance_matrix)
+
+
+@part
+def tasks(note: Note) -> Iterator[None]:
+    x, y = data(20)
+    kernel = kernels.MultitaskKernel(kernels.RBFKernel(), num_tasks=2, rank=1)
+    mean = means.MultitaskMean(means.ConstantMean(), num_tasks=2)
+    likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
+    torch.manual_seed(1)
+    model = Exact(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
+    with torch.no_grad():
+        kernel.task_covar_module.covar_factor.copy_(torch.tensor([[0.5], [0.3]]))
+    trained(note, "first", model)
+    yield
+    predicted(note, "predicted", model)
+
+
+@part
+def batches(note: Note) -> Iterator[None]:
+    x, y = data(25)
+    one = torch.Size([2])
+    likelihood = likelihoods.GaussianLikelihood(batch_shape=one)
+    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=one), batch_shape=one)
+    mean = means.ConstantMean(batch_shape=one)
+    model = Exact(x.expand(2, -1, -1), torch.stack([y, y.cos()]), likelihood, mean, kernel).double()
+    trained(note, "first", model)
+    yield
+    model.eval()
+    with torch.no_grad():
+        seen = model.likelihood(model(data(6, 2, 4)[0].expand(2, -1, -1)))
+        note("mean", seen.mean)
+        note("covariance", seen.covariance_matrix)
+
+
+@part
+def fantasies(note: Note) -> Iterator[None]:
+    model = model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5)))
+    model.eval()
+    with torch.no_grad():
+        note("before", model(data(5, 2, 4)[0]).mean)
+        yield
+        x, y = data(3, 2, 6)
+        fantasy = model.get_fantasy_model(x, torch.stack([y, y + 1]))
+        seen = fantasy(data(5, 2, 4)[0])
+        note("mean", seen.mean)
+        note("covariance", seen.covariance_matrix)
+        single = model.get_fantasy_model(x[:1], y[:1])(data(5, 2, 4)[0])
+        note("of one point", single.covariance_matrix)
+
+
+class Approximate(gpytorch.models.ApproximateGP):
+    """A sparse variational model."""
+
+    def __init__(self, inducing: torch.Tensor) -> None:
+        count = inducing.size(-2)
+        distribution = gpytorch.variational.CholeskyVariationalDistribution(count)
+        strategy = gpytorch.variational.VariationalStrategy(self, inducing, distribution)
+        super().__init__(strategy)
+        self.mean_module = means.ConstantMean()
+        self.covar_module = kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2))
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@part
+def variational(note: Note) -> Iterator[None]:
+    x, y = data(40)
+    for name, likelihood, targets in (
+        ("gaussian", likelihoods.GaussianLikelihood(), y),
+        ("bernoulli", likelihoods.BernoulliLikelihood(), (y > 1).double()),
+    ):
+        model = Approximate(x[:10].clone()).double()
+        elbo = VariationalELBO(likelihood.double(), model, num_data=40)
+        torch.manual_seed(5)
+        for step in range(2):
+            model.zero_grad()
+            loss = -elbo(model(x), targets)
+            loss.backward()
+            note(f"{name} loss {step}", loss)
+            with torch.no_grad():
+                for of, value in model.named_parameters():
+                    note(f"{name} gradient {step} {of}", value.grad)
+                    value.sub_(0.02 * value.grad)
+        model.eval()
+        with torch.no_grad():
+            seen = model(data(6, 2, 4)[0])
+            note(f"{name} mean", seen.mean)
+            note(f"{name} covariance", seen.covariance_matrix)
+        if name == "gaussian":
+            yield
+
+
+@part
+def inducing_and_grids(note: Note) -> Iterator[None]:
+    x, _ = data(8)
+    likelihood = likelihoods.GaussianLikelihood()
+    sparse = kernels.InducingPointKernel(kernels.ScaleKernel(kernels.RBFKernel()), x.clone(), likelihood)
+    model = model_of(sparse, likelihood=likelihood)
+    trained(note, "inducing", model)
+    predicted(note, "inducing", model)
+    yield
+    grid = kernels.GridInterpolationKernel(kernels.RBFKernel(), grid_size=12, num_dims=2, grid_bounds=[(-0.2, 1.2)] * 2)
+    model = model_of(kernels.ScaleKernel(grid))
+    trained(note, "grid", model, 1)
+    predicted(note, "grid", model)
+
+
+@part
+def operators(note: Note) -> Iterator[None]:
+    from linear_operator import operators as lo
+    from linear_operator import to_linear_operator
+    from linear_operator.utils.cholesky import psd_safe_cholesky
+
+    y = data(30)[1]
+    root = data(30, 30, 3)[0] + 3 * torch.eye(30, dtype=torch.float64)
+    dense = (root @ root.mT / 30).requires_grad_()
+    right = torch.stack([y, y.cos()], -1)
+    for phase in range(2):
+        matrix = to_linear_operator(dense)
+        jittered = matrix.add_jitter(0.1)
+        quad, logdet = jittered.inv_quad_logdet(right, logdet=True)
+        note(f"quad {phase}", quad)
+        note(f"logdet {phase}", logdet)
+        note(f"gradient {phase}", torch.autograd.grad(quad + logdet, dense)[0])
+        note(f"solve {phase}", jittered.solve(right))
+        note(f"root {phase}", jittered.root_decomposition().to_dense())
+        note(f"inverse root {phase}", jittered.root_inv_decomposition().to_dense())
+        note(f"cholesky {phase}", psd_safe_cholesky(dense))
+        note(f"eigh {phase}", matrix.eigh()[0])
+        if phase == 0:
+            yield
+    diagonal = lo.DiagLinearOperator(torch.linspace(0.5, 1.0, 30, dtype=torch.float64))
+    low = lo.RootLinearOperator(root[:, :4]) + diagonal
+    note("low rank solve", low.solve(y))
+    note("low rank logdet", low.logdet())
+    small = to_linear_operator(dense[:4, :4].detach() + torch.eye(4))
+    kron = lo.KroneckerProductLinearOperator(small, small).add_jitter(0.5)
+    note("kronecker solve", kron.solve(torch.ones(16, dtype=torch.float64)))
+    note("kronecker logdet", kron.logdet())
+    line = lo.ToeplitzLinearOperator(torch.tensor([2.0, 0.5, 0.1, 0.0, 0.0], dtype=torch.float64))
+    note("toeplitz", line @ torch.arange(5.0, dtype=torch.float64))
+    grown = matrix.add_jitter(0.1).cat_rows(torch.zeros(1, 30, dtype=torch.float64) + 0.1, 2 * torch.eye(1).double())
+    note("grown", grown.to_dense())
+    with gpytorch.settings.max_cholesky_size(1), gpytorch.settings.cg_tolerance(1e-10):
+        note("iterated", to_linear_operator(dense.detach()).add_jitter(0.5).solve(y))
+
+
+@part
+def distributions(note: Note) -> Iterator[None]:
+    x, y = data(20)
+    kernel = kernels.ScaleKernel(kernels.RBFKernel()).double()
+    mean = y.clone().requires_grad_()
+    for phase in range(2):
+        prior = MultivariateNormal(mean, kernel(x).add_jitter(0.1))
+        note(f"density {phase}", prior.log_prob(torch.zeros_like(y)))
+        note(f"gradient {phase}", torch.autograd.grad(prior.log_prob(y.cos()), mean)[0])
+        torch.manual_seed(2)
+        note(f"sample {phase}", prior.rsample(torch.Size([2])))
+        note(f"entropy {phase}", prior.entropy())
+        other = MultivariateNormal(torch.zeros_like(y), kernel(x).add_jitter(0.3))
+        note(f"divergence {phase}", torch.distributions.kl_divergence(prior, other))
+        note(f"cross {phase}", kernel(x, x[:3] + 0.1).to_dense())
+        note(f"product {phase}", kernel(x) @ y)
+        if phase == 0:
+            yield
+
+
+@part
+def quasi_newton(note: Note) -> Iterator[None]:
+    model = constrained()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = -mll(model(*model.train_inputs), model.train_targets)
+        loss.backward()
+        return loss
+
+    note("first", optimizer.step(closure))
+    yield
+    note("then", optimizer.step(closure))
+    for of, value in model.named_parameters():
+        note(of, value)
+
+
+@part
+def a_bayesian_loop(note: Note) -> Iterator[None]:
+    from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+    from botorch.fit import fit_gpytorch_mll
+    from botorch.models import SingleTaskGP
+    from botorch.models.transforms import Normalize, Standardize
+    from botorch.optim import optimize_acqf
+    from botorch.sampling import SobolQMCNormalSampler
+
+    x, y = data(14)
+    bounds = torch.stack([torch.zeros(2), torch.ones(2)]).double()
+    model = SingleTaskGP(
+        x, y.unsqueeze(-1), outcome_transform=Standardize(m=1), input_transform=Normalize(d=2, bounds=2 * bounds)
+    )
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": {"maxiter": 4}})
+    for of, value in model.named_parameters():
+        note(f"fitted {of}", value)
+    points = data(6, 2, 8)[0].reshape(3, 2, 2)
+    for phase in range(2):
+        posterior = model.posterior(points)
+        note(f"mean {phase}", posterior.mean)
+        note(f"variance {phase}", posterior.variance)
+        best = qLogExpectedImprovement(model, y.max(), sampler=SobolQMCNormalSampler(torch.Size([8]), seed=1))
+        note(f"improvement {phase}", best(points))
+        note(f"of one {phase}", LogExpectedImprovement(model, y.max())(points[:, :1]))
+        if phase == 0:
+            yield
+    torch.manual_seed(7)
+    starts = data(4, 2, 9)[0].reshape(2, 2, 2)
+    found, value = optimize_acqf(
+        best, bounds, q=2, num_restarts=2, batch_initial_conditions=starts, options={"maxiter": 4}
+    )
+    note("candidates", found)
+    note("value", value)
+    fantasy = model.condition_on_observations(points[0], y[:2].unsqueeze(-1))
+    note("conditioned", fantasy.posterior(points[1]).mean)
