@@ -37,7 +37,8 @@ MODULES = {
     "linear_operator.operators.*_representation_tree": "",
     "linear_operator.functions.*": "", "linear_operator.utils.*": "",
     "botorch.models.kernels.categorical": "", "botorch.models.kernels.positive_index": "",
-    "botorch.models.transforms.input": "", "botorch.models.utils.priors": "", "botorch.models.multitask": "",
+    "botorch.models.transforms.input": "", "botorch.models.transforms.utils": "",
+    "botorch.models.utils.priors": "", "botorch.models.multitask": "",
     "botorch.models.gp_regression": "", "botorch.models.model": "Model.*", "botorch.optim.closures.*": "",
     "botorch.optim.optimize": "_optimize_acqf_batch", "botorch.optim.utils.common": "_handle_numerical_errors",
     "botorch.optim.utils.numpy_utils": "as_ndarray", "botorch.utils.context_managers": "zero_grad_ctx",
@@ -166,7 +167,7 @@ def main() -> None:
     asked = parser.parse_args()
     empty: dict[str, Any] = {"releases": {}, "python": [], "within": "", "code": {}}
     table = empty if asked.fresh else json.loads(TABLE.read_text(encoding="utf-8"))
-    before, paths = json.dumps(table, sort_keys=True), asked.paths
+    before, paths = written(table), asked.paths
     if asked.check:
         origins = [importlib.util.find_spec(name) for name in LIBRARIES]
         paths = sorted({Path(str(spec.origin)).parent.parent for spec in origins if spec is not None})
@@ -179,7 +180,7 @@ def main() -> None:
             print(f"{library} {version}, Python {', '.join(sorted(versions))}")
     if not asked.check:
         TABLE.write_text(written(table), encoding="utf-8")
-    elif json.dumps(table, sort_keys=True) != before:
+    elif written(table) != before:
         raise SystemExit("the installed releases are not recorded; run the suites, then this script with their folder")
 
 

@@ -57,9 +57,12 @@ GOOD = [
     ("AUTOKERN_STRICT", "on", "strict", True),
     ("AUTOKERN_WORKERS", "0", "workers", False),
     ("AUTOKERN_LOG", "debug", "log", "debug"),
+    ("AUTOKERN_UNKNOWN", "Trust", "unknown", "trust"),
+    ("AUTOKERN_UNKNOWN", "stock", "unknown", "stock"),
 ]
 
 BAD = [
+    ("AUTOKERN_UNKNOWN", "some"),
     ("AUTOKERN_RANKS", "all"),
     ("AUTOKERN_RANKS", "0"),
     ("AUTOKERN", "2"),
