@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.fakes import as_if_of_autokern
 
 from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.problem import Problem
@@ -359,7 +360,7 @@ def test_no_home_means_memory_only_and_no_stray_folder(monkeypatch, tmp_path):
     def nobody(_name):
         raise RuntimeError("Could not determine home directory")
 
-    monkeypatch.setattr(platformdirs, "user_cache_path", nobody)
+    monkeypatch.setattr(platformdirs, "user_cache_path", as_if_of_autokern(nobody))
     assert store.home(Settings()) is None
 
 
