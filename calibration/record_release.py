@@ -43,7 +43,8 @@ MODULES = {
     "botorch.optim.optimize": "_optimize_acqf_batch", "botorch.optim.utils.common": "_handle_numerical_errors",
     "botorch.optim.utils.numpy_utils": "as_ndarray", "botorch.utils.context_managers": "zero_grad_ctx",
     "torch.distributions.transforms": "Transform.*|_InverseTransform.*|ExpTransform.*",
-    "torch.distributions.[bdghlntmu]*": "*.log_prob|*lazy_property*|_batch_mahalanobis|_sum_rightmost",
+    "torch.distributions.[bdghlntmu]*":
+        "*.log_prob|MultivariateNormal.mean|*lazy_property*|_batch_mahalanobis|_sum_rightmost",
     "torch.nn.modules.activation": "Softplus.*", "torch.functional": "broadcast_shapes",
     "torch.optim.optimizer": "*._use_grad|Optimizer.add_param_group|Optimizer.*state_dict|Optimizer.zero_grad",
     "torch._compile": "",

@@ -20,15 +20,23 @@ ALGEBRA = (
     *_of("linear_operator.utils.cholesky:", "psd_safe_cholesky _psd_safe_cholesky"),
     *_of(
         f"{_OPERATORS}_linear_operator:LinearOperator.",
-        "__add__ __mul__ _cholesky _kwargs add_diagonal batch_shape cholesky evaluate_kernel inv_quad_logdet mul "
-        "representation representation_tree size to_dense",
+        "__add__ __mul__ _args _cholesky _kwargs _mul_matrix add_diagonal batch_shape cholesky evaluate_kernel "
+        "inv_quad_logdet mul representation representation_tree size to_dense",
     ),
     *_of(f"{_OPERATORS}added_diag_linear_operator:AddedDiagLinearOperator.", "__init__ evaluate_kernel"),
-    *_of(f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.", "__add__ __init__ _cholesky_solve _size to_dense"),
+    *_of(
+        f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.",
+        "__add__ __init__ _cholesky_solve _diagonal _size to_dense",
+    ),
     *_of(f"{_OPERATORS}dense_linear_operator:", "to_linear_operator"),
     *_of(f"{_OPERATORS}_linear_operator:", "to_dense"),
     *_of(f"{_OPERATORS}diag_linear_operator:ConstantDiagLinearOperator.", "_diag _size"),
     *_of(f"{_OPERATORS}diag_linear_operator:DiagLinearOperator.", "to_dense"),
+    *_of(f"{_OPERATORS}linear_operator_representation_tree:LinearOperatorRepresentationTree.", "__call__"),
+    *_of(f"{_OPERATORS}zero_linear_operator:ZeroLinearOperator.", "__add__"),
+    *_of("gpytorch.module:", "_validate_module_outputs"),
+    *_of("torch.distributions.utils:lazy_property.", "__get__"),
+    *_of("torch.distributions.multivariate_normal:MultivariateNormal.", "mean"),
     *_of(f"{_OPERATORS}sum_linear_operator:SumLinearOperator.", "__init__ to_dense"),
     *_of(f"{_OPERATORS}root_linear_operator:RootLinearOperator.", "to_dense"),
     *_of(f"{_OPERATORS}triangular_linear_operator:TriangularLinearOperator.", "__init__ _cholesky_solve to_dense"),
@@ -64,8 +72,8 @@ PREDICTION = (
     *_of("gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.",
          "__getitem__ _getitem evaluate_kernel representation representation_tree"),
     *_of("gpytorch.distributions.multivariate_normal:MultivariateNormal.", "__init__ lazy_covariance_matrix"),
-    *_of("linear_operator.functions._solve:", "_solve"),
-    *_of("linear_operator.functions._matmul:Matmul.", "forward"),
+    *_of("linear_operator.functions._solve:", "Solve _solve"),
+    *_of("linear_operator.functions._matmul:", "Matmul"),
     *_of(f"{_OPERATORS}_linear_operator:LinearOperator.",
          "_choose_root_method detach matmul root_decomposition root_inv_decomposition solve"),
     *_of(f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.", "_matmul"),
@@ -84,10 +92,14 @@ FANTASY = (
     *_of("linear_operator.utils.qr:", "stable_qr"),
 )  # fmt: skip
 """How a fantasy grows from the caches of its model."""
-MEMORY = _of(
-    "linear_operator.utils.memoize:", "_add_to_cache _cached _get_from_cache _is_in_cache add_to_cache clear_cache_hook"
-)
-"""How results are kept on an object."""
+MEMORY = (
+    *_of("linear_operator.utils.memoize:",
+         "_add_to_cache _cached _get_from_cache _is_in_cache add_to_cache clear_cache_hook"),
+    *_of(f"{_OPERATORS}_linear_operator:LinearOperator.",
+         "_args _kwargs evaluate_kernel representation representation_tree"),
+    *_of(f"{_OPERATORS}linear_operator_representation_tree:LinearOperatorRepresentationTree.", "__call__"),
+)  # fmt: skip
+"""How operators are taken apart, and how results are kept on them."""
 density: Relied = relied(*DENSITY)
 prediction: Relied = relied(*PREDICTION)
 fantasy: Relied = relied(*FANTASY)

@@ -236,10 +236,11 @@ def try_out() -> None:
     """Find out which hooks would stay out, if autokern is not enabled."""
     with _lock.here():
         for patch in () if _originals else patches():
-            _admits(patch, stock_of(patch.owner, patch.name))
+            admits(patch, stock_of(patch.owner, patch.name))
 
 
-def _admits(patch: Patch, present: Any) -> bool:
+def admits(patch: Patch, present: Any) -> bool:
+    """Whether a hook may take the place of what is there: that is known, and all that the hook relies on."""
     ours = is_ours(patch.replacement)
     return not ours or known.admits(patch.owner, patch.name, present, patch.relied)
 
@@ -266,7 +267,7 @@ def _put(patch: Patch) -> None:
     present = stock_of(patch.owner, patch.name)
     if present is patch.replacement:  # a mock put it back after the last `disable`
         present = patch.replacement.__wrapped__
-    if not _admits(patch, present):
+    if not admits(patch, present):
         return
     _originals.append((patch, present))
     setattr(patch.owner, patch.name, patch.replacement)

@@ -21,6 +21,7 @@ from autokern.core.registry import get
 from autokern.gp import footprint
 from autokern.gp.library_orders import is_default_size
 from autokern.gp.lookup import looked_up
+from autokern.gp.relied import MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator, matrix_free
@@ -125,7 +126,7 @@ def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
 _stock_mul_matrix = stock_of(LinearOperator, "_mul_matrix")
 
 
-@hook(LinearOperator, "_mul_matrix")
+@hook(LinearOperator, "_mul_matrix", relies=MEMORY)
 def _mul_matrix(self: Any, other: Any) -> Any:
     """Multiply operators that replace dense matrices element by element, exactly, as the library does dense ones.
 

@@ -18,9 +18,12 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import BatchRepeatLinearOperator
 
 from autokern.core.beside import Beside
+from autokern.core.known import Relied, relied
 from autokern.gp.frozen import is_library
+from autokern.gp.relied import PREDICTION
 from autokern.gp.state import State
 from autokern.hooks.reading import unless_it_fails
+from autokern.kernels.family import DISTANCES
 
 __all__ = ["adopt", "holds", "is_ours", "just_made", "kernel_in", "kernel_of", "made", "ours"]
 
@@ -42,10 +45,16 @@ class _Origin(NamedTuple):
     prior: State
     noise: State
     parent: State | None
+    relied: Relied
 
     def holds(self) -> bool:
         """Whether all inputs are unchanged."""
-        return self.prior.holds() and self.noise.holds() and (self.parent is None or self.parent.holds())
+        return (
+            self.relied.holds()
+            and self.prior.holds()
+            and self.noise.holds()
+            and (self.parent is None or self.parent.holds())
+        )
 
     def serves(self, growing: bool) -> bool:
         """Whether caches of that time may serve a prediction, or a fantasy that grows from them.
@@ -53,7 +62,7 @@ class _Origin(NamedTuple):
         With `fast_pred_var`, noise written past the version counters is not seen, as in stock: the library's own tests
         ask for that. Factor and covariances still belong together then.
         """
-        if not self.prior.holds() or not (self.parent is None or self.parent.holds()):
+        if not self.relied.holds() or not self.prior.holds() or not (self.parent is None or self.parent.holds()):
             return False
         plain = not self.graph and self.parent is None and not growing
         if plain and torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off():
@@ -84,6 +93,11 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
     known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
     if type(strategy) is not DefaultPredictionStrategy or not known or not strategy.num_train:
         return False
+    code = relied(
+        *PREDICTION, *DISTANCES, *{type(module) for part in (kernel, model.likelihood) for module in part.modules()}
+    )
+    if not code.holds():
+        return False
     if parent is None:
         strategy.__dict__[_ADOPTED] = True
     origin = _Origin(
@@ -92,6 +106,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         State(model, but=model.likelihood),
         State(model.likelihood),
         None if parent is None else State(theirs),
+        code,
     )
     _origins.put(strategy, origin)
     return True

@@ -33,11 +33,12 @@ _MOST = 64
 """Size of a joint distribution above which the arithmetic takes longer than the operators."""
 _KINDS = (MultivariateNormal, MultitaskMultivariateNormal)
 _RELIES = (
-    *ALGEBRA, *MEMORY,
+    *ALGEBRA, *MEMORY, "linear_operator.functions._matmul:Matmul",
     *(
         f"linear_operator.operators.{name}"
         for name in (
             "_linear_operator:LinearOperator._choose_root_method", "_linear_operator:LinearOperator.root_decomposition",
+            "_linear_operator:LinearOperator.matmul", "dense_linear_operator:DenseLinearOperator._matmul",
             "block_diag_linear_operator:BlockDiagLinearOperator", "block_linear_operator:BlockLinearOperator",
             "cat_linear_operator:CatLinearOperator", "matmul_linear_operator:MatmulLinearOperator",
             "root_linear_operator:RootLinearOperator", "triangular_linear_operator:TriangularLinearOperator",

@@ -11,7 +11,7 @@ from autokern.hooks import install
 
 def main() -> None:
     """Compare a model with autokern off and on."""
-    patches = install.patches()
+    patches = [p for p in install.patches() if install.admits(p, install.stock_of(p.owner, p.name))]
     before = [vars(p.owner)[p.name] for p in patches]
     x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).double()
