@@ -30,6 +30,7 @@ from autokern.system import ranks as joining
 
 __all__ = [
     "Patch",
+    "admits",
     "disable",
     "enable",
     "enabled",
