@@ -154,7 +154,7 @@ class Relied:
         try:
             if list(map(_code, self._functions)) != self._codes or not all(map(eq, self._spaces, self._copies)):
                 return False
-            if any(name in space for space, name in self._gone):
+            if self._gone and any(name in space for space, name in self._gone):
                 return False
             for names, space, found in self._named:
                 if names(space) != found:
