@@ -6,6 +6,7 @@ A function that a release does not have is None here; its hook is out then, so t
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -14,8 +15,8 @@ from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import LinearOperator
 
-from autokern.core.known import relied
-from autokern.gp.relied import DENSITY
+from autokern.core.known import Relied, relied
+from autokern.gp.relied import DENSITY, TASKS
 
 __all__ = [
     "exact_call",
@@ -50,7 +51,12 @@ def noise_in_place(likelihood: Any) -> bool:
     for owner in (likelihood, covariance):
         if owner is not None and any(name in owner.__dict__ for name in _NOISE):
             return False
-    return relied(type(likelihood), *(() if covariance is None else (type(covariance),)), *DENSITY).holds()
+    return _code(type(likelihood), None if covariance is None else type(covariance)).holds()
+
+
+@functools.lru_cache(64)
+def _code(likelihood: type, covariance: type | None) -> Relied:
+    return relied(likelihood, *(TASKS if covariance is None else (covariance, *DENSITY)))
 
 
 _NOISE = ("__call__", "_shaped_noise_covar", "forward", "marginal", "noise", "task_noise_covar", "task_noises")

@@ -1,13 +1,19 @@
 """What densities, predictions and fantasies rely on in the libraries, beside the classes that a model consists of.
 
-Found by what the libraries run without autokern and do not run with it.
+`relied.json` has the functions that return numbers when stock computes them; `calibration/record_routes.py` writes it.
+What is named here returns none, is of torch, or is run only before or after.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from autokern.core.known import Relied, relied
 
-__all__ = ["ALGEBRA", "DENSITY", "MEMORY", "PREDICTION", "density", "fantasy", "prediction"]
+__all__ = ["ALGEBRA", "DENSITY", "MEMORY", "PREDICTION", "TASKS", "density", "fantasy", "prediction"]
+
+_run: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def _of(place: str, names: str) -> tuple[str, ...]:
@@ -16,77 +22,54 @@ def _of(place: str, names: str) -> tuple[str, ...]:
 
 
 _OPERATORS = "linear_operator.operators."
+_OPERATOR = f"{_OPERATORS}_linear_operator:LinearOperator."
+_TRIANGULAR = f"{_OPERATORS}triangular_linear_operator:TriangularLinearOperator."
+_LAZY = "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor."
+_STRATEGY = "gpytorch.models.exact_prediction_strategies:DefaultPredictionStrategy."
+_NORMAL = "distributions.multivariate_normal:MultivariateNormal."
+_TORCH = (*_of("torch.nn.functional:", "softplus"), *_of("torch:", "exp sigmoid"))
 ALGEBRA = (
-    *_of("linear_operator.utils.cholesky:", "psd_safe_cholesky _psd_safe_cholesky"),
-    *_of(
-        f"{_OPERATORS}_linear_operator:LinearOperator.",
-        "__add__ __mul__ _args _cholesky _kwargs _mul_matrix add_diagonal batch_shape cholesky evaluate_kernel "
-        "inv_quad_logdet mul representation representation_tree size to_dense",
-    ),
-    *_of(f"{_OPERATORS}added_diag_linear_operator:AddedDiagLinearOperator.", "__init__ evaluate_kernel"),
-    *_of(
-        f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.",
-        "__add__ __init__ _cholesky_solve _diagonal _size to_dense",
-    ),
-    *_of(f"{_OPERATORS}dense_linear_operator:", "to_linear_operator"),
-    *_of(f"{_OPERATORS}_linear_operator:", "to_dense"),
-    *_of(f"{_OPERATORS}diag_linear_operator:ConstantDiagLinearOperator.", "_diag _size"),
-    *_of(f"{_OPERATORS}diag_linear_operator:DiagLinearOperator.", "to_dense"),
-    *_of(f"{_OPERATORS}linear_operator_representation_tree:LinearOperatorRepresentationTree.", "__call__"),
-    *_of(f"{_OPERATORS}zero_linear_operator:ZeroLinearOperator.", "__add__"),
-    *_of("gpytorch.module:", "_validate_module_outputs"),
-    *_of("torch.distributions.utils:lazy_property.", "__get__"),
-    *_of("torch.distributions.multivariate_normal:MultivariateNormal.", "mean"),
-    *_of(f"{_OPERATORS}sum_linear_operator:SumLinearOperator.", "__init__ to_dense"),
-    *_of(f"{_OPERATORS}root_linear_operator:RootLinearOperator.", "to_dense"),
-    *_of(f"{_OPERATORS}triangular_linear_operator:TriangularLinearOperator.", "__init__ _cholesky_solve to_dense"),
+    *sorted({*_run["density"]} & {*_run["prediction"]}),
+    *_of(_OPERATOR, "_kwargs add_diagonal batch_shape inv_quad_logdet representation_tree size to_dense"),
+    *_of(f"{_OPERATORS}added_diag_linear_operator:AddedDiagLinearOperator.", "__init__"),
     *_of(f"{_OPERATORS}chol_linear_operator:CholLinearOperator.", "_chol_diag inv_quad_logdet"),
-    *_of("linear_operator.utils.memoize:", "_add_to_cache _cached _is_in_cache"),
+    *_of(f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.", "__init__ _cholesky_solve _size"),
+    *_of(f"{_OPERATORS}diag_linear_operator:ConstantDiagLinearOperator.", "_size"),
+    *_of(f"{_OPERATORS}root_linear_operator:RootLinearOperator.", "to_dense"),
+    *_of(f"{_OPERATORS}sum_linear_operator:SumLinearOperator.", "__init__"),
+    *_of(_TRIANGULAR, "__init__ _cholesky_solve"),
+    *_of("linear_operator.utils.memoize:", "_is_in_cache"),
+    *_of(f"torch.{_NORMAL}", "mean"),
+    *_of("torch.distributions.utils:lazy_property.", "__get__"),
 )
 """How a covariance is formed and factorised."""
 DENSITY = (
-    *ALGEBRA,
-    *_of("gpytorch.distributions.multivariate_normal:MultivariateNormal.",
-         "_unbroadcasted_scale_tril lazy_covariance_matrix log_prob"),
-    *_of("torch.distributions.multivariate_normal:MultivariateNormal.", "log_prob"),
+    *ALGEBRA, *_run["density"], *_TORCH,
+    *_of(f"gpytorch.{_NORMAL}", "_unbroadcasted_scale_tril"),
+    *_of(f"torch.{_NORMAL}", "log_prob"),
     *_of("torch.distributions.multivariate_normal:", "_batch_mahalanobis"),
-    *_of("gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.",
-         "evaluate_kernel representation representation_tree"),
-    *_of("gpytorch.mlls.exact_marginal_log_likelihood:ExactMarginalLogLikelihood.", "_add_other_terms forward"),
+    *_of(_LAZY, "representation_tree"),
     *_of("gpytorch.module:", "_extract_named_added_loss_terms _extract_named_priors"),
-    *_of("torch.nn.functional:", "softplus"),
-    *_of("torch:", "exp sigmoid"),
 )  # fmt: skip
 """How a marginal likelihood is computed from a prior."""
+TASKS = (*DENSITY, *_run["tasks"])
+"""How that of several tasks observed at the same points is computed."""
 PREDICTION = (
-    *ALGEBRA,
-    *_of(
-        "gpytorch.models.exact_prediction_strategies:DefaultPredictionStrategy.",
-        "__init__ _exact_predictive_covar_inv_quad_form_cache _exact_predictive_covar_inv_quad_form_root _mean_cache "
-        "covar_cache exact_prediction exact_predictive_covar exact_predictive_mean mean_cache "
-        "num_train train_shape",
-    ),
+    *ALGEBRA, *_run["prediction"], *_TORCH,
+    *_of(f"gpytorch.{_NORMAL}", "__init__"),
+    *_of(_LAZY, "representation_tree"),
+    *_of(_STRATEGY, "__init__ num_train train_shape"),
     *_of("gpytorch.models.exact_prediction_strategies:", "prediction_strategy"),
-    *_of("gpytorch.models.exact_gp:ExactGP.",
-         "__call__ _get_test_prior_mean_and_covariances _get_train_prior_distribution train_targets"),
-    *_of("gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor.",
-         "__getitem__ _getitem evaluate_kernel representation representation_tree"),
-    *_of("gpytorch.distributions.multivariate_normal:MultivariateNormal.", "__init__ lazy_covariance_matrix"),
-    *_of("linear_operator.functions._solve:", "Solve _solve"),
     *_of("linear_operator.functions._matmul:", "Matmul"),
-    *_of(f"{_OPERATORS}_linear_operator:LinearOperator.",
-         "_choose_root_method detach matmul root_decomposition root_inv_decomposition solve"),
-    *_of(f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.", "_matmul"),
-    *_of(f"{_OPERATORS}triangular_linear_operator:TriangularLinearOperator.", "_matmul inverse solve"),
-    *_of("torch.nn.functional:", "softplus"),
-    *_of("torch:", "exp sigmoid"),
+    *_of("linear_operator.functions._solve:", "Solve"),
+    *_of(_OPERATOR, "_choose_root_method"),
+    *_of(_TRIANGULAR, "inverse solve"),
 )  # fmt: skip
 """How a distribution of new points is computed from a prior and a factor."""
 FANTASY = (
-    *PREDICTION,
-    *_of("gpytorch.models.exact_prediction_strategies:DefaultPredictionStrategy.", "get_fantasy_strategy"),
-    *_of(f"{_OPERATORS}_linear_operator:LinearOperator.", "__sub__ _t_matmul cat_rows mT transpose"),
-    *_of(f"{_OPERATORS}root_linear_operator:RootLinearOperator.", "__init__ _matmul"),
+    *PREDICTION, *_run["fantasy"],
+    *_of(_STRATEGY, "get_fantasy_strategy"),
+    *_of(f"{_OPERATORS}root_linear_operator:RootLinearOperator.", "__init__"),
     *_of(f"{_OPERATORS}chol_linear_operator:CholLinearOperator.", "__init__"),
     *_of("linear_operator.utils.pinverse:", "stable_pinverse"),
     *_of("linear_operator.utils.qr:", "stable_qr"),
@@ -95,8 +78,7 @@ FANTASY = (
 MEMORY = (
     *_of("linear_operator.utils.memoize:",
          "_add_to_cache _cached _get_from_cache _is_in_cache add_to_cache clear_cache_hook"),
-    *_of(f"{_OPERATORS}_linear_operator:LinearOperator.",
-         "_args _kwargs evaluate_kernel representation representation_tree"),
+    *_of(_OPERATOR, "_args _kwargs evaluate_kernel representation representation_tree"),
     *_of(f"{_OPERATORS}linear_operator_representation_tree:LinearOperatorRepresentationTree.", "__call__"),
 )  # fmt: skip
 """How operators are taken apart, and how results are kept on them."""

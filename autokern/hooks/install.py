@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -76,18 +76,28 @@ def hook(
         Package in all of whose modules, itself included, the function is replaced where they hold it by value.
     relies : iterable of str
         Other functions of the libraries, by the names that `known.relied` takes. The hook stays out where they, or what
-        it replaces, are missing or not those of a tested release.
+        it replaces, are missing or not those of a tested release, and calls what it replaces while they are patched.
     """
-    before = stock_of(owner, name)
+    before, needed = stock_of(owner, name), relied(*relies)
 
     def declare(replacement: _Replacement) -> _Replacement:
-        if isinstance(replacement, FunctionType) and before is not None:
-            functools.update_wrapper(replacement, before)
-        replacement.__wrapped__ = before  # type: ignore[attr-defined]
-        _hooks[owner, name] = Patch(owner, name, replacement, relied(*relies)), everywhere
-        return replacement
+        placed: Any = _unless_patched(replacement, before, needed) if relies else replacement
+        if isinstance(placed, FunctionType) and before is not None:
+            functools.update_wrapper(placed, before)
+        placed.__wrapped__ = before
+        _hooks[owner, name] = Patch(owner, name, placed, needed), everywhere
+        return cast("_Replacement", placed)
 
     return declare
+
+
+def _unless_patched(replacement: Any, before: Any, needed: Relied) -> Callable[..., Any]:
+    holds = needed.holds
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return replacement(*args, **kwargs) if holds() else before(*args, **kwargs)
+
+    return hooked
 
 
 def stock_of(owner: Any, name: str) -> Any:

@@ -1,0 +1,125 @@
+"""Write `autokern/gp/relied.json`: which functions of the libraries a density, a prediction or a fantasy of stock runs.
+
+Small models of the program of torture T14 run without autokern, and every recorded function is noted that returns
+numbers. Classes of kernels, means, constraints, priors and likelihoods are left out: readings rely on those by type.
+With ``--check`` nothing is written, and the exit status tells whether the file is what was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import torch
+from gpytorch import kernels, likelihoods, means
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from autokern.core import known
+
+HERE = Path(__file__).parent
+FILE = HERE.parent / "autokern" / "gp" / "relied.json"
+BY_TYPE = ("gpytorch.kernels", "gpytorch.means", "gpytorch.constraints", "gpytorch.priors", "gpytorch.likelihoods")
+sys.path.insert(0, str(HERE.parent / "tests" / "torture"))
+program, trace = (importlib.import_module(f"release_{name}") for name in ("program", "trace"))
+
+
+def fixed_noise() -> Any:
+    likelihood = likelihoods.FixedNoiseGaussianLikelihood(
+        torch.linspace(0.01, 0.2, 40, dtype=torch.float64), learn_additional_noise=True
+    )
+    return program.model_of(kernels.ScaleKernel(kernels.MaternKernel(2.5, ard_num_dims=2)), likelihood=likelihood)
+
+
+def tasks() -> Any:
+    x, y = program.data(20)
+    likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
+    mean = means.MultitaskMean(means.ConstantMean(), num_tasks=2)
+    kernel = kernels.MultitaskKernel(kernels.RBFKernel(), num_tasks=2, rank=1)
+    return program.Exact(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
+
+
+def batch() -> Any:
+    (x, y), one = program.data(25), torch.Size([2])
+    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=one), batch_shape=one)
+    likelihood = likelihoods.GaussianLikelihood(batch_shape=one)
+    mean = means.ConstantMean(batch_shape=one)
+    return program.Exact(x.expand(2, -1, -1), torch.stack([y, y.cos()]), likelihood, mean, kernel).double()
+
+
+def density(model: Any) -> None:
+    model.train()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    for _ in range(2):
+        (-mll(model(*model.train_inputs), model.train_targets)).sum().backward()
+
+
+def prediction(model: Any, fast: bool, grad: bool) -> None:
+    model.eval()
+    x = program.data(7, model.train_inputs[0].shape[-1], 5)[0].requires_grad_(grad)
+    if model.train_inputs[0].dim() > 2:
+        x = x.detach().expand(2, -1, -1)
+    with gpytorch.settings.fast_pred_var(fast), torch.set_grad_enabled(grad):
+        found = model(x)
+        total = found.mean.sum() + found.variance.sum()
+        if x.requires_grad:
+            torch.autograd.grad(total, x)
+        if type(model.likelihood) is not likelihoods.FixedNoiseGaussianLikelihood:
+            observed = model.likelihood(model(x))
+            _ = observed.covariance_matrix, observed.variance
+        _ = model(x).covariance_matrix
+
+
+def fantasy(model: Any) -> None:
+    model.eval()
+    with torch.no_grad():
+        x, y = program.data(3, model.train_inputs[0].shape[-1], 6)
+        model(x)
+        for targets in (torch.stack([y, y + 1]), y):
+            grown = model.get_fantasy_model(x, targets)
+            _ = grown(program.data(5, x.shape[-1], 4)[0]).covariance_matrix
+
+
+def recorded() -> dict[str, list[str]]:
+    """Return the functions by route."""
+    exact = [program.constrained, program.bounded, program.composed, program.one_dimensional, fixed_noise, batch]
+    switches = [(fast, grad) for fast in (False, True) for grad in (False, True)]
+    runs: dict[str, list[Callable[[], None]]] = {
+        "density": [lambda make=make: density(make()) for make in exact],
+        "tasks": [lambda: density(tasks())],
+        "prediction": [lambda make=make, how=how: prediction(make(), *how) for make in exact for how in switches],
+        "fantasy": [lambda make=make: fantasy(make()) for make in exact[:3]],
+    }
+    table, found = known.table()["code"], {}
+    for route, several in runs.items():
+        names = set()
+        for run in several:
+            for function, seen in trace.traced(run).items():
+                named = function.outer in table.get(function.module, {})
+                if named and seen.returned and not function.module.startswith((*BY_TYPE, "botorch")):
+                    names.add(f"{function.module}:{function.outer}")
+        found[route] = sorted(names)
+    for route, base in (("tasks", "density"), ("fantasy", "prediction")):
+        found[route] = sorted({*found[route]} - {*found[base]})
+    return found
+
+
+def main() -> int:
+    """Write the file, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    text = json.dumps(recorded(), indent=1) + "\n"
+    if options.check:
+        return int(FILE.read_text() != text)
+    FILE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
