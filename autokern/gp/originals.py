@@ -51,11 +51,12 @@ def noise_in_place(likelihood: Any) -> bool:
     for owner in (likelihood, covariance):
         if owner is not None and any(name in owner.__dict__ for name in _NOISE):
             return False
-    return _code(type(likelihood), None if covariance is None else type(covariance)).holds()
+    kinds: Any = type(likelihood), None if covariance is None else type(covariance)
+    return _code(*kinds).holds()
 
 
 @functools.lru_cache(64)
-def _code(likelihood: type, covariance: type | None) -> Relied:
+def _code(likelihood: Any, covariance: Any) -> Relied:
     return relied(likelihood, *(TASKS if covariance is None else (covariance, *DENSITY)))
 
 

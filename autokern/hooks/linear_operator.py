@@ -17,7 +17,7 @@ from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
 from autokern.core.registry import get
 from autokern.gp import memoized
-from autokern.gp.relied import ALGEBRA, MEMORY
+from autokern.gp.relied import DENSITY, MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import EXACT, regime
@@ -149,7 +149,7 @@ def _product(self: Any, other: Any) -> Any:
 _stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 
-@hook(LinearOperator, "inv_quad_logdet", relies=(*ALGEBRA, *MEMORY))
+@hook(LinearOperator, "inv_quad_logdet", relies=(*DENSITY, *MEMORY))
 def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:
