@@ -157,6 +157,8 @@ def _inv_quad_logdet(
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     exact = regime(self.size(-1)) == EXACT
     evaluated = self.evaluate_kernel() if _holds_kernels(self) else self
+    if _factorised_already(evaluated):  # by roots that the library updates, which it does not read here
+        return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 
 
