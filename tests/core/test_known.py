@@ -204,3 +204,24 @@ def test_an_import_of_auto_never_fails():
 def test_hooks_of_others_are_not_asked():
     owner = types.SimpleNamespace
     assert install.stock_of(owner, "nothing") is None
+
+
+def test_a_function_is_seen_to_be_replaced_where_another_module_holds_it_by_value():
+    rely = relied("linear_operator.operators._linear_operator:LinearOperator._cholesky")
+    assert rely.holds()
+    holder = sys.modules["linear_operator.operators._linear_operator"]
+    with mock.patch.object(holder, "psd_safe_cholesky", wrapped(cholesky_module.psd_safe_cholesky)):
+        assert not rely.holds()
+        assert "psd_safe_cholesky" in str(rely.unknown)
+    assert rely.holds()
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_a_function_that_a_class_has_newly_is_harmless_unless_it_overrides_a_recorded_one(base):
+    rely = relied(RBFKernel)
+    assert rely.holds()
+    with mock.patch.object(RBFKernel, "helper", other, create=True):
+        if base:
+            with mock.patch.object(Kernel, "helper", other, create=True):
+                assert rely.holds()
+        assert rely.holds()
