@@ -190,6 +190,7 @@ class Relied:
         self._gone: list[tuple[Any, str]] = []
         self._copies: list[dict[str, Any]] = []
         self._named: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._there: dict[tuple[str, str], tuple[Any, list[str]]] = {}
         spaces: dict[tuple[str, str], list[str]] = {}
         for kind in (name for name in self._names if isinstance(name, type)):
             self._class(kind)
@@ -204,7 +205,12 @@ class Relied:
             )
             self._some(module, owner, space, names)
         self._held()
+        self._functions = list(dict.fromkeys(self._functions))
         self._codes: list[CodeType] = list(map(_code, self._functions))
+        for space, there in self._there.values():
+            if there and space not in self._spaces:  # those are compared as a whole
+                get = itemgetter(*dict.fromkeys(there))
+                self._named.append((get, space, get(space)))
 
     def _held(self) -> None:
         """Look at what the functions find by value in their modules, where somebody may have put something else."""
@@ -217,25 +223,21 @@ class Relied:
                 spaces[module] = space
                 names.setdefault(module, set()).update(_by_value(function.__code__) & space.keys())
         for module, used in sorted(names.items()):
-            held = sorted(name for name in used if not isinstance(spaces[module][name], (type, ModuleType)))
-            there = [name for name in held if self._one(module, name, spaces[module], name)]
-            if there:
-                get = itemgetter(*there)
-                self._named.append((get, spaces[module], get(spaces[module])))
+            space, there = self._there.setdefault((module, ""), (spaces[module], []))
+            held = (name for name in used if not isinstance(space[name], (type, ModuleType)))
+            there += [name for name in sorted(held) if name not in there and self._one(module, name, space, name)]
 
     def _some(self, module: str, owner: str, space: Any, names: list[str]) -> None:
         """Look at functions of a module or class, and at whole classes of a module."""
         kinds = [name for name in names if isinstance(space.get(name), type)]
         for name in kinds:
             self._class(space[name])
-        there = [
+        _, there = self._there.setdefault((module, owner), (space, []))
+        there += [
             name
             for name in names
             if name not in kinds and self._one(module, f"{owner}.{name}" if owner else name, space, name)
         ]
-        if there:
-            get = itemgetter(*there)
-            self._named.append((get, space, get(space)))
 
     def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
         """Look at one function; say whether it is there."""

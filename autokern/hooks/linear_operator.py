@@ -15,6 +15,7 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, Trian
 from linear_operator.utils import qr as qr_module
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
+from autokern.core.known import relied
 from autokern.core.registry import get
 from autokern.gp import memoized
 from autokern.gp.relied import ALGEBRA, MEMORY
@@ -148,11 +149,15 @@ def _product(self: Any, other: Any) -> Any:
 _stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 
-@hook(LinearOperator, "inv_quad_logdet", relies=(*ALGEBRA, *MEMORY))
+_FORMULA = (*ALGEBRA, *MEMORY)
+_formula = relied(*_FORMULA)
+
+
+@hook(LinearOperator, "inv_quad_logdet", relies=_FORMULA)
 def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:
-    if inv_quad_rhs is None or not logdet or stay_out() or _factorised_already(self):
+    if inv_quad_rhs is None or not logdet or stay_out() or _factorised_already(self) or not _formula.holds():
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     exact = regime(self.size(-1)) == EXACT
     evaluated = self.evaluate_kernel() if _holds_kernels(self) else self

@@ -13,6 +13,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.kernels.kernel import Kernel
+from linear_operator import to_linear_operator
 from linear_operator.utils import cholesky as cholesky_module
 
 import autokern
@@ -225,3 +226,11 @@ def test_a_function_that_a_class_has_newly_is_harmless_unless_it_overrides_a_rec
             with mock.patch.object(Kernel, "helper", other, create=True):
                 assert rely.holds()
         assert rely.holds()
+
+
+def test_a_factor_function_replaced_after_the_hooks_is_used_by_a_log_determinant():
+    matrix = torch.eye(6, dtype=torch.float64) * 3
+    holder = sys.modules["linear_operator.operators._linear_operator"]
+    with autokern.enabled(), mock.patch.object(holder, "psd_safe_cholesky", wrapped(holder.psd_safe_cholesky)):
+        found = to_linear_operator(matrix).inv_quad_logdet(matrix[:, :1], logdet=True)[1]
+    torch.testing.assert_close(found, 6 * torch.tensor(3 * 1.5**2, dtype=torch.float64).log())
