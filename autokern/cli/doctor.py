@@ -22,6 +22,7 @@ from autokern.cli import quiet, ranks_check
 from autokern.cli.plugin_check import backends, judged
 from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
+from autokern.core.recorded import table
 from autokern.core.settings import Settings, from_environment, rows
 from autokern.hooks import install
 from autokern.hooks.later import generation
@@ -99,10 +100,12 @@ def _versions() -> Finding:
     install.try_out()
     if unknown := known.unknown():
         listed = "; ".join(f"{name} {why}" for name, why in sorted(unknown.items()))
+        tested = "; ".join(f"{library}: {', '.join(table()['releases'][library])}" for library in untested)
+        text += f"; tested are {tested}" if tested else ""
         advice = (
             "install tested releases, or set AUTOKERN_UNKNOWN=trust; until then stock runs where autokern relies on it"
         )
-        return Finding("versions", "problem" if untested else "note", f"{text}; {releases.summary()} {listed}", advice)
+        return Finding("versions", "problem" if untested else "note", f"{text}; {listed}", advice)
     if untested:
         return Finding(
             "versions", "note", f"{text}; {', '.join(untested)} not tested, but all that is relied on is known"

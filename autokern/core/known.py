@@ -11,7 +11,7 @@ import functools
 import sys
 from collections.abc import Callable
 from operator import attrgetter, eq, itemgetter
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from autokern.core.recorded import functions, matches, original, root_of, table
@@ -24,6 +24,7 @@ _MISSING, _OTHER = "is missing, or elsewhere", "is not the code of a tested rele
 _PATCHED, _RELIES = "was replaced by code from elsewhere", "relies on "
 _left_out: dict[str, str] = {}
 _trusted = False
+_LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
 _SETTING_UP = (
     "__del", "__get", "__init__", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set", "_strict",
     "constraint", "expand", "get_", "hyper", "initialize", "load", "local_", "named_", "pyro", "register", "sample",
@@ -98,6 +99,25 @@ def _members(module: str, kind: str) -> dict[str, bool]:
     return {name: must for name, must in names.items() if "." not in name}
 
 
+@functools.cache
+def _by_value(code: CodeType) -> frozenset[str]:
+    """Return the names in a code object that are those of functions of a library's modules."""
+    return _of_modules().intersection(code.co_names)
+
+
+@functools.cache
+def _of_modules() -> frozenset[str]:
+    """Return the names of all functions that are recorded of a library's modules, and of no class."""
+    spaces = (space for module, space in table()["code"].items() if module.partition(".")[0] in _LIBRARIES)
+    return frozenset(name for space in spaces for name in space if "." not in name)
+
+
+def _overridable(base: type) -> Any:
+    """Return what may be called by its name: all of a class, or what is recorded of one that is recorded as a whole."""
+    module = base.__module__
+    return (not module.startswith("torch.") and _members(module, base.__qualname__)) or vars(base)
+
+
 def relied(*names: Any) -> Relied:
     """Return what has these names, the same object for the same names.
 
@@ -170,6 +190,7 @@ class Relied:
         self._gone: list[tuple[Any, str]] = []
         self._copies: list[dict[str, Any]] = []
         self._named: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._there: dict[tuple[str, str], tuple[Any, list[str]]] = {}
         spaces: dict[tuple[str, str], list[str]] = {}
         for kind in (name for name in self._names if isinstance(name, type)):
             self._class(kind)
@@ -183,21 +204,40 @@ class Relied:
                 vars(getattr(holder, owner, None) if owner else holder) if hasattr(holder, owner or "__dict__") else {}
             )
             self._some(module, owner, space, names)
+        self._held()
+        self._functions = list(dict.fromkeys(self._functions))
         self._codes: list[CodeType] = list(map(_code, self._functions))
+        for space, there in self._there.values():
+            if there and space not in self._spaces:  # those are compared as a whole
+                get = itemgetter(*dict.fromkeys(there))
+                self._named.append((get, space, get(space)))
+
+    def _held(self) -> None:
+        """Look at what the functions find by value in their modules, where somebody may have put something else."""
+        names: dict[str, set[str]] = {}
+        spaces = {}
+        for function in self._functions:
+            space = function.__globals__
+            module = space.get("__name__", "")
+            if module.partition(".")[0] in _LIBRARIES:
+                spaces[module] = space
+                names.setdefault(module, set()).update(_by_value(function.__code__) & space.keys())
+        for module, used in sorted(names.items()):
+            space, there = self._there.setdefault((module, ""), (spaces[module], []))
+            held = (name for name in used if not isinstance(space[name], (type, ModuleType)))
+            there += [name for name in sorted(held) if name not in there and self._one(module, name, space, name)]
 
     def _some(self, module: str, owner: str, space: Any, names: list[str]) -> None:
         """Look at functions of a module or class, and at whole classes of a module."""
         kinds = [name for name in names if isinstance(space.get(name), type)]
         for name in kinds:
             self._class(space[name])
-        there = [
+        _, there = self._there.setdefault((module, owner), (space, []))
+        there += [
             name
             for name in names
             if name not in kinds and self._one(module, f"{owner}.{name}" if owner else name, space, name)
         ]
-        if there:
-            get = itemgetter(*there)
-            self._named.append((get, space, get(space)))
 
     def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
         """Look at one function; say whether it is there."""
@@ -228,7 +268,7 @@ class Relied:
             if (
                 name not in members
                 and next(functions(value), None)
-                and any(name in vars(b) for b in kind.__mro__[1:-1])
+                and any(name in _overridable(base) for base in kind.__mro__[1:-1])
             ):
                 alias = f"{qualified}.{getattr(value, '__name__', name)}"
                 if not is_known(module, alias, value):

@@ -30,7 +30,6 @@ from autokern.system import ranks as joining
 
 __all__ = [
     "Patch",
-    "admits",
     "disable",
     "enable",
     "enabled",
@@ -247,10 +246,10 @@ def try_out() -> None:
     """Find out which hooks would stay out, if autokern is not enabled."""
     with _lock.here():
         for patch in () if _originals else patches():
-            admits(patch, stock_of(patch.owner, patch.name))
+            _admits(patch, stock_of(patch.owner, patch.name))
 
 
-def admits(patch: Patch, present: Any) -> bool:
+def _admits(patch: Patch, present: Any) -> bool:
     """Whether a hook may take the place of what is there: that is known, and all that the hook relies on."""
     ours = is_ours(patch.replacement)
     return not ours or known.admits(patch.owner, patch.name, present, patch.relied)
@@ -278,7 +277,7 @@ def _put(patch: Patch) -> None:
     present = stock_of(patch.owner, patch.name)
     if present is patch.replacement:  # a mock put it back after the last `disable`
         present = patch.replacement.__wrapped__
-    if not admits(patch, present):
+    if not _admits(patch, present):
         return
     _originals.append((patch, present))
     setattr(patch.owner, patch.name, patch.replacement)

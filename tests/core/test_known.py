@@ -13,6 +13,7 @@ import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.kernels.kernel import Kernel
+from linear_operator import to_linear_operator
 from linear_operator.utils import cholesky as cholesky_module
 
 import autokern
@@ -204,3 +205,32 @@ def test_an_import_of_auto_never_fails():
 def test_hooks_of_others_are_not_asked():
     owner = types.SimpleNamespace
     assert install.stock_of(owner, "nothing") is None
+
+
+def test_a_function_is_seen_to_be_replaced_where_another_module_holds_it_by_value():
+    rely = relied("linear_operator.operators._linear_operator:LinearOperator._cholesky")
+    assert rely.holds()
+    holder = sys.modules["linear_operator.operators._linear_operator"]
+    with mock.patch.object(holder, "psd_safe_cholesky", wrapped(cholesky_module.psd_safe_cholesky)):
+        assert not rely.holds()
+        assert "psd_safe_cholesky" in str(rely.unknown)
+    assert rely.holds()
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_a_function_that_a_class_has_newly_is_harmless_unless_it_overrides_a_recorded_one(base):
+    rely = relied(RBFKernel)
+    assert rely.holds()
+    with mock.patch.object(RBFKernel, "helper", other, create=True):
+        if base:
+            with mock.patch.object(Kernel, "helper", other, create=True):
+                assert rely.holds()
+        assert rely.holds()
+
+
+def test_a_factor_function_replaced_after_the_hooks_is_used_by_a_log_determinant():
+    matrix = torch.eye(6, dtype=torch.float64) * 3
+    holder = sys.modules["linear_operator.operators._linear_operator"]
+    with autokern.enabled(), mock.patch.object(holder, "psd_safe_cholesky", wrapped(holder.psd_safe_cholesky)):
+        found = to_linear_operator(matrix).inv_quad_logdet(matrix[:, :1], logdet=True)[1]
+    torch.testing.assert_close(found, 6 * torch.tensor(3 * 1.5**2, dtype=torch.float64).log())

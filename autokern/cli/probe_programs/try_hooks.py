@@ -6,13 +6,14 @@ import gpytorch
 import torch
 
 import autokern
+from autokern.core import known
 from autokern.hooks import install
 
 
 def main() -> None:
     """Compare a model with autokern off and on."""
-    patches = [p for p in install.patches() if install.admits(p, install.stock_of(p.owner, p.name))]
-    before = [vars(p.owner)[p.name] for p in patches]
+    patches = install.patches()
+    before = [install.stock_of(p.owner, p.name) for p in patches]
     x = torch.linspace(0, 1, 40, dtype=torch.float64).unsqueeze(-1)
     kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5)).double()
 
@@ -23,15 +24,19 @@ def main() -> None:
 
     stock = value()
     with autokern.enabled():
-        assert all(vars(p.owner)[p.name] is p.replacement for p in patches), "a hook was not put in"
+        for patch, found in zip(patches, before, strict=True):
+            put = install.stock_of(patch.owner, patch.name) is patch.replacement
+            assert put is known.admits(patch.owner, patch.name, found, patch.relied), f"{patch.name} is hooked: {put}"
         assert abs(value() - stock) < 1e-6 * abs(stock), "a small model differs from stock"
-        assert autokern.stats(), "no call was served"
-        try:
-            kernel(torch.zeros(10**6, 1, dtype=torch.float64).add_(1)).to_dense()
-            raise SystemExit("a matrix of 7 TiB was not refused")
-        except autokern.MemoryBudgetError:
-            pass
-    assert all(vars(p.owner)[p.name] is b for p, b in zip(patches, before, strict=True)), "a hook was not taken out"
+        if not known.unknown():
+            assert autokern.stats(), "no call was served"
+            try:
+                kernel(torch.zeros(10**6, 1, dtype=torch.float64).add_(1)).to_dense()
+                raise SystemExit("a matrix of 7 TiB was not refused")
+            except autokern.MemoryBudgetError:
+                pass
+    after = [install.stock_of(p.owner, p.name) for p in patches]
+    assert all(a is b for a, b in zip(after, before, strict=True)), "a hook was not taken out"
 
 
 if __name__ == "__main__":
