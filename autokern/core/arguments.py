@@ -69,12 +69,7 @@ def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
 def in_float64(args: tuple[Any, ...], altered: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[Any, ...]:
     """Return copies in float64 that are leaves of autograd; the copies of one object are one object.
 
-    Parameters
-    ----------
-    args : tuple
-        The arguments of an op.
-    altered : callable, optional
-        Applied to each tensor of floats and to each parameter of a module.
+    `altered` is applied to each tensor of floats and to each parameter of a module.
     """
     copies: dict[int, Any] = {}
 

@@ -37,21 +37,11 @@ def obedient(unsupported: Callable[[Problem], str | None], obeys: Obeys) -> Call
 
 
 class Error(msgspec.Struct, frozen=True):
-    """The error to expect of an answer that is not within its Op's bound, or is so by a check of its own.
+    """The error to expect of an answer that is not within its Op's bound, or is so by a check of its own."""
 
-    Parameters
-    ----------
-    word : str
-        For a table.
-    words : str
-        In a sentence.
-    gradients : float
-        Error of a gradient, relative to its largest entry, that the candidate's own check lets pass.
-    """
-
-    word: str
-    words: str
-    gradients: float = 0.0
+    word: str  # for a table
+    words: str  # in a sentence
+    gradients: float = 0.0  # of a gradient, relative to its largest entry, that the candidate's own check lets pass
 
 
 WITHIN = Error("in bound", "")

@@ -12,14 +12,7 @@ __all__ = ["Feasibility"]
 class Feasibility:
     """The table of one problem that a decision is made from: each entry is evaluated at most once, when first read.
 
-    Parameters
-    ----------
-    op : Op
-        The op.
-    problem : Problem
-        A problem of it.
-    recorded : bool
-        Whether a recorded host is replayed: then `unavailable`, which asks this machine, is not evaluated.
+    If `recorded`, a recorded host is replayed: `unavailable`, which asks this machine, is not evaluated.
     """
 
     __slots__ = ("_memory", "_reasons", "candidates", "op", "problem", "recorded")

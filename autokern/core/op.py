@@ -203,10 +203,7 @@ class Op(abc.ABC):
     def structured(self, problem: Problem, word: str, given: Collection[str]) -> Problem:
         """Return a problem as it is with one of the `structures` in its points; `given` names what the user said.
 
-        Raises
-        ------
-        SettingsError
-            If there is no such problem.
+        SettingsError if there is no such problem.
         """
         return problem
 

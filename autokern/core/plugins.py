@@ -27,24 +27,12 @@ GROUP = "autokern.candidates"
 
 @dataclass
 class Plugin:
-    """What came of an entry point.
+    """What came of an entry point."""
 
-    Parameters
-    ----------
-    source : str
-        Name of the entry point, and of its distribution if that is another: what `Candidate.source` says.
-    names : str
-        The module or callable that it names.
-    state : {"waiting", "loaded", "failed"}
-        A plugin waits where it is being imported itself, and autokern with it.
-    failure : str
-        Why it could not be loaded.
-    """
-
-    source: str
-    names: str
-    state: str = "waiting"
-    failure: str = ""
+    source: str  # name of the entry point, and of its distribution if that is another: `Candidate.source`
+    names: str  # the module or callable
+    state: str = "waiting"  # or "loaded", "failed"; it waits where it is being imported itself, and autokern with it
+    failure: str = ""  # why it could not be loaded
 
 
 _plugins: list[tuple[Plugin, EntryPoint]] | None = None
@@ -62,11 +50,8 @@ def loaded() -> list[Plugin]:
 def load(own: bool = True) -> None:
     """Load the plugins that are installed, each of them once; what it raises is kept for `announce`.
 
-    Parameters
-    ----------
-    own : bool
-        Whether autokern's own are loaded too. They add candidates only, so they wait until candidates are compared;
-        others may add families of covariances and hooks.
+    Autokern's own add candidates only, so they wait until candidates are compared; others may add families of
+    covariances and hooks.
     """
     global _plugins, _loading
     if _plugins is not None and not any(plugin.state == "waiting" for plugin, _ in _plugins):
@@ -100,18 +85,7 @@ def _sorted() -> list[tuple[Plugin, EntryPoint]]:
 
 
 def announce(strict: bool) -> None:
-    """Warn of each plugin that has failed to load, once in a process.
-
-    Parameters
-    ----------
-    strict : bool
-        Raise instead.
-
-    Raises
-    ------
-    AutokernError
-        If a plugin failed, and `strict` says so.
-    """
+    """Warn of each plugin that has failed to load, once in a process; `strict` raises AutokernError instead."""
     for plugin, _ in _plugins or ():
         if plugin.state != "failed" or (plugin.source in _announced and not strict):
             continue

@@ -111,21 +111,9 @@ def _cut(size: int) -> int:
 
 
 class Features(msgspec.Struct, frozen=True):
-    """Counts of a candidate's work on a problem; times are extrapolated by a fitted coefficient for each count.
+    """Counts of a candidate's work on a problem; times are extrapolated by a fitted coefficient for each count."""
 
-    Parameters
-    ----------
-    calls : float
-        Library calls in sequence.
-    flops : float
-        Floating-point operations of matrix products and decompositions.
-    bytes : float
-        Bytes moved through memory by element-wise passes.
-    copied : float
-        Bytes moved between devices, both ways, or fetched from the system as fresh pages.
-    """
-
-    calls: float = 1.0
-    flops: float = 0.0
-    bytes: float = 0.0
-    copied: float = 0.0
+    calls: float = 1.0  # library calls in sequence
+    flops: float = 0.0  # of matrix products and decompositions
+    bytes: float = 0.0  # moved through memory by element-wise passes
+    copied: float = 0.0  # bytes moved between devices, both ways, or fetched from the system as fresh pages

@@ -33,14 +33,8 @@ def recoverable(error: BaseException, *by: Any) -> bool:
     """Whether an error comes from autokern, or from the libraries on its behalf, so that another way may be tried.
 
     Errors that passed through the user's code or a signal handler must reach the user. So must those whose class is the
-    user's: another thread may raise them here, which leaves no frame.
-
-    Parameters
-    ----------
-    error : BaseException
-        As caught.
-    *by : objects
-        Ops and functions that were run. Those of a plugin may call any package.
+    user's: another thread may raise them here, which leaves no frame. `by` are the ops and functions that were run;
+    those of a plugin may call any package.
     """
     if interrupted(error):
         return False

@@ -26,13 +26,7 @@ def declare(name: str, module: str) -> None:
 
 
 def add(op: Op) -> None:
-    """Register an op.
-
-    Raises
-    ------
-    AutokernError
-        If there is one of its name, unless an import of it was interrupted.
-    """
+    """Register an op; AutokernError if there is one of its name, unless an import of it was interrupted."""
     if op.name in _ops and (op.name in _complete or op.name not in _homes):
         raise AutokernError(f"op {op.name!r} is registered twice; choose another name")
     _ops[op.name] = op
@@ -44,13 +38,7 @@ def known(name: str) -> bool:
 
 
 def get(name: str) -> Op:
-    """Return the op of a name.
-
-    Raises
-    ------
-    SettingsError
-        If there is none.
-    """
+    """Return the op of a name; SettingsError if there is none."""
     if name in _homes:
         _import(name)
     elif name not in _ops and name not in _completed():

@@ -32,27 +32,13 @@ _REMOVED = {
 
 
 class Row(NamedTuple):
-    """A setting, apart from its type and default.
+    """A setting, apart from its type and default."""
 
-    Parameters
-    ----------
-    variable : str
-        Environment variable.
-    values : str
-        Valid values, for the docs.
-    meaning : str
-        One sentence, for messages and docs.
-    parse : callable
-        Maps the text to the value; raises ValueError.
-    combine : callable, optional
-        Combines the value of a `using` block with the value outside of it; None if `using` has no such argument.
-    """
-
-    variable: str
-    values: str
-    meaning: str
-    parse: Callable[[str], Any]
-    combine: Callable[[Any, Any], Any] | None = None
+    variable: str  # of the environment
+    values: str  # for the docs
+    meaning: str  # one sentence, for messages and docs
+    parse: Callable[[str], Any]  # raises ValueError
+    combine: Callable[[Any, Any], Any] | None = None  # for the value of `using`, with that outside
 
 
 def _replaced(_: Any, new: Any) -> Any:
@@ -285,10 +271,7 @@ def _fields(field: str, value: Any) -> dict[str, Any]:
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of the environment; removed variables are ignored with a warning.
 
-    Raises
-    ------
-    SettingsError
-        If a variable has an invalid value, or an unknown ``AUTOKERN_*`` variable is set.
+    SettingsError if a value is invalid, or a variable ``AUTOKERN_*`` unknown.
     """
     source = os.environ if environ is None else environ
     given = {name: text.strip() for name, text in source.items() if name.startswith("AUTOKERN")}
@@ -322,10 +305,7 @@ def _written(value: Any) -> str:
 def revised(base: Settings, **orders: Any) -> Settings:
     """Return `base` combined with the orders of one `using` block; None orders nothing.
 
-    Raises
-    ------
-    SettingsError
-        If an argument has an invalid value.
+    SettingsError if an argument has an invalid value.
     """
     changes: dict[str, Any] = {}
     for field, value in orders.items():

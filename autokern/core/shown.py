@@ -16,13 +16,7 @@ _MOST = 40
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()) -> str:
-    """Return an HTML table; columns that begin with ``>`` are aligned right. Colours are the reader's own.
-
-    Examples
-    --------
-    >>> "&lt;b&gt;" in table("<b>", [">n"], [["1"]])
-    True
-    """
+    """Return an HTML table; columns that begin with ``>`` are aligned right. Colours are the reader's own."""
     found = [list(row) for row in rows]
     sides = ["right" if column.startswith(">") else "left" for column in columns]
     more = [f"and {len(found) - _MOST:,} more: to_frame() has all"] if len(found) > _MOST else []
@@ -42,24 +36,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], not
 
 
 def frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Any:
-    """Return a data frame.
-
-    Raises
-    ------
-    AutokernError
-        If pandas is not installed.
-    """
+    """Return a pandas data frame; AutokernError if pandas is not installed."""
     return _installed("pandas", "to_frame()").DataFrame(list(rows), columns=list(columns))
 
 
 def axes(given: Any) -> Any:
-    """Return the axes to draw on, new ones unless some are given.
-
-    Raises
-    ------
-    AutokernError
-        If matplotlib is not installed.
-    """
+    """Return the axes to draw on, new ones unless some are given; AutokernError if matplotlib is not installed."""
     return _installed("matplotlib.pyplot", "plot()").subplots(layout="constrained")[1] if given is None else given
 
 

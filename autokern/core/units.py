@@ -15,13 +15,7 @@ _PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as three digits with a unit.
-
-    Examples
-    --------
-    >>> duration(0.00123), duration(2.5)
-    ('1.23 ms', '2.50 s')
-    """
+    """Return seconds as three digits with a unit, such as ``1.23 ms``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= 0.9995 * size:
             return f"{_digits(seconds / size)} {unit}"
@@ -33,13 +27,7 @@ def _digits(value: float) -> str:
 
 
 def sized(count: int) -> str:
-    """Return a number of bytes as text.
-
-    Examples
-    --------
-    >>> sized(3 * 2**29), sized(2**20)
-    ('1.5 GiB', '1 MiB')
-    """
+    """Return a number of bytes as text, such as ``1.5 GiB``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size / 8:
             return f"{count / size:,.0f} {unit}" if count >= 1000 * size else f"{count / size:.3g} {unit}"
@@ -47,14 +35,7 @@ def sized(count: int) -> str:
 
 
 def legible(text: str, stream: Any = None) -> str:
-    """Return text with other characters for those that a stream cannot write, by default standard output.
-
-    Examples
-    --------
-    >>> import io
-    >>> legible("5 µs, 2×", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    '5 us, 2x'
-    """
+    """Return text with other characters for those that a stream cannot write, by default standard output."""
     encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

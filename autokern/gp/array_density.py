@@ -74,19 +74,9 @@ def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
 
 
 def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
-    """Return the log density of a value under a marginal, None where it cannot be computed by arrays.
+    """Return the log density of values ``(..., n)`` under marginals of CPU arrays, None where arrays cannot compute it.
 
-    Parameters
-    ----------
-    marginal : Marginal
-        On the CPU, in single or double precision; of one model or of a batch of models, each with its own kernel.
-    value : Tensor
-        Shape ``(..., n)``.
-
-    Returns
-    -------
-    Tensor or None
-        Shape ``(...)``. None for a kernel that is not exactly known, and where there is no factor or no number.
+    Each of a batch has its own kernel. None for a kernel not exactly known, and where there is no factor or number.
     """
     x, noise, mean = marginal.lazy.x1, marginal.noise, marginal.distribution.loc
     kernel = marginal.lazy.kernel

@@ -23,37 +23,17 @@ _NEARLY = 1e-3
 
 
 class Solution(NamedTuple):
-    """The result of conjugate gradients on ``M = S^T K S``.
+    """The result of conjugate gradients on ``M = S^T K S``."""
 
-    Parameters
-    ----------
-    solution : Tensor
-        ``K^-1 r``, shape ``(n,)``.
-    probed : Probed
-        Of the probes.
-    residual : float
-        The relative residual of ``K a = r``.
-    left : float
-        The largest relative residual of any column, ``K a = r`` or ``M u = w``, in units of its tolerance.
-    products : int
-        Products with the matrix.
-    expected : float
-        Products that were expected to reach the tolerance: infinite where the residual does not fall.
-    steps, ratios : Tensor
-        Coefficients alpha and beta of each iteration and probe, NaN after a column's end.
-    shift : Tensor or float
-        What the matrix adds to ``w^T log(M) w`` of each probe if the coefficients are of one near it.
-    """
-
-    solution: torch.Tensor
+    solution: torch.Tensor  # ``K^-1 r``, ``(n,)``
     probed: Probed
-    residual: float
-    left: float
-    products: int
-    expected: float
-    steps: torch.Tensor
-    ratios: torch.Tensor
-    shift: torch.Tensor | float = 0.0
+    residual: float  # relative, of ``K a = r``
+    left: float  # the largest relative residual of a column, ``K a = r`` or ``M u = w``, in units of its tolerance
+    products: int  # with the matrix
+    expected: float  # products to reach the tolerance: infinite where the residual does not fall
+    steps: torch.Tensor  # alpha of each iteration and probe, NaN after a column's end
+    ratios: torch.Tensor  # beta, likewise
+    shift: torch.Tensor | float = 0.0  # what K adds to ``w^T log(M) w`` of a probe if alpha and beta are of one near it
 
 
 def solve(
@@ -62,22 +42,8 @@ def solve(
 ) -> Solution:  # fmt: skip
     """Solve ``K a = r`` and ``S^T K S u = w`` for all probes, each column until its relative residual is low enough.
 
-    Parameters
-    ----------
-    multiply : callable
-        Returns ``K v`` for columns ``(n, t)``.
-    by : Preconditioner
-        Gives S.
-    rhs : Tensor
-        The vector r, shape ``(n,)``.
-    probes : Tensor
-        The probes w, shape ``(n, t)``.
-    tolerances : tuple of float
-        The relative residuals to reach: of the vector, and of the probes.
-    most : int
-        Most products.
-    patience : float
-        Stop as soon as more products than these are expected.
+    `multiply` takes columns ``(n, t)``, as `probes` are; `tolerances` are the relative residuals of the vector and of
+    the probes. It ends at `most` products, and as soon as more than `patience` are expected.
     """
     count = probes.shape[1] + 1
     r = torch.cat((by.turned(rhs.unsqueeze(-1)), probes), 1)
@@ -140,14 +106,8 @@ def refined(
 ) -> Solution:  # fmt: skip
     """Solve as `solve` does, mostly by products in a lower precision; residuals are of the matrix itself.
 
-    The log determinant gets back what the lower precision changes, to first order: ``u^T S^T (K - K') S w``.
-
-    Parameters
-    ----------
-    nearly : callable
-        Returns ``K' v``, the product in the lower precision.
-    multiply, by, rhs, probes, tolerances, most, patience
-        Those of `solve`.
+    The log determinant gets back what the lower precision changes, to first order: ``u^T S^T (K - K') S w``. `nearly`
+    is the product ``K' v`` in the lower precision.
     """
     goals = (max(tolerances[0], _NEARLY), tolerances[1])
     found = solve(nearly, by, rhs, probes, goals, most, patience)

@@ -131,13 +131,9 @@ def found(strategy: Any) -> Conditioned | None:
 def of(strategy: Any, graph: bool = False) -> Conditioned | None:
     """Return the `Conditioned` of a prediction strategy, made by one factorisation if it is not cached.
 
-    None if its covariance is not `plain`. With `graph`, a cached one with a graph is used, or made if the
-    data require gradients, whatever the settings: BoTorch sets them where a fantasy is read, not where it is made.
-
-    Raises
-    ------
-    linear_operator.utils.errors.NotPSDError, linear_operator.utils.errors.NanError
-        If the covariance cannot be factorised.
+    None if its covariance is not `plain`. With `graph`, a cached one with a graph is used, or made if the data require
+    gradients, whatever the settings: BoTorch sets them where a fantasy is read, not where it is made. Where it has no
+    factor, the library's error is raised.
     """
     attached = _attached(strategy) or (graph and torch.is_grad_enabled() and _differentiable(strategy))
     there = _valid(strategy) if attached or graph else None

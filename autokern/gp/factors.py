@@ -49,27 +49,13 @@ def inverted(lower: torch.Tensor) -> torch.Tensor:
 
 
 def inv_quad_logdet_gradients(
-    inverse: Callable[[], torch.Tensor],
-    found: torch.Tensor,
-    cotangents: tuple[torch.Tensor, torch.Tensor],
-    diagonal: torch.Size | None,
-    wanted: Sequence[bool],
+    inverse: Callable[[], torch.Tensor],  # is overwritten; called only where it is wanted
+    found: torch.Tensor,  # ``K^-1 B``, ``(..., n, t)``
+    cotangents: tuple[torch.Tensor, torch.Tensor],  # of the forms ``(..., t)`` and the log determinant ``(...)``
+    diagonal: torch.Size | None,  # shape of what was added to it
+    wanted: Sequence[bool],  # of the three gradients
 ) -> list[torch.Tensor | None]:
-    """Return the gradients of quadratic forms and a log determinant by the matrix, the diagonal added, and the columns.
-
-    Parameters
-    ----------
-    inverse : callable
-        Returns the inverse, which is overwritten; called only where it is wanted.
-    found : Tensor
-        The solutions ``K^-1 B``, shape ``(..., n, t)``.
-    cotangents : tuple of Tensor
-        Derivatives by the quadratic forms ``(..., t)`` and the log determinant ``(...)``.
-    diagonal : torch.Size or None
-        Shape of what was added to the diagonal of the matrix.
-    wanted : sequence of bool
-        Which of the three gradients are wanted.
-    """
+    """Return gradients of quadratic forms and a log determinant by the matrix, the diagonal added, and the columns."""
     by_quadratic, by_logdet = cotangents
     weighted = found * by_quadratic.unsqueeze(-2)
     grads: list[torch.Tensor | None] = [None, None, 2 * weighted if wanted[2] else None]

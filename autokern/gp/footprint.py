@@ -41,21 +41,11 @@ __all__ = ["Held", "of_dense", "of_factor", "of_kernel", "of_mixture"]
 
 
 class Held(NamedTuple):
-    """Number of matrices that a computation holds, beyond those before it.
-
-    Parameters
-    ----------
-    peak : float
-        At its peak.
-    live : float
-        After it: the result, and tensors that autograd keeps.
-    saved : bool
-        Whether autograd keeps the result itself.
-    """
+    """Number of matrices that a computation holds, beyond those before it."""
 
     peak: float
-    live: float
-    saved: bool = False
+    live: float  # after it: the result, and tensors that autograd keeps
+    saved: bool = False  # whether autograd keeps the result itself
 
 
 _NOTHING = Held(0, 0)
@@ -71,16 +61,8 @@ def _served(of: Family, grad: bool) -> Held:
 def of_kernel(kernel: Kernel, d: int, grad: bool, dispatched: bool = True) -> Held:
     """Return the matrices that the evaluation of a kernel at points of `d` dimensions holds.
 
-    Parameters
-    ----------
-    kernel : gpytorch.kernels.Kernel
-        The kernel; its own active dimensions are taken as selected already.
-    d : int
-        Input dimensions.
-    grad : bool
-        Whether gradients of its parameters are wanted.
-    dispatched : bool
-        Whether `kernel_matrix` evaluates what it serves, so that its most frugal candidate counts; else gpytorch does.
+    Its own active dimensions are taken as selected already. If `dispatched`, the most frugal candidate of
+    `kernel_matrix` counts for what it serves, else gpytorch does.
     """
     kind = type(kernel)
     if dispatched and (served := family_name(kernel)) is not None:

@@ -55,14 +55,7 @@ def frozen(module: torch.nn.Module, of: Callable[[torch.Tensor], torch.Tensor] =
     """Return a copy of a module of the libraries whose tensors are copies within the present graph.
 
     Unlike a deep copy it takes parameters that are no leaves of autograd. Priors, which no covariance reads, are
-    shared.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        A kernel for which `is_library` is true; a frozen one is returned unchanged.
-    of : callable
-        Maps each tensor to the one in its place.
+    shared. A frozen one is returned unchanged. `of` maps each tensor to the one in its place.
     """
     if _ORIGINAL in module.__dict__:
         return module

@@ -65,36 +65,17 @@ def _weakly(module: Any) -> Any:
 class Inspected:
     """What a reading has taken of a model: objects by their holders, views of memory, and what must not change.
 
-    Modules are held weakly: a reading is kept beside a model and must not keep it alive.
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-        Of all parameters and data, single or double precision.
-    batch : torch.Size
-        The batch shape of all parameters: so many models, each with its own.
-    mirrors : Mirrors, optional
-        What copies of tensors on an accelerator are kept in; without it, such tensors are refused.
-
-    Attributes
-    ----------
-    parameters : dict
-        The parameters that were read, by the identity of their raw tensors.
-    families : list of str
-        The families of the leaves of the present model's kernel.
-    dims : int
-        The dimensions of the points.
-    raw : bool
-        Whether a part of the present model's kernel takes the points as they are.
-    tables : dict
-        The parts of that kernel that look up covariances of tasks, by the identity of their kernels.
+    Modules are held weakly: a reading is kept beside a model and must not keep it alive. `dtype` and `batch` are those
+    of all parameters. Without `mirrors`, tensors on an accelerator are refused. Of the present model's kernel,
+    `families` names the leaves, `raw` says whether a part takes the points as they are, and `tables` holds the parts
+    that look up covariances of tasks, by the identity of their kernels.
     """
 
     def __init__(
         self, dtype: torch.dtype = torch.float64, batch: torch.Size = _NO_BATCH, mirrors: Mirrors | None = None
     ) -> None:
         self.dtype, self.batch, self._mirrors = dtype, batch, mirrors
-        self.parameters: dict[int, Parameter] = {}
+        self.parameters: dict[int, Parameter] = {}  # by the identity of their raw tensors
         self.dims = 0
         self.begin(())
         self._relied: set[Any] = set()

@@ -19,15 +19,7 @@ __all__ = ["Differentiated", "ReadLater", "Rooted", "Structured"]
 
 
 class Differentiated:
-    """Explained covariances with gradients by the kernel; the library detaches the noise.
-
-    Parameters
-    ----------
-    known : Conditioned
-        Its factor.
-    matrix : Tensor
-        The covariance ``(..., n, n)`` itself, part of a graph.
-    """
+    """Explained covariances with gradients by the kernel; the library detaches the noise."""
 
     def __init__(self, known: Conditioned, matrix: torch.Tensor) -> None:
         self._known, self._matrix = known, matrix
@@ -43,13 +35,7 @@ class Differentiated:
 
 
 class Rooted:
-    """Explained covariances from a root of the inverse that the library keeps, of any shape.
-
-    Parameters
-    ----------
-    root : Tensor
-        S with ``S S^T = K^-1``, shape ``(..., n, k)``.
-    """
+    """Explained covariances from a root of the inverse that the library keeps: ``S S^T = K^-1``, S ``(..., n, k)``."""
 
     def __init__(self, root: torch.Tensor) -> None:
         self._root = root
@@ -69,11 +55,6 @@ class Structured:
     """Explained covariances from a structured operator (Kronecker, Toeplitz), as in the library.
 
     It solves under the settings that were in force when it was made.
-
-    Parameters
-    ----------
-    operator : LinearOperator
-        Noisy covariance of the training data.
     """
 
     def __init__(self, operator: Any) -> None:
@@ -96,15 +77,7 @@ class Structured:
 
 
 class ReadLater:
-    """Explained covariances by a factor that is made when the first of them is read.
-
-    Parameters
-    ----------
-    factor : callable
-        Returns the factor of the training covariance as it was, None where it cannot be had.
-    otherwise : Structured
-        What serves then.
-    """
+    """Explained covariances by a factor made when the first of them is read, `otherwise` where it cannot be had."""
 
     def __init__(self, factor: Callable[[], Conditioned | None], otherwise: Structured) -> None:
         self._factor, self._otherwise = factor, otherwise

@@ -26,28 +26,14 @@ _LOST = {torch.float64: 1e-8, torch.float32: 3e-4}
 
 
 class Conditioned:
-    """The inverse factor of a covariance, and solutions with it.
-
-    Parameters
-    ----------
-    lower : Tensor or None
-        Cholesky factor ``(..., n, n)``, where there was a factorisation.
-    inverse : RowBlocks or None
-        Its inverse, W; computed from `lower` when first needed if None.
-    border : Tensor or None
-        Last rows of W ``(..., q, n)``, kept apart where they have more batch dimensions or need gradients.
-    alpha : Tensor or None
-        ``K^-1 (y - mean)``, shape ``(..., n)``; computed from the next two when first needed if None.
-    matrix, residual : Tensor or None
-        K and ``y - mean``.
-    """
+    """The inverse factor of a covariance, and solutions with it."""
 
     def __init__(
         self,
-        lower: torch.Tensor | None = None,
-        inverse: RowBlocks | None = None,
-        border: torch.Tensor | None = None,
-        alpha: torch.Tensor | None = None,
+        lower: torch.Tensor | None = None,  # Cholesky factor ``(..., n, n)``, where there was a factorisation
+        inverse: RowBlocks | None = None,  # of `lower`, W; computed when first needed if None
+        border: torch.Tensor | None = None,  # last rows of W, where they need gradients or have more batches
+        alpha: torch.Tensor | None = None,  # ``K^-1 (y - mean)``, from the next two when first needed if None
         matrix: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> None:
@@ -142,13 +128,7 @@ class Conditioned:
         return self._detached
 
     def whitened(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return ``rows @ W^T``, so that its product with its transpose is ``rows K^-1 rows^T``.
-
-        Parameters
-        ----------
-        rows : Tensor
-            Covariances of m points with the training points, shape ``(..., m, n)``.
-        """
+        """Return ``rows @ W^T`` of rows ``(..., m, n)``: its product with its transpose is ``rows K^-1 rows^T``."""
         if self.border is None:
             return self.inverse.right_transposed(rows)
         head = self.inverse.right_transposed(rows[..., : self.inverse.n])
@@ -156,13 +136,7 @@ class Conditioned:
         return torch.cat((head.expand(*last.shape[:-1], -1), last), dim=-1)
 
     def mean(self, rows: Any) -> Any:
-        """Return ``rows K^-1 (y - mean)``, shape ``(..., m)``: what the data add to the prior mean.
-
-        Parameters
-        ----------
-        rows : Tensor or LinearOperator
-            Covariances of m points with the training points, shape ``(..., m, n)``.
-        """
+        """Return ``rows K^-1 (y - mean)``, shape ``(..., m)``: what the data add to the prior mean."""
         alpha = self.alpha.squeeze(1) if self.alpha.dim() == 4 else self.alpha  # as the library has it
         return (rows @ alpha.unsqueeze(-1)).squeeze(-1)
 
@@ -210,17 +184,7 @@ class Conditioned:
         return column.mT, _triangular_solve(self.lower.mT, column, upper=True).mT
 
     def extended(self, cross: torch.Tensor, corner: torch.Tensor, residual: torch.Tensor) -> Conditioned | None:
-        """Return the inverse factor with q more points, or None if that would lose accuracy.
-
-        Parameters
-        ----------
-        cross : Tensor
-            Covariances of the new points with the old, shape ``(..., q, n)``.
-        corner : Tensor
-            Noisy covariance of the new points, shape ``(..., q, q)``.
-        residual : Tensor
-            Their targets less the mean, shape ``(..., q)``.
-        """
+        """Return the inverse factor with q more points, None if that would lose accuracy; `corner` is with noise."""
         f, back = self._solved(cross)
         schur, own = corner - f @ f.mT, corner.detach().diagonal(dim1=-2, dim2=-1)
         if _lost(schur.detach().diagonal(dim1=-2, dim2=-1) / own):

@@ -52,20 +52,7 @@ def log_prob(
 ) -> torch.Tensor | None:
     """Return the log density of a residual, noting how it was computed; None where iterations do not converge.
 
-    Parameters
-    ----------
-    tree : Tree
-        The covariance without noise, of n points, on the CPU.
-    noise : Tensor
-        Variances added to the diagonal, shape ``(..., 1)`` or ``(..., n)``.
-    residual : Tensor
-        Targets less their mean, shape ``(..., n)``.
-    kept : Kept
-        What a fit keeps.
-    probes : int
-        Number of probes.
-    tolerance : float
-        Relative residual to reach.
+    The tree is on the CPU and without noise; `tolerance` is a relative residual.
     """
     parts, shape, tensors = likelihood.arranged(tree, noise, residual)
     if residual.numel() != residual.shape[-1] or shape.numel() != 1:

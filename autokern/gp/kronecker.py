@@ -21,14 +21,8 @@ def log_prob(
 ) -> torch.Tensor | None:
     """Return the log density of a value, None where a matrix has no factor or the density is no number.
 
-    Parameters
-    ----------
-    kx, kt : Tensor
-        Covariances of the points ``(n, n)`` and of the tasks ``(t, t)``, on the CPU.
-    noise : Tensor
-        Covariance of the noise of the tasks at each point, ``(t, t)``.
-    mean, value : Tensor
-        Shape ``(n, t)``.
+    `kx` and `kt` are the covariances of points and tasks, `noise` ``(t, t)`` that of the tasks at each point; mean and
+    value are ``(n, t)``.
     """
     tensors = kx, kt, noise, mean, value
     if not readable(*tensors):

@@ -25,17 +25,7 @@ __all__ = ["Solved", "solved"]
 
 
 class Solved(NamedTuple):
-    """Log determinant, solution and inverse of a symmetric positive definite matrix.
-
-    Parameters
-    ----------
-    logdet : float
-        Log determinant.
-    solution : array
-        Solution of the linear system, ``(n,)``.
-    inverse : array
-        The inverse, ``(n, n)``, symmetric.
-    """
+    """Log determinant, solution and inverse of a symmetric positive definite matrix."""
 
     logdet: float
     solution: Array
@@ -45,12 +35,7 @@ class Solved(NamedTuple):
 def solved(k: Array, rhs: Array) -> Solved | None:
     """Factorise a matrix and return what a density needs of it, by potrf, potrs and potri; None if there is no factor.
 
-    Parameters
-    ----------
-    k : array
-        Symmetric, ``(n, n)``, row-major, float64; may be overwritten.
-    rhs : array
-        Shape ``(n,)``, float64.
+    `k` is symmetric, row-major and may be overwritten; both are float64.
     """
     scipy = sys.modules.get("scipy.linalg.lapack")
     if not hasattr(scipy, "dpotri"):

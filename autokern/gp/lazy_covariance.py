@@ -67,14 +67,8 @@ def less(own: Any, explained: torch.Tensor) -> LinearOperator:
 def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torch.Tensor]) -> torch.Tensor:
     """Return `of` every block of rows of a covariance, joined along the last dimension.
 
-    Parameters
-    ----------
-    cross : Tensor or LinearOperator
-        Covariances of test with training points, ``(..., m, n)``; a lazy one is evaluated block by block.
-    size : int
-        Rows of a block.
-    of : callable
-        Maps a dense block, its first row and the one after its last to a tensor ``(..., rows)``.
+    A lazy one is evaluated block by block; `of` maps a dense block, its first row and the one after its last to
+    ``(..., rows)``.
     """
 
     def block(start: int, stop: int) -> torch.Tensor:
@@ -92,18 +86,9 @@ def by_blocks(cross: Any, size: int, of: Callable[[torch.Tensor, int, int], torc
 class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     """The covariance ``(..., m, m)`` of the posterior at m test points.
 
-    Parameters
-    ----------
-    prior : LinearOperator
-        Their prior covariance, not evaluated yet, with a frozen kernel (`frozen`).
-    cross : Tensor or LinearOperator
-        Their covariances with the n training points, ``(..., m, n)``: kept if dense, else evaluated block by block.
-    known : Explains
-        Computes the covariance that the training data explain.
-    multiply : bool
-        Whether to use the inverse factor rather than substitution.
-    block : int
-        Test points of a block, 0 for as many as fit into the cache.
+    The prior covariance is not evaluated yet, with a frozen kernel (`frozen`). `cross`, with the n training points, is
+    kept if dense, else evaluated by blocks of `block` test points, 0 for as many as fit into the cache. `multiply` says
+    to use the inverse factor rather than substitution.
     """
 
     _check_size = False

@@ -47,24 +47,12 @@ def is_default_size(limit: float) -> bool:
 
 
 class Row(NamedTuple):
-    """A setting that shapes iterations.
+    """A setting that shapes iterations."""
 
-    Parameters
-    ----------
-    setting : type
-        The library's class.
-    default : float or bool
-        Its default.
-    orders : callable
-        Whether a value other than the default is an order.
-    of : tuple of str
-        What is iterated otherwise.
-    """
-
-    setting: Any
+    setting: Any  # the library's class
     default: float
-    orders: Callable[[Any], bool]
-    of: tuple[str, ...]
+    orders: Callable[[Any], bool]  # whether a value other than the default is an order
+    of: tuple[str, ...]  # what is iterated otherwise
 
     @property
     def name(self) -> str:

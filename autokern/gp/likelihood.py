@@ -49,25 +49,9 @@ def log_prob(
 ) -> torch.Tensor:  # fmt: skip
     """Return the log density of a residual.
 
-    Parameters
-    ----------
-    tree : Tree
-        The covariance without noise, of n points.
-    noise : Tensor
-        Variances added to the diagonal, shape ``(..., 1)`` or ``(..., n)``.
-    residual : Tensor
-        Targets less their mean, shape ``(..., n)``.
-    ladder : callable
-        Factorises a matrix whose plain Cholesky factorisation fails: warns, raises, or returns a lower factor.
-    inverse : callable, optional
-        Turns a lower factor into the symmetric inverse of the matrix, in place or not; default LAPACK's potri.
-    gradients : callable, optional
-        Returns the first derivatives in another way than by that inverse.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(...)``, the broadcast batch shape of all arguments.
+    The tree is without noise, `noise` ``(..., 1)`` or ``(..., n)``. `ladder` serves a matrix whose plain factorisation
+    fails: it warns, raises or returns a lower factor. `inverse` turns a lower factor into the symmetric inverse of the
+    matrix, by LAPACK's potri by default; `gradients` returns the first derivatives without it.
     """
     parts, shape, tensors = arranged(tree, noise, residual)
     out: torch.Tensor = _LogProb.apply(parts, ladder, gradients or _by(inverse), *tensors)
@@ -137,15 +121,7 @@ def _density(factor: torch.Tensor, white: torch.Tensor) -> torch.Tensor:
 def at_once(
     parts: Parts, wanted: tuple[bool, ...], tensors: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-    """Return log density, LAPACK's info and all wanted gradients, with nothing read back to the host on the way.
-
-    Parameters
-    ----------
-    parts, tensors
-        As `arranged` gives them.
-    wanted : tuple of bool
-        Of which tensors the gradient is wanted.
-    """
+    """Return log density, LAPACK's info and all wanted gradients, with nothing read back to the host on the way."""
     noise, residual, *rest = tensors
     buffer = residual.new_empty((*residual.shape, residual.shape[-1]))
     blocks = Blocks(parts.tree(rest), look=False)

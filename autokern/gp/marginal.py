@@ -19,24 +19,12 @@ __all__ = ["Marginal", "ingredients", "is_plain", "read", "read_matrix"]
 
 
 class Marginal(NamedTuple):
-    """A Gaussian with the covariance ``kernel(x, x) + noise``, or that of a matrix instead of a kernel.
+    """A Gaussian with the covariance ``kernel(x, x) + noise``, or that of a matrix instead of a kernel."""
 
-    Parameters
-    ----------
-    distribution : MultivariateNormal
-        As the caller has it.
-    extra : Tensor or None
-        Variances ``(..., 1)`` that are not part of its covariance yet.
-    lazy : LazyEvaluatedKernelTensor or DenseLinearOperator
-        The covariance without noise.
-    noise : Tensor
-        All variances that are added to it, ``(..., 1)`` or ``(..., n)``.
-    """
-
-    distribution: Any
-    extra: torch.Tensor | None
-    lazy: Any
-    noise: torch.Tensor
+    distribution: Any  # as the caller has it
+    extra: torch.Tensor | None  # variances ``(..., 1)`` that are not part of its covariance yet
+    lazy: Any  # LazyEvaluatedKernelTensor or DenseLinearOperator, without noise
+    noise: torch.Tensor  # all variances that are added to it, ``(..., 1)`` or ``(..., n)``
 
 
 def read(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | None:

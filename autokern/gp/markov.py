@@ -59,26 +59,14 @@ def plain(
 
 
 class Chained(NamedTuple):
-    """The arguments of a density as a chain has them: sorted, in double precision.
+    """The arguments of a density as a chain has them: sorted, in double precision."""
 
-    Parameters
-    ----------
-    families : tuple of str
-        Of the leaves.
-    order : Tensor or None
-        The permutation that sorts the points, None where they are sorted.
-    noise, residual, weights : Tensor
-        Noise ``(1)`` or ``(n)``, residual ``(n)``, variances of the leaves.
-    points : list of Tensor
-        Of each leaf, ``(n)``.
-    """
-
-    families: tuple[str, ...]
-    order: torch.Tensor | None
-    noise: torch.Tensor
+    families: tuple[str, ...]  # of the leaves
+    order: torch.Tensor | None  # the permutation that sorts the points, None where they are sorted
+    noise: torch.Tensor  # ``(1)`` or ``(n)``
     residual: torch.Tensor
-    weights: torch.Tensor
-    points: list[torch.Tensor]
+    weights: torch.Tensor  # variances of the leaves
+    points: list[torch.Tensor]  # of each leaf, ``(n)``
 
 
 def chained(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> Chained:
@@ -124,16 +112,8 @@ def has_digits(data: Chained, solved: torch.Tensor, most: float) -> bool:
 def log_prob(tree: Tree, noise: torch.Tensor, residual: torch.Tensor, exact: bool = False) -> torch.Tensor | None:
     """Return the log density of a residual, None where it has no digits or the covariance is not positive definite.
 
-    Parameters
-    ----------
-    tree : Tree
-        A sum of Matérn leaves, each with points ``(n, 1)``.
-    noise : Tensor
-        Variances added to the diagonal, ``(1)`` or ``(n)``.
-    residual : Tensor
-        Targets less their mean, ``(n)``.
-    exact : bool
-        Whether stock factorises.
+    The tree is a sum of Matérn leaves of points ``(n, 1)``, `noise` ``(1)`` or ``(n)``; `exact` says that stock
+    factorises.
     """
     data = chained(tree, noise, residual)
     if not is_clear(data, exact):

@@ -33,30 +33,16 @@ def root_of(one: Chain) -> float:
 
 
 class Blocks(NamedTuple):
-    """Blocks of sorted points as a chain.
+    """Blocks of sorted points as a chain."""
 
-    Parameters
-    ----------
-    chains : list of Chain
-        Of the leaves; a state holds theirs side by side.
-    weights : Tensor
-        Variances of the leaves, ``(leaves)``.
-    starts, inside : list of Tensor
-        Scaled points of each leaf: the first one of each block and the last of all ``(k + 1)``, and all ``(k, size)``.
-    stationary, transition : Tensor
-        Covariance of the state ``(d, d)``, and its transitions from block to block ``(k, d, d)``.
-    seen, ahead : Tensor
-        How values depend on the state before, and their covariances with the state behind, ``(k, size, d)``.
-    """
-
-    chains: list[Chain]
-    weights: torch.Tensor
-    starts: list[torch.Tensor]
-    inside: list[torch.Tensor]
-    stationary: torch.Tensor
-    transition: torch.Tensor
-    seen: torch.Tensor
-    ahead: torch.Tensor
+    chains: list[Chain]  # of the leaves; a state holds theirs side by side
+    weights: torch.Tensor  # variances of the leaves
+    starts: list[torch.Tensor]  # scaled points of each leaf: the first of each block and the last of all, ``(k + 1)``
+    inside: list[torch.Tensor]  # all of them, ``(k, size)``
+    stationary: torch.Tensor  # covariance of the state, ``(d, d)``
+    transition: torch.Tensor  # from block to block, ``(k, d, d)``
+    seen: torch.Tensor  # how values depend on the state before, ``(k, size, d)``
+    ahead: torch.Tensor  # their covariances with the state behind, likewise
 
     @property
     def own(self) -> list[slice]:
@@ -96,30 +82,14 @@ def cut(families: tuple[str, ...], weights: torch.Tensor, points: list[torch.Ten
 
 
 class Conditional(NamedTuple):
-    """Values and next state of each block, given the state before it.
+    """Values and next state of each block, given the state before it."""
 
-    Parameters
-    ----------
-    seen : Tensor
-        How values depend on that state; they do not where the last block is filled up.
-    root : Tensor
-        Inverse factors ``L^-1`` of the noisy covariances of the values, ``(k, size, size)``.
-    white : Tensor
-        ``L^-1`` times seen, the covariances with the next state, and the residual, side by side.
-    element : Element
-        What the values tell.
-    constant : Tensor
-        Log densities of the values at the state zero, ``(k)``.
-    valid : bool
-        Whether all factors exist.
-    """
-
-    seen: torch.Tensor
-    root: torch.Tensor
-    white: torch.Tensor
-    element: Element
-    constant: torch.Tensor
-    valid: bool
+    seen: torch.Tensor  # how values depend on that state; they do not where the last block is filled up
+    root: torch.Tensor  # ``L^-1`` of the noisy covariances of the values, ``(k, size, size)``
+    white: torch.Tensor  # ``L^-1`` times seen, the covariances with the next state, and the residual, side by side
+    element: Element  # what the values tell
+    constant: torch.Tensor  # log densities of the values at the state zero, ``(k)``
+    valid: bool  # whether all factors exist
 
 
 def conditional(blocks: Blocks, noise: torch.Tensor, residual: torch.Tensor) -> Conditional:

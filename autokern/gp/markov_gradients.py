@@ -13,28 +13,16 @@ __all__ = ["Gradients", "Responses", "gradients", "responses"]
 
 
 class Responses(NamedTuple):
-    """How the log density of a chain responds to the values and the next state of each block.
+    """How the log density of a chain responds to the values and the next state of each block."""
 
-    Parameters
-    ----------
-    values, next : Tensor
-        First derivatives by their means, ``(k, size, c)`` and ``(k, d, c)`` for c columns of residuals.
-    by_state, gain : Tensor
-        ``R^-1`` times how values depend on the state before, and the regression of the next state, ``(k, size, d)``.
-    curved : Tensor
-        Negative second derivative by the mean of the next state, ``(k, d, d)``.
-    mean, covariance, carried : Tensor
-        Of the state before by all data up to the block; and that covariance with the next state.
-    """
-
-    values: torch.Tensor
-    next: torch.Tensor
-    by_state: torch.Tensor
-    gain: torch.Tensor
-    curved: torch.Tensor
-    mean: torch.Tensor
+    values: torch.Tensor  # first derivatives by their means, ``(k, size, c)`` for c columns of residuals
+    next: torch.Tensor  # likewise, ``(k, d, c)``
+    by_state: torch.Tensor  # ``R^-1`` times how values depend on the state before, ``(k, size, d)``
+    gain: torch.Tensor  # the regression of the next state, likewise
+    curved: torch.Tensor  # negative second derivative by the mean of the next state, ``(k, d, d)``
+    mean: torch.Tensor  # of the state before by all data up to the block
     covariance: torch.Tensor
-    carried: torch.Tensor
+    carried: torch.Tensor  # that covariance with the next state
 
 
 def responses(of: Conditional, beside: Around) -> Responses:
@@ -57,24 +45,14 @@ class Curvature(NamedTuple):
     """First and second derivatives of the log density by the mean of values and next state, given all other data.
 
     With the first derivative ``g`` and the second ``-N``, the derivative by their covariance is ``(g g^T - N) / 2``.
-
-    Parameters
-    ----------
-    left, right : Tensor
-        Factors ``(k, size, 2 d + 1)`` of ``g g^T - N + R^-1`` for the values, with their conditional covariance R; the
-        first column of each is g.
-    between, of_next : Tensor
-        ``(g g^T - N) / 2``, between values and next state twice, and of the next state.
-    by_seen, by_transition : Tensor
-        Derivatives by how values and next state depend on the state before.
     """
 
-    left: torch.Tensor
-    right: torch.Tensor
-    between: torch.Tensor
-    of_next: torch.Tensor
-    by_seen: torch.Tensor
-    by_transition: torch.Tensor
+    left: torch.Tensor  # with `right`, factors of ``g g^T - N + R^-1`` for the values, R their conditional covariance
+    right: torch.Tensor  # ``(k, size, 2 d + 1)``, as `left`; the first column of each is g
+    between: torch.Tensor  # ``(g g^T - N) / 2`` between values and next state, twice
+    of_next: torch.Tensor  # of the next state
+    by_seen: torch.Tensor  # derivative by how values depend on the state before
+    by_transition: torch.Tensor  # likewise, of the next state
 
 
 def curvature(of: Conditional, beside: Around) -> Curvature:

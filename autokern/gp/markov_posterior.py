@@ -125,17 +125,7 @@ class _Stretch:
 class LinePosterior:
     """Training data on a line, conditioned on; without gradients.
 
-    Parameters
-    ----------
-    data : Chained
-        The training data.
-    most : float
-        Largest residual of a solution as a share, by default any.
-
-    Attributes
-    ----------
-    valid : bool
-        Whether all factors exist, and the residual is as small.
+    `valid` says whether all factors exist, and the residual is at most the share `most`.
     """
 
     def __init__(self, data: Chained, most: float = math.inf) -> None:

@@ -18,18 +18,10 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 
 class Element(NamedTuple):
-    """Elements side by side, each tensor with them in its first dimension.
+    """Elements side by side, each tensor with them in its first dimension."""
 
-    Parameters
-    ----------
-    a, q, j : Tensor
-        Shapes ``(k, d, d)``.
-    b, h : Tensor
-        Shapes ``(k, d, c)`` for c columns of data.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
+    a: torch.Tensor  # as q and j ``(k, d, d)``
+    b: torch.Tensor  # as h ``(k, d, c)`` for c columns of data
     q: torch.Tensor
     h: torch.Tensor
     j: torch.Tensor
@@ -40,24 +32,14 @@ class Element(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What is known beside each element, and of the whole.
+    """What is known beside each element, and of the whole."""
 
-    Parameters
-    ----------
-    mean, covariance : Tensor
-        Of the state before an element, by all data before it: ``(k, d, c)`` and ``(k, d, d)``.
-    h, j : Tensor
-        The data behind an element as a function of the state there: ``(k, d, c)`` and ``(k, d, d)``.
-    whole_h, whole_j : Tensor
-        All data as a function of the first state: ``(d, c)`` and ``(d, d)``.
-    """
-
-    mean: torch.Tensor
-    covariance: torch.Tensor
-    h: torch.Tensor
-    j: torch.Tensor
-    whole_h: torch.Tensor
-    whole_j: torch.Tensor
+    mean: torch.Tensor  # of the state before an element, by all data before it: ``(k, d, c)``
+    covariance: torch.Tensor  # ``(k, d, d)``
+    h: torch.Tensor  # with j, the data behind an element as a function of the state there: ``(k, d, c)``
+    j: torch.Tensor  # ``(k, d, d)``
+    whole_h: torch.Tensor  # with whole_j, all data as a function of the first state: ``(d, c)``
+    whole_j: torch.Tensor  # ``(d, d)``
 
 
 def _unit(like: torch.Tensor) -> torch.Tensor:

@@ -31,14 +31,7 @@ def matrix(marginal: Marginal) -> torch.Tensor | None:
 def log_prob(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor | None:
     """Return the log density of a value, None where the covariance has no factor or the density is no number.
 
-    Parameters
-    ----------
-    k : Tensor
-        Covariance without noise, ``(n, n)``, on the CPU.
-    noise : Tensor
-        Variances, ``(1,)`` or ``(n,)``.
-    mean, value : Tensor
-        Shape ``(n,)``.
+    `k` is on the CPU and without noise; `noise` is ``(1,)`` or ``(n,)``.
     """
     tensors = k, noise, mean, value
     if not readable(*tensors):

@@ -64,19 +64,7 @@ class _OfTasks:
 
 
 def mean_of(seen: Inspected, mean: Any, x: Array, tasks: Array | None) -> Mean | None:
-    """Return the mean of points, None for zero.
-
-    Parameters
-    ----------
-    seen : Inspected
-        What has been read so far.
-    mean : gpytorch.means.Mean
-        The mean.
-    x : array
-        The points as the mean gets them.
-    tasks : array or None
-        The tasks of the points, by which BoTorch's model selects of several means.
-    """
+    """Return the mean of points, None for zero; BoTorch's model selects of several means by the tasks."""
     kind = type(mean)
     if kind is MultitaskMean and tasks is not None:
         several = seen.module(mean, "base_means")

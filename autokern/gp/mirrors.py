@@ -51,10 +51,7 @@ def fetched(tensors: Sequence[torch.Tensor]) -> list[Array]:
 class Mirrors:
     """Copies of tensors of one accelerator in the memory of the CPU; they keep the tensors alive.
 
-    Parameters
-    ----------
-    still : bool
-        Whether the copies stay what they were when they were made: something else tells of changes.
+    If `still`, the copies stay what they were when made: something else tells of changes.
     """
 
     def __init__(self, still: bool = False) -> None:
@@ -65,13 +62,7 @@ class Mirrors:
         return bool(self._pairs)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the copy of a tensor, contiguous, as it is now.
-
-        Raises
-        ------
-        ValueError
-            If other tensors lie on another device.
-        """
+        """Return the copy of a tensor, contiguous, as it is now; ValueError if other tensors lie on another device."""
         known = self._pairs.get(id(tensor))
         if known is None:
             if any(t.device != tensor.device for t, _ in self._pairs.values()):

@@ -17,15 +17,7 @@ class SpectralMixture:
     """``prod_d sum_q w_q exp(-2 pi^2 v_qd^2 t_d^2) cos(2 pi mu_qd t_d)`` of differences ``t`` (Wilson and Adams 2013).
 
     The cosine of a difference is a product of cosines and sines of the points, so a pair costs an exponential alone.
-
-    Parameters
-    ----------
-    columns : array or slice
-        Dimensions of the points that it takes.
-    weights : Parameter
-        Shape ``(q,)``.
-    means, scales : Parameter
-        Shape ``(q, 1, d)``.
+    Weights are ``(q,)``, means and scales ``(q, 1, d)``.
     """
 
     def __init__(self, columns: Columns, weights: Parameter, means: Parameter, scales: Parameter) -> None:

@@ -80,21 +80,15 @@ def bounded(kind: type[Interval], curve: Curve, lower: Array, upper: Array) -> C
 class Parameter:
     """A constrained parameter: its present value in float64, and the gradient by its raw tensor.
 
-    Attributes
-    ----------
-    tensor, raw : Tensor, array
-        The raw parameter, and its memory.
-    value : array
-        The value that the model computes with, of the last `refresh`; always the same array.
-    by_value : array
-        The derivatives by the value that have been added since then.
+    `raw` is the memory of the raw tensor; `value`, always the same array, is what the model computes with, of the last
+    `refresh`.
     """
 
     __slots__ = ("_grad", "_pointer", "_slope", "_transform", "_written", "by_value", "raw", "tensor", "value")
 
     def __init__(self, tensor: torch.Tensor, raw: Array, transform: Curve | None) -> None:
         self.tensor, self.raw, self._transform = tensor, raw, transform
-        self.by_value: Array = np.zeros(raw.shape)
+        self.by_value: Array = np.zeros(raw.shape)  # derivatives by the value that have been added since then
         self.value = raw if transform is None and raw.dtype == np.float64 else np.zeros(raw.shape)
         self._slope: Any = 1.0
         self._grad: torch.Tensor | None = None

@@ -22,36 +22,18 @@ __all__ = ["Evaluated", "Part", "Wanted", "part_of", "value_of"]
 
 
 class Evaluated(NamedTuple):
-    """Covariances, and what their derivatives need.
+    """Covariances, and what their derivatives need."""
 
-    Parameters
-    ----------
-    cross : array
-        With the training points, ``(k, B, n)``; never written again.
-    own : array
-        Within each set, ``(k, b, m, m)``; never written again.
-    kept : object
-        For `Part.backward`.
-    """
-
-    cross: Array
-    own: Array
-    kept: Any
+    cross: Array  # with the training points, ``(k, B, n)``; never written again
+    own: Array  # within each set, ``(k, b, m, m)``; never written again
+    kept: Any  # for `Part.backward`
 
 
 class Wanted(NamedTuple):
-    """Which derivatives a backward pass adds up.
+    """Which derivatives a backward pass adds up."""
 
-    Parameters
-    ----------
-    by_points : array or None
-        Derivatives by the points, ``(k, B, d)``, are added to it.
-    by_parameters : bool
-        Whether parameters accumulate theirs.
-    """
-
-    by_points: Array | None
-    by_parameters: bool
+    by_points: Array | None  # derivatives by the points, ``(k, B, d)``, are added to it
+    by_parameters: bool  # parameters accumulate theirs
 
 
 class Part(Protocol):
@@ -221,21 +203,8 @@ def _but(factors: list[Array], index: int = -1, first: Any = 1.0) -> Array:
 def part_of(seen: Inspected, kernel: Any, train: Array, columns: Array | None = None) -> Part:
     """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already.
 
-    Parameters
-    ----------
-    seen : Inspected
-        Remembers what was looked at; its batch shape is ``()`` or ``(k,)``.
-    kernel : Kernel
-        Its exact class must be known.
-    train : array
-        Training points ``(k, n, d)``.
-    columns : array, optional
-        Dimensions chosen by the kernels around this one.
-
-    Raises
-    ------
-    UnreadError
-        If any part is not exactly known.
+    Training points are ``(k, n, d)``; `columns` were chosen by the kernels around this one. UnreadError where anything
+    is not exactly known.
     """
     if kernel is None:
         raise UnreadError("no kernel")

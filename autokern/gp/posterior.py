@@ -47,27 +47,9 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Posterior:
-    """A model at one state, as arrays.
+    """A model in evaluation mode at one state, as arrays; UnreadError if any part of it is not exactly known.
 
-    Parameters
-    ----------
-    model : ExactGP
-        In evaluation mode.
-    known : Conditioned
-        Its factor, without gradients.
-
-    Attributes
-    ----------
-    key : tuple
-        Outputs, training points, dimensions, kind of the device, and the families of the kernel, sorted, joined by
-        ``+``.
-    device : torch.device
-        Where the model lies. On an accelerator, points and results are copied.
-
-    Raises
-    ------
-    UnreadError
-        If any part of the model is not exactly known.
+    On an accelerator, points and results are copied.
     """
 
     def __init__(self, model: ExactGP, known: Conditioned) -> None:

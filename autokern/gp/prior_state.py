@@ -57,10 +57,7 @@ def _on(tensor: torch.Tensor, value: Any) -> torch.Tensor:
 def evaluate(lazy: Any) -> Any:
     """Evaluate a covariance for good with the earlier values, as functions of the parameters.
 
-    Raises
-    ------
-    RuntimeError
-        If the points were written into, or the kernel has parameters that it did not have.
+    RuntimeError if the points were written into, or the kernel has parameters that it did not have.
     """
     _, tensors, values = lazy.__dict__[_STATE]
     with torch.enable_grad():  # as the covariance was made

@@ -86,19 +86,8 @@ Read = TypeVar("Read", bound=_Held)
 class Reading:
     """A model as arrays, or a batch of independent models.
 
-    Attributes
-    ----------
-    key : tuple
-        Points, dimensions, number of models, name of the dtype, kind of the device, and the names of the kernel's
-        families, sorted, joined by ``+``.
-    n : int
-        Points.
-    batch : torch.Size
-        Batch shape of the loss.
-    dtype : torch.dtype
-        Of parameters and data.
-    device : torch.device
-        Where they lie. On an accelerator, copies on the CPU are computed with.
+    On an accelerator, copies on the CPU are computed with. `key` is points, dimensions, number of models, dtype, kind
+    of the device, and the families, sorted, joined by ``+``.
     """
 
     def __init__(self, mll: ExactMarginalLogLikelihood) -> None:
@@ -252,12 +241,8 @@ class Reading:
 class Readings(Generic[Read]):
     """Readings by the objects that they were made for, which they do not keep alive.
 
-    An object that could not be read once is left alone: reading takes as long as some evaluations.
-
-    Parameters
-    ----------
-    make : callable
-        Reads an object, and raises `UnreadError` where anything of it is not exactly known.
+    An object that could not be read once is left alone: reading takes as long as some evaluations. `make` raises
+    `UnreadError` where anything of an object is not exactly known.
     """
 
     def __init__(self, make: Callable[..., Read]) -> None:

@@ -45,13 +45,7 @@ class _Block:
 
 
 class RowBlocks:
-    """A lower triangular matrix ``(..., n, n)``.
-
-    Parameters
-    ----------
-    matrix : Tensor
-        Shape ``(..., n, n)``; kept, not copied. A matrix that requires gradients stays in one piece.
-    """
+    """A lower triangular matrix ``(..., n, n)``, kept, not copied; one that requires gradients stays in one piece."""
 
     def __init__(self, matrix: torch.Tensor) -> None:
         n = matrix.shape[-1]

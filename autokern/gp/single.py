@@ -22,21 +22,7 @@ __all__ = ["Single", "terms_of"]
 class Single:
     """One model of a batch.
 
-    Parameters
-    ----------
-    kernel : Part
-        Its kernel.
-    noise : Noise
-        Its noise.
-    terms : sequence of Term
-        Its priors.
-    mean : Mean, optional
-        Its mean; None for zero, or where targets are residuals already.
-
-    Attributes
-    ----------
-    by_residual : array
-        The derivative by the residual, of the last evaluation.
+    A mean of None is zero, or targets are residuals already; `by_residual` is the derivative, of the last evaluation.
     """
 
     __slots__ = ("_kernel", "_mean", "_noise", "_targets", "_terms", "_x", "by_residual")

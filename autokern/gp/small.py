@@ -71,17 +71,7 @@ def into(by_x: Array, columns: Columns, grad: Array) -> None:
 
 
 class Leaf:
-    """A stationary covariance of points in units of a lengthscale.
-
-    Parameters
-    ----------
-    formula : callable
-        One of `formulas.FAMILIES`.
-    columns : array or slice
-        Dimensions of the points that it takes.
-    lengthscale : Parameter
-        Shape ``(1, d)`` or ``(1, 1)``.
-    """
+    """A stationary covariance (`formulas.FAMILIES`) of points in units of a lengthscale ``(1, d)`` or ``(1, 1)``."""
 
     __slots__ = ("_columns", "_formula", "_lengthscale", "_slope", "_z")
 
@@ -193,34 +183,17 @@ class Product:
 
 
 class Density(NamedTuple):
-    """A log density, and its derivatives.
-
-    Parameters
-    ----------
-    value : float
-        The log density.
-    by_matrix : array
-        Derivative by the covariance, ``(n, n)``, symmetric, times `factor`.
-    by_residual : array
-        Derivative by the residual, ``(n,)``, times `factor`.
-    """
+    """A log density, and its derivatives times a factor."""
 
     value: float
-    by_matrix: Array
-    by_residual: Array
+    by_matrix: Array  # by the covariance, ``(n, n)``, symmetric
+    by_residual: Array  # ``(n,)``
 
 
 def density(k: Array, residual: Array, factor: float) -> Density | None:
     """Return the log density of a residual under a covariance, None where the covariance cannot be factorised.
 
-    Parameters
-    ----------
-    k : array
-        Covariance with noise, ``(n, n)``, row-major; overwritten.
-    residual : array
-        Shape ``(n,)``.
-    factor : float
-        Factor of the derivatives.
+    `k` is row-major and with noise, and is overwritten; `factor` is that of the derivatives.
     """
     found = solved(k, residual)
     if found is None:
@@ -233,18 +206,10 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
 
 
 class Marginal(NamedTuple):
-    """A log density of noisy observations, and its derivatives but for those by the parameters of the kernel.
-
-    Parameters
-    ----------
-    value : float
-        The log density.
-    by_noise, by_residual : array
-        Derivatives by the variance and by the residual of each point, times the factor.
-    """
+    """A log density of noisy observations, and its derivatives but for those by the parameters of the kernel."""
 
     value: float
-    by_noise: Array
+    by_noise: Array  # by the variance of each point, times the factor
     by_residual: Array
 
 
@@ -253,20 +218,8 @@ def marginal(
 ) -> Marginal | None:
     """Return the log density of a residual, and add the derivatives to the parameters of a kernel.
 
-    None is returned where the covariance cannot be factorised, or the density is no number.
-
-    Parameters
-    ----------
-    part : Part
-        The kernel.
-    x : array
-        Points, shape ``(n, d)``.
-    noise : array
-        Variances that are added to the diagonal: ``()``, ``(1,)`` or ``(n,)``.
-    residual, factor
-        As `density` takes them.
-    by_x : array, optional
-        The derivative by the points is added to it.
+    None is returned where the covariance cannot be factorised, or the density is no number. `noise` is ``()``, ``(1,)``
+    or ``(n,)``; the derivative by the points ``(n, d)`` is added to `by_x`.
     """
     k = part.evaluate(x)
     k.flat[:: len(residual) + 1] += noise

@@ -44,14 +44,8 @@ class State:
     """What a module and the modules in it hold, by identity and by value; it keeps none of them alive.
 
     Priors do not count: no prediction reads them. A buffer may be another tensor with the same values: BoTorch's input
-    transforms detach theirs at each call.
-
-    Parameters
-    ----------
-    root : torch.nn.Module
-        The module; of an exact Gaussian process, the training data count too.
-    but : torch.nn.Module, optional
-        A module in it to leave out, with those in that one.
+    transforms detach theirs at each call. Of an exact Gaussian process, the training data count too; `but` and the
+    modules in it do not.
     """
 
     def __init__(self, root: torch.nn.Module, but: torch.nn.Module | None = None) -> None:

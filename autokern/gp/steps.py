@@ -35,17 +35,7 @@ _INHERITED = ("added_loss_terms", "named_added_loss_terms", "named_priors")
 
 
 class StepReading:
-    """Likelihood, kernel and priors of a marginal likelihood as arrays.
-
-    Attributes
-    ----------
-    mll : weak reference
-        To the marginal likelihood.
-    batch : torch.Size
-        Batch shape of its value.
-    families : str
-        The families of the kernel's leaves, sorted, joined by ``+``.
-    """
+    """Likelihood, kernel and priors of a marginal likelihood as arrays."""
 
     def __init__(
         self, mll: Any, kernel: Any, dims: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -89,24 +79,12 @@ class StepReading:
 
 
 class Step(NamedTuple):
-    """One evaluation.
-
-    Parameters
-    ----------
-    reading : StepReading
-        Of the marginal likelihood.
-    forward : callable
-        Computes the same with modules, from the next two.
-    distribution : MultivariateNormal
-        The prior of the training points.
-    value : Tensor
-        Their targets.
-    """
+    """One evaluation."""
 
     reading: StepReading
-    forward: Callable[[Any, torch.Tensor], torch.Tensor]
-    distribution: Any
-    value: torch.Tensor
+    forward: Callable[[Any, torch.Tensor], torch.Tensor]  # computes the same with modules, from the next two
+    distribution: Any  # the prior of the training points
+    value: torch.Tensor  # their targets
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -34,52 +34,25 @@ Axes = tuple[tuple[int, ...], ...]
 
 
 class Repeats(NamedTuple):
-    """Which of n points are the same.
+    """Which of n points are the same."""
 
-    Parameters
-    ----------
-    first : Tensor
-        The row at which each point occurs first, ``(m,)``.
-    group : Tensor
-        The number of each row's point, ``(n,)``.
-    counts : Tensor
-        How often each point occurs, ``(m,)``, in the dtype of the points.
-    """
-
-    first: torch.Tensor
-    group: torch.Tensor
-    counts: torch.Tensor
+    first: torch.Tensor  # the row at which each point occurs first, ``(m,)``
+    group: torch.Tensor  # the number of each row's point, ``(n,)``
+    counts: torch.Tensor  # how often each point occurs, ``(m,)``, in the dtype of the points
 
 
 class Grid(NamedTuple):
-    """The rows of n points that are a grid.
+    """The rows of n points that are a grid."""
 
-    Parameters
-    ----------
-    shape : torch.Size
-        Values along each axis.
-    order : Tensor
-        The rows in the order of the grid, the last axis fastest, ``(n,)``.
-    lines : list of Tensor
-        For each axis the rows along it through one point that all have in common.
-    """
-
-    shape: torch.Size
-    order: torch.Tensor
-    lines: list[torch.Tensor]
+    shape: torch.Size  # values along each axis
+    order: torch.Tensor  # the rows in the order of the grid, the last axis fastest, ``(n,)``
+    lines: list[torch.Tensor]  # for each axis the rows along it through one point that all have in common
 
 
 class Structure:
     """What was found in points ``(n, d)``, of which it keeps a copy.
 
-    Attributes
-    ----------
-    points : Tensor
-        The copy.
-    repeats : Repeats or None
-        None where few points repeat.
-    may_be_grid : bool
-        Whether the values of any column repeat as they do on a grid.
+    `may_be_grid` says whether the values of any column repeat as they do on a grid.
     """
 
     __slots__ = ("_grids", "may_be_grid", "points", "repeats")
@@ -87,7 +60,7 @@ class Structure:
     def __init__(self, x: torch.Tensor) -> None:
         self.points = x.detach().clone(memory_format=torch.contiguous_format)
         finite = bool(torch.isfinite(self.points).all())
-        self.repeats = self._repeated() if finite else None
+        self.repeats = self._repeated() if finite else None  # None where few points repeat
         self.may_be_grid = finite and self.repeats is None and any(map(self._may_be_axis, self.points.numpy().T))
         self._grids: dict[Axes, Grid | None] = {}
 

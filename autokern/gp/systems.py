@@ -121,30 +121,14 @@ def _drop(one: weakref.ref[_System]) -> None:
 
 
 def of_tree(
-    multiply: Product,
-    tree: Tree,
-    noise: torch.Tensor,
-    rhs: torch.Tensor,
-    tolerance: float,
-    owner: torch.Tensor,
+    multiply: Product,  # by the noisy covariance, of columns ``(n, t)``
+    tree: Tree,  # without noise and batch, of plain tensors
+    noise: torch.Tensor,  # ``(n,)``, positive
+    rhs: torch.Tensor,  # ``(n, t)``
+    tolerance: float,  # relative residual
+    owner: torch.Tensor,  # the points as the caller holds them; what is kept lives as long
 ) -> torch.Tensor | None:
-    """Return the solution of a system whose covariance is that of points; None where iterations do not converge.
-
-    Parameters
-    ----------
-    multiply : callable
-        Returns the product of the noisy covariance with columns ``(n, t)``.
-    tree : Tree
-        The covariance without noise, of plain tensors, without a batch.
-    noise : Tensor
-        Variances added to the diagonal, ``(n,)``, positive.
-    rhs : Tensor
-        Columns ``(n, t)``.
-    tolerance : float
-        Relative residual to reach.
-    owner : Tensor
-        What is kept of this system lives as long as this tensor, the points as the caller holds them.
-    """
+    """Return the solution of a system whose covariance is that of points; None where iterations do not converge."""
     system = next((known for known in list(_latest) if known.is_of(tree, noise)), None)
     if system is None:
         system = _System(tree, noise)

@@ -56,22 +56,10 @@ class Categorical(Sizeless):
 class Index(Sizeless):
     """Covariances of tasks, looked up: ``B B' + diag(v)``, divided by the entry of one task if there is one.
 
-    Parameters
-    ----------
-    column : int
-        Column of the points that holds the task.
-    factor, variance : Parameter
-        B ``(t, r)`` and v ``(t,)``.
-    unit : int or None
-        The task whose variance is 1.
-
-    Attributes
-    ----------
-    present : array
-        The covariances of the tasks as of the last evaluation.
+    B is ``(t, r)``, v ``(t,)``, `column` of the points holds the task, `unit` is the task whose variance is 1.
     """
 
-    present: Array
+    present: Array  # the covariances of the tasks as of the last evaluation
 
     def __init__(self, column: int, factor: Parameter, variance: Parameter, unit: int | None = None) -> None:
         self._column, self._factor, self._variance, self._unit = column, factor, variance, unit

@@ -45,12 +45,7 @@ def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded
 def matrix_free(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> MatrixFreeKernelOperator:
     """Return the covariance of two sets of points under a kernel whose form is known, as an operator.
 
-    Parameters
-    ----------
-    kernel : gpytorch.kernels.Kernel
-        Its own active dimensions are taken as selected already.
-    x1, x2 : Tensor
-        Shapes ``(..., n, d)`` and ``(..., m, d)``; the same points only where they are the same tensor.
+    Its own active dimensions are taken as selected already. The points are the same only where they are one tensor.
     """
     same = x1 is x2
     return _operator(*forms.embed(kernel, x1, None if same else x2), same)
@@ -75,15 +70,8 @@ def _operator(embedded: Embedded, first: torch.Tensor, second: torch.Tensor, sam
 class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     """The covariance matrix of two sets of points, ``(..., n, m)``; `matrix_free` makes it.
 
-    Parameters
-    ----------
-    x1, x2 : Tensor
-        Embedded points of all leaves beside each other.
-    covar_func : callable
-        Always the same function of this module.
-    num_outputs_per_input, num_nonbatch_dimensions, **params
-        As `KernelLinearOperator` has them; the form of the tree, the widths of its leaves and whether both sets are
-        the same are parameters too.
+    `x1` and `x2` are embedded points of all leaves beside each other, `covar_func` always is the same function of this
+    module. The form of the tree, the widths of its leaves and whether both sets are the same are in `params`.
     """
 
     @property

@@ -43,12 +43,7 @@ _ITERATED = 2**14
 def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     """Return the operator that replaces a kernel matrix, or None where the matrix is to be formed.
 
-    Parameters
-    ----------
-    lazy : LazyEvaluatedKernelTensor
-        The covariance under evaluation; hooks are installed, and nothing is traced.
-    large : bool
-        Whether it may be too large to form.
+    Hooks are installed, and nothing is traced; `large` says that the matrix may be too large to form.
     """
     kernel, x1, x2 = lazy.kernel, lazy.x1, lazy.x2
     keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock", "dense")

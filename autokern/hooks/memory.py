@@ -50,14 +50,9 @@ _CACHES = {"mean_cache": 2.0, "covar_cache": 3.0}
 def needed(position: str, subject: Any, dispatched: bool = True) -> int:
     """Return the bytes that a guarded call takes at its peak, as far as they are known.
 
-    Parameters
-    ----------
-    position : {"evaluate_kernel", "to_dense", "_cholesky", "mean_cache", "covar_cache"}
-        The method.
-    subject : LinearOperator or DefaultPredictionStrategy
-        The object of the method.
-    dispatched : bool
-        Whether kernel matrices are those of the most frugal candidate, or gpytorch's own.
+    `position` is the method, one of ``evaluate_kernel``, ``to_dense``, ``_cholesky``, ``mean_cache`` and
+    ``covar_cache``, `subject` its object. If `dispatched`, kernel matrices are those of the most frugal candidate, else
+    gpytorch's own.
     """
     operator = subject.lik_train_train_covar if position in _CACHES else subject
     if position in _CACHES:

@@ -37,22 +37,9 @@ def row_blocks(rows: int, row_bytes: int, most: int) -> list[_Rows]:
 class Points:
     """The points of one leaf, at rows and at columns, with their squared norms.
 
-    They come centred (`tree.read`), so that norms are no larger than they must be.
-
-    Parameters
-    ----------
-    of : Family
-        The family of the leaf.
-    points : Tensor
-        Those of the rows, ``(..., n, d)``.
-    shape : Tensor or None
-        The shape parameter.
-    look : bool
-        Whether the spread of the points may be read from the device.
-    others : Tensor, optional
-        Those of the columns, ``(..., m, d)``; the same as those of the rows if left out.
-    same : bool
-        Whether both are equal, so that the diagonal is known.
+    They come centred (`tree.read`), so that norms are no larger than they must be. Points are ``(..., n, d)`` and
+    `others` ``(..., m, d)``, the columns, the same if left out; `look` allows to read the spread of the points from the
+    device, and `same` says that both are equal, so that the diagonal is known.
     """
 
     __slots__ = ("column", "dtype", "family", "row", "same", "seen", "shape", "y", "z")
@@ -128,12 +115,7 @@ class _Leaf(Points):
 class Blocks(Walk[_Rows]):
     """A tree of plain tensors, of one batch shape: none or a single dimension.
 
-    Parameters
-    ----------
-    tree : Tree
-        Points ``(n, d)`` or ``(b, n, d)``, shapes ``(1, 1)`` or ``(b, 1, 1)``, weights ``()`` or ``(b)``.
-    look : bool
-        Whether the spread of the points may be read from the device; a recorded step may read nothing back.
+    If not `look`, nothing is read from the device: a recorded step may not.
     """
 
     def __init__(self, tree: Tree, look: bool = True) -> None:

@@ -21,35 +21,18 @@ __all__ = ["Embedded", "both", "embed", "key", "node_of", "parameters", "plain",
 
 
 class Embedded(NamedTuple):
-    """A kernel with embedded points: tensors and a plain form.
-
-    Parameters
-    ----------
-    node : Node
-        The form of the tree.
-    widths : tuple of int
-        Dimensions of each leaf's points, from left to right, side by side.
-    shapes : tuple of Tensor
-        Shape parameters, ``(..., 1, 1)``.
-    weights : tuple of Tensor
-        Output scales and constants, ``(...)``.
-    """
+    """A kernel with embedded points: tensors and a plain form."""
 
     node: Node
-    widths: tuple[int, ...]
-    shapes: tuple[torch.Tensor, ...]
-    weights: tuple[torch.Tensor, ...]
+    widths: tuple[int, ...]  # dimensions of each leaf's points, from left to right, side by side
+    shapes: tuple[torch.Tensor, ...]  # ``(..., 1, 1)``
+    weights: tuple[torch.Tensor, ...]  # output scales and constants, ``(...)``
 
 
 def embed(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor | None) -> tuple[Embedded, torch.Tensor, torch.Tensor]:
     """Return the embedded form of a kernel with known `form`, and both sets of points, embedded.
 
-    Parameters
-    ----------
-    kernel : gpytorch.kernels.Kernel
-        Its own active dimensions are taken as selected already.
-    x1, x2 : Tensor
-        Shapes ``(..., n, d)`` and ``(..., m, d)``; None means the same points, which then are one tensor.
+    Its own active dimensions are taken as selected already. With None for `x2`, both are one tensor.
     """
     centre = _common(x1, x2)
     first = trees.read(kernel, x1, centre)

@@ -66,18 +66,10 @@ def of_unit_lengthscale(kernel: Kernel, dtype: torch.dtype) -> Kernel:
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A positive parameter of a formula beside the distance (the alpha of a rational quadratic).
+    """A positive parameter of a formula beside the distance (the alpha of a rational quadratic)."""
 
-    Parameters
-    ----------
-    read : callable
-        Maps a gpytorch kernel to the parameter, shape ``(..., 1, 1)``.
-    slope : callable
-        ``slope(k, shape)``: the derivative of ``k`` with respect to the parameter at fixed ``u``, from ``k`` itself.
-    """
-
-    read: Callable[[Kernel], torch.Tensor]
-    slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    read: Callable[[Kernel], torch.Tensor]  # of a gpytorch kernel, shape ``(..., 1, 1)``
+    slope: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ``slope(k, shape)``: derivative at fixed ``u``
 
 
 class Family(msgspec.Struct, frozen=True):

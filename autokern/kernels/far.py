@@ -39,21 +39,11 @@ _steepness: dict[str, float] = {}
 
 
 class Reach(NamedTuple):
-    """Properties of points, from the largest of their squared norms.
+    """Properties of points, from the largest of their squared norms."""
 
-    Parameters
-    ----------
-    far : bool
-        Whether to go on in double precision.
-    number : bool or None
-        Whether no point is a NaN; None where that was not read.
-    cut : float
-        The u up to which it is but the rounding of points that coincide, where the slope there is infinite; else 0.
-    """
-
-    far: bool
-    number: bool | None
-    cut: float
+    far: bool  # whether to go on in double precision
+    number: bool | None  # whether no point is a NaN; None where that was not read
+    cut: float  # u up to which it is rounding of points that coincide, where the slope there is infinite; else 0
 
 
 UNSEEN = Reach(False, None, 0.0)

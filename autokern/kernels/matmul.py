@@ -30,23 +30,9 @@ def matmul(
 ) -> torch.Tensor:
     """Return ``K rhs`` without ever holding K.
 
-    Parameters
-    ----------
-    tree : Tree
-        With the points of the rows, ``(..., n, d)``.
-    others : list of Tensor or None
-        Points of the columns, ``(..., m, d)`` for each leaf; None for the same points.
-    rhs : Tensor
-        Shape ``(..., m, t)``; batch shapes broadcast.
-    plan : Plan
-        How the product is cut; its backward pass, if the product itself is by something else.
-    by : callable
-        What multiplies, with arguments and result of `products.product`; it need not be differentiable.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(..., n, t)``.
+    The rows' points are in the tree; `others` are those of the columns, None for the same. `rhs` is ``(..., m, t)``;
+    batch shapes broadcast. `by` multiplies as `products.product` does and need not be differentiable; the plan is that
+    of the backward pass then.
     """
     if _is_empty(tree, others, rhs.shape[:-2]):
         return trees.dense(tree, others) @ rhs
@@ -70,17 +56,7 @@ def gradients(
 ) -> tuple[Tree, list[torch.Tensor] | None]:
     """Return the gradients of ``sum(left * (K right))``, in the structure of the arguments.
 
-    Parameters
-    ----------
-    tree, others, plan
-        As `matmul` has them.
-    left, right : Tensor
-        Shapes ``(..., n, t)`` and ``(..., m, t)``; batch shapes broadcast.
-
-    Returns
-    -------
-    tuple
-        A tree of gradients with those of the points of the rows, and those of the columns, or None.
+    `left` is ``(..., n, t)``, `right` ``(..., m, t)``; batch shapes broadcast.
     """
     parts, tensors = apart(tree, others)
     tensors = [t.detach() for t in tensors]

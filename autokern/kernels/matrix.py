@@ -44,22 +44,10 @@ def both(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> tuple[Tree, list
 def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: str = "whole") -> torch.Tensor:
     """Return the kernel matrix; its arguments are the caller's no more, and the matrix is the caller's to write into.
 
-    Parameters
-    ----------
-    tree : Tree
-        With the points of the rows, ``(..., n, d)``.
-    others : list of Tensor or None
-        Points of the columns, ``(..., m, d)`` for each leaf; None for the same points.
-    same : bool
-        Whether both are equal by value, so that the diagonal is exact.
-    layout : {"whole", "tiled", "symmetric"}
-        All at once; in blocks of rows that fit the cache; or only the lower triangle, mirrored (where the points are
-        not the same, or there is a batch, as tiled or whole).
-
-    Returns
-    -------
-    Tensor
-        Shape ``(..., n, m)``; batch shapes broadcast.
+    The rows' points are in the tree; `others` are those of the columns, None for the same; `same` says that both are
+    equal by value, so that the diagonal is exact. The layout is ``whole``, ``tiled`` in blocks of rows that fit the
+    cache, or ``symmetric``: only the lower triangle, mirrored (where the points are not the same, or there is a batch,
+    as tiled or whole).
     """
     parts, tensors = apart(tree, others)
     shape, tensors = flattened(tensors, parts.dims)

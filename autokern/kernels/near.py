@@ -25,17 +25,7 @@ _TILE = 512
 class Near:
     """The near part of a covariance plus noise, evaluated in single precision.
 
-    Parameters
-    ----------
-    tree : Tree
-        The covariance, of plain tensors, without a batch.
-    noise : Tensor
-        Variances added to the diagonal, ``(n,)``, positive.
-
-    Attributes
-    ----------
-    share : float
-        Part of the elements of the matrix that are evaluated.
+    The tree has no batch; `share` is the part of the elements of the matrix that are evaluated.
     """
 
     def __init__(self, tree: Tree, noise: torch.Tensor) -> None:

@@ -163,20 +163,9 @@ def by_points(
 ) -> torch.Tensor:  # fmt: skip
     """Return the sum of what work on stretches of n points writes, each rank's into zeros of its own.
 
-    Parameters
-    ----------
-    n : int
-        Points.
-    elements : float
-        Elements of a kernel matrix that take as long as the work on all points.
-    count : int
-        Elements of the result.
-    like : Tensor
-        Has dtype and device of the result.
-    data : dict
-        What the work depends on, the same on all ranks.
-    work : callable
-        Adds to the result, given the first point and the one after the last. It must not raise on some ranks only.
+    `elements` of a kernel matrix take as long as the work on all points; `count` are those of the result, `like` has
+    its dtype and device. `data` is what the work depends on, the same on all ranks. `work` adds to the result, given
+    the first point and the one after the last; it must not raise on some ranks only.
     """
     here = ranks.active()
     if here is None or like.device.type != "cpu" or not pays(here, elements, count * like.element_size()):

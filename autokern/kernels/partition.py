@@ -49,27 +49,13 @@ class Place(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a product is cut into tiles.
+    """How a product is cut into tiles."""
 
-    Parameters
-    ----------
-    tile : int
-        Approximate number of rows, and of columns, of a tile.
-    symmetric : bool
-        Whether a tile serves both halves of the matrix where both sides are the same points.
-    columns : bool
-        Whether right-hand sides are laid out as columns, padded to a multiple of 16, and not as rows.
-    compiled : bool
-        Whether a tile's epilogue is one compiled pass over it.
-    precision : {"", "float16", "bfloat16", "tf32"}
-        What points are rounded to before they are multiplied (`precision`); empty for their own dtype.
-    """
-
-    tile: int = 1024
-    symmetric: bool = True
-    columns: bool = False
-    compiled: bool = False
-    precision: str = ""
+    tile: int = 1024  # rows, and columns, of a tile, about
+    symmetric: bool = True  # a tile serves both halves of the matrix where both sides are the same points
+    columns: bool = False  # right-hand sides are laid out as columns, padded to a multiple of 16, not as rows
+    compiled: bool = False  # a tile's epilogue is one compiled pass over it
+    precision: str = ""  # "float16", "bfloat16" or "tf32", what points are rounded to (`precision`); "" for no rounding
 
 
 def usual(device: torch.device) -> Plan:
@@ -124,17 +110,7 @@ def dealt(n: int, tile: int, members: int, by: list[float], number: int) -> list
     """Return the rounds of one of several processes that cover all tiles of a symmetric matrix together.
 
     Pairs of shares stand in one order, row by row; each process gets a stretch of them. Its threads share a pair.
-
-    Parameters
-    ----------
-    n : int
-        Points.
-    tile, members : int
-        Size of a tile, and threads of this process.
-    by : list of float
-        Share of the work of each process; they sum to one.
-    number : int
-        Which of the processes.
+    `members` are the threads of this process, the one of that `number`; `by` is the share of work of each process.
     """
     count = max(2 * len(by), min(max(_SHARES, 4 * len(by)), n // tile))
     blocks = bounds(n, -(-n // count), 1)

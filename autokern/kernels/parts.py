@@ -14,18 +14,10 @@ __all__ = ["Parts", "apart", "flattened"]
 
 
 class Parts(NamedTuple):
-    """The form of a tree and its numbers of tensors, in their order; `columns` is None where points are the same.
-
-    Parameters
-    ----------
-    node : Node
-        The form.
-    points, columns, shapes, weights : int
-        Numbers of points of the rows, of the columns, of shape parameters and of weights.
-    """
+    """The form of a tree and its numbers of tensors, in their order; `columns` is None where points are the same."""
 
     node: Node
-    points: int
+    points: int  # of the rows
     columns: int | None
     shapes: int
     weights: int

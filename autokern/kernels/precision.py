@@ -31,21 +31,8 @@ _open, _before = 0, "none"
 def extended(z: torch.Tensor, by: float, gamma: float, norm_last: bool, precision: str) -> torch.Tensor:
     """Return ``[by z, pieces of gamma |z|^2, ones]``, the last two in each other's place with `norm_last`.
 
-    Parameters
-    ----------
-    z : Tensor
-        Centred points ``(n, d)``, float32.
-    by, gamma : float
-        Factors of the points and of their squared norms.
-    norm_last : bool
-        Whether the ones come first.
-    precision : {"float16", "bfloat16", "tf32"}
-        What the columns are rounded to.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(n, d + 6)``, in the dtype that is multiplied.
+    Points ``(n, d)`` are centred, in float32; the result ``(n, d + 6)`` has the dtype that is multiplied: "float16",
+    "bfloat16" or "tf32".
     """
     left, pieces = torch.linalg.vecdot(z, z).mul_(gamma), []
     for _ in range(_PIECES):

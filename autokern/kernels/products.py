@@ -114,25 +114,10 @@ def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan, only: list[Pairs] | N
 def product(
     tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan, only: list[Pairs] | None = None
 ) -> torch.Tensor:
-    """Return ``K rhs``.
+    """Return ``K rhs``, contiguous; the tree has plain tensors without a batch.
 
-    Parameters
-    ----------
-    tree : Tree
-        Plain tensors without a batch, with the points of the rows.
-    others : list of Tensor or None
-        Points of the columns, for each leaf; None for the same points.
-    rhs : Tensor
-        Shape ``(m, t)``.
-    plan : Plan
-        How to cut it.
-    only : list of Pairs, optional
-        Rounds of tiles to which the sum is limited, where both sides are the same points and tiles serve both halves.
-
-    Returns
-    -------
-    Tensor
-        Shape ``(n, t)``, contiguous.
+    `others` are points of the columns for each leaf, None for the same. The sum is limited to the tiles of `only`,
+    where both sides are the same points and tiles serve both halves.
     """
     inner, scale = peeled(tree)
     if plan.compiled:
@@ -205,25 +190,8 @@ def gradients(
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
     """Return the gradients of ``sum(left * (K right))`` by points, shapes and weights, and by `right`.
 
-    Parameters
-    ----------
-    tree : Tree
-        Plain tensors without a batch.
-    others : list of Tensor or None
-        Points of the columns; None for the same points.
-    left, right : Tensor
-        Shapes ``(n, t)`` and ``(m, t)``.
-    plan : Plan
-        Size of the tiles.
-    want_rhs : bool
-        Whether the gradient by `right`, ``K^T left``, is wanted.
-    only : list of Pairs, optional
-        Rounds of tiles to which the sums are limited, where both sides are the same points.
-
-    Returns
-    -------
-    tuple
-        Gradients in the order points of the rows, of the columns if others, shapes, weights; and ``(m, t)`` or None.
+    The first are in the order points of the rows, of the columns if others, shapes, weights; the other is ``K^T left``,
+    None if not wanted. Sums are limited to the tiles of `only`, where both sides are the same points.
     """
     known = sides(tree, others, graph=True, precision=plan.precision)
     left_t, right_t = left.mT.contiguous(), right.mT.contiguous()

@@ -62,24 +62,12 @@ def node_weights(node: Node) -> int:
 
 
 class Chain(NamedTuple):
-    """The Markov chain of a family.
+    """The Markov chain of a family."""
 
-    Parameters
-    ----------
-    order : int
-        Size of the state.
-    feedback : Tensor
-        ``F``, shape ``(order, order)``.
-    powers : Tensor
-        ``I, N, N^2 / 2``, shape ``(3, order, order)``.
-    stationary : Tensor
-        Covariance of the state, shape ``(order, order)``.
-    """
-
-    order: int
-    feedback: torch.Tensor
-    powers: torch.Tensor
-    stationary: torch.Tensor
+    order: int  # size of the state
+    feedback: torch.Tensor  # ``F``, ``(order, order)``
+    powers: torch.Tensor  # ``I, N, N^2 / 2``, ``(3, order, order)``
+    stationary: torch.Tensor  # covariance of the state
 
     def transition(self, a: torch.Tensor) -> torch.Tensor:
         """Return ``exp(F a)``, shape ``(..., order, order)``."""

@@ -25,39 +25,21 @@ __all__ = ["Sides", "Tiles", "sides"]
 class Side(NamedTuple):
     """The points of one leaf on both sides, centred, with their squared norms.
 
-    Parameters
-    ----------
-    rows, columns : Tensor
-        ``[-2 gamma z, gamma |z|^2, 1]`` and ``[z, 1, gamma |z|^2]``, shapes ``(n, d + 2)`` and ``(m, d + 2)``; in a
-        lower precision as `precision` extends them, in double precision where points are far apart.
-    turned : tuple of Tensor
-        ``[z, 1]^T`` of either side, shapes ``(d + 1, n)`` and ``(d + 1, m)``; empty where no gradient is wanted.
-    seen : Reach
-        How far apart the points are, by their norms.
+    In a lower precision `rows` and `columns` are extended (`precision`); where points are far apart they are in double.
     """
 
-    rows: torch.Tensor
-    columns: torch.Tensor
-    turned: tuple[torch.Tensor, ...]
+    rows: torch.Tensor  # ``[-2 gamma z, gamma |z|^2, 1]``, ``(n, d + 2)``
+    columns: torch.Tensor  # ``[z, 1, gamma |z|^2]``, ``(m, d + 2)``
+    turned: tuple[torch.Tensor, ...]  # ``[z, 1]^T`` of either side; empty where no gradient is wanted
     seen: Reach
 
 
 class Sides(NamedTuple):
-    """A tree and two sets of points, prepared for products.
+    """A tree and two sets of points, prepared for products."""
 
-    Parameters
-    ----------
-    tree : Tree
-        With the points of the rows.
-    leaves : list of Side
-        From left to right.
-    same : bool
-        Whether rows and columns are the same points.
-    """
-
-    tree: Tree
+    tree: Tree  # with the points of the rows
     leaves: list[Side]
-    same: bool
+    same: bool  # whether rows and columns are the same points
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -163,19 +145,8 @@ def _finish_compiled(of: Family, shape: torch.Tensor | None, u: torch.Tensor) ->
 class Tiles(Walk[Place]):
     """The tiles of one member of the thread pool.
 
-    Parameters
-    ----------
-    sides : Sides
-        Tree and points.
-    sums : list of tuple of Tensor, optional
-        For each leaf the result of `Tiles.sums`, shared by all members; only for gradients.
-    compiled : bool
-        Whether epilogues are compiled; `prepare` must have been called.
-
-    Attributes
-    ----------
-    has_gradients : bool
-        Whether `backward` was called for any tile.
+    For gradients, `sums` has for each leaf the result of `Tiles.sums`, shared by all members. If `compiled`, `prepare`
+    must have been called. `has_gradients` says whether `backward` was called for any tile.
     """
 
     def __init__(

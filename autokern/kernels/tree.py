@@ -43,42 +43,20 @@ _NODES = {ConstantKernel, MultiDeviceKernel, ScaleKernel, *BRANCHES}
 
 
 class Node(NamedTuple):
-    """The form of a tree.
+    """The form of a tree."""
 
-    Parameters
-    ----------
-    kind : {"leaf", "constant", "scale", "sum", "product"}
-        Kind of the node.
-    family : str
-        Name of the family of a leaf.
-    children : tuple of Node
-        Operands of a scale, sum or product.
-    """
-
-    kind: str
-    family: str = ""
+    kind: str  # "leaf", "constant", "scale", "sum" or "product"
+    family: str = ""  # of a leaf
     children: tuple[Node, ...] = ()
 
 
 class Tree(NamedTuple):
-    """A form with its tensors, each in order from left to right.
-
-    Parameters
-    ----------
-    node : Node
-        The form.
-    points : list of Tensor
-        Embedded points of the leaves, shapes ``(..., n, d)``.
-    shapes : list of Tensor
-        Shape parameters of the leaves that have one, ``(..., 1, 1)``.
-    weights : list of Tensor
-        Output scales and constants, ``(...)``.
-    """
+    """A form with its tensors, each in order from left to right."""
 
     node: Node
-    points: list[torch.Tensor]
-    shapes: list[torch.Tensor]
-    weights: list[torch.Tensor]
+    points: list[torch.Tensor]  # embedded points of the leaves, ``(..., n, d)``
+    shapes: list[torch.Tensor]  # parameters of the leaves that have one, ``(..., 1, 1)``
+    weights: list[torch.Tensor]  # output scales and constants, ``(...)``
 
     def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
         """Return the tree with a function of each tensor in its place."""
@@ -92,13 +70,8 @@ class Tree(NamedTuple):
 def form(kernel: Kernel, keops: bool = False) -> Node | None:
     """Return the form of a kernel, or None if any part of it is unknown.
 
-    Parameters
-    ----------
-    kernel : gpytorch.kernels.Kernel
-        The kernel.
-    keops : bool
-        Whether gpytorch's KeOps classes count as known. They state that a large ``n x n`` matrix
-        must not be held, so this is only for code that forms none, or none larger than gpytorch would.
+    gpytorch's KeOps classes state that a large ``n x n`` matrix must not be held. They count as known with `keops`
+    only, for code that forms none, or none larger than gpytorch would.
     """
     kind = type(kernel)
     found = family_of(kernel)
@@ -171,15 +144,9 @@ def key(kernel: Kernel) -> Any:
 def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) -> Tree:
     """Read a tree off a kernel whose `form` is not None; everything in it is differentiable.
 
-    Parameters
-    ----------
-    kernel : gpytorch.kernels.Kernel
-        The kernel; its own active dimensions are taken as selected already, as `Kernel.forward` does.
-    x : Tensor
-        Points, shape ``(..., n, d)``.
-    centre : Tensor, optional
-        Taken off the points first, which moves no distance: `centre_of` them or of what they are compared with. What
-        lies far from the origin keeps its digits so, and the tree refers to no memory of the caller's.
+    Its own active dimensions are taken as selected already. `centre` is taken off the points first, which moves no
+    distance: `centre_of` them or of what they are compared with. What lies far from the origin keeps its digits so, and
+    the tree refers to no memory of the caller's.
     """
     x = x if centre is None else x - centre
     points: list[torch.Tensor] = []
@@ -230,17 +197,7 @@ def dense(tree: Tree, others: list[torch.Tensor] | None = None) -> torch.Tensor:
 
 
 def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], Any]) -> Any:
-    """Evaluate a form with any values that have operators: tensors, or the variables of a formula.
-
-    Parameters
-    ----------
-    node : Node
-        The form.
-    leaf : callable
-        Maps the family of the next leaf to its value.
-    weight : callable
-        Returns the next output scale or constant.
-    """
+    """Evaluate a form with any values that have operators: tensors, or the variables of a formula."""
     if node.kind == "leaf":
         return leaf(family(node.family))
     if node.kind == "constant":
@@ -256,17 +213,7 @@ def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], An
 
 
 def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return the variances of points under a kernel whose `form` is not None: its values at distance zero.
-
-    Parameters
-    ----------
-    kernel : gpytorch.kernels.Kernel
-        The kernel.
-    x : Tensor
-        Points, shape ``(..., n, d)``.
-    shape : torch.Size
-        Shape of the result, ``(..., n)``.
-    """
+    """Return the variances of points under a kernel whose `form` is not None: its values at distance zero."""
 
     def value(kernel: Kernel) -> torch.Tensor | float:
         kind = type(kernel)

@@ -53,17 +53,7 @@ class Gradients(NamedTuple):
 
 
 class Walk(Generic[Place]):
-    """A tree of plain tensors, block by block.
-
-    Parameters
-    ----------
-    node : Node
-        The form of the tree.
-    leaves : sequence of Leaf
-        From left to right.
-    weights : list of Tensor
-        Broadcastable to a block.
-    """
+    """A tree of plain tensors, block by block: its leaves from left to right, and weights that broadcast to a block."""
 
     def __init__(self, node: Node, leaves: Sequence[Leaf], weights: list[torch.Tensor]) -> None:
         self._node, self._leaves, self._weights = node, leaves, weights

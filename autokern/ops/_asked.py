@@ -21,10 +21,7 @@ _PART = 3
 def line(problem: Problem, given: Collection[str]) -> Problem:
     """Return the problem with Matérn kernels on points of one dimension; `given` names what the user said.
 
-    Raises
-    ------
-    SettingsError
-        If points of such a problem are not served as a line.
+    SettingsError if points of such a problem are not served as a line.
     """
     if ("d" in given and problem.d != 1) or problem.batch > 1:
         raise _refused(problem, _state_space.LINE, "it is one model of points with d=1")
@@ -34,13 +31,7 @@ def line(problem: Problem, given: Collection[str]) -> Problem:
 
 
 def of_matern(problem: Problem, given: Collection[str]) -> Problem:
-    """Return a problem whose variant names a kernel that may be on a line.
-
-    Raises
-    ------
-    SettingsError
-        If the user said another one.
-    """
+    """Return a problem whose variant names a kernel that may be on a line; SettingsError if the user said another."""
     names = families(problem)
     if all(map(is_markov, names)):
         return problem
@@ -52,10 +43,7 @@ def of_matern(problem: Problem, given: Collection[str]) -> Problem:
 def repeats(problem: Problem, given: Collection[str]) -> Problem:
     """Return the problem whose points repeat: `m` of them differ, a third where the user says nothing of it.
 
-    Raises
-    ------
-    SettingsError
-        If so many points are not merged.
+    SettingsError if so many points are not merged.
     """
     problem = problem if "m" in given else problem.replace(m=max(1, problem.n // _PART))
     if problem.m > structure.MOST_DISTINCT * problem.n:
@@ -66,10 +54,7 @@ def repeats(problem: Problem, given: Collection[str]) -> Problem:
 def grid(problem: Problem, given: Collection[str]) -> Problem:
     """Return the problem whose points are a grid with `m` values along its longest axis, by default as few as can be.
 
-    Raises
-    ------
-    SettingsError
-        If no grid has so many points.
+    SettingsError if no grid has so many points.
     """
     problem = _looked_at(problem if "d" in given else problem.replace(d=2), GRID)
     n, longest = problem.n, int(structure.LONGEST * problem.n)

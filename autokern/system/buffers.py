@@ -56,13 +56,7 @@ _ordered: int | None = None
 
 
 class Lease:
-    """A borrowed tensor; going out of scope, `release` and the end of a ``with`` block give its memory back.
-
-    Attributes
-    ----------
-    tensor : Tensor
-        Uninitialised and contiguous; None after `release`.
-    """
+    """A borrowed tensor; out of scope, on `release` and at the end of a ``with`` block its memory goes back."""
 
     __slots__ = ("__weakref__", "tensor")
 
@@ -84,21 +78,8 @@ def borrow(shape: Sequence[int], like: torch.Tensor) -> Lease:
     """Borrow an uninitialised, contiguous tensor.
 
     Large ones on a CPU are buffers that were used before where there is one that fits, else huge pages. Small ones are
-    left to the C library, those on a GPU to torch's caching allocator. Results for the user should not be borrowed:
-    the storage may be a quarter larger than the tensor.
-
-    Parameters
-    ----------
-    shape : sequence of int
-        Shape of the tensor.
-    like : Tensor
-        Gives dtype and device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> with borrow((1000, 1000), torch.empty(0)) as lease:
-    ...     total = lease.tensor.fill_(1.0).sum()
+    left to the C library, those on a GPU to torch's caching allocator. Results for the user should not be borrowed: the
+    storage may be a quarter larger than the tensor.
     """
     need = math.prod(shape) * like.dtype.itemsize
     if need < SMALLEST or like.device.type != "cpu" or type(like) not in _PLAIN or _alone() is None:

@@ -15,15 +15,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def cpu_quota(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
-    """Return how many CPUs' time this process may use, or None where nothing limits it.
-
-    Parameters
-    ----------
-    root : Path
-        Where control groups are mounted.
-    proc : Path
-        The file that lists the groups of this process.
-    """
+    """Return how many CPUs' time this process may use, or None where nothing limits it."""
     quotas = []
     for folder in _groups("cpu", root, proc):
         quota, _, period = text_of(folder / "cpu.max").partition(" ")

@@ -29,23 +29,10 @@ _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descrip
 
 
 class Folder:
-    """An open folder.
+    """An open folder; `create` makes it, for its owner alone, with all that is missing on the way.
 
-    Parameters
-    ----------
-    path : Path
-        Absolute path.
-    private : bool
-        Whether only its owner, who must be this user, may write to it, and no other user's link may lead to it.
-    create : bool
-        Whether to make it, for its owner alone, with all that is missing on the way.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be opened.
-    ProfileError
-        If it had to be private and is not.
+    If `private`, only its owner, who must be this user, may write to it, and no other user's link may lead to it: else
+    ProfileError. OSError if it cannot be opened.
     """
 
     def __init__(self, path: Path, *, private: bool, create: bool = False) -> None:
@@ -133,10 +120,7 @@ class Folder:
     def locked(self, name: str, patience: float = 0.0) -> Iterator[bool]:
         """Yield whether an advisory lock was acquired within `patience` seconds; it ends with the block or the process.
 
-        Raises
-        ------
-        OSError
-            If nothing can be locked here.
+        OSError if nothing can be locked here.
         """
         try:
             import fcntl
@@ -160,12 +144,7 @@ class Folder:
 def write_whole(path: Path, data: bytes | None) -> None:
     """Write a file under a path that the user names, all or nothing; without data, only try whether that would work.
 
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    ProfileError
-        If the file is there and no regular file.
+    OSError if the folder cannot be written, ProfileError if the file is there and no regular file.
     """
     target = Path(os.path.realpath(path))  # a link stays: its target is replaced
     if target.exists() and not target.is_file():  # a rename would replace even a device
@@ -248,10 +227,7 @@ def opened(fd: int) -> Iterator[int]:
 def contents(fd: int, name: Path | str, *, private: bool) -> bytes:
     """Return everything in an open regular file of bounded size.
 
-    Raises
-    ------
-    ProfileError
-        If it is no regular file, too large, or had to be private and is not.
+    ProfileError if it is no regular file, too large, or had to be private and is not.
     """
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):

@@ -43,21 +43,11 @@ _hosts: dict[tuple[int, str], Host] = {}
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What is measured on.
+    """What is measured on."""
 
-    Parameters
-    ----------
-    fields : dict
-        Nested, JSON-able description. All of it but ``"remarks"`` affects timings and is part of the fingerprint.
-    fingerprint : str
-        32 hexadecimal digits; equal for equal hosts, in every process.
-    devices : tuple of str
-        Device kinds, the CPU first.
-    """
-
-    fields: dict[str, Any]
-    fingerprint: str
-    devices: tuple[str, ...]
+    fields: dict[str, Any]  # nested, JSON-able; all but ``"remarks"`` affects timings and is part of the fingerprint
+    fingerprint: str  # 32 hexadecimal digits; equal for equal hosts, in every process
+    devices: tuple[str, ...]  # kinds, the CPU first
 
 
 def current(refresh: bool = False) -> Host:
@@ -109,13 +99,7 @@ def cpu_model() -> str:
 
 
 def available_memory(device: str) -> int:
-    """Return the bytes that a device can provide now without swapping and without the process being killed.
-
-    Parameters
-    ----------
-    device : str
-        A device such as ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
-    """
+    """Return the bytes that a device can provide now without swapping and without the process being killed."""
     kind = torch.device(device)
     module: Any = None if kind.type == "cpu" else torch.get_device_module(kind)
     if hasattr(module, "mem_get_info"):

@@ -42,13 +42,7 @@ _intact: tuple[str, int] | None = None
 
 
 def keops_problem(device: str = "cpu") -> str | None:
-    """Return why KeOps cannot work here, or None, without compiling; takes some microseconds if it can.
-
-    Parameters
-    ----------
-    device : str
-        Kind of device that the points lie on.
-    """
+    """Return why KeOps cannot work here, or None, without compiling; takes some microseconds if it can."""
     if _failure:
         return _failure
     if importlib.util.find_spec("pykeops") is None:
@@ -161,16 +155,8 @@ def believe(verdict: Tool | None) -> None:
 def at_work(device: str = "cpu") -> Iterator[None]:
     """Run KeOps inside the block, without messages.
 
-    Parameters
-    ----------
-    device : str
-        Kind of device that the points lie on.
-
-    Raises
-    ------
-    KeOpsError
-        If it cannot work here, or in place of any error but a lack of memory. After a failure to build a formula it
-        is not tried again in this process.
+    KeOpsError if it cannot work here, or in place of any error but a lack of memory. After a failure to build a formula
+    it is not tried again in this process.
     """
     global _failure
     problem = keops_problem(device)

@@ -39,27 +39,13 @@ _LOST = 0.1
 
 
 class Load(NamedTuple):
-    """How busy a machine was over an interval.
+    """How busy a machine was over an interval."""
 
-    Parameters
-    ----------
-    cores : int
-        Cores that this process may use.
-    others : float or None
-        How many of them others kept busy.
-    lost : float or None
-        Share of the time in which threads of this process wanted a core and had none.
-    switches : float or None
-        Involuntary context switches of this process, per second.
-    throttled : float or None
-        Share of the time for which the CPU quota of a control group stopped it.
-    """
-
-    cores: int
-    others: float | None = None
-    lost: float | None = None
-    switches: float | None = None
-    throttled: float | None = None
+    cores: int  # that this process may use
+    others: float | None = None  # how many of them others kept busy
+    lost: float | None = None  # share of the time in which threads of this process wanted a core and had none
+    switches: float | None = None  # involuntary, of this process, per second
+    throttled: float | None = None  # share of the time for which the CPU quota of a control group stopped it
 
     def crowded(self, threads: int) -> bool:
         """Whether a process that computes in so many threads is disturbed; False where nothing is known."""
@@ -87,13 +73,7 @@ class Snapshot(NamedTuple):
 
 
 class Watch:
-    """Compares the counters of two times.
-
-    Parameters
-    ----------
-    read : callable, optional
-        Returns a Snapshot.
-    """
+    """Compares the counters of two times."""
 
     def __init__(self, read: Callable[[], Snapshot] | None = None) -> None:
         self._read = read or snapshot
@@ -124,15 +104,7 @@ class Watch:
 class Waited:
     """Seconds that the present threads of this process have waited for a core; a context manager, cheap to read.
 
-    Parameters
-    ----------
-    tasks : Path, optional
-        The folder of this process's threads.
-
-    Attributes
-    ----------
-    known : bool
-        Whether the system counts them.
+    `known` says whether the system counts them.
     """
 
     def __init__(self, tasks: Path = _TASKS) -> None:
@@ -184,12 +156,7 @@ def snapshot() -> Snapshot:
 def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
     """Return the seconds that some CPUs have been busy, taken by other virtual machines included.
 
-    Parameters
-    ----------
-    text : str
-        The content of `/proc/stat`; where it is empty, psutil is asked for all CPUs.
-    cpus : set of int or None
-        Numbers of the CPUs; None for all.
+    The text is that of `/proc/stat`; where it is empty, psutil is asked for all CPUs.
     """
     ticks, found = 0, False
     for line in text.splitlines():

@@ -25,21 +25,11 @@ Device = torch.device | str
 
 
 class Limit(NamedTuple):
-    """The memory that a call may take.
+    """The memory that a call may take."""
 
-    Parameters
-    ----------
-    bytes : int
-        Most bytes at its peak.
-    source : str
-        The cause of this limit, in words.
-    kept : int
-        Bytes of it that the pools of `buffers` keep and give back on demand.
-    """
-
-    bytes: int
-    source: str
-    kept: int = 0
+    bytes: int  # most at its peak
+    source: str  # the cause of this limit, in words
+    kept: int = 0  # bytes of it that the pools of `buffers` keep and give back on demand
 
 
 def _no_order() -> int | None:
@@ -65,12 +55,7 @@ def least(ordered: int | None, there: Limit | None) -> Limit | None:
 def current(device: Device, ordered: int | None = None) -> Limit:
     """Return the limit of a call on a device now; memory that the pools of `buffers` keep counts as free.
 
-    Parameters
-    ----------
-    device : device or str
-        Device of its tensors.
-    ordered : int, optional
-        Bytes that the user allows.
+    `ordered` are the bytes that the user allows.
     """
     kept = buffers.held() if torch.device(device).type == "cpu" else 0
     there = Limit(host.available_memory(str(device)) + kept, "", kept)
@@ -110,16 +95,8 @@ def named(found: Limit, device: Device) -> Limit:
 def refusal(asked: str, need: int, found: Limit, ways: Sequence[str] = ()) -> MemoryBudgetError:
     """Return the error of a call that does not fit.
 
-    Parameters
-    ----------
-    asked : str
-        The request, with shapes and dtype.
-    need : int
-        Bytes at its peak, beyond those allocated already.
-    found : Limit
-        The limit, and its cause.
-    ways : sequence of str
-        Alternatives; float32 is left out where half the bytes do not fit either.
+    `need` are bytes at its peak, beyond those allocated already; `ways` are alternatives: float32 is left out where
+    half the bytes do not fit either.
     """
     there = f"{sized(found.bytes)} may be taken ({found.source or 'free memory'})"
     ways = [way for way in ways if way != _HALF or need <= 2 * found.bytes]

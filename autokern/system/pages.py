@@ -41,15 +41,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
 
 
 def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Return an uninitialised ordinary tensor, in huge pages where that is possible and faster.
-
-    Parameters
-    ----------
-    shape : sequence of int
-        Shape of the result.
-    like : Tensor
-        Gives dtype and device.
-    """
+    """Return an uninitialised ordinary tensor, in huge pages where that is possible and faster."""
     out = torch.empty(shape, dtype=like.dtype, device=like.device)
     size = out.numel() * out.element_size()
     if size >= _SMALLEST and out.device.type == "cpu" and (madvise := _madvise()) is not None:

@@ -21,12 +21,7 @@ def silent(fraction: float, text: str) -> None:
 def display(title: str, show: bool = True) -> Iterator[Progress]:
     """Yield a function that takes the fraction done and a line of text.
 
-    Parameters
-    ----------
-    title : str
-        Title of the bar.
-    show : bool
-        Whether to show a bar; without a terminal on standard error one line is written instead.
+    Without a terminal on standard error one line is written instead of a bar.
     """
     if not show or sys.stderr is None or not sys.stderr.isatty():
         if show and not _log.isEnabledFor(logging.INFO) and sys.stderr is not None:  # else the log shows it

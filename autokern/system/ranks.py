@@ -59,25 +59,9 @@ class Link(NamedTuple):
 class Ranks:
     """The ranks of a job, seen by one of them.
 
-    Parameters
-    ----------
-    store : Store
-        The job's key-value store.
-    rank, size : int
-        Rank of this process, and number of ranks.
-    timeout : float
-        Seconds to wait for another rank.
-    shy : bool
-        Whether the ranks stand back once the program has a process group of its own.
-
-    Attributes
-    ----------
-    link : Link
-        Measured between these ranks.
-    rates : list of float
-        Speed of each rank, as its part of that of all.
-    even : bool
-        Whether work is always dealt evenly.
+    `timeout` is the seconds to wait for another rank. If `shy`, the ranks stand back once the program has a process
+    group of its own. `rates` is the speed of each rank, as its part of that of all; if `even`, work is always dealt
+    evenly.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, shy: bool = False) -> None:
@@ -122,25 +106,10 @@ class Ranks:
     ) -> torch.Tensor:  # fmt: skip
         """Return the sum over the ranks of what each one's work writes.
 
-        Parameters
-        ----------
-        kind : str
-            What is asked for.
-        sizes : sequence of int
-            Its sizes, which must be the same on all ranks; at most four.
-        data : mapping
-            Tensors or words by what they are called in errors, the same on all ranks bit by bit; at most four.
-        like : Tensor
-            Has the dtype of the result.
-        count : int
-            Elements of the result.
-        work : callable
-            Writes the part of this rank into zeros, given the shares of work of all ranks.
-
-        Raises
-        ------
-        RanksError
-            On all ranks, if one asks for something else, holds other data, fails or does not come.
+        Of what is asked for, `kind` and `sizes` (at most four) must be the same on all ranks, and `data` (at most four
+        tensors or words, by what they are called in errors) bit by bit. `work` writes the part of this rank into
+        `count` zeros with the dtype of `like`, given the shares of work of all ranks. RanksError on all ranks, if one
+        asks for something else, holds other data, fails or does not come.
         """
         flat = like.new_zeros(count + 1)
         self._met(kind, sizes, data)

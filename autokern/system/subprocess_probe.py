@@ -36,13 +36,7 @@ class Answer(NamedTuple):
 
 
 class Probe:
-    """A program on trial, from the beginning of a ``with`` block to its end at the latest.
-
-    Parameters
-    ----------
-    name : str
-        One of `PROGRAMS`.
-    """
+    """A program of `PROGRAMS` on trial, from the beginning of a ``with`` block to its end at the latest."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -110,13 +104,7 @@ def _path() -> list[str]:
 
 
 def try_keops(seconds: float) -> Tool:
-    """Compile and run a small reduction by KeOps in a process of its own.
-
-    Parameters
-    ----------
-    seconds : float
-        Time limit.
-    """
+    """Compile and run a small reduction by KeOps in a process of its own, within a time limit."""
     deadline = time.monotonic() + seconds
     with Probe("KeOps") as probe:
         while (answer := probe.poll(give_up=time.monotonic() > deadline)) is None:

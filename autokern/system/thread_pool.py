@@ -27,15 +27,7 @@ class _StoppedError(Exception):
 
 
 class Member:
-    """One of the threads that share a piece of work.
-
-    Attributes
-    ----------
-    number : int
-        0 to `count` - 1.
-    count : int
-        Number of members.
-    """
+    """One of the `count` threads that share a piece of work; `number` counts from 0."""
 
     __slots__ = ("_barrier", "count", "number")
 
@@ -65,19 +57,10 @@ def size(device: torch.device) -> int:
 
 
 def run(work: Callable[[Member], None], count: int) -> None:
-    """Do a piece of work with several threads, grad mode off in each.
+    """Do a piece of work with `count` threads, this one included, grad mode off in each; 1 starts no thread.
 
-    Parameters
-    ----------
-    work : callable
-        Does the share of one `Member`; it should call `check` every few milliseconds.
-    count : int
-        Number of members, the calling thread included; 1 starts no thread.
-
-    Raises
-    ------
-    BaseException
-        The first error of any member, or an interrupt, when all have stopped.
+    `work` should call `check` every few milliseconds. The first error of any member, or an interrupt, is raised when
+    all have stopped.
     """
     barrier = threading.Barrier(count)
     if count == 1:

@@ -49,19 +49,8 @@ def limited(run: _Run, count: int) -> _Run:
 
     The former number is restored, after exceptions too. It costs about a microsecond; where torch has no more than
     `count` threads anyway, `run` is called as it is. One thread leaves OpenMP's workers waiting where they are; with
-    another number GNU's OpenMP ends those beyond it, and the next full team starts them anew.
-
-    Parameters
-    ----------
-    run : callable
-        Takes and returns anything. Calls of it may nest, and overlap in several threads.
-    count : int
-        Number of threads, 1 or more.
-
-    Raises
-    ------
-    ValueError
-        If `count` is below 1.
+    another number GNU's OpenMP ends those beyond it, and the next full team starts them anew. Calls of `run` may nest,
+    and overlap in several threads. ValueError if `count` is below 1.
     """
     most = _checked(count)
 
@@ -89,12 +78,7 @@ def scope(count: int) -> contextlib.AbstractContextManager[None]:
     """Use at most `count` threads in a ``with`` block, in the calling thread only; each object serves one block.
 
     The former number is restored, after exceptions too, unless an interrupt comes at the very end of the block: where
-    that matters, `limited` is safe.
-
-    Raises
-    ------
-    ValueError
-        If `count` is below 1.
+    that matters, `limited` is safe. ValueError if `count` is below 1.
     """
     return _scope(_checked(count))
 

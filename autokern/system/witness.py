@@ -25,17 +25,7 @@ class Sign(NamedTuple):
 
 
 class Witness:
-    """Signs of life of all ranks.
-
-    Parameters
-    ----------
-    store : Store
-        The job's key-value store, for this thread alone.
-    rank, size : int
-        Rank of this process, and number of ranks.
-    interval : float
-        Seconds between two signs.
-    """
+    """Signs of life of all ranks, one each `interval` seconds; the store is for this thread alone."""
 
     def __init__(self, store: Any, rank: int, size: int, interval: float) -> None:
         self._store, self._rank, self._size, self._interval = store, rank, size, interval

@@ -25,38 +25,20 @@ class Gradients(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """Probes ``w`` and what was computed with them, each of shape ``(n, t)``.
+    """Probes ``w`` and what was computed with them, each of shape ``(n, t)``."""
 
-    Parameters
-    ----------
-    w : Tensor
-        The probes, independent signs.
-    u : Tensor
-        The solutions of ``S^T K S u = w``.
-    sw, su : Tensor
-        ``S w`` and ``S u``.
-    kw, ku : Tensor
-        ``K S w`` and ``K S u``.
-    """
-
-    w: torch.Tensor
-    u: torch.Tensor
-    sw: torch.Tensor
-    su: torch.Tensor
-    kw: torch.Tensor
-    ku: torch.Tensor
+    w: torch.Tensor  # independent signs
+    u: torch.Tensor  # the solutions of ``S^T K S u = w``
+    sw: torch.Tensor  # ``S w``
+    su: torch.Tensor  # ``S u``
+    kw: torch.Tensor  # ``K S w``
+    ku: torch.Tensor  # ``K S u``
 
 
 class Preconditioner(abc.ABC):
-    """A square matrix ``S`` for which ``M = S^T K S`` is near the identity.
+    """A square matrix ``S`` for which ``M = S^T K S`` is near the identity."""
 
-    Attributes
-    ----------
-    logdet : float
-        ``-2 log |det S|``, near ``log |K|``.
-    """
-
-    logdet: float
+    logdet: float  # ``-2 log |det S|``, near ``log |K|``
     _tree: Tree
     _noise: torch.Tensor
 

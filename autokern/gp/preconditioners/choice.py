@@ -35,20 +35,12 @@ _EXPLAINED = 1.0
 
 
 class Kept:
-    """What a fit keeps of its preconditioners.
-
-    Attributes
-    ----------
-    served : str or None
-        Name of the preconditioner that served last.
-    products : int
-        Products that it took when it was chosen, 0 while there is none.
-    """
+    """What a fit keeps of its preconditioners."""
 
     def __init__(self, points: torch.Tensor) -> None:
         self._points = points.detach().clone()
-        self.served: str | None = None
-        self.products = 0
+        self.served: str | None = None  # name of the preconditioner that served last
+        self.products = 0  # that it took when it was chosen, 0 while there is none
         self._rest = 0
         self._sets: tuple[Conditioning, torch.Tensor] | None = None
         self._pivots: tuple[torch.Tensor, float] | None = None

@@ -15,17 +15,7 @@ __all__ = ["by_columns"]
 def by_columns(matrix: torch.Tensor, noise: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the product with the inverse of ``K_nI K_II^-1 K_In + D``, by Woodbury's formula in double precision.
 
-    Parameters
-    ----------
-    matrix : Tensor
-        The covariance without noise, ``(n, n)``.
-    noise : Tensor
-        Variances D, ``(n,)``, positive.
-
-    Raises
-    ------
-    UnfitError
-        If there is no pivot, or the covariance of the pivots is not positive definite.
+    UnfitError if there is no pivot, or the covariance of the pivots is not positive definite.
     """
     chosen = _pivots(matrix, float(noise.min()), most(len(noise)))
     if not len(chosen):

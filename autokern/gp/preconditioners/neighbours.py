@@ -16,18 +16,10 @@ _FEW = 512
 
 
 class Conditioning(NamedTuple):
-    """An ordering of n points, and for each point a set of predecessors.
+    """An ordering of n points, and for each point a set of predecessors."""
 
-    Parameters
-    ----------
-    sets : Tensor
-        Shape ``(n, k + 1)``: places of the predecessors of each point in order, and last its own.
-    there : Tensor
-        Whether each of these counts: the first points have fewer predecessors.
-    """
-
-    sets: torch.Tensor
-    there: torch.Tensor
+    sets: torch.Tensor  # ``(n, k + 1)``: places of the predecessors of each point in order, and last its own
+    there: torch.Tensor  # whether each of these counts: the first points have fewer predecessors
 
 
 def conditioning(points: torch.Tensor, k: int) -> Conditioning:
@@ -35,13 +27,7 @@ def conditioning(points: torch.Tensor, k: int) -> Conditioning:
 
     In a random order the predecessors of a point are spread as all points are. Points are asked in blocks that double:
     of the nearest points up to the end of a block, about half or more come before a point, so a few may be missed.
-
-    Parameters
-    ----------
-    points : Tensor
-        Shape ``(n, d)``, in double precision.
-    k : int
-        Most predecessors of a point.
+    Points are ``(n, d)`` in double precision, predecessors at most k.
     """
     from scipy.spatial import cKDTree
 

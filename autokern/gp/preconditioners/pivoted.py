@@ -44,16 +44,8 @@ def candidates(n: int, rank: int) -> torch.Tensor:
 def greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
     """Return pivots, each where most variance is left by those before.
 
-    Parameters
-    ----------
-    row : callable
-        Returns a row of the covariance.
-    left : Tensor
-        The variances; what pivots leave of them is written there.
-    least : float
-        Variance of the noise: little beside it ends the choice.
-    rank : int
-        Most pivots.
+    `left` holds the variances; what pivots leave of them is written there. Little beside `least`, the variance of the
+    noise, ends the choice.
     """
     enough = max(_LEFT * least, 1e-12 * float(left.max()))
     rows, chosen = left.new_empty(rank, len(left)), list[int]()
@@ -80,15 +72,6 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
 
     Pivots are chosen among some points, always the same for a number of points. There are fewer than `rank` where they
     leave little beside the noise.
-
-    Parameters
-    ----------
-    tree : Tree
-        Points ``(n, d)``, no batch.
-    noise : Tensor
-        Variances of the noise, ``(n,)``.
-    rank : int
-        Most pivots.
     """
     places, least = candidates(len(noise), rank), float(noise.detach().min())
     tree = in_double(tree).at(places)
@@ -105,19 +88,7 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
 class Pivoted(Preconditioner):
     """The symmetric-by-noise factor ``S = D^-1/2 (I + B C B^T)`` with ``B = D^-1/2 K_nI L^-T``, ``L L^T = K_II``.
 
-    Parameters
-    ----------
-    tree : Tree
-        Points ``(n, d)``, no batch.
-    noise : Tensor
-        Variances added to the diagonal, ``(n,)``, positive.
-    chosen : Tensor
-        Places of the pivots.
-
-    Raises
-    ------
-    UnfitError
-        If there is no pivot, or the covariance of the pivots is not positive definite.
+    The tree has no batch. UnfitError if there is no pivot, or the covariance of the pivots is not positive definite.
     """
 
     def __init__(self, tree: Tree, noise: torch.Tensor, chosen: torch.Tensor) -> None:

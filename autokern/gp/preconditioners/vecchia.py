@@ -31,22 +31,7 @@ _COST, _BACKWARD = 8, 3
 
 
 class Vecchia(Preconditioner):
-    """The factor for a tree and noise.
-
-    Parameters
-    ----------
-    tree : Tree
-        Points ``(n, d)``, no batch.
-    noise : Tensor
-        Variances added to the diagonal, ``(n,)``.
-    given : Conditioning
-        An ordering with sets of predecessors.
-
-    Raises
-    ------
-    UnfitError
-        If a small covariance is not positive definite.
-    """
+    """The factor for a tree without a batch; UnfitError if a small covariance is not positive definite."""
 
     def __init__(self, tree: Tree, noise: torch.Tensor, given: Conditioning) -> None:
         from scipy.sparse import csr_array
