@@ -225,24 +225,33 @@ class _Computed(torch.autograd.Function):
     """A value that is computed already, with its first derivatives."""
 
     @staticmethod
-    def forward(ctx, value, gradients, plain, *tensors):  # type: ignore[no-untyped-def]
-        ctx.gradients, ctx.plain, ctx.unsaved = gradients, plain, Unsaved(*tensors)
-        ctx.shapes = [t.shape for t in tensors]
-        return tensors[0].new_tensor(value)
+    def forward(ctx, found, plain, unsaved, *tensors):  # type: ignore[no-untyped-def]
+        value, ctx.gradients = found  # in one object, since autograd makes views of tensors that pass through
+        ctx.plain, ctx.unsaved, ctx.shapes = plain, Unsaved(*tensors[:unsaved]), [t.shape for t in tensors]
+        ctx.save_for_backward(*tensors[unsaved:])
+        return value if isinstance(value, torch.Tensor) else tensors[0].new_tensor(value)
 
     @staticmethod
     @spent_by_backward
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted = ctx.needs_input_grad[3:]
+        wanted, saved = ctx.needs_input_grad[3:], ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, None, None, *plain_gradients(ctx.plain, ctx.unsaved.unchanged(), wanted, grad)
+            return None, None, None, *plain_gradients(ctx.plain, (*ctx.unsaved.unchanged(), *saved), wanted, grad)
         return None, None, None, *times(ctx.gradients, grad, ctx.shapes, wanted)
 
 
 def computed(
-    value: float, gradients: Sequence[torch.Tensor], plain: Callable[..., torch.Tensor], *tensors: torch.Tensor
+    value: float | torch.Tensor,
+    gradients: Sequence[torch.Tensor],
+    plain: Callable[..., torch.Tensor],
+    *tensors: torch.Tensor,
+    saved: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """Return a value as a function of tensors whose gradients are there; second derivatives go through `plain`."""
-    found: torch.Tensor = _Computed.apply(value, gradients, plain, *tensors)  # type: ignore[no-untyped-call]
+    """Return a value as a function of tensors whose gradients are there; second derivatives go through `plain`.
+
+    The `saved` come last. Autograd saves those, so that every backward pass raises where one was changed in place.
+    """
+    of = (value, gradients), plain, len(tensors), *tensors, *saved
+    found: torch.Tensor = _Computed.apply(*of)  # type: ignore[no-untyped-call]
     return found

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
+from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
 from autokern.gp import likelihood, merged, plain, prior_state
 from autokern.gp.inspected import Inspected
@@ -92,8 +92,7 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
     if found is None:
         return None
     prior_state.remember(marginal.lazy, reading.raws, raws)
-    out: torch.Tensor = _Density.apply(found, (kernel, reading.names), x, noise, mean, value, *reading.raws)
-    return out
+    return computed(*found, _plainly(kernel, reading.names), x, noise, mean, value, saved=reading.raws)
 
 
 def _computed(
@@ -130,29 +129,6 @@ def _computed(
     arrays = by_x, by_noise.astype(dtype, copy=False), -slopes, slopes
     raws = [parameter.gradient() for parameter in reading.parameters]
     return torch.from_numpy(values), [*map(torch.from_numpy, arrays), *raws]
-
-
-class _Density(torch.autograd.Function):
-    """A density that is computed already, with its first derivatives."""
-
-    @staticmethod
-    def forward(ctx, found, of, *tensors):  # type: ignore[no-untyped-def]
-        values, ctx.gradients = found
-        ctx.shapes = [t.shape for t in tensors]
-        ctx.kernel, ctx.names = of
-        ctx.unsaved = Unsaved(*tensors[:4])
-        ctx.save_for_backward(*tensors[4:])
-        return values
-
-    @staticmethod
-    @spent_by_backward
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted, raws = ctx.needs_input_grad[2:], ctx.saved_tensors
-        if torch.is_grad_enabled():
-            others = ctx.unsaved.unchanged()
-            return None, None, *plain_gradients(_plainly(ctx.kernel, ctx.names), (*others, *raws), wanted, grad)
-        return None, None, *times(ctx.gradients, grad, ctx.shapes, wanted)
 
 
 class _Matrix(torch.nn.Module):

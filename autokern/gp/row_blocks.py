@@ -69,14 +69,14 @@ class RowBlocks:
         if len(self._blocks) == 1:
             ((_, _, only),) = self._pieces()
             return b @ only.mT
-        return cast("torch.Tensor", _RightTransposed.apply(b, self) if b.requires_grad else _right_transposed(b, self))
+        return cast("torch.Tensor", _Product.apply(b, self, True) if b.requires_grad else _right_transposed(b, self))
 
     def right(self, c: torch.Tensor) -> torch.Tensor:
         """Return ``c @ matrix`` for c ``(..., m, n)``, differentiable as `right_transposed` is."""
         if len(self._blocks) == 1:
             ((_, _, only),) = self._pieces()
             return c @ only
-        return cast("torch.Tensor", _Right.apply(c, self) if c.requires_grad else _right(c, self))
+        return cast("torch.Tensor", _Product.apply(c, self, False) if c.requires_grad else _right(c, self))
 
     def appended(self, rows: torch.Tensor) -> RowBlocks:
         """Return the matrix with q rows ``(..., q, n + q)`` appended, zero above their diagonal; without gradients."""
@@ -121,27 +121,14 @@ def _reduced(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return grad if grad.shape == shape else grad.sum_to_size(shape)
 
 
-class _RightTransposed(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, b: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
-        ctx.matrix, ctx.shape = matrix, b.shape
-        return _right_transposed(b, matrix)
+    def forward(ctx: Any, c: torch.Tensor, matrix: RowBlocks, transposed: bool) -> torch.Tensor:
+        ctx.matrix, ctx.shape, ctx.transposed = matrix, c.shape, transposed
+        return (_right_transposed if transposed else _right)(c, matrix)
 
     @staticmethod
     @each_cotangent
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        back = ctx.matrix.right(grad) if torch.is_grad_enabled() else _right(grad, ctx.matrix)
-        return _reduced(back, ctx.shape), None
-
-
-class _Right(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, c: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
-        ctx.matrix, ctx.shape = matrix, c.shape
-        return _right(c, matrix)
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        back = ctx.matrix.right_transposed(grad) if torch.is_grad_enabled() else _right_transposed(grad, ctx.matrix)
-        return _reduced(back, ctx.shape), None
+        back = ctx.matrix.right(grad) if ctx.transposed else ctx.matrix.right_transposed(grad)
+        return _reduced(back, ctx.shape), None, None

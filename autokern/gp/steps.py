@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch.func import functional_call
 
-from autokern.core.autograd import Unsaved, each_cotangent, plain_gradients, readable, spent_by_backward, times
+from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
 from autokern.gp import likelihood, plain, prior_state
 from autokern.gp.inspected import Inspected, UnreadError
@@ -127,8 +127,9 @@ def loss(step: Step) -> torch.Tensor | None:
     if found is None:
         return None
     prior_state.remember(step.distribution._covar, reading.raws, raws)
-    values, *gradients = placed([found[0], *found[1]], step.value.device)
-    return _Loss.apply((values, gradients), step, x, mean, step.value, *reading.raws)
+    values, *gradients = cast("list[torch.Tensor]", placed([found[0], *found[1]], step.value.device))
+    plainly = _plainly(reading.mll(), step.distribution._covar.kernel, reading.names)
+    return computed(values, gradients, plainly, x, mean, step.value, saved=reading.raws)
 
 
 def _computed(
@@ -154,29 +155,6 @@ def _computed(
     raws = [parameter.gradient() for parameter in reading.parameters]
     arrays = by_x.astype(dtype, copy=False), -slopes, slopes
     return torch.from_numpy(values), [*map(torch.from_numpy, arrays), *raws]
-
-
-class _Loss(torch.autograd.Function):
-    """A marginal likelihood that is computed already, with its first derivatives."""
-
-    @staticmethod
-    def forward(ctx, found, step, *tensors):  # type: ignore[no-untyped-def]
-        values, ctx.gradients = found
-        ctx.mll, ctx.names, ctx.kernel = step.reading.mll(), step.reading.names, step.distribution._covar.kernel
-        ctx.shapes = [t.shape for t in tensors]
-        ctx.unsaved = Unsaved(*tensors[:3])
-        ctx.save_for_backward(*tensors[3:])
-        return values
-
-    @staticmethod
-    @spent_by_backward
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted, raws = ctx.needs_input_grad[2:], ctx.saved_tensors
-        if torch.is_grad_enabled():
-            plainly = _plainly(ctx.mll, ctx.kernel, ctx.names)
-            return None, None, *plain_gradients(plainly, (*ctx.unsaved.unchanged(), *raws), wanted, grad)
-        return None, None, *times(ctx.gradients, grad, ctx.shapes, wanted)
 
 
 class _Plain(torch.nn.Module):
