@@ -191,7 +191,7 @@ def test_what_the_user_puts_in_place_is_obeyed(monkeypatch, served):
             found = distribution.rsample(base_samples=base)
         plain = MultivariateNormal(torch.zeros(4).double(), DenseLinearOperator(matrix())).rsample(base_samples=base)
         torch.testing.assert_close(found, 2 * plain)
-    assert served == [True, False, False]
+    assert served == [True, False]  # the patched factor is not known, so the hook is not run
 
 
 def test_one_block_of_one_negative_number():
