@@ -6,9 +6,9 @@ import pickle
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.utils.errors import NotPSDError
+from support.matern import Model
 
 import autokern
 from autokern.core.solved import latest
@@ -27,15 +27,6 @@ def large(monkeypatch):
     systems._latest.clear()
     yield
     systems._latest.clear()
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(MaternKernel(1.5))
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def points(n, seed=0, dtype=torch.float64):

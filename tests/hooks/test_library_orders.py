@@ -21,6 +21,7 @@ from gpytorch import beta_features
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from linear_operator import settings as library
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
+from support.matern import Model
 
 import autokern
 from autokern.core.errors import SettingsError
@@ -31,15 +32,6 @@ from autokern.ops._iterations import as_own_iterations
 
 N = 300
 settings = gpytorch.settings
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y):
-        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-        self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), ScaleKernel(MaternKernel(1.5))
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def points(n=N, seed=0):
