@@ -35,7 +35,7 @@ def test_another_thread_waits_and_has_not_entered():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*multi-?threaded")
 def test_a_forked_process_does_not_wait_for_threads_of_its_parent():
     lock, entered, done = Lock(), threading.Event(), threading.Event()
 
