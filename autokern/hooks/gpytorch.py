@@ -68,7 +68,7 @@ def _hooked(kind: type) -> Any:
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, *args: Any, **params: Any) -> Any:
         plain = type(self) is kind and not args and trivial(params)
-        if not plain or family_name(self) is None or _stay_out():
+        if not plain or _stay_out() or family_name(self) is None:
             return stock(self, x1, x2, *args, **params)
         return _dispatch(self, *_near(x1, x2))
 
@@ -81,7 +81,7 @@ def _hooked_scale() -> Any:
     @functools.wraps(stock)
     def forward(self: Any, x1: Any, x2: Any, last_dim_is_batch: bool = False, diag: bool = False, **params: Any) -> Any:
         plain = type(self) is ScaleKernel and not (diag or last_dim_is_batch) and trivial(params)
-        if not plain or family_name(self) is None or _stay_out():
+        if not plain or _stay_out() or family_name(self) is None:
             return stock(self, x1, x2, last_dim_is_batch=last_dim_is_batch, diag=diag, **params)
         return _dispatch(self, *_near(x1, x2))
 
