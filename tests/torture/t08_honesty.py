@@ -156,7 +156,8 @@ def _wrong(op: Op, runs: int, right: str) -> Iterator[tuple[str, list[float], st
     found = [_decisions(op, chance) for _ in range(runs)]
     for place in ("measured", "between"):
         wrong = [[choice != right for choice in run[place]] for run in found]
-        shares, every = [statistics.fmean(run) for run in wrong], [choice for run in wrong for choice in run]
+        # a calibration of real work may measure nothing on a busy machine
+        shares, every = [statistics.fmean(run) for run in wrong if run], [choice for run in wrong for choice in run]
         yield place, shares, f"{sum(every)} of {len(every)} decisions of {runs} calibrations are not {right}"
 
 
@@ -176,7 +177,7 @@ def _judged(found: Findings, size: Size, what: str, stock: int, right: str) -> N
         op = clock.op(f"torture.{right}.{name}", stock, 10)
         with _by(clock):
             for place, shares, told in _wrong(op, size.runs, right):
-                found.expect(size.allows(shares), f"{what}, {name}, {place}: {told}")
+                found.expect(len(shares) == size.runs and size.allows(shares), f"{what}, {name}, {place}: {told}")
                 found.figures[f"{what}, {name}, {place}"] = told
 
 
@@ -200,7 +201,7 @@ def real_work(found: Findings, size: Size) -> None:
                 for place, shares, told in _wrong(op, size.real, right):
                     blatant = right == "stock" or name == "idle"  # beside neighbours, a gap may well be missed
                     of = f"real work, {what}, {name}, {place}"
-                    found.expect(not blatant or statistics.fmean(shares) <= _BY_NOISE, f"{of}: {told}")
+                    found.expect(not (blatant and shares) or statistics.fmean(shares) <= _BY_NOISE, f"{of}: {told}")
                     found.figures[of] = told
 
 
