@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import documents
-from gains import geomean, origin
+from gains import IMPORTS, environment, origin
+from measuring import geomean
 
 HERE = Path(__file__).parent
 JSON, DOCUMENT, BLOCK = HERE / "ablation.json", HERE.parent / "docs" / "figures.md", "ablation"
 PACKAGE = HERE.parent / "autokern"
 LOSES = 1.02
 """Time without a part over time with it, from which on a program is said to lose."""
-CODE = """
-import json, os, runpy, sys, time
+CODE = (
+    IMPORTS
+    + """
 script, off, trace = sys.argv[1:4]
-import torch, torch._dynamo, gpytorch
-if "bo_" in script: import botorch, botorch.fit, botorch.models, botorch.acquisition, botorch.optim
 from autokern.hooks import install
 declare = install.hook
 def hook(*args, **kwargs):
     home = sys._getframe(1).f_globals["__name__"].removeprefix("autokern.hooks.")
-    return (lambda replacement: replacement) if off in ("hooks", f"hooks/{home}") else declare(*args, **kwargs)
+    return (lambda replacement: replacement) if off in ("hooks", "hooks/" + home) else declare(*args, **kwargs)
 install.hook = hook
 import autokern.auto
 files = set()
@@ -48,6 +48,7 @@ told = [time.perf_counter() - wall, time.process_time() - cpu]
 sys.setprofile(None)
 print("told", json.dumps([told, sorted(files), autokern.stats() if trace else {}]))
 """
+)
 
 
 def run(script: Path, off: str, threads: int, trace: bool = False) -> Any:
@@ -59,11 +60,9 @@ def run(script: Path, off: str, threads: int, trace: bool = False) -> Any:
         order = {"AUTOKERN_FORCE": f"{off.removeprefix('ops/')}=stock"}
     elif "=" in off:
         order = {"AUTOKERN_EXCLUDE": off}
-    counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-c", CODE, str(script), off, "trace" if trace else ""]
     with tempfile.TemporaryDirectory() as home:
-        surroundings = {**os.environ, **counts, "AUTOKERN_HOME": home, **order}
-        surroundings.pop("PYTHONDONTWRITEBYTECODE", None)
+        surroundings = environment("none", Path(home), threads, Path(home)) | order
         out = subprocess.run(command, env=surroundings, check=True, capture_output=True, text=True).stdout
     return json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("told "))[5:])
 

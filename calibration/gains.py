@@ -25,28 +25,37 @@ from typing import Any
 
 import documents
 import torch
+from measuring import geomean
 
 HERE = Path(__file__).parent
 JSON, DOCUMENT, BLOCK = HERE / "gains.json", HERE.parent / "docs" / "how-it-decides.md", "gains"
 SIDES = ("off", "none", "quick", "full")
 BUDGETS = {"quick": 20.0, "full": 300.0}
 SIZES = (20, 50, 100, 300, 500, 800, 1000, 1500)
-PRELUDE = """
-import os, runpy, sys, time
+IMPORTS = """
+import json, os, runpy, sys, time
 import torch, torch._dynamo, gpytorch
 if "bo_" in sys.argv[1]: import botorch, botorch.fit, botorch.models, botorch.acquisition, botorch.optim
+"""
+"""What scripts in `whole/` import, before their time is taken."""
+PRELUDE = (
+    IMPORTS
+    + """
 if sys.argv[2] != "off": import autokern.auto
 wall, cpu = time.perf_counter(), time.process_time()
 runpy.run_path(sys.argv[1], run_name="__main__")
 print("loop", time.perf_counter() - wall, time.process_time() - cpu)
 """
+)
 
 
 def environment(side: str, homes: Path, threads: int, empty: Path) -> dict[str, str]:
     """Return the variables of a process of one side."""
     home = homes / side if side in BUDGETS else empty
     counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**os.environ, **counts, "PYTHONWARNINGS": "ignore", "AUTOKERN_HOME": str(home)}
+    surroundings = {**os.environ, **counts, "PYTHONWARNINGS": "ignore", "AUTOKERN_HOME": str(home)}
+    surroundings.pop("PYTHONDONTWRITEBYTECODE", None)  # what pip installs is compiled
+    return surroundings
 
 
 def calibrated(homes: Path, threads: int) -> None:
@@ -224,10 +233,6 @@ def _row(problem: str, halves: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def geomean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def tables(figures: Mapping[str, Any]) -> Iterator[str]:

@@ -35,7 +35,8 @@ def test_another_thread_waits_and_has_not_entered():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-?threaded")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*JAX is multithreaded:RuntimeWarning")  # where an earlier test used JAX
 def test_a_forked_process_does_not_wait_for_threads_of_its_parent():
     lock, entered, done = Lock(), threading.Event(), threading.Event()
 

@@ -481,7 +481,8 @@ def test_global_hooks_of_torch_see_what_stock_calls(register, served):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-?threaded")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*JAX is multithreaded:RuntimeWarning")  # where an earlier test used JAX
 def test_a_process_forked_while_another_thread_trains_trains_on(monkeypatch):
     mll = made(ScaleKernel(RBFKernel()))
     inside, done, computed = threading.Event(), threading.Event(), steps._computed
