@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import regret
 import ship
 import torch
 from measuring import Report
 
-from autokern.cli.bench import random_problems, regret
 from autokern.core.feasibility import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get, known, registered
@@ -104,7 +104,7 @@ def problems(count: int, device: str) -> list[Problem]:
     chance = random.Random(SEED)
     of_programs = asked(count // 2, chance) if device == "cpu" else []
     names = [op.name for op in registered()]
-    drawn = random_problems(count - len(of_programs), SEED, ops=names, device=device, flops=1e10)
+    drawn = regret.random_problems(count - len(of_programs), SEED, ops=names, device=device, flops=1e10)
     found = [*filter(is_itself, drawn), *of_programs]
     chance.shuffle(found)
     return found

@@ -158,9 +158,10 @@ def steps(homes: Path, threads: int, rounds: int) -> list[dict[str, Any]]:
 
 def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
     """Return what dispatched calls of random problems take over the best candidate run directly, by side."""
-    from autokern.cli.bench import random_problems
+    from regret import random_problems
+
     from autokern.core.op import inside
-    from autokern.core.registry import get, registered
+    from autokern.core.registry import get
     from autokern.core.settings import Settings
     from autokern.hooks import install
     from autokern.runtime import dispatch
@@ -171,8 +172,7 @@ def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
 
     sessions = {side: Session(Settings(calibrate="never", home=homes / side)) for side in SIDES[1:]}
     rows, deadline = [], time.perf_counter() + seconds
-    names = [op.name for op in registered()]
-    for problem in random_problems(count, 77, ops=names, flops=1e10):
+    for problem in random_problems(count, 77, flops=1e10):
         if time.perf_counter() > deadline:
             break
         op = get(problem.op)

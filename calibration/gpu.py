@@ -26,6 +26,7 @@ import gpytorch
 import msgspec
 import products
 import programs
+import regret
 import torch
 from end_to_end import describe
 from figures import console, save
@@ -35,9 +36,7 @@ from training import DIMENSIONS, disagreement, forced_exact, rewinder
 from workloads import smooth_trainer, uniform
 
 import autokern
-from autokern.cli.bench import random_problems, regret
 from autokern.core.problem import Problem
-from autokern.core.registry import registered
 from autokern.runtime.dispatch import explain
 from autokern.system import host
 from autokern.tuning import timer
@@ -145,8 +144,7 @@ def crossovers(device: str) -> Iterator[Task]:
 
 def off_the_grid(device: str) -> Iterator[Task]:
     """Problems that no calibration has seen, drawn log-uniformly."""
-    names = [op.name for op in registered()]
-    yield from map(timed, random_problems(DRAWN, SEED, ops=names, device=device, flops=1e11))
+    yield from map(timed, regret.random_problems(DRAWN, SEED, device=device, flops=1e11))
 
 
 def timed(problem: Problem) -> Task:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autokern.cli.summary import known, present
-from autokern.cli.tables import by_size
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file
 
@@ -46,10 +45,7 @@ def section(name: str, profile: Profile) -> Iterator[str]:
     )
     yield from _table(
         ("op", "data on", "dtype", "problems", "gain", "fastest"),
-        [
-            (f"`{s.op}`", s.device, s.dtype, s.problems, f"{s.speedup:.2f}", by_size(s.fastest, s.crossovers))
-            for s in known(profile).ops
-        ],
+        [(f"`{s.op}`", s.device, s.dtype, s.problems, f"{s.speedup:.2f}", s.by_size) for s in known(profile).ops],
     )
     if gpus:
         yield from _between_devices(profile)

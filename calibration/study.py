@@ -23,12 +23,12 @@ import choices
 import documents
 import msgspec
 import products
+import regret
 import torch
 from figures import console, table
 from measuring import Report
 
 import autokern
-from autokern.cli import bench
 from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
@@ -67,7 +67,7 @@ def product_problems(device: str) -> list[Problem]:
 def run_product_regret(device: str, seconds: float, report: Report) -> dict[str, Any]:
     """Compare the choice with the best for products; compiled candidates take part where KeOps works."""
     options: dict[str, Any] = {"seconds": 2.0, "rounds": (3, 6), "compiles": not products.without_keops()}
-    rows = bench.timed(product_problems(device), time.perf_counter() + seconds, **options)
+    rows = regret.timed(product_problems(device), time.perf_counter() + seconds, **options)
     chosen = {row.problem: explain(row.problem).candidate for row in rows}
     found = [{"problem": msgspec.to_builtins(row.problem), "chosen": chosen[row.problem], "best": row.fastest,
               "seconds": row.seconds, "regret": row.regret(chosen[row.problem])} for row in rows]  # fmt: skip

@@ -8,37 +8,15 @@ The modules of commands name what they use by its module, since help imports non
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
 from autokern import __version__  # waits for the package where another thread imports it
-from autokern.cli import (
-    commands_bench,
-    commands_calibrate,
-    commands_compare,
-    commands_profile,
-    doctor,
-    ranks_check,
-    report,
-    run,
-    summary,
-    tables,
-    thresholds,
-)
-from autokern.cli.console import (
-    Explain,
-    Html,
-    Json,
-    Module,
-    Report,
-    Stats,
-    app,
-    emit,
-    message,
-)
-from autokern.cli.report import measurements
+from autokern.cli import commands_calibrate, compare, doctor, ranks_check, report, run, summary, tables, thresholds
+from autokern.cli.console import Json, app, emit, message
 from autokern.core import registry
 from autokern.core.errors import SettingsError
 from autokern.core.units import duration, legible
@@ -47,13 +25,21 @@ from autokern.runtime import api, dispatch
 from autokern.system import progress
 from autokern.tuning import calibration, store
 
-__all__ = [
-    "app",
-    "commands_bench",
-    "commands_calibrate",
-    "commands_compare",
-    "commands_profile",
-]  # importing a module registers its commands
+__all__ = ["app", "commands_calibrate"]  # importing a module registers its commands
+
+_REMOVED = {
+    "bench": "`autokern compare -- SCRIPT` measures what a program of yours gains",
+    "record": "`run` measures the problems at hand at first use, and `calibrate` measures the machine",
+    "profile import": "copy the file, and name the copy by AUTOKERN_PROFILE=FILE",
+    "profile list": "`show` tells what was measured and names the file in force",
+}
+"""What to use in place of the commands of earlier versions."""
+_NOTHING = "nothing was measured on this machine as it is now; `autokern calibrate` measures it in 20 s"
+_ANY = {"allow_extra_args": True, "ignore_unknown_options": True}
+_PROGRAM = {**_ANY, "allow_interspersed_args": False}
+_GRAD = "Gradients wanted: a; of a kernel matrix theta, x, theta/x."
+_VARIANT = "E.g. rbf/same/ard, matern52/cross/iso, lower."
+_Module = Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python does.")]
 
 
 def _version(asked: bool) -> None:
@@ -63,8 +49,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-_GRAD = "Gradients wanted: a; of a kernel matrix theta, x, theta/x."
-_VARIANT = "E.g. rbf/same/ard, matern52/cross/iso, lower."
 _Version = typer.Option("--version", callback=_version, is_eager=True, help="Print versions and exit.")
 
 
@@ -76,42 +60,39 @@ def _global(version: Annotated[bool, _Version] = False) -> None:
 @app.command()
 def show(
     op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
-    html: Html = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots to this file.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show which candidate is fastest from which size on."""
     if html is not None:
         report.check(html, "--html")
-    found, settings = (
-        summary.known(api.profile(), None if op is None else [registry.get(op).name]),
-        dispatch.session().settings,
-    )
+    settings = dispatch.session().settings
+    found = summary.known(api.profile(), None if op is None else [registry.get(op).name])
     if op is not None:
         choices = thresholds.lines(registry.get(op), dispatch.session().chooser, settings)
         found = msgspec.structs.replace(found, thresholds=choices)
     if json:
         emit(found)
     if not found.ops:
-        what = "" if op is None else f" of {op}"
         advice = "`autokern calibrate` measures it in 20 s"
         if store.leaves_aside(settings):
             advice = "AUTOKERN_DETERMINISTIC=1 leaves aside what was measured; unset it, or pin a profile"
         elif settings.profile is not None:
             advice = f"the file of AUTOKERN_PROFILE does not hold it; unset that, and {advice}"
-        message(f"nothing{what} was measured on this machine as it is now; {advice}")
+        message(f"nothing{f' of {op}' if op else ''} was measured on this machine as it is now; {advice}")
         raise typer.Exit(1)
     if html is not None:
-        report.write(html, measurements.of_profile(api.profile(), found, op))
+        report.write(html, report.of_profile(api.profile(), found, op))
     if json:
         return
-    if found.winners:
-        tables.show(tables.winners(found.winners))
-    if found.thresholds:
-        tables.show(tables.thresholds(found.thresholds))
-    tables.show_known(found, "fastest candidates; sizes are of single matrices without gradients, counts of problems")
+    title = "fastest candidates; sizes are of single matrices without gradients, counts of problems"
+    choices_by_size = [tables.thresholds(found.thresholds)] if found.thresholds else []
+    tables.show(*tables.winners(found.winners), *choices_by_size, *tables.of_known(found, title))
     lines = [f"{name} needs {duration(seconds)} before its first call" for name, seconds in found.setup.items()]
     when = found.created.replace("T", " ").replace("Z", " UTC")
-    tables.show(*map(tables.note, [*lines, f"last measured {when}, {store.origin(settings, found.fingerprint)}"]))
+    tables.show(*lines, f"last measured {when}, {store.origin(settings, found.fingerprint)}")
 
 
 @app.command()
@@ -135,7 +116,9 @@ def explain(
             f"explain needs an op ({known}). A table of all decisions exists only within a process: "
             "call autokern.explain() at its end, or `autokern run --explain script.py`"
         )
-    _check_device(device)
+    there = {*calibration.chosen_devices(None), *(trial.problem.device for trial in api.profile().trials)}
+    if device is not None and device.partition(":")[0] not in there:
+        raise SettingsError(f"device {device!r} was asked for; torch or the profile knows {', '.join(sorted(there))}")
     sizes = {"m": m, "n": n, "d": d, "rhs": rhs, "batch": batch}
     words = {"dtype": dtype, "device": device, "grad": grad, "variant": variant}
     decision = api.explain(op, **{k: v for k, v in {**sizes, **words}.items() if v is not None})
@@ -143,13 +126,6 @@ def explain(
         emit(decision)
     else:
         typer.echo(legible(str(decision)))
-
-
-def _check_device(device: str | None) -> None:
-    """Raise SettingsError for a device unknown to torch and the profile."""
-    there = {*calibration.chosen_devices(None), *(trial.problem.device for trial in api.profile().trials)}
-    if device is not None and device.partition(":")[0] not in there:
-        raise SettingsError(f"device {device!r} was asked for; torch or the profile knows {', '.join(sorted(there))}")
 
 
 @app.command("doctor")
@@ -167,17 +143,15 @@ def examine(
     raise typer.Exit(int(any(finding.status == "problem" for finding in found)))
 
 
-@app.command(
-    "run",
-    options_metavar="[OPTIONS] SCRIPT | -m MODULE [ARGS]...",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@app.command("run", options_metavar="[OPTIONS] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
 def run_program(
     context: typer.Context,
-    module: Module = None,
-    stats: Stats = False,
-    decisions: Explain = False,
-    html: Report = None,
+    module: _Module = None,
+    stats: Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")] = False,
+    decisions: Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page with plots.")
+    ] = None,
 ) -> None:
     """Run a program with autokern enabled.
 
@@ -191,6 +165,62 @@ def run_program(
     raise typer.Exit(0 if order is None else run.execute(order))
 
 
+@app.command("compare", options_metavar="[OPTIONS] [--] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)
+def compare_program(
+    context: typer.Context,
+    module: _Module = None,
+    pairs: Annotated[int, typer.Option(metavar="N", min=1, help="Most pairs of runs.")] = 20,
+    budget: Annotated[float, typer.Option(metavar="S", min=0.0, help="Seconds after which no pair begins.")] = 600.0,
+    json: Json = False,
+) -> None:
+    """Say what autokern saves a program.
+
+    The program runs without and with autokern in turn, until the difference is known. Its standard output is not
+    shown. Exit status 1: the difference is not known well enough.
+    """
+    order = run.parse([*(["-m", module] if module else []), *context.args], "compare")
+    if order is None:
+        raise typer.Exit(0)
+    run.check(order)
+    if not dispatch.session().settings.enabled:
+        raise SettingsError("AUTOKERN=0 leaves nothing to compare with stock; unset it")
+    if not api.profile().trials:
+        message("nothing was measured on this machine yet; `autokern calibrate` does in 20 s")
+    found = compare.compare(order, pairs, budget, message)
+    if json:
+        emit(found)
+    else:
+        typer.echo(legible(str(found)))
+    for doubt in found.warnings:
+        message(f"warning: {doubt}")
+    raise typer.Exit(0 if found.known else 1)
+
+
+profiles = typer.Typer(no_args_is_help=True)
+app.add_typer(profiles, name="profile", help="Take the measurements of this machine along as a file.")
+
+
+@profiles.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
+    json: Json = False,
+) -> None:
+    """Write the profile in force as a file.
+
+    AUTOKERN_PROFILE=FILE pins it, here or on another machine. No machine name, user name or path is in it. Nothing is
+    sent anywhere.
+    """
+    profile = msgspec.structs.replace(api.profile(), tools={}, fruitless={})  # what was tried here may name paths
+    if not profile.trials:
+        message(_NOTHING)
+        raise typer.Exit(1)
+    store.write_file(file, profile)
+    if json:
+        emit({"file": str(file), "fingerprint": profile.fingerprint, "problems": len(profile.trials)})
+    else:
+        typer.echo(f"wrote {tables.counted(len(profile.trials), 'problem')} to {file}")
+
+
 @app.command()
 def clear(json: Json = False) -> None:
     """Remove all measurements."""
@@ -199,8 +229,19 @@ def clear(json: Json = False) -> None:
     if json:
         emit({"removed": [str(path) for path in gone]})
     elif gone:
-        title = tables.note(f"removed {tables.counted(len(gone), 'file')} from {gone[0].parent}:", "")
-        tables.show(title, *(tables.note(f"  {path.name}") for path in gone))
+        tables.show(
+            f"removed {tables.counted(len(gone), 'file')} from {gone[0].parent}:", *(f"  {p.name}" for p in gone)
+        )
     else:
-        tables.show(tables.note(f"nothing to remove: no profile in {store.home(settings)}", ""))
+        tables.show(f"nothing to remove: no profile in {store.home(settings)}")
     dispatch.reset()
+
+
+@app.command("bench", hidden=True, context_settings=_ANY)
+@app.command("record", hidden=True, context_settings=_ANY)
+@profiles.command("import", hidden=True, context_settings=_ANY)
+@profiles.command("list", hidden=True, context_settings=_ANY)
+def removed(context: typer.Context) -> None:
+    """Removed: says what to use instead."""
+    name = context.command_path.split(" ", 1)[1]
+    raise SettingsError(f"`{name}` was removed; {_REMOVED[name]}")

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from autokern.cli import doctor, quiet, summary, tables
-from autokern.cli.console import (
-    BUDGET,
-    Full,
-    Json,
-    Output,
-    Quick,
-    app,
-    check_output,
-    emit,
-    level_of,
-    message,
-)
+from autokern.cli import doctor, quiet, report, summary, tables
+from autokern.cli.console import Json, app, emit, message
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.settings import LEVELS_OF_ACCURACY
 from autokern.hooks import calibrate as measuring
@@ -29,26 +19,30 @@ from autokern.runtime import api, dispatch
 from autokern.system import load
 from autokern.tuning import calibration, drawing, store
 
+_BUDGET = {"quick": 20.0, "full": 300.0}
 _LONGEST = 86_400.0
 _ACCURACY = "approximate: also candidates of lower precision."
+_OUTPUT = "Also write JSON to this file."
 
 
 @app.command()
 def calibrate(
-    quick: Quick = False,
-    full: Full = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")] = False,
     ops: Annotated[str | None, typer.Option(metavar="OP,...", help="Ops to measure (default: all).")] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Device to measure on (default: all).")] = None,
     budget: Annotated[float | None, typer.Option(metavar="S", help="Most seconds (20 quick, 300 full).")] = None,
     accuracy: Annotated[str | None, typer.Option(metavar="LEVEL", help=_ACCURACY)] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Also candidates found hopeless elsewhere.")] = False,
     wait: Annotated[bool, typer.Option(help="Whether to wait for others to leave the cores.")] = True,
-    output: Output = None,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help=_OUTPUT)] = None,
     json: Json = False,
 ) -> None:
     """Measure this machine and remember it."""
-    level = level_of(quick, full)
-    seconds = BUDGET[level] if budget is None else budget
+    if quick and full:
+        raise SettingsError("--quick and --full were both asked for; choose one")
+    level = "full" if full else "quick"
+    seconds = _BUDGET[level] if budget is None else budget
     if not 0 < seconds <= _LONGEST:
         raise SettingsError(f"a budget of {seconds:g} s was asked for; give more than 0 and at most {_LONGEST:g} s")
     names = None if ops is None else [name.strip() for name in ops.split(",") if name.strip()]
@@ -68,7 +62,8 @@ def calibrate(
         )
     if accuracy is not None and accuracy not in LEVELS_OF_ACCURACY:
         raise SettingsError(f"accuracy {accuracy!r} was asked for; there are {', '.join(LEVELS_OF_ACCURACY)}")
-    check_output(output)
+    if output is not None:
+        report.put(output, None)
     before, interrupted = api.profile(), False
     seconds, watch = quiet.wait(seconds, wait, message), load.Watch()
     began = time.perf_counter()
@@ -84,7 +79,8 @@ def calibrate(
         emit(msgspec.structs.replace(found, winners=[]))
     else:
         new = len(profile.trials) - len(before.trials)
-        tables.show_known(found, f"{new} problems measured in {took:.0f} s, {len(profile.trials)} known in all")
+        title = f"{new} problems measured in {took:.0f} s, {len(profile.trials)} known in all"
+        tables.show(*tables.of_known(found, title))
     if interrupted:
         message(f"interrupted after {took:.0f} s; the profile of before stays in force")
         raise typer.Exit(130)

@@ -84,13 +84,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios and its 95 % interval.
-
-    Examples
-    --------
-    >>> [round(value, 2) for value in interval([2.0, 2.0, 2.0])]
-    [2.0, 2.0, 2.0]
-    """
+    """Return the geometric mean of ratios and its 95 % interval."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
     if len(logs) < 2:
@@ -101,10 +95,9 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def compare(order: Order, pairs: int, budget: float, say: Callable[[str], object]) -> Comparison:
-    """Run a program off and on in turn.
+    """Run a program off and on in turn; no further pair begins after the budget of seconds.
 
-    No further pair begins after the budget of seconds. Raises AutokernError if the program fails, or the system has no
-    ``wait4``, as Windows has not.
+    Raises AutokernError if the program fails, or the system has no ``wait4``, as Windows has not.
     """
     if not hasattr(os, "wait4"):
         raise AutokernError("compare needs a system with wait4 and posix_spawn; run the program by `autokern run`")

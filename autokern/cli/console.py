@@ -1,43 +1,27 @@
-"""The command line's application, and what its commands share: messages, JSON, options."""
+"""The command line's application, and what its commands share: messages, JSON, exit statuses of errors."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from typer.core import TyperGroup
 
-from autokern.core.errors import AutokernError, AutokernWarning, SettingsError
+from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.units import legible
 
-__all__ = [
-    "BUDGET", "Explain", "Full", "Html", "Json", "Module", "Output", "Quick", "Report", "Stats", "app", "check_output",
-    "document", "emit", "level_of", "message",
-]  # fmt: skip
+__all__ = ["Json", "app", "document", "emit", "message"]
 
 SCHEMA = 2
 """Version of the JSON documents, as of profiles; fields may be added, and none is removed or changes its meaning."""
 
-BUDGET = {"quick": 20.0, "full": 300.0}
-"""Seconds that a calibration takes by default, by level."""
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Few sizes, few rounds (the default).")]
-Full = Annotated[bool, typer.Option("--full", help="Many sizes, also candidates that compile.")]
-Output = Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Also write JSON to this file.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots to this file.")]
-Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page with plots.")]
-Module = Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, as python does.")]
-Stats = Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")]
-Explain = Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")]
 
-
-_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "bench", "record", "profile", "clear")
+_ORDER = ("calibrate", "compare", "run", "show", "explain", "doctor", "profile", "clear", "bench", "record")
 
 
 class _Commands(TyperGroup):
@@ -51,11 +35,11 @@ class _Commands(TyperGroup):
         """Run the command of a context."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", AutokernWarning)
-            usual, say = warnings.showwarning, message
+            usual, tell = warnings.showwarning, message
 
             def shown(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
                 if issubclass(category, AutokernWarning):
-                    say(str(message))
+                    tell(str(message))
                 else:
                     usual(message, category, *place, **more)
 
@@ -86,13 +70,6 @@ def message(text: str) -> None:
     typer.echo(legible(f"autokern: {text}", sys.stderr), err=True)
 
 
-def level_of(quick: bool, full: bool) -> str:
-    """Return the level that two flags ask for; raises SettingsError if both do."""
-    if quick and full:
-        raise SettingsError("--quick and --full were both asked for; choose one")
-    return "full" if full else "quick"
-
-
 def emit(value: object, name: str = "rows") -> None:
     """Print a value as a JSON document; a list stands in it under a name."""
     typer.echo(document(value, name))
@@ -114,15 +91,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list | set | frozenset):
         return [_plain(item) for item in value]
     return value
-
-
-def check_output(file: Path | None) -> None:
-    """Raise AutokernError if a file cannot be written, before what takes long."""
-    if file is None:
-        return
-    parent = file.absolute().parent
-    found = "there is no such folder" if not parent.is_dir() else "it is a folder" if file.is_dir() else ""
-    if not found and not os.access(file if file.exists() else parent, os.W_OK):
-        found = "it cannot be written"
-    if found:
-        raise AutokernError(f"asked to write {file}; found: {found}. Name another file")

@@ -38,6 +38,7 @@ for _name in ("hooks", "plugins"):
 _LONGEST = 27.0
 """Seconds after which a trial counts as failed."""
 _LITTLE_MEMORY = 2 * 2**30
+_REPORT = "please report this with the output of `autokern doctor --json`"
 _SLOW_GEMM = 2e9
 """Flops a second of a matrix product below which a BLAS counts as unoptimised."""
 
@@ -68,7 +69,8 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         progress(0.95, "BLAS")
         found += [Finding(*each) for each in ranks_check.look(settings)]
         found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
-        found.append(_probed("hooks", answers["hooks"], "put in and taken out again; a small model agrees with stock"))
+        works = "put in and taken out again; a small model agrees with stock"
+        found.append(_probed("hooks", answers["hooks"], f"{works} ({answers['hooks'].seconds:.1f} s)"))
         found += _optimiser()
         if not quick:
             found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
@@ -99,18 +101,14 @@ def _versions() -> Finding:
     untested = [library for library, (_, recorded) in releases.versions().items() if not recorded]
     install.try_out()
     if unknown := known.unknown():
-        listed = "; ".join(f"{name} {why}" for name, why in sorted(unknown.items()))
         tested = "; ".join(f"{library}: {', '.join(table()['releases'][library])}" for library in untested)
         text += f"; tested are {tested}" if tested else ""
-        advice = (
-            "install tested releases, or set AUTOKERN_UNKNOWN=trust; until then stock runs where autokern relies on it"
-        )
+        listed = "; ".join(f"{name} {why}" for name, why in sorted(unknown.items()))
+        advice = "install tested releases, or set AUTOKERN_UNKNOWN=trust; until then stock runs what relies on these"
         return Finding("versions", "problem" if untested else "note", f"{text}; {listed}", advice)
     if untested:
-        return Finding(
-            "versions", "note", f"{text}; {', '.join(untested)} not tested, but all that is relied on is known"
-        )
-    return Finding("versions", "ok", text)
+        text += f"; {', '.join(untested)} not tested, but all that is relied on is known"
+    return Finding("versions", "note" if untested else "ok", text)
 
 
 def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
@@ -156,32 +154,27 @@ def _cache(settings: Settings) -> list[Finding]:
 
 
 def _profile(settings: Settings, where: Path) -> Finding:
-    fingerprint = host.current().fingerprint
-    strict = msgspec.structs.replace(settings, strict=True)
+    fingerprint, pinned = host.current().fingerprint, settings.profile
+    again = "`autokern calibrate` measures again"
     try:
-        kept = store.in_force(strict, fingerprint)
+        kept = store.in_force(msgspec.structs.replace(settings, strict=True), fingerprint)
     except ProfileError as error:
-        advice = "`autokern calibrate` measures again"
-        return Finding(
-            "profile", "problem", str(error), advice if settings.profile is None else "mend AUTOKERN_PROFILE"
-        )
-    names = [path.name for path in where.iterdir()]
+        return Finding("profile", "problem", str(error), "mend AUTOKERN_PROFILE" if pinned else again)
     if kept is None or not kept.trials:
+        if pinned is not None:
+            return Finding("profile", "note", f"{pinned} holds no measurements", "unset AUTOKERN_PROFILE")
         text = "nothing was measured on this machine as it is now"
-        if settings.profile is not None:
-            return Finding("profile", "note", f"{settings.profile} holds no measurements", "unset AUTOKERN_PROFILE")
         return Finding("profile", "note", text, "`autokern calibrate` takes 20 s; else long programs measure")
-    ops = len({trial.problem.op for trial in kept.trials})
     disturbed = sum(trial.disturbed for trial in kept.trials)
-    told = f", {disturbed} disturbed" if disturbed else ""
-    text = f"{len(kept.trials)} problems of {ops} ops{told}, last measured {kept.created[:10]}"
-    if settings.profile is not None:
+    text = f"{len(kept.trials)} problems of {len({trial.problem.op for trial in kept.trials})} ops"
+    text += (f", {disturbed} disturbed" if disturbed else "") + f", last measured {kept.created[:10]}"
+    if pinned is not None:
         text += f", {store.origin(settings, fingerprint)}".replace("\n", " ")
     if kept.banned:
         text += f", {len({(b.op, b.candidate) for b in kept.banned})} candidates banned"
     if quiet.disturbed(kept.trials):
-        return Finding("profile", "note", text, "`autokern calibrate` on a quiet machine measures these again")
-    if bad := sum(name.endswith(".bad") for name in names):
+        return Finding("profile", "note", text, f"{again} these on a quiet machine")
+    if bad := sum(path.suffix == ".bad" for path in where.iterdir()):
         return Finding("profile", "note", f"{text}; {bad} damaged files put aside", "`autokern clear` removes them")
     return Finding("profile", "ok", text)
 
@@ -201,10 +194,9 @@ def _threads(settings: Settings) -> Finding:
 
 
 def _load(found: Load) -> Finding:
-    if found.crowded(torch.get_num_threads()):
-        advice = "what is measured now counts as disturbed; measure when others have left the cores"
-        return Finding("load", "note", str(found), advice)
-    return Finding("load", "ok", str(found))
+    crowded = found.crowded(torch.get_num_threads())
+    advice = "what is measured now counts as disturbed; measure when others have left the cores"
+    return Finding("load", "note" if crowded else "ok", str(found), advice if crowded else "")
 
 
 def _memory() -> Finding:
@@ -270,10 +262,15 @@ def _tf32() -> Finding:
     return Finding("TF32", "problem", f"float32 products run in {', '.join(low)}, where that is supported", advice)
 
 
-def _probed(name: str, answer: Answer, works: str) -> Finding:
+def _probed(name: str, answer: Answer, works: str, mend: str = _REPORT, slow: str = "", missing: str = "") -> Finding:
+    """Judge a trial; advice is to `mend` what fails, for what is `slow`, and where the compiler is `missing`."""
     if answer.works:
-        return Finding(name, "ok", f"{works} ({answer.seconds:.1f} s)")
-    return Finding(name, "problem", answer.text, "please report this with the output of `autokern doctor --json`")
+        return Finding(name, "ok", works)
+    if answer.timed_out and slow:
+        return Finding(name, "note", answer.text, slow)
+    if missing and "compiler" in answer.text.lower():
+        return Finding(name, "note", answer.text, missing)
+    return Finding(name, "problem", answer.text, mend)
 
 
 def _optimiser() -> list[Finding]:
@@ -293,36 +290,27 @@ def _optimiser() -> list[Finding]:
 
 
 def _compiler(answer: Answer) -> Finding:
-    status, text, advice = "problem", answer.text, "AUTOKERN_EXCLUDE=compiled leaves it out; all else works"
-    if answer.works:
-        status, text, advice = "ok", f"compiles and runs ({answer.seconds:.1f} s for the first function)", ""
-    elif answer.timed_out:
-        status, advice = "note", "candidates that compile cost more here than they can repay"
-    elif "compiler" in text.lower():
-        status, advice = (
-            "note",
-            "install a C++ compiler (g++ or clang++); until then candidates that compile are left out",
-        )
-    return Finding("torch.compile", status, text, advice)
+    return _probed(
+        "torch.compile", answer, f"compiles and runs ({answer.seconds:.1f} s for the first function)",
+        mend="AUTOKERN_EXCLUDE=compiled leaves it out; all else works",
+        slow="candidates that compile cost more here than they can repay",
+        missing="install a C++ compiler (g++ or clang++); until then candidates that compile are left out",
+    )  # fmt: skip
 
 
 def _keops(answer: Answer | None, obstacle: str | None = None) -> Finding:
     """Judge a trial in an empty build folder, and an obstacle to the usual one in this process."""
     if answer is None:
-        return Finding(
-            "KeOps", "note", "not installed", "`pip install 'autokern[keops]'`, where large kernel products matter"
-        )
-    status, text, advice = "ok", answer.text, ""
-    if answer.timed_out:
-        status, advice = "note", "its first formula compiles for long; try again when idle"
-    elif "compiler" in text and not answer.works:
-        status = "note"
-        advice = "repair or install it (g++, or any that CXX names); until then candidates by KeOps are left out"
-    elif not answer.works:
-        status = "problem"
-        advice = "see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out, all else works"
-    elif obstacle is not None:
-        status, text, advice = "problem", f"{text}, but {obstacle}", "until then candidates by it are left out"
-    elif "not on the GPU" in text:
-        status, advice = "note", "install the CUDA toolkit (libnvrtc and headers); until then it is left out there"
-    return Finding("KeOps", status, text, advice)
+        advice = "`pip install 'autokern[keops]'`, where large kernel products matter"
+        return Finding("KeOps", "note", "not installed", advice)
+    if answer.works and obstacle is not None:
+        return Finding("KeOps", "problem", f"{answer.text}, but {obstacle}", "until then candidates by it are left out")
+    if answer.works and "not on the GPU" in answer.text:
+        advice = "install the CUDA toolkit (libnvrtc and headers); until then it is left out there"
+        return Finding("KeOps", "note", answer.text, advice)
+    return _probed(
+        "KeOps", answer, answer.text,
+        mend="see https://www.kernel-operations.io; AUTOKERN_EXCLUDE=keops leaves it out, all else works",
+        slow="its first formula compiles for long; try again when idle",
+        missing="repair or install it (g++, or any that CXX names); until then candidates by KeOps are left out",
+    )  # fmt: skip

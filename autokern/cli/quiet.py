@@ -35,10 +35,7 @@ def look(seconds: float = _LOOK) -> Load:
 
 
 def wait(budget: float, waits: bool, say: Callable[[str], object]) -> float:
-    """Wait until others leave the cores, and return the seconds that are left of a budget.
-
-    Waiting takes a quarter of it at most, and never more than a minute.
-    """
+    """Wait until others leave the cores, for a quarter of a budget and a minute at most; return what is left of it."""
     began, count = time.perf_counter(), threads.current()
     found = look(min(_LOOK, 0.1 * budget))
     if not found.crowded(count):
@@ -66,8 +63,11 @@ def verdict(before: Profile, after: Profile, ops: Iterable[str] | None, found: L
     groups: dict[tuple[str, str, str], list[Trial]] = {}
     for trial in after.trials:
         groups.setdefault(trial.problem.group, []).append(trial)
-    complete = {group for group, of in groups.items() if len(of) >= ENOUGH or group_key(*group) in after.levels}
-    settled = {group: of for group, of in groups.items() if group in complete and not disturbed(of)}
+    settled = {
+        group: of
+        for group, of in groups.items()
+        if (len(of) >= ENOUGH or group_key(*group) in after.levels) and not disturbed(of)
+    }
     new = [t for t in after.trials if t.problem.op in names and t != known.get(t.problem)]
     if not new and all(_is_known(name, groups, settled) for name in names):
         return f"nothing was left to measure; meanwhile {found}", True

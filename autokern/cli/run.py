@@ -18,12 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from autokern.cli import workers
 from autokern.core.errors import SettingsError
+from autokern.core.settings import from_environment
 from autokern.hooks import install
 from autokern.runtime import api, dispatch, ranks
 from autokern.system import ranks as system
 
+INHERITED = str(Path(__file__).parent / "inherited")
+"""The folder of what Python runs first in the processes that a program starts."""
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 _begun = False
 
@@ -43,11 +45,10 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
     """Return the order that a command line gives, or None if it asks for help.
 
     Everything after the name of the script or module belongs to the program.
-    Raises SettingsError if there is no program, or for an unknown option.
     """
     flags = {"--stats": False, "--explain": False}
     rest, report = list(arguments), None
-    while rest and (rest[0] in flags or (command == "run" and rest[0].partition("=")[0] == "--report")):
+    while command == "run" and rest and (rest[0] in flags or rest[0].partition("=")[0] == "--report"):
         flag, equals, value = rest.pop(0).partition("=")
         if flag != "--report":
             flags[flag] = True
@@ -66,9 +67,8 @@ def parse(arguments: list[str], command: str = "run") -> Order | None:
     elif module and target != "-m":
         target = target.removeprefix("-m")
     elif target.startswith("-"):
-        options = "--stats, --explain and --report FILE" if command == "run" else "--stats and --explain"
-        expected = f"expected a script, or -m and a module; before them only {options}"
-        raise SettingsError(f"{command} has no option {target}: {expected}")
+        before = "; before them only --stats, --explain and --report FILE" if command == "run" else ""
+        raise SettingsError(f"{command} has no option {target}: expected a script, or -m and a module{before}")
     return Order(target, others, module, flags["--stats"], flags["--explain"], report)
 
 
@@ -83,16 +83,27 @@ def has_begun() -> bool:
     return _begun
 
 
+def inherit() -> None:
+    """Let the Python processes that this one starts enable autokern, unless ``AUTOKERN_WORKERS=0``.
+
+    That holds for `subprocess`, for `multiprocessing` by any method, for loky and what is built on it. Python reads
+    ``PYTHONPATH`` there, unless it is started with ``-I`` or ``-E``.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    if from_environment().workers and INHERITED not in given.split(os.pathsep):
+        os.environ["PYTHONPATH"] = f"{INHERITED}{os.pathsep}{given}" if given else INHERITED  # empty entries count
+
+
 def execute(order: Order) -> int:
     """Run a program to its end in this process; its exceptions and exits pass through as python's would.
 
-    Raises SettingsError or AutokernError before anything has run, if the file is not there, an environment variable
-    cannot be obeyed, or a report cannot be written.
+    Raises AutokernError before anything has run, if the file is not there, an environment variable cannot be obeyed,
+    or a report cannot be written.
     """
     global _begun
     check(order)
     report_at_end = _reporter(order)
-    workers.inherit()
+    inherit()
     install.enable()
     settings = dispatch.session().settings
     if settings.enabled and settings.ranks not in ("off", "on") and system.is_job():  # on: `enable` has done it
@@ -101,7 +112,7 @@ def execute(order: Order) -> int:
     if order.stats or order.decisions:
         from autokern.cli import tables  # now: at exit it may be too late to import
 
-        atexit.register(_report, order, tables)
+        atexit.register(_tell, order, tables)
     report_at_end()
     sys.argv = [order.target, *order.arguments]
     if not getattr(sys.flags, "safe_path", False):
@@ -113,9 +124,7 @@ def execute(order: Order) -> int:
         else:
             _run_file(order.target)
     except BaseException as error:
-        if isinstance(error, ImportError) and _raised_by_runpy(
-            error
-        ):  # no such module, not an import that failed in it
+        if isinstance(error, ImportError) and _raised_by_runpy(error):  # not an import that failed in a module
             print(f"{sys.executable}: {error}", file=sys.stderr)
             return 1
         _hide_our_frames()
@@ -144,7 +153,7 @@ def _run_file(target: str) -> None:
     exec(code, main.__dict__)
 
 
-def _report(order: Order, tables: types.ModuleType) -> None:
+def _tell(order: Order, tables: types.ModuleType) -> None:
     if order.decisions:
         tables.show(tables.decisions(api.explain().decisions), stderr=True)  # type: ignore[union-attr]
     if order.stats:
@@ -160,7 +169,6 @@ def _reporter(order: Order) -> Callable[[], object]:
     if file is None or (system.is_job() and os.environ.get("RANK") != "0"):
         return lambda: None
     from autokern.cli import report  # now: at exit it may be too late to import
-    from autokern.cli.report.program import of_program
 
     report.check(file, "--report")
     process = os.getpid()
@@ -169,7 +177,7 @@ def _reporter(order: Order) -> Callable[[], object]:
         if os.getpid() != process:
             return
         try:
-            report.write(file, of_program(order.target, time.perf_counter() - began))
+            report.write(file, report.of_program(order.target, time.perf_counter() - began))
             print(f"autokern: the report is in {file}", file=sys.stderr)
         except Exception as error:  # the program's status stays
             print(f"autokern: no report was written: {error}", file=sys.stderr)

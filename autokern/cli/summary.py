@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from autokern.tuning.profile import Ban, Crossover, Examined, Profile, Trial, gr
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
-_MOST_NAMED = 3
+_MOST_NAMED, _MOST_STEPS = 3, 5
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         named = [f"{first} ({most} of {self.problems})", *(f"{name} ({count})" for name, count in others[:_MOST_NAMED])]
         more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
         return ", ".join(named + more) if others else first
+
+    @property
+    def by_size(self) -> str:
+        """In words which candidate is the fastest at which size, or how often."""
+        steps = self.crossovers
+        if not steps:
+            return self.fastest
+        if len(steps) > _MOST_STEPS:  # more than one size decides
+            often = Counter(step.above for step in steps).most_common(1)[0][0]
+            return f"mostly {often}, by m and n: autokern show OP"
+        return ", ".join([*(f"{step.below} to {step.size:.0f}" for step in steps), steps[-1].above])
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +164,22 @@ def winners(profile: Profile) -> list[Winner]:
         return (p.op, p.device, p.dtype, p.grad, p.batch > 1, p.variant, p.n, p.m, p.rhs, p.d, p.batch)
 
     return [_winner(trial) for trial in sorted(profile.trials, key=lambda trial: place(trial.problem))]
+
+
+def kind(problem: Problem) -> tuple[Any, ...]:
+    """Return all that problems have in common which one plot shows: everything but ``m`` and ``n``."""
+    p = problem
+    return p.op, p.device, p.dtype, p.variant, p.grad, p.batch, p.d, p.rhs
+
+
+def commonest(trials: Iterable[Trial], group: tuple[str, str, str]) -> list[Trial]:
+    """Return those trials of an op, dtype and device whose kind of problem has most sizes, by size."""
+    kinds: dict[tuple[Any, ...], list[Trial]] = {}
+    for trial in trials:
+        if trial.problem.group == group:
+            kinds.setdefault(kind(trial.problem), []).append(trial)
+    found = max(kinds.values(), key=lambda of: len({(t.problem.n, t.problem.m) for t in of}), default=[])
+    return sorted(found, key=lambda trial: (trial.problem.n, trial.problem.m))
 
 
 def _winner(trial: Trial) -> Winner:

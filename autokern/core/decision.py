@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from autokern.core import shown
 from autokern.core.candidate import WITHIN
 from autokern.core.problem import Problem
+from autokern.core.shown import shown
 from autokern.core.solved import Solved
 from autokern.core.units import duration, legible, sized
 
@@ -132,7 +132,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """The reason, and how systems were solved."""
         return "; ".join((self.reason, *map(str, self.solved)))
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return what there is to say of the choice, its gain, stock's answers, and its own."""
         notes = [f"runs {self.candidate}: {self.reason}"]
         if self.margin != 1.0:
@@ -142,7 +142,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             notes.append(f"{margin} times as fast as stock, {doubt} ({self.source})")
         return [*notes, *filter(None, (self.remark, self.nearest)), *map(str, self.solved)]
 
-    def _meanings(self) -> list[str]:
+    def meanings(self) -> list[str]:
         """Return what the errors mean that are to be expected, but for what the remark says already."""
         told: dict[str, list[str]] = {}
         for name, cost in self.costs.items():
@@ -151,13 +151,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return [f"error of {', '.join(names)}: {meaning}" for meaning, names in told.items()]
 
     def __str__(self) -> str:
-        lines = [str(self.problem), *(f"  {note}" for note in self._notes())]
+        lines = [str(self.problem), *(f"  {note}" for note in self.notes())]
         rows = {name: cost.words() for name, cost in self.costs.items()}
         if rows:
             width = max(9, *(len(words[-1]) for words in rows.values()))
             lines.append(_row("", ("latency", "throughput", "memory", "error"), width))
             lines += [_row(name, words, width, "→" if name == self.candidate else " ") for name, words in rows.items()]
-        lines += [f"    {meaning}" for meaning in self._meanings()]
+        lines += [f"    {meaning}" for meaning in self.meanings()]
         lines += [f"    {name:<20} cannot: {why}" for name, why in self.excluded.items()]
         return legible("\n".join(lines))
 
@@ -167,12 +167,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return [(name, self.costs.get(name), self.excluded.get(name, "")) for name in names]
 
     def _repr_html_(self) -> str:
-        rows = []
-        for name, cost, why in self.candidates():
-            words = ("", "", "", "") if cost is None else cost.words()
-            rows.append((name, *words, "runs" if name == self.candidate else why and f"cannot: {why}"))
-        columns = ("candidate", ">latency", ">throughput", ">memory", ">error", "")
-        return shown.table(str(self.problem), columns, rows, [*self._notes(), *self._meanings()])
+        return str(shown("html", self))
 
     def to_frame(self) -> Any:
         """Return a pandas data frame with a row for each candidate; times in seconds, memory in bytes.
@@ -182,13 +177,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         AutokernError
             If pandas is not installed.
         """
-        fields = Cost.__struct_fields__
-        rows = (
-            {"candidate": name, "runs": name == self.candidate, "cannot": why}
-            | {field: None if cost is None else getattr(cost, field) for field in fields}
-            for name, cost, why in self.candidates()
-        )
-        return shown.frame(rows, ("candidate", "runs", *fields, "cannot"))
+        return shown("frame", self)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the predicted time of each candidate that may serve.
@@ -207,12 +196,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         AutokernError
             If matplotlib is not installed.
         """
-        ax = shown.axes(ax)
-        names = list(reversed(self.predicted))
-        colours = ["C1" if name == self.candidate else "C0" for name in names]
-        ax.barh(names, [self.predicted[name] for name in names], color=colours)
-        ax.set(xscale="log", xlabel="predicted seconds of a call", title=str(self.problem))
-        return ax
+        return shown("plot", self, ax)
 
 
 def _row(name: str, words: tuple[str, str, str, str], width: int, mark: str = " ") -> str:

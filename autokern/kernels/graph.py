@@ -1,6 +1,6 @@
 """A kernel matrix by torch's own machinery: vmap, cdist, torch.compile and TorchScript over raw tensors.
 
-Each of these is often recommended, so each is a candidate, and ``autokern bench`` checks the claim on this machine.
+Each of these is often recommended, so each is a candidate, which a calibration checks on this machine.
 """
 
 from __future__ import annotations

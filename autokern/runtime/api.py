@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
-from autokern.core import releases, shown
+from autokern.core import releases
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.core.solved import Solved, overall
+from autokern.core.shown import shown
 from autokern.core.units import legible
 from autokern.runtime import described, dispatch
 from autokern.tuning.profile import Profile
@@ -83,17 +83,8 @@ class Explanation(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         return str(self)
 
-    def _sorted(self) -> list[tuple[Decision, int]]:
-        return sorted(self.decisions, key=lambda pair: -pair[1])
-
     def _repr_html_(self) -> str:
-        columns = (">calls", "problem", "runs", ">× stock", "why")
-        rows = [
-            (f"{calls:,}", str(found.problem), found.candidate, f"{found.margin:.2f}", found.why)
-            for found, calls in self._sorted()
-        ]
-        title = "autokern: decisions of this process" if rows else "autokern has taken no decision in this process"
-        return shown.table(title, columns, rows)
+        return str(shown("html", self))
 
     def to_frame(self) -> Any:
         """Return a pandas data frame with a row for each decision; the last columns say how it solved systems.
@@ -103,17 +94,7 @@ class Explanation(msgspec.Struct, frozen=True):
         AutokernError
             If pandas is not installed.
         """
-        fields = Problem.__struct_fields__
-        told = ("candidate", "margin", "uncertainty", "source", "reason")
-        reached = Solved.__struct_fields__
-        rows = (
-            {"calls": calls}
-            | {name: getattr(found.problem, name) for name in fields}
-            | {name: getattr(found, name) for name in told}
-            | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))
-            for found, calls in self._sorted()
-        )
-        return shown.frame(rows, ("calls", *fields, *told, *reached))
+        return shown("frame", self)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the number of calls by op and candidate.
@@ -132,22 +113,14 @@ class Explanation(msgspec.Struct, frozen=True):
         AutokernError
             If matplotlib is not installed.
         """
-        ax = shown.axes(ax)
-        counts: dict[str, int] = {}
-        for found, calls in self._sorted():
-            name = f"{found.problem.op}: {found.candidate}"
-            counts[name] = counts.get(name, 0) + calls
-        names = sorted(counts, key=counts.__getitem__)
-        ax.barh(names, [counts[name] for name in names])
-        ax.set(xlabel="calls", title="what autokern ran")
-        return ax
+        return shown("plot", self, ax)
 
     def __str__(self) -> str:
         off = releases.summary()
         if not self.decisions:
             return "\n".join(filter(None, ["autokern has taken no decision in this process", off]))
         rows = [("calls", "problem", "runs", "x stock", "why")]
-        for decision, calls in self._sorted():
+        for decision, calls in sorted(self.decisions, key=lambda pair: -pair[1]):
             rows.append((str(calls), str(decision.problem), decision.candidate, f"{decision.margin:.2f}", decision.why))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = (

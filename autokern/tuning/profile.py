@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from autokern.core import shown
 from autokern.core.errors import ProfileError
 from autokern.core.problem import SIZES, Problem
+from autokern.core.shown import shown
 from autokern.core.tool import Tool
 from autokern.tuning.forest import Forest
 
@@ -193,7 +193,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         return f"Profile({len(self.trials)} problems of {ops} ops{when}, host {self.fingerprint[:8] or 'unknown'})"
 
     def _repr_html_(self) -> str:
-        return str(shown.portrait("html", self))
+        return str(shown("html", self))
 
     def to_frame(self) -> Any:
         """Return a pandas data frame with a row for each problem and candidate; times in seconds.
@@ -203,7 +203,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         AutokernError
             If pandas is not installed.
         """
-        return shown.portrait("frame", self)
+        return shown("frame", self)
 
     def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:
         """Draw the time of each candidate over the size, for the kind of problem of an op that has most sizes.
@@ -220,7 +220,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         AutokernError
             If nothing of the kind was measured, or matplotlib is not installed.
         """
-        return shown.portrait("plot", self, op, device, dtype, ax)
+        return shown("plot", self, ax, op, device, dtype)
 
     def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
         """Sizes at which the measured winner changes, for unbatched problems of the usual variant without gradients.
@@ -235,7 +235,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         list of Crossover
             In order of size; empty where one candidate wins throughout or nothing was measured.
         """
-        found: list[Crossover] = shown.portrait("crossovers", self, op, device, dtype)
+        found: list[Crossover] = shown("crossovers", self, op, device, dtype)
         return found
 
     def merge(self, other: Profile) -> Profile:

@@ -32,7 +32,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PEAK", {"copy": 2**12, "gemm": 32})
     monkeypatch.setattr(gpu, "PAIRS", 1)
     monkeypatch.setattr(gpu, "OPTIONS", {"seconds": 0.02, "rounds": (2, 3)})
-    monkeypatch.setattr(gpu, "random_problems", lambda *_, **__: [gpu.Problem(op="qr", m=30, n=10)])
+    monkeypatch.setattr(gpu.regret, "random_problems", lambda *_, **__: [gpu.Problem(op="qr", m=30, n=10)])
     monkeypatch.setattr(products, "TILES", {"cpu": ((16, 32), 1)})
     monkeypatch.setattr(products, "without_keops", lambda: "nothing is compiled here")
     monkeypatch.setattr(programs, "programs", lambda: {"gp_tutorial": script})

@@ -138,7 +138,8 @@ def test_explain_serves_every_op(run, op):
         (["calibrate", "--budget", "soon"], "--budget"),
         (["calibrate", "--ops", "qr", "--budget", "1e-9"], "allow more with --budget"),
         (["calibrate", "--quick", "--full"], "choose one"),
-        (["bench", "--quick", "--full"], "choose one"),
+        (["bench", "--quick"], "`bench` was removed; `autokern compare"),
+        (["profile", "import", "a.json"], "`profile import` was removed; copy the file"),
         (["run"], "nothing to run"),
         (["shew"], "shew"),
         (["--colour"], "--colour"),
@@ -152,7 +153,7 @@ def test_bad_input_is_answered_by_one_message_and_status_2(run, arguments, words
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("command", [["show"], ["explain", "qr"], ["calibrate"], ["clear"], ["bench", "--quick"]])
+@pytest.mark.parametrize("command", [["show"], ["explain", "qr"], ["calibrate"], ["clear"]])
 def test_a_bad_variable_is_named(monkeypatch, command):
     monkeypatch.setenv("AUTOKERN_BUDGET", "soon")
     monkeypatch.setattr(dispatch, "_session", None)  # as in a new process
@@ -196,7 +197,7 @@ def test_calibrate_measures_tells_and_writes(run, home, tmp_path):
     [
         (["--accuracy", "rough"], "there are same, approximate"),
         (["--workload", "asked.json"], "No such option"),
-        (["--output", "/gone/folder/file.json"], "no such folder"),
+        (["--output", "/gone/folder/file.json"], "No such file or directory. Name another file"),
         (["--budget", "nan"], "more than 0"),
     ],
 )
@@ -294,15 +295,8 @@ def test_clear_removes_profiles_and_says_which(run, measured, home):
     assert run("show").exit_code == 1
 
 
-def test_bench_has_nothing_to_compare_when_autokern_is_off(run, monkeypatch):
-    monkeypatch.setenv("AUTOKERN", "0")
-    result = run("bench", "--quick")
-    assert result.exit_code == 2
-    assert "AUTOKERN=0" in result.stderr
-
-
 def test_help_names_every_command_and_version_every_library(run):
-    names = {"calibrate", "show", "explain", "doctor", "run", "bench", "clear"}
+    names = {"calibrate", "show", "explain", "doctor", "run", "compare", "clear"}
     assert all(name in run("--help").output for name in names)
     for name in names:
         assert run(name, "--help").exit_code == 0
@@ -399,7 +393,7 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     long = Trial(problem, {"stock": Timing(1e-3), "symmetric": Timing(5e-4, 0.5)})
     profile = msgspec.structs.replace(profile, trials=[*profile.trials, long])
     found = summary.known(profile, ["qr", "kernel_matrix"])
-    tables.show(tables.summaries(found.ops, "a title"), tables.winners(found.winners), tables.bans(found.banned))
+    tables.show(*tables.of_known(found, "a title"), *tables.winners(found.winners))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any("256 × (4000, 4000) d=32" in line and "2.00" in line for line in lines)

@@ -1,4 +1,4 @@
-"""compare.py: a program off and on in turn, its sentence and warnings; workers.py: spawned processes are served."""
+"""compare.py: a program off and on in turn, its sentence and warnings; run.py: spawned processes are served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from autokern.cli import compare, workers
+from autokern.cli import compare
+from autokern.cli import run as runner
 from autokern.cli.commands import app
 from autokern.cli.compare import Comparison, Run, interval
 from autokern.cli.run import Order
@@ -216,9 +217,9 @@ def test_entries_of_pythonpath_stay_empty_ones_too(monkeypatch, given):
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", given)
-    workers.inherit()
-    workers.inherit()
-    expected = f"{workers._FOLDER}:{given}" if given else workers._FOLDER
+    runner.inherit()
+    runner.inherit()
+    expected = f"{runner.INHERITED}:{given}" if given else runner.INHERITED
     assert os.environ["PYTHONPATH"] == expected.replace(":", os.pathsep)
 
 
@@ -229,7 +230,7 @@ def test_a_sitecustomize_of_the_users_own_is_a_module_of_its_own(tmp_path, monke
     there.mkdir()
     (there / "sitecustomize.py").write_text(OWN)
     (tmp_path / "child.py").write_text(CHILD)
-    shutil.copytree(workers._FOLDER, other)
+    shutil.copytree(runner.INHERITED, other)
     monkeypatch.setenv("PYTHONPATH", f"{other}:{there}", prepend=":")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's, of what gpytorch calls
     path = script(f"import subprocess, sys\nsubprocess.run([sys.executable, {str(tmp_path / 'child.py')!r}])")

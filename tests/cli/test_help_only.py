@@ -37,7 +37,7 @@ def _imported(stderr: str) -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        [], ["-h"], ["--version"], ["bench", "--help"], ["explain", "-h"], ["run", "--help"],
+        [], ["-h"], ["--version"], ["calibrate", "--help"], ["explain", "-h"], ["run", "--help"],
         ["profile"], ["profile", "export", "--help"],
     ],
     ids=" ".join,

@@ -21,12 +21,9 @@ from typer.testing import CliRunner
 import autokern
 from autokern.cli import report
 from autokern.cli import run as runner
-from autokern.cli.bench import Benchmark, Cell, Row, Verdict, Workload
 from autokern.cli.commands import app
-from autokern.cli.report import program, render
-from autokern.cli.report.benchmark import of_benchmark
-from autokern.cli.report.page import Page, Section, Table, without_paths
-from autokern.cli.report.sweep import sweep
+from autokern.cli.report import facts, render
+from autokern.cli.report.facts import without_paths
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import AutokernError, MemoryBudgetError
 from autokern.core.problem import Problem
@@ -99,36 +96,35 @@ def served(monkeypatch):
         autokern.linalg.qr(torch.rand(10 * n, n, dtype=torch.float64))
 
 
-def made(page: Page, folder: Path) -> tuple[str, Parsed]:
+def made(page: dict, folder: Path) -> tuple[str, Parsed]:
     report.write(folder / "page.html", page)
     text = (folder / "page.html").read_text()
     return text, Parsed(text)
 
 
 def test_what_calls_saved_follows_from_their_decisions():
-    found = program.gain(decided(), 10)
-    assert (found.calls, found.stock, found.own) == (10, pytest.approx(0.02), pytest.approx(0.01))
+    found = facts.gain([(decided(), 10)])
+    assert found.saved == pytest.approx(0.01)
     assert found.low < found.saved < found.high
-    assert program.gain(decided("stock", margin=1.0, uncertainty=0.0), 5).saved == 0.0
-    assert program.gain(decided(predicted={}), 5) is None
-    slower = program.gain(decided(margin=0.5), 2)
-    assert str(slower) == "−1.00 ms"
-    assert str(found + slower) == "9.00 ms"
+    assert facts.gain([(decided("stock", margin=1.0, uncertainty=0.0), 5)]).saved == 0.0
+    assert facts.gain([(decided(predicted={}), 5)]) is None
+    slower = decided(margin=0.5), 2
+    assert str(facts.gain([slower])) == "−1.00 ms"
+    assert str(facts.gain([(decided(), 10), slower])) == "9.00 ms"
 
 
 @pytest.mark.usefixtures("served")
 def test_the_page_of_a_program_says_what_was_saved_and_why(tmp_path):
-    text, found = made(program.of_program("train.py", 12.3), tmp_path)
+    text, found = made(facts.of_program("train.py", 12.3), tmp_path)
     words = " ".join(found.text.split())
     for part in (
         "train.py", "12.3 s", "saved, predicted", "predicted from measured times, not measured on this run",
-        "Saved by op", "Saved by key, and why", "Where candidates cross", "Threads", "Memory", "Host",
+        "Saved by op", "Saved by key, and why", "Where candidates cross", "Threads and memory", "Host",
         "peak of this process", "kernel_matrix(m=40, n=40, d=3", "predicted to be the fastest", host.cpu_model(),
     ):  # fmt: skip
         assert part in words, part
     assert found.tags.count("svg") == found.tags.count("figure") == 2
-    sums = [found for *_, found in ((d, c, program.gain(d, c)) for d, c in dispatch.decisions()) if found]
-    assert program.signed(sum(one.saved for one in sums)) in words
+    assert str(facts.gain(dispatch.decisions())) in words
     assert len(text) < 300_000
     _is_alone(text, found)
 
@@ -149,7 +145,7 @@ def test_text_is_escaped_and_paths_are_left_out(tmp_path, monkeypatch):
     alone = decided("stock", predicted={}, source="only choice")
     rows = [(decided(), 3), (decided(predicted={}, source="unmeasured"), 2), (alone, 7)]
     monkeypatch.setattr(dispatch, "decisions", lambda: rows)
-    text, found = made(program.of_program("<b>&train.py", 1.0), tmp_path)
+    text, found = made(facts.of_program("<b>&train.py", 1.0), tmp_path)
     assert "<b>&train.py" in found.text
     assert "b" not in found.tags[: found.tags.index("h1")]
     assert "predicted <fast> in …" in found.text
@@ -176,46 +172,37 @@ def test_paths_are_told_from_words(text, told):
 def test_a_process_that_was_served_nothing_has_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr(dispatch, "decisions", list)
     monkeypatch.setattr(dispatch, "stats", dict)
-    _, found = made(program.of_program("empty.py", 0.1), tmp_path)
+    _, found = made(facts.of_program("empty.py", 0.1), tmp_path)
     assert "autokern served no call in this process" in found.text
     assert "svg" not in found.tags
 
 
-def test_a_sweep_keeps_the_shape_and_leaves_out_what_does_not_fit():
+def test_a_plot_keeps_the_shape_and_leaves_out_what_does_not_fit(monkeypatch):
     def decide(problem: Problem) -> Decision:
         if problem.n > 500:
             raise MemoryBudgetError("too large")
-        name = "cdist" if problem.n > 100 else "stock"
-        return Decision(
-            problem=problem, candidate=name, reason="", source="measured", predicted={"stock": 1.0, "cdist": 2.0},
-            costs={"cdist": Cost(seconds=2.0, uncertainty=0.5)},
-        )  # fmt: skip
+        name, known = "cdist" if problem.n > 100 else "stock", {"stock": 1.0, "cdist": 2.0}
+        return Decision(problem=problem, candidate=name, reason="", source="measured", predicted=known)
 
+    monkeypatch.setattr(dispatch, "explain", decide)
     tall, timings = Problem(op="qr", m=500, n=50), {"stock": Timing(1.0)}
     trials = [Trial(p, timings) for p in (tall, tall.replace(m=100, n=100), tall.replace(dtype="float32"))]
-    found = sweep(tall, 10, 5000, decide, trials, [50])
-    stock, other = found.lines
-    assert (stock.x[0], stock.x[-1] <= 500, len(stock.x) > 15) == (10, True, True)
-    assert stock.points == [(50, 1.0)]
-    assert (stock.low, stock.high) == (stock.y, stock.y)
-    assert other.low[0] < 2.0 < other.high[0]
-    assert [(a <= b, name) for a, b, name in found.choices] == [(True, "stock"), (True, "cdist")]
-    assert other.note.startswith("runs at n = ")
-    assert found.title.endswith("; m = 10 n")
-    assert found.marks == [50]
-    assert (stock.stock, other.stock) == (True, False)
-    square = sweep(tall.replace(m=50), 7, 7, decide)
-    assert square.choices == [(7, 7, "stock")]
-    assert sweep(tall.replace(m=3), 10, 40, decide).title.endswith("; m = 3")
+    found = facts.plot(tall, 10, 5000, trials, [50])
+    stock, other = found["lines"]
+    assert (stock["name"], stock["x"][0], stock["x"][-1] <= 500, len(stock["x"]) > 15) == ("stock", 10, True, True)
+    assert stock["points"] == [(50, 1.0)]
+    assert [n for n, y in zip(other["x"], other["runs"], strict=True) if y] == [n for n in other["x"] if n > 100]
+    assert (found["title"].endswith("; m = 10 n"), found["marks"]) == (True, [50])
+    square, _ = facts.plot(tall.replace(m=50), 7, 7, [])["lines"]
+    assert (square["x"], square["runs"]) == ([7], [1.0])
+    assert facts.plot(tall.replace(m=3), 10, 40, [])["title"].endswith("; m = 3")
 
 
 @pytest.mark.parametrize("count", [1, 9, 40])
 def test_lines_of_a_plot_differ_by_colour_or_dash(count):
-    lines = [
-        {"name": f"c{k}", "x": [1.0, 9.0], "y": [1e-6, 1e-3], "low": [], "high": [], "points": [[1.0, 1e-6]],
-         "stock": k == 0, "note": ""} for k in range(count)
-    ]  # fmt: skip
-    plot = {"title": 't "<', "xlabel": "n", "ylabel": "time", "lines": lines, "choices": [], "marks": [3.0]}
+    names = ["stock", *(f"c{k}" for k in range(1, count))]
+    shared = {"x": [1, 9], "y": [1e-6, 1e-3], "runs": [None, 1e-3], "points": [[1, 1e-6]]}
+    plot = {"title": 't "<', "lines": [{"name": name, **shared} for name in names], "marks": [3]}
     assert len(set(render.styles(plot).values())) == min(count, 33)
     code = f"import json, sys; sys.path.insert(0, {str(Path(render.__file__).parent)!r}); import render; "
     code += "plot = json.load(sys.stdin); print(render.svg(plot, 0)); render.svg(plot, 1)"
@@ -225,7 +212,7 @@ def test_lines_of_a_plot_differ_by_colour_or_dash(count):
     assert out.returncode == 0, out.stderr
     text = out.stdout.decode()
     Parsed(text)
-    assert 'aria-label="t &#34;&lt;: time over n"' in text
+    assert 'aria-label="t &#34;&lt;: time of a call over n"' in text
     assert not re.search(r"#0[0-9a-f]{5}\b", text)
     assert "var(--ink)" in text
 
@@ -243,12 +230,9 @@ def test_a_missing_library_is_told_before_the_program_starts(monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["", "gone/out.html", "folder"])
-@pytest.mark.parametrize("command", [["show", "--html"], ["bench", "--quick", "--html"]])
-def test_a_file_that_cannot_be_written_is_told_at_once(monkeypatch, tmp_path, command, name):
+def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path, name):
     (tmp_path / "folder").mkdir()
-    monkeypatch.setattr("autokern.cli.bench.everything", lambda *_: pytest.fail("it measured"))
-    monkeypatch.setattr("autokern.cli.commands_bench.measuring.calibrate", lambda *_, **__: pytest.fail("it measured"))
-    result = CliRunner().invoke(app, [*command, str(tmp_path / name)])
+    result = CliRunner().invoke(app, ["show", "--html", str(tmp_path / name)])
     assert result.exit_code == 2
     assert re.search(r"asked to write .*; found: .*\. Name another file", result.stderr)
 
@@ -339,43 +323,10 @@ def _small(folder: Path) -> Path:
     return folder / "small.json"
 
 
-def benchmark() -> Benchmark:
-    qr = Problem(op="qr", m=500, n=50)
-    matrix = Problem(op="kernel_matrix", m=100, n=100, d=8, variant="rbf/same/ard")
-    row = Row(problem=qr, seconds=1e-3, ratios={"stock": (1.0, 1.0), "choleskyqr2": (0.5, 0.6)})
-    cells = [
-        Cell(problem=matrix.replace(m=n, n=n), candidate=name, seconds=1e-6 * n, ratio=1.0, agrees=name != "wrong")
-        for n in (100, 1000) for name in ("stock", "gemm", "wrong")
-    ]  # fmt: skip
-    cells.append(Cell(problem=matrix, candidate="xla", failed="no JAX in /opt/x/y"))
-    one = Verdict(1, 1.02, 1.1, 0.0, 1.8)
-    work = Workload(name="training <40>", dtype="float64", off=2.0, on=1.0, speedup=2.0, low=1.9, high=2.1, pairs=5,
-                    difference=0.0)  # fmt: skip
-    return Benchmark(
-        host=host.current().fields, kernel_matrices=cells, regret={"qr": one, "all": one}, floor=one, problems=[row],
-        chosen=["choleskyqr2"], workloads=[work], busy="others use 1 of 2 cores",
-    )  # fmt: skip
-
-
-def test_a_benchmark_writes_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("autokern.cli.commands_bench.bench.everything", lambda full, tell: benchmark())
-    monkeypatch.setattr("autokern.cli.commands_bench.measuring.calibrate", lambda **options: None)
-    result = CliRunner().invoke(app, ["bench", "--quick", "--json", "--html", str(tmp_path / "out.html")])
-    assert result.exit_code == 1  # of results that differ
-    text = (tmp_path / "out.html").read_text()
-    found = Parsed(text)
-    for words in ("training <40>", "2.00 ×", "Kernel matrices", "no JAX in …", "differs from stock", "noise", "busy"):
-        assert words in found.text, words
-    assert found.tags.count("svg") == 1
-    _is_alone(text, found)
-    made(of_benchmark(Benchmark(host=host.current().fields)), tmp_path)  # nothing was measured in time
-
-
 def test_a_page_that_cannot_be_made_leaves_the_file(tmp_path):
     (tmp_path / "page.html").write_text("before")
-    wrong = Page(kind="run", title="t", words="", sections=[Section(title="s", tables=[Table(["a"], [["1", "2"]])])])
     with pytest.raises(AutokernError, match="the page cannot be made"):
-        made(wrong, tmp_path)
+        made({"kind": "run"}, tmp_path)
     assert (tmp_path / "page.html").read_text() == "before"
 
 
@@ -384,7 +335,7 @@ def test_a_page_is_drawn_in_a_session_of_its_own(tmp_path, monkeypatch):
     program = tmp_path / "render.py"
     program.write_text("import os; print(os.getsid(0) == os.getpid())")
     monkeypatch.setattr(report, "_RENDER", str(program))
-    report.write(tmp_path / "page.html", Page(kind="run", title="t", words="", sections=[]))
+    report.write(tmp_path / "page.html", {"kind": "run"})
     assert (tmp_path / "page.html").read_text() == "True\n"
 
 
@@ -402,7 +353,7 @@ def chromium(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages of all three kinds, made from what a machine has recorded."""
+    """Pages of both kinds, made from what a machine has recorded."""
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOKERN_PROFILE", str(RECORDED))
@@ -411,9 +362,8 @@ def pages(tmp_path_factory):
             x = torch.rand(n, 3, dtype=torch.float64)
             autokern.covariance.matrix(gpytorch.kernels.RBFKernel().double(), x)
             autokern.linalg.qr(torch.rand(10 * n, n, dtype=torch.float64))
-        report.write(folder / "run.html", program.of_program("a" * 90 + ".py", 3.0))
+        report.write(folder / "run.html", facts.of_program("a" * 90 + ".py", 3.0))
         assert CliRunner().invoke(app, ["show", "--html", str(folder / "show.html")]).exit_code == 0
-        report.write(folder / "bench.html", of_benchmark(benchmark()))
     dispatch.reset()
     return folder
 
@@ -421,7 +371,7 @@ def pages(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["run", "show", "bench"])
+@pytest.mark.parametrize("name", ["run", "show"])
 def test_a_browser_shows_it(chromium, pages, name, width, scheme):
     file = pages / f"{name}.html"
     chromium.open(file, width, scheme)
@@ -431,10 +381,10 @@ def test_a_browser_shows_it(chromium, pages, name, width, scheme):
     assert chromium.complaints() == []
     assert chromium.value("document.documentElement.scrollWidth") <= width
     text = chromium.value("document.body.innerText")
-    assert {"run": "Saved by op", "show": "Fastest candidates", "bench": "Whole models"}[name] in text
+    assert {"run": "Saved by op", "show": "Fastest candidates"}[name] in text
     size = "{ const b = e.getBoundingClientRect(); return Math.min(b.width, b.height) }"
     sizes = chromium.value(f"[...document.querySelectorAll('figure svg')].map(e => {size})")
-    assert len(sizes) == {"run": 2, "bench": 1}.get(name, len(sizes)) > 0
+    assert len(sizes) == {"run": 2}.get(name, len(sizes)) > 0
     assert min(sizes) > 150
     lines = chromium.value(
         "[...document.querySelectorAll('figure svg')].map(s => [...s.querySelectorAll('path')]"

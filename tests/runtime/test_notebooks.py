@@ -119,7 +119,7 @@ def test_plots():
 def test_what_is_not_installed_is_named(monkeypatch, name, call):
     found, usual = explanation(), builtins.__import__
     monkeypatch.setattr(
-        "autokern.core.shown.importlib",
+        "autokern.cli.notebook.importlib",
         types.SimpleNamespace(import_module=lambda module: usual(f"no_such_{module.partition('.')[0]}")),
     )
     with pytest.raises(AutokernError, match=f"pip install {name}"):

@@ -22,10 +22,6 @@ _INK = {"#010101": "var(--ink)", "#020202": "var(--soft)", "#030303": "var(--gri
 _INK |= {f"#0a0a{k:02x}": f"var(--s{k})" for k in range(_COLOURS)}
 """Colours that stand for variables of the style sheet until the plot is drawn."""
 _TEXT, _SOFT, _GRID = list(_INK)[:3]
-_SIZE = (5.0, 3.4)
-"""Inches; a plot is as wide as its place, so this sets the size of its text beside it."""
-_STRIP = 0.045
-"""Height of the strip of choices, as a part of the plot's."""
 _MOST_TICKS = 7
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11, "text.color": _TEXT,
@@ -33,14 +29,12 @@ _SETTINGS: dict[str, Any] = {
     "grid.color": _GRID, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.axisbelow": True, "lines.markersize": 3.5, "figure.constrained_layout.use": True,
 }  # fmt: skip
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def styles(plot: dict[str, Any]) -> dict[str, tuple[int | None, int]]:
     """Return colour and dash by line; stock has the colour of text."""
-    others = [line["name"] for line in plot["lines"] if not line["stock"]]
-    found: dict[str, tuple[int | None, int]] = {line["name"]: (None, 0) for line in plot["lines"] if line["stock"]}
-    return found | {name: (k % _COLOURS, k // _COLOURS % len(_DASHES)) for k, name in enumerate(others)}
+    others = [line["name"] for line in plot["lines"] if line["name"] != "stock"]
+    return {"stock": (None, 0)} | {name: (k % _COLOURS, k // _COLOURS % len(_DASHES)) for k, name in enumerate(others)}
 
 
 def svg(plot: dict[str, Any], number: int) -> str:
@@ -53,29 +47,27 @@ def svg(plot: dict[str, Any], number: int) -> str:
     style = styles(plot)
     settings: Any = {**_SETTINGS, "svg.hashsalt": f"plot {number}"}
     with mpl.rc_context(settings):
-        figure = Figure(figsize=_SIZE)
+        figure = Figure(figsize=(5.0, 3.4))  # as wide as its place: this sets the size of its text beside it
         ax = figure.subplots()
-        ax.set(xscale="log", yscale="log", xlabel=plot["xlabel"], ylabel=plot["ylabel"])
+        ax.set(xscale="log", yscale="log", xlabel="n", ylabel="time of a call")
         for line in reversed(plot["lines"]):  # stock is drawn last, above all others
-            _draw(ax, line, *style[line["name"]])
-        low, high = ax.get_xlim()
-        bottom, top = ax.get_ylim()
-        bottom *= (bottom / top) ** _STRIP  # room for the strip
-        for axis, ends in ((ax.xaxis, (low, high)), (ax.yaxis, (bottom, top))):
+            colour, dash = style[line["name"]]
+            ink = _TEXT if colour is None else f"#0a0a{colour:02x}"
+            ax.plot(line["x"], line["y"], color=ink, linestyle=_DASHES[dash], linewidth=1.3)
+            ax.plot(line["x"], [math.nan if y is None else y for y in line["runs"]], color=ink, linewidth=3.5)
+            for n, seconds in line["points"]:
+                ax.plot(n, seconds, "o", color=ink)
+        for axis, ends in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
             axis.set_major_locator(FixedLocator(_ticks(*ends)))
             axis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(EngFormatter(unit="s", sep="\N{NO-BREAK SPACE}"))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        ax.set(xlim=(low, high), ylim=(bottom, top))
-        across = ax.get_xaxis_transform()
-        if plot["choices"]:
-            _strip(ax, plot["choices"], style, across)
-        if plot["marks"]:
-            ax.plot(plot["marks"], [1.0] * len(plot["marks"]), "|", color=_TEXT, markersize=9, transform=across,
-                    clip_on=False)  # fmt: skip
+        top: Any = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+        ax.plot(plot["marks"], [1.0] * len(plot["marks"]), "|", color=_TEXT, markersize=9, **top)
         out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata=_NO_METADATA)
-    return _inline(out.getvalue(), plot)
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=no_metadata)
+    return _inline(out.getvalue(), plot["title"])
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -92,46 +84,18 @@ def _ticks(low: float, high: float) -> list[float]:
     return [value for value in MaxNLocator(4).tick_values(low, high) if low <= value <= high]
 
 
-def _draw(ax: Any, line: dict[str, Any], colour: int | None, dash: int) -> None:
-    ink = _TEXT if colour is None else f"#0a0a{colour:02x}"
-    wide = 2.2 if line["stock"] or line["note"] else 1.3
-    if line["low"]:
-        ax.fill_between(line["x"], line["low"], line["high"], color=ink, alpha=0.16, linewidth=0)
-    if line["x"]:
-        ax.plot(line["x"], line["y"], color=ink, linestyle=_DASHES[dash], linewidth=wide)
-    if line["points"]:
-        ax.plot(*zip(*line["points"], strict=True), "o", color=ink, alpha=0.9)
-
-
-def _strip(ax: Any, choices: list[list[Any]], style: dict[str, tuple[int | None, int]], across: Any) -> None:
-    """Draw the strip that says which line is chosen where; a change lies halfway between two sizes."""
-    low, high = ax.get_xlim()
-    edges = [(before[1] * after[0]) ** 0.5 for before, after in itertools.pairwise(choices)]
-    for (_, _, name), left, right in zip(choices, [low, *edges], [*edges, high], strict=True):
-        colour = style.get(name, (None, 0))[0]
-        ink = _TEXT if colour is None else f"#0a0a{colour:02x}"
-        ax.fill_between([left, right], 0, _STRIP, color=ink, linewidth=0, transform=across)
-    for edge in edges:
-        ax.axvline(edge, color=_SOFT, linewidth=0.8, linestyle=(0, (2, 2)))
-
-
-def _inline(text: str, plot: dict[str, Any]) -> str:
+def _inline(text: str, title: str) -> str:
     """Return the SVG element for a document: no prologue, no names of groups, colours by the style sheet."""
     from markupsafe import escape
 
     text = text[text.index("<svg") :]
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     text = re.sub(r"#0[0-9a-f]{5}", lambda found: _INK.get(found[0], found[0]), text)
-    text = re.sub(r"font-family: [^;\"]*|'DejaVu Sans'[^;\"]*sans-serif", lambda found: _font(found[0]), text)
-    told = escape(f"{plot['title']}: {plot['ylabel']} over {plot['xlabel']}")
-    head = f'<svg role="img" aria-label="{told}"'
+    text = re.sub(r"font-family: [^;\"]*", "font-family: inherit", text)
+    text = re.sub(r"'DejaVu Sans'[^;\"]*sans-serif", "system-ui, sans-serif", text)
     for size in ("width", "height"):  # the style sheet says
         text = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", text)
-    return head + text.removeprefix("<svg")
-
-
-def _font(found: str) -> str:
-    return "font-family: inherit" if found.startswith("font-family") else "system-ui, sans-serif"
+    return f'<svg role="img" aria-label="{escape(title)}: time of a call over n"' + text.removeprefix("<svg")
 
 
 def marked(text: str) -> str:
@@ -146,9 +110,8 @@ def document(page: dict[str, Any]) -> str:
     import jinja2
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    options: Any = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(loader=loader, **options)
     numbers = itertools.count()
     environment.globals.update(svg=lambda plot: svg(plot, next(numbers)), styles=styles, marked=marked)
     return environment.get_template("page.html").render(page=page)

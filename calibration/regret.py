@@ -2,13 +2,14 @@
 
 The best of several noisy timings is mostly the luckiest. So each problem is timed twice: one half of the rounds says
 which candidate is the best, the other half how long it and the choice take, and the halves change places. Stock runs
-under two names; what the second loses to the first is the noise floor of every figure.
+under two names; what the second loses to the first is the noise floor of every figure. `study.py` and `gpu.py` measure
+by these functions.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import itertools
 import math
 import statistics
 import time
@@ -18,28 +19,21 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern.core.errors import SettingsError
 from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
-from autokern.core.registry import get
+from autokern.core.registry import get, registered
 from autokern.hooks import install
 from autokern.system import host
-from autokern.system.progress import Progress, silent
 from autokern.tuning import timer
-from autokern.tuning.drawing import contenders
+from autokern.tuning.drawing import contenders, draw
 from autokern.tuning.trial import Trialled, trial
 
 AGAIN = "stock, again"
 """The second name of stock."""
 LEAST = 3e-5
 """Seconds of stock from which a problem counts: below, what surrounds a call takes longer than the call."""
-EXACT = "exact"
-ABOUT_EXACT = "where stock iterates loosely, beside exact candidates, which may cost more than stock"
-"""The name of problems that are judged apart, and what it means."""
-_STEADY = 0.4
-"""Difference of the logs of two ratios of one candidate, that of a single round."""
 _SHORT = 0.01
-_log = logging.getLogger("autokern")
+"""Seconds of a call up to which a sample holds two, so that an uncounted one comes first."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +47,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def best(self, half: int) -> str:
         """Return the fastest candidate in one half of the rounds."""
         return min((name for name in self.ratios if name != AGAIN), key=lambda name: self.ratios[name][half])
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether both halves agree on how fast every candidate is, to a third; elsewhere something else ran."""
-        return all(abs(math.log(a / b)) < _STEADY for a, b in self.ratios.values())
 
     @property
     def fastest(self) -> str:
@@ -84,6 +73,22 @@ class Verdict(msgspec.Struct, frozen=True):
     speedup: float  # geometric mean of stock's time over that of the choice
 
 
+def random_problems(
+    count: int,
+    seed: int = 0,
+    *,
+    ops: Iterable[str] | None = None,
+    device: str = "cpu",
+    flops: float | None = None,
+    bytes: float | None = None,
+) -> list[Problem]:
+    """Return random problems of some ops, by default all that offer a choice on the device, in turn; see `draw`."""
+    chosen = registered() if ops is None else [get(name) for name in ops]
+    found = [draw(op, count, ("float32", "float64"), device, f"{seed}:{op.name}", flops, bytes) for op in chosen]
+    turns = itertools.chain(*itertools.zip_longest(*filter(None, found)))
+    return [problem for problem in turns if problem is not None][:count]
+
+
 def timed(
     problems: Sequence[Problem],
     deadline: float,
@@ -91,7 +96,6 @@ def timed(
     seconds: float = 1.0,
     rounds: tuple[int, int] = (4, 8),
     compiles: bool = False,
-    progress: Progress = silent,
 ) -> list[Row]:
     """Time every candidate of each problem.
 
@@ -99,16 +103,12 @@ def timed(
     memory ran out, are left out. `seconds` and `rounds`, fewest and most, are those of each half.
     """
     rows = []
-    began = time.perf_counter()
-    for index, problem in enumerate(problems):
+    for problem in problems:
         now = time.perf_counter()
         if now >= deadline:
             break
-        used = (now - began) / (deadline - began) if math.isfinite(deadline) else 0.0
-        progress(max(index / len(problems), used), str(problem))
         with contextlib.suppress(MemoryError, torch.OutOfMemoryError), install.enabled():  # parts are dispatched
             rows.append(_row(problem, min(seconds, deadline - now), rounds, compiles))
-    progress(1.0, "done")
     return [row for row in rows if row is not None]
 
 
@@ -117,7 +117,6 @@ def _row(problem: Problem, seconds: float, rounds: tuple[int, int], compiles: bo
     try:
         args = op.sample(problem, torch.Generator().manual_seed(4321 + problem.n))
     except Exception:
-        _log.debug("%s cannot be timed", problem, exc_info=True)
         return None  # a program asked a kind of problem that the op makes no sample of
     inside.active = True  # calls made by a candidate are not dispatched
     try:
@@ -125,22 +124,13 @@ def _row(problem: Problem, seconds: float, rounds: tuple[int, int], compiles: bo
         if "stock" not in calls:
             return None
         calls[AGAIN], warm[AGAIN] = trial(op, op.stock.run, problem, args), warm["stock"]
-        options: dict[str, Any] = {
-            "seconds": seconds,
-            "rounds": rounds,
-            "warm": warm,
-            "min_time": _min_time(warm["stock"]),
-        }
+        least = max(1e-3, 1.5 * warm["stock"]) if warm["stock"] < _SHORT else 1e-3
+        options: dict[str, Any] = {"seconds": seconds, "rounds": rounds, "warm": warm, "min_time": least}
         halves = [timer.compare(calls, synchronize=host.settle, **options) for _ in range(2)]
     finally:
         inside.active = False
     ratios = {name: (halves[0][name].ratio, halves[1][name].ratio) for name in calls}
     return Row(problem=problem, seconds=min(half["stock"].seconds for half in halves), ratios=ratios)
-
-
-def _min_time(seconds: float) -> float:
-    """Return the seconds of a sample: two calls where they are short, so that an uncounted one comes first."""
-    return max(1e-3, 1.5 * seconds) if seconds < _SHORT else 1e-3
 
 
 def _warmed(
@@ -157,19 +147,19 @@ def _warmed(
             calls[candidate.name] = call
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception:
-            _log.debug("candidate %s.%s failed on %s", op.name, candidate.name, problem, exc_info=True)
+        except Exception:  # it takes no part
+            continue
     return calls, warm
 
 
 def verdict(rows: Iterable[Row], choose: Callable[[Problem], str]) -> Verdict:
     """Return how well a way of choosing does on rows, of which those below `LEAST` seconds do not count.
 
-    Raises SettingsError if none is left.
+    Raises ValueError if none is left.
     """
     chosen = [(row, choose(row.problem)) for row in rows if row.seconds >= LEAST]
     if not chosen:
-        raise SettingsError("a verdict over no problem was asked for; allow more time")
+        raise ValueError("a verdict over no problem was asked for; allow more time")
     regrets = sorted(lost(row, name) for row, name in chosen)
     over_stock = [row.over_stock(name) for row, name in chosen]
     return Verdict(

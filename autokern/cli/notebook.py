@@ -1,0 +1,138 @@
+"""Decisions, explanations and profiles as HTML for notebooks, as data frames and as plots; `core/shown.py` asks."""
+
+from __future__ import annotations
+
+import html as escaped
+import importlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from autokern.cli import summary, tables
+from autokern.cli.thresholds import crossovers
+from autokern.core.decision import Cost, Decision
+from autokern.core.errors import AutokernError, SettingsError
+from autokern.core.problem import Problem
+from autokern.core.solved import Solved, overall
+from autokern.runtime.api import Explanation
+from autokern.tuning.profile import Profile
+
+__all__ = ["crossovers", "frame", "html", "missing", "plot"]
+
+_MOST = 40
+"""Rows that a notebook shows."""
+
+
+def html(value: Decision | Explanation | Profile) -> str:
+    """Return a small table; colours are the reader's own."""
+    if isinstance(value, Decision):
+        return _table(tables.candidates(value), [*value.notes(), *value.meanings()])
+    if isinstance(value, Explanation):
+        rows = [(f"{n:,}", str(d.problem), d.candidate, f"{d.margin:.2f}", d.why) for d, n in _sorted(value)]
+        title = "autokern: decisions of this process" if rows else "autokern has taken no decision in this process"
+        return _table(tables.Table(title, (">calls", "problem", "runs", ">× stock", "why"), rows))
+    rows = [
+        (row.op, f"{row.device} {row.dtype}", row.measured, f"{row.speedup:.2f}", row.by_size)
+        for row in summary.known(value).ops
+    ]
+    bans = [f"{ban.op}.{ban.candidate} is banned on {ban.device} {ban.dtype}: {ban.reason}" for ban in value.banned]
+    return _table(tables.Table(repr(value), ("op", "on", ">problems", ">× stock", "fastest by size"), rows), bans)
+
+
+def _sorted(value: Explanation) -> list[tuple[Decision, int]]:
+    return sorted(value.decisions, key=lambda pair: -pair[1])
+
+
+def _table(table: tables.Table, notes: Sequence[str] = ()) -> str:
+    sides = ["right" if column.startswith(">") else "left" for column in table.columns]
+    more = [f"and {len(table.rows) - _MOST:,} more: to_frame() has all"] if len(table.rows) > _MOST else []
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        made = (
+            f'<{tag} style="text-align:{side};vertical-align:top">{escaped.escape(cell)}</{tag}>'
+            for side, cell in zip(sides, row, strict=True)
+        )
+        return f"<tr>{''.join(made)}</tr>"
+
+    head = cells("th", [column.removeprefix(">") for column in table.columns])
+    body = "".join(cells("td", row) for row in table.rows[:_MOST])
+    below = "".join(f"<div>{escaped.escape(note)}</div>" for note in (*more, *notes))
+    heading = f"<div><strong>{escaped.escape(table.title)}</strong></div>"
+    return f"<div>{heading}<table><thead>{head}</thead><tbody>{body}</tbody></table>{below}</div>"
+
+
+def frame(value: Decision | Explanation | Profile) -> Any:
+    """Return a pandas data frame: a row for each candidate, decision, or candidate of each measured problem."""
+    columns: tuple[str, ...]
+    rows: list[dict[str, Any]]
+    if isinstance(value, Decision):
+        columns = ("candidate", "runs", *Cost.__struct_fields__, "cannot")
+        rows = [
+            {"candidate": name, "runs": name == value.candidate, "cannot": why}
+            | ({} if cost is None else msgspec.structs.asdict(cost))
+            for name, cost, why in value.candidates()
+        ]
+    elif isinstance(value, Explanation):
+        told = ("candidate", "margin", "uncertainty", "source", "reason")
+        columns = ("calls", *Problem.__struct_fields__, *told, *Solved.__struct_fields__)
+        rows = [
+            {"calls": calls}
+            | msgspec.structs.asdict(found.problem)
+            | {name: getattr(found, name) for name in told}
+            | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))
+            for found, calls in _sorted(value)
+        ]
+    else:
+        columns = (*Problem.__struct_fields__, "candidate", "seconds", "speedup")
+        rows = [
+            msgspec.structs.asdict(trial.problem)
+            | {"candidate": name, "seconds": timing.seconds, "speedup": 1.0 / timing.ratio}
+            for trial in value.trials
+            for name, timing in trial.timings.items()
+        ]
+    return _installed("pandas", "to_frame()").DataFrame(rows, columns=list(columns))
+
+
+def plot(value: Decision | Explanation | Profile, ax: Any, *group: str) -> Any:
+    """Draw predicted times of candidates, calls of decisions, or for an op, device and dtype times over sizes."""
+    if isinstance(value, Profile):
+        op, device, dtype = group
+        chosen = summary.commonest(value.trials, (op, dtype, device))
+        if not chosen:
+            known = ", ".join(sorted({t.problem.op for t in value.trials})) or "nothing"
+            raise SettingsError(f"a plot of {op} on {device} in {dtype} was asked for; the profile knows {known}")
+    ax = _installed("matplotlib.pyplot", "plot()").subplots(layout="constrained")[1] if ax is None else ax
+    if isinstance(value, Decision):
+        names = list(reversed(value.predicted))
+        colours = ["C1" if name == value.candidate else "C0" for name in names]
+        ax.barh(names, [value.predicted[name] for name in names], color=colours)
+        ax.set(xscale="log", xlabel="predicted seconds of a call", title=str(value.problem))
+    elif isinstance(value, Explanation):
+        counts: Counter[str] = Counter()
+        for found, calls in value.decisions:
+            counts[f"{found.problem.op}: {found.candidate}"] += calls
+        names = sorted(counts, key=counts.__getitem__)
+        ax.barh(names, [counts[name] for name in names])
+        ax.set(xlabel="calls", title="what autokern ran")
+    else:
+        for name in dict.fromkeys(name for trial in chosen for name in trial.timings):
+            of = [trial for trial in chosen if name in trial.timings]
+            sizes, seconds = [t.problem.n for t in of], [t.timings[name].seconds for t in of]
+            ax.plot(sizes, seconds, marker="o", linewidth=2.5 if name == "stock" else 1.2, label=name)
+        ax.set(xscale="log", yscale="log", xlabel="n", ylabel="seconds of a call", title=chosen[0].problem.family)
+        ax.legend(fontsize="small")
+    return ax
+
+
+def _installed(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise missing(name.partition(".")[0], what, str(error)) from error
+
+
+def missing(package: str, what: str, found: str = "it is not installed") -> AutokernError:
+    """Return the error that says which package something needs."""
+    return AutokernError(f"{what} needs {package}; found: {found}. `pip install {package}` provides it")

@@ -1,0 +1,304 @@
+"""The facts of a page as plain data: what a program saved, as predicted, or what was measured; `render.py` draws them.
+
+The seconds saved are calls of each key, times what one call is predicted to save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from autokern.cli import tables
+from autokern.cli.summary import Known, commonest, kind
+from autokern.cli.tables import Table
+from autokern.core.decision import Decision
+from autokern.core.errors import AutokernError
+from autokern.core.problem import Problem
+from autokern.core.registry import get
+from autokern.core.units import duration, sized
+from autokern.core.versions import __version__
+from autokern.runtime import dispatch
+from autokern.system import host, memory_limit, threads
+from autokern.tuning.profile import Profile, Trial
+
+__all__ = ["of_profile", "of_program", "without_paths"]
+
+Page = dict[str, Any]
+Served = Sequence[tuple[Decision, int]]
+
+_MOST_CARDS, _MOST_PLOTS, _MOST_WINNERS = 40, 8, 400
+_POINTS, _AROUND = 33, 4
+"""Sizes of a plot, and how many times the sizes that a program asked it reaches, up and down."""
+_PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
+
+
+def without_paths(text: str) -> str:
+    """Return text with an ellipsis for each path of this machine.
+
+    Examples
+    --------
+    >>> without_paths("no compiler in /opt/gcc/bin; matern52/same/ard")
+    'no compiler in …; matern52/same/ard'
+    """
+    return _PATH.sub("…", text)
+
+
+# --- a program --------------------------------------------------------------------------------------------------------
+
+
+class Gain(NamedTuple):
+    """Seconds that calls are predicted to have saved, and the bounds at one standard deviation."""
+
+    saved: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return _signed(self.saved)
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words."""
+        return f"{_signed(self.low)} to {_signed(self.high)} at one standard deviation"
+
+
+def _signed(seconds: float) -> str:
+    return f"−{duration(-seconds)}" if seconds < 0 else duration(seconds) if seconds else "0 s"
+
+
+def gain(rows: Served) -> Gain | None:
+    """Return what calls are predicted to have saved; None where nothing was measured of any."""
+    found = [[calls * seconds for seconds in d.saved] for d, calls in rows if d.saved is not None]
+    return Gain(*map(sum, zip(*found, strict=True))) if found else None
+
+
+def of_program(name: str, seconds: float) -> Page:
+    """Return the page of the program that this process has run: what it saved, as predicted, what ran and why."""
+    served, fields = dispatch.decisions(), host.current().fields
+    total, counted = gain(served), sum(sum(by.values()) for by in dispatch.stats().values())
+    measured = sum(calls for decision, calls in served if decision.saved is not None)
+    bounds = f"{total.bounds}, {measured:,} of {counted:,} calls" if total else "nothing is measured"
+    others = sum(decision.candidate != "stock" for decision, _ in served)
+    tiles = [
+        ("saved, predicted", str(total or "not known"), bounds),
+        ("program ran", duration(seconds), "first line to end, measured"),
+        ("calls served", f"{counted:,}", f"of {len({d.problem.op for d, _ in served})} ops"),
+        ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
+    ]
+    page: Page = {"kind": "run", "title": name, "tiles": tiles, "notes": _notes(served, counted)}
+    page["words"] = f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())} · {_in_short(fields)}"
+    parts = [*_by_op(served), *_crossings(served), *_by_key(served)] if served else []
+    return {**page, "sections": [*parts, _process(served), _host(fields)]}
+
+
+def _notes(served: Served, counted: int) -> list[str]:
+    """Return what the figures of a program rest on, and what they leave out."""
+    last = "Processes that the program started are not part of this page."
+    if not served:
+        off = "" if dispatch.session().settings.enabled else " (AUTOKERN=0)"
+        return [f"autokern served no call in this process{off}.", last]
+    notes = [
+        "Seconds saved are predicted from measured times, not measured on this run: for each key, its calls times the "
+        "predicted time of stock less that of what ran. `autokern compare` measures what a program saves as a whole."
+    ]
+    told = {"other hosts": "rest on what other machines measured", "extrapolated": "are extrapolated from measurements"}
+    for source, what in told.items():
+        if part := gain([row for row in served if row[0].source == source]):
+            notes.append(f"{part} of them {what}.")
+    unknown = [(d, calls) for d, calls in served if d.saved is None and d.source != "only choice"]
+    if unknown:
+        ops = ",".join(sorted({decision.problem.op for decision, _ in unknown}))
+        notes.append(
+            f"{sum(calls for _, calls in unknown):,} calls are of keys of which nothing is measured: what they saved "
+            f"is not counted. `autokern calibrate --ops {ops}` measures them."
+        )
+    if (further := counted - sum(calls for _, calls in served)) > 0:
+        notes.append(f"{further:,} further calls are of decisions that this process no longer keeps.")
+    return [*notes, last]
+
+
+def _by_op(served: Served) -> list[Page]:
+    ops: dict[str, list[tuple[Decision, int]]] = {}
+    for decision, calls in served:
+        ops.setdefault(decision.problem.op, []).append((decision, calls))
+    saved = {op: gain(rows) for op, rows in ops.items()}
+    rows = []
+    for op in sorted(ops, key=lambda op: -_seconds(saved[op])):
+        ran = Counter[str]()
+        for decision, calls in ops[op]:
+            ran[decision.candidate] += calls
+        words = ", ".join(f"{name} {count:,}" for name, count in ran.most_common())
+        rows.append((op, f"{sum(ran.values()):,}", words, str(saved[op] or "not measured")))
+    table = Table("", ("op", ">calls", "what ran, calls", ">saved, predicted"), rows)
+    note = "Ops that call others, which are served too, include those."
+    return [_section("Saved by op", note, tables=[table])]
+
+
+def _seconds(found: Gain | None) -> float:
+    return found.saved if found else 0.0
+
+
+def _by_key(served: Served) -> list[Page]:
+    """Return the section of keys, each with the choice, the reason and its candidates, largest differences first."""
+    rows = sorted(served, key=lambda row: (-abs(_seconds(gain([row]))), -row[1]))
+    cards = []
+    for decision, calls in rows[:_MOST_CARDS]:
+        found = gain([(decision, calls)])
+        factor = f", {decision.margin:.2f} times as fast as stock" if decision.candidate != "stock" and found else ""
+        value = str(found or ("no choice" if decision.source == "only choice" else "not measured"))
+        lines = [*decision.notes(), *decision.meanings()]
+        lines += [f"saved, predicted: {value}, {found.bounds}"] if found and found.saved else []
+        words = f"runs {decision.candidate}{factor}; {calls:,} {'call' if calls == 1 else 'calls'}"
+        head = {"title": str(decision.problem), "words": words, "value": value}
+        table = _clean(tables.candidates(decision))
+        cards.append({**head, "lines": list(map(without_paths, lines)), "table": table})
+    notes = ["The key names a problem; each opens and says why its candidate was chosen. Largest differences first."]
+    if rest := rows[_MOST_CARDS:]:
+        notes.append(f"{len(rest):,} more keys, with {gain(rest) or '0 s'} predicted to be saved, are not listed.")
+    return [_section("Saved by key, and why", *notes, cards=cards)]
+
+
+def _process(served: Served) -> Page:
+    """Return the section of the process: its threads, and its memory."""
+    fewer = sum(calls for decision, calls in served if "@" in decision.candidate)
+    facts = [
+        ("threads of torch", f"{threads.current()} of {host.affinity()} processors that it may use"),
+        ("calls by a candidate with fewer threads", f"{fewer:,}" if threads.allowed() else "AUTOKERN_THREADS=off"),
+        ("peak of this process", sized(host.peak_memory())),
+    ]
+    for device in host.current().devices:
+        there = memory_limit.named(memory_limit.current(device, dispatch.session().settings.memory), device)
+        facts.append((f"a call on {device} may take", f"{sized(there.bytes)} ({there.source})"))
+    return _section("Threads and memory", facts=facts)
+
+
+# --- plots ------------------------------------------------------------------------------------------------------------
+
+
+def _crossings(served: Served) -> list[Page]:
+    """Return plots of the kinds of problems on which stock would spend most, of several batches the one that does."""
+    kinds: dict[object, list[tuple[float, Problem]]] = {}
+    for decision, calls in served:
+        if "stock" in decision.predicted and len(decision.predicted) > 1:
+            some = decision.problem.replace(batch=min(decision.problem.batch, 2))  # one plot for all batches
+            kinds.setdefault(kind(some), []).append((calls * decision.predicted["stock"], decision.problem))
+    plots = []
+    for of in sorted(kinds.values(), key=lambda of: -sum(seconds for seconds, _ in of))[:_MOST_PLOTS]:
+        problem = max(of, key=lambda row: row[0])[1]
+        sizes = sorted({p.n for _, p in of if kind(p) == kind(problem)})
+        plots.append(plot(problem, sizes[0] // _AROUND, sizes[-1] * _AROUND, dispatch.session().profile.trials, sizes))
+    return _plots(plots, " Ticks above are sizes that the program asked.")
+
+
+def _plots(plots: Iterable[Page], more: str = "") -> list[Page]:
+    note = (
+        "Predicted time of a call over its size, both logarithmic. A line is thick where its candidate would run; dots "
+        f"are measurements of this machine.{more}"
+    )
+    drawn = [plot for plot in plots if any(len(line["x"]) > 1 for line in plot["lines"])]
+    return [_section("Where candidates cross", note, plots=drawn)] if drawn else []
+
+
+def plot(problem: Problem, low: int, high: int, trials: Iterable[Trial], marks: Sequence[int] = ()) -> Page:
+    """Return the predicted time of each candidate over the size, what runs where, and what was measured.
+
+    The policy decides each size, so a plot shows what programs get. A square problem stays square, a tall one keeps
+    its ratio, of a wide one ``m`` is kept. Sizes of which no candidate fits the memory are left out.
+    """
+    low, op, decided = max(2, low), get(problem.op), dict[int, Decision]()
+    for k in range(_POINTS):
+        at = op.nearest(_at(problem, round(low * (high / low) ** (k / (_POINTS - 1)))))
+        with contextlib.suppress(AutokernError):
+            decided[at.n] = decided.get(at.n) or dispatch.explain(at)
+    measured: dict[str, list[tuple[int, float]]] = {}
+    for p, timings in ((trial.problem, trial.timings) for trial in trials):
+        alike = kind(p) == kind(problem) and abs(math.log(p.m / _at(problem, p.n).m)) < math.log(1.5)
+        if alike and low <= p.n <= high and (p.m == p.n) == (problem.m == problem.n):
+            for name, timing in timings.items():
+                measured.setdefault(name, []).append((p.n, timing.seconds))
+    found = [decided[n] for n in sorted(decided)]
+    lines = []
+    for name in dict.fromkeys(name for decision in found for name in decision.predicted):
+        there = [d for d in found if name in d.predicted]
+        line: Page = {"name": name, "x": [d.problem.n for d in there], "y": [d.predicted[name] for d in there]}
+        line["runs"] = [d.predicted[name] if d.candidate == name else None for d in there]
+        lines.append({**line, "points": sorted(measured.get(name, []))})
+    lines.sort(key=lambda line: line["name"] != "stock")
+    p = problem
+    shape = "" if p.m == p.n else f"; m = {p.m / p.n:.3g} n" if p.m > p.n else f"; m = {p.m:,}"
+    return {"title": p.family + shape, "lines": lines, "marks": marks}
+
+
+def _at(problem: Problem, n: int) -> Problem:
+    if problem.m > problem.n:
+        return problem.replace(m=max(n, round(problem.m * n / problem.n)), n=n)
+    return problem.replace(m=n if problem.m == problem.n else problem.m, n=n)
+
+
+# --- a profile --------------------------------------------------------------------------------------------------------
+
+
+def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
+    """Return the page of the profile in force, or of one op of it with every measured problem."""
+    fields, here = profile.host or host.current().fields, host.current().devices
+    plots = []
+    for row in found.ops:
+        chosen = commonest(profile.trials, (row.op, row.dtype, row.device))
+        if row.device in here and chosen:
+            sizes = [trial.problem.n for trial in chosen]
+            plots.append(plot(chosen[len(chosen) // 2].problem, min(sizes), max(sizes), profile.trials))
+    title = "fastest candidates; × stock: geometric mean of stock's time over theirs"
+    sections = [_section("Fastest candidates", tables=list(map(_clean, tables.of_known(found, title)))), *_plots(plots)]
+    if found.winners:
+        sections.append(_section("Measured problems", tables=tables.winners(found.winners[:_MOST_WINNERS])))
+    count = sum(row.problems for row in found.ops)
+    tiles = [
+        ("problems measured", f"{count:,}", f"of {len({row.op for row in found.ops})} ops"),
+        ("banned", f"{len(found.banned):,}", "candidates that were wrong or failed here"),
+        ("last measured", found.created[:10] or "–", found.created[11:16] and f"{found.created[11:16]} UTC"),
+    ]
+    page = {"kind": "show", "title": f"Measurements of {op or 'this machine'}", "words": _in_short(fields)}
+    return {**page, "tiles": tiles, "notes": [], "sections": [*sections, _host(fields)]}
+
+
+# --- parts of both ----------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, *notes: str, **parts: object) -> Page:
+    """Return a section of a page: facts, tables, cards and plots under a heading."""
+    return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], "plots": [], **parts}
+
+
+def _clean(table: Table) -> Table:
+    return msgspec.structs.replace(table, rows=[[without_paths(cell) for cell in row] for row in table.rows])
+
+
+def _in_short(fields: Mapping[str, Any]) -> str:
+    gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
+    cpu, torch_ = fields["cpu"], fields["versions"]["torch"]
+    return ", ".join([str(cpu["model"]), *gpus, f"{cpu['torch_threads']} threads", f"torch {torch_}"])
+
+
+def _host(fields: dict[str, Any]) -> Page:
+    """Return what was measured on: the fields of a Host, which name no machine, user or path."""
+    cpu, system = fields["cpu"], fields["system"]
+    gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
+    facts = [
+        ("processor", f"{cpu['model']}; {cpu['physical']} physical cores, {cpu['logical']} logical"),
+        ("vector instructions", f"{cpu['capability']}; {', '.join(cpu['simd'])}"),
+        ("memory", f"{fields.get('remarks', {}).get('memory_gib', '?')} GiB"),
+        ("system", f"{system['os']} {system['machine']}"),
+        ("accelerators", "; ".join(gpus) or "none"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in fields["versions"].items() if version)),
+        ("autokern", __version__),
+        ("fingerprint", host.fingerprint_of(fields)),
+    ]
+    note = "Measurements hold for a host of the same fingerprint, a hash of these fields."
+    return _section("Host", note, facts=facts)

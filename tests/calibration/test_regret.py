@@ -1,0 +1,164 @@
+"""Regret: problems off the grid, and verdicts that noise does not make."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import regret
+import torch
+from regret import AGAIN, apart, random_problems
+
+from autokern.core.errors import SettingsError
+from autokern.core.problem import Problem
+from autokern.core.registry import get, registered
+from autokern.tuning import timer
+from autokern.tuning.drawing import LIMITS, contenders
+
+
+@pytest.mark.slow
+def test_random_problems_are_off_the_grid_within_limits_and_reproducible():
+    problems = random_problems(120, seed=3)
+    assert problems == random_problems(120, seed=3)
+    assert problems != random_problems(120, seed=4)
+    assert len(set(problems)) == 120
+    offers = [op.name for op in registered() if any(len(contenders(p)) > 1 for p in op.grid("full", "float64", "cpu"))]
+    assert {p.op for p in problems} == set(offers)
+    assert {p.dtype for p in problems} == {"float32", "float64"}
+    assert any(p.grad for p in problems)
+    assert any(p.batch > 1 for p in problems)
+    for p in problems:
+        assert p.n <= LIMITS.get(p.op, {}).get("n", math.inf)
+        assert p.batch <= 256
+        assert p.d <= (256 if p.op == "kernel_matmul" else 32)
+        assert len(contenders(p)) > 1
+
+
+def test_random_problems_are_what_their_samples_are():
+    """A problem that its own op would describe otherwise tests nothing."""
+    for problem in random_problems(40, seed=5, flops=1e8, bytes=1e7):
+        op = get(problem.op)
+        args = op.sample(problem, torch.Generator().manual_seed(0))
+        assert op.problem_of(*args) == problem
+
+
+@pytest.mark.slow
+def test_random_problems_obey_the_cap_on_work():
+    for problem in random_problems(40, seed=1, flops=1e6, bytes=1e6):
+        work = get(problem.op).stock.features(problem)
+        assert work.flops <= 1e6
+        assert work.bytes <= 1e6
+
+
+def test_random_problems_of_one_op_and_of_none():
+    assert {p.op for p in random_problems(5, ops=["qr"])} == {"qr"}
+    with pytest.raises(SettingsError, match="unknown op"):
+        random_problems(5, ops=["qrr"])
+
+
+def test_problems_come_in_turns_of_op_and_dtype():
+    found = random_problems(40, ops=["qr", "matmul"])
+    assert found == random_problems(40, ops=["qr", "matmul"])
+    assert Counter(p.op for p in found) == {"qr": 20, "matmul": 20}
+    assert {p.dtype for p in found} == {"float32", "float64"}
+    assert [p.op for p in found[:4]] == ["qr", "matmul"] * 2
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only moves when it is told to: `clock.now`."""
+    made = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: made.now))
+    monkeypatch.setattr(timer, "_switches", lambda: 0)
+    return made
+
+
+def _two_candidates(make_op, ratio: float, clock: SimpleNamespace):
+    """An op whose second candidate takes `ratio` times as long as stock."""
+    op = make_op("probe", grid=lambda level, dtype, device: [Problem(op="probe", m=4, n=4)])
+
+    def stock(a):
+        clock.now += 1e-3
+        return 2 * a
+
+    def other(a):
+        clock.now += 1e-3 * ratio
+        return 2 * a
+
+    op.candidate("stock")(stock)
+    op.candidate("other")(other)
+    return Problem(op="probe", m=4, n=4)
+
+
+def test_regret_of_a_good_and_of_a_bad_choice(make_op, clock):
+    problem = _two_candidates(make_op, 0.5, clock)
+    (row,) = regret.timed([problem], math.inf, rounds=(3, 5))
+    assert row.fastest == row.best(0) == row.best(1) == "other"
+    assert (row.regret("other"), row.over_stock("other")) == (1.0, pytest.approx(0.5))
+    assert (row.regret("stock"), row.over_stock("stock")) == (pytest.approx(2.0), 1.0)
+    assert set(row.ratios) == {"stock", "other", AGAIN}
+    assert row.seconds == pytest.approx(1e-3)
+
+
+def test_the_luckiest_timing_is_no_regret():
+    """Of two equal candidates one always looks faster in one half; the other half says how fast it is."""
+    ratios = {"stock": (1.0, 1.0), "other": (0.8, 1.25), AGAIN: (1.0, 1.0)}
+    row = regret.Row(problem=Problem(op="qr"), seconds=1e-3, ratios=ratios)
+    assert row.regret("stock") == pytest.approx(math.sqrt(1 / 1.25 * 1.0))
+    assert row.over_stock("other") == pytest.approx(1.0)
+
+
+def test_timing_stops_at_its_deadline(make_op, clock):
+    problem = _two_candidates(make_op, 1.0, clock)
+    assert regret.timed([problem], time.perf_counter() - 1) == []
+
+
+def test_a_candidate_that_fails_takes_no_part(make_op, clock):
+    problem = _two_candidates(make_op, 1.0, clock)
+
+    def broken(a):
+        raise RuntimeError("no")
+
+    get("probe").candidate("broken")(broken)
+    (row,) = regret.timed([problem], math.inf, rounds=(2, 2))
+    assert "broken" not in row.ratios
+    assert row.regret("broken") == row.regret("stock"), "stock runs in its place"
+
+
+def _row(n: int, seconds: float = 1e-3, **ratios: float) -> regret.Row:
+    both = {"stock": (1.0, 1.0), AGAIN: (1.02, 1.02), **{name: (ratio, ratio) for name, ratio in ratios.items()}}
+    return regret.Row(problem=Problem(op="qr", m=n, n=n), seconds=seconds, ratios=both)
+
+
+def test_verdict():
+    rows = [*[_row(n, a=0.5) for n in range(1, 20)], _row(20, a=1.1, b=0.55), _row(21, seconds=1e-6, a=9.0)]
+    found = regret.verdict(rows, lambda problem: "a")
+    assert found.problems == 20, "what takes less than 30 us does not count"
+    assert found.regret_geomean == pytest.approx(2 ** (1 / 20))
+    assert found.regret_p95 == 1.0
+    assert found.slower_share == pytest.approx(1 / 20)
+    assert found.speedup == pytest.approx((2**19 / 1.1) ** (1 / 20))
+    assert regret.noise_floor(rows).regret_geomean == pytest.approx(1.02)
+    with pytest.raises(ValueError, match="no problem"):
+        regret.verdict([], lambda problem: "a")
+
+
+def test_an_exact_choice_is_compared_with_what_is_exact_where_stock_is_loose():
+    ratios = {"stock": (1.0, 1.0), "matrix-free": (0.5, 0.5), "fused": (0.9, 0.9), "recursive": (0.8, 0.8)}
+    loose = Problem(op="exact_log_prob", m=3000, n=3000, d=2, variant="rbf/cg", grad="theta")
+    for problem, name, expected in (
+        (loose, "fused", 0.9 / 0.8),
+        (loose, "recursive", 1.0),
+        (loose, "stock", 2.0),
+        (loose.replace(variant="rbf/cholesky"), "fused", 1.8),
+    ):
+        row = regret.Row(problem=problem, seconds=1.0, ratios={**ratios, AGAIN: (1.0, 1.0)})
+        found = regret.verdict([row], lambda problem, name=name: name)
+        assert found.regret_geomean == pytest.approx(expected)
+        assert found.speedup == pytest.approx(1 / ratios[name][0])
+    small = loose.replace(m=2000, n=2000)  # the largest ones are solved to a residual, which costs less than stock
+    rows = [regret.Row(problem=p, seconds=1.0, ratios=ratios) for p in (small, small.replace(variant="rbf/cholesky"))]
+    assert apart(rows) == (rows[1:], rows[:1])
