@@ -28,21 +28,11 @@ _MOST = 40
 def html(value: Decision | Explanation | Profile) -> str:
     """Return a small table; colours are the reader's own."""
     if isinstance(value, Decision):
-        return _table(tables.candidates(value), [*value.notes(), *value.meanings()])
+        return _table(tables.candidates(value, str(value.problem)), [*value.notes(), *value.meanings()])
     if isinstance(value, Explanation):
-        rows = [(f"{n:,}", str(d.problem), d.candidate, f"{d.margin:.2f}", d.why) for d, n in _sorted(value)]
-        title = "autokern: decisions of this process" if rows else "autokern has taken no decision in this process"
-        return _table(tables.Table(title, (">calls", "problem", "runs", ">× stock", "why"), rows))
-    rows = [
-        (row.op, f"{row.device} {row.dtype}", row.measured, f"{row.speedup:.2f}", row.by_size)
-        for row in summary.known(value).ops
-    ]
+        return _table(tables.decisions(value.decisions))
     bans = [f"{ban.op}.{ban.candidate} is banned on {ban.device} {ban.dtype}: {ban.reason}" for ban in value.banned]
-    return _table(tables.Table(repr(value), ("op", "on", ">problems", ">× stock", "fastest by size"), rows), bans)
-
-
-def _sorted(value: Explanation) -> list[tuple[Decision, int]]:
-    return sorted(value.decisions, key=lambda pair: -pair[1])
+    return _table(tables.ops(summary.known(value), repr(value)), bans)
 
 
 def _table(table: tables.Table, notes: Sequence[str] = ()) -> str:
@@ -50,9 +40,10 @@ def _table(table: tables.Table, notes: Sequence[str] = ()) -> str:
     more = [f"and {len(table.rows) - _MOST:,} more: to_frame() has all"] if len(table.rows) > _MOST else []
 
     def cells(tag: str, row: Sequence[str]) -> str:
+        texts = (escaped.escape(cell).replace("\n", "<br>") for cell in row)
         made = (
-            f'<{tag} style="text-align:{side};vertical-align:top">{escaped.escape(cell)}</{tag}>'
-            for side, cell in zip(sides, row, strict=True)
+            f'<{tag} style="text-align:{side};vertical-align:top">{text}</{tag}>'
+            for side, text in zip(sides, texts, strict=True)
         )
         return f"<tr>{''.join(made)}</tr>"
 
@@ -82,7 +73,7 @@ def frame(value: Decision | Explanation | Profile) -> Any:
             | msgspec.structs.asdict(found.problem)
             | {name: getattr(found, name) for name in told}
             | ({} if (worst := overall(found.solved)) is None else msgspec.structs.asdict(worst))
-            for found, calls in _sorted(value)
+            for found, calls in sorted(value.decisions, key=lambda pair: -pair[1])
         ]
     else:
         columns = (*Problem.__struct_fields__, "candidate", "seconds", "speedup")

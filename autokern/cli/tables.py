@@ -21,7 +21,8 @@ from autokern.core.problem import Problem
 from autokern.core.units import duration, legible
 
 __all__ = [
-    "Table", "candidates", "counted", "decisions", "findings", "of_known", "show", "stats", "thresholds", "winners",
+    "Table", "candidates", "counted", "decisions", "findings", "of_known", "ops", "show", "stats", "thresholds",
+    "winners",
 ]  # fmt: skip
 
 _GAIN, _LOSS = 1.05, 0.95
@@ -40,14 +41,14 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def show(*parts: Table | str, stderr: bool = False) -> None:
-    """Print tables, and lines, which are not broken up: a path could not be copied."""
+    """Print tables, of those without rows the title, and lines, which are not broken up: a path could not be copied."""
     console = Console(stderr=stderr, highlight=False)
     for part in parts:
-        line = isinstance(part, str)
         with console.capture() as captured:
-            console.print(
-                Text(part, "dim") if isinstance(part, str) else _rendered(part, console.width), soft_wrap=line
-            )
+            if isinstance(part, Table) and part.rows:
+                console.print(_rendered(part, console.width))
+            else:
+                console.print(Text(part.title if isinstance(part, Table) else part, "dim"), soft_wrap=True)
         console.file.write(legible(captured.get(), console.file))
     console.file.flush()
 
@@ -80,14 +81,19 @@ def _colour(column: str, cell: str) -> str:
     return "green" if factor >= _GAIN else "red" if factor <= _LOSS else ""
 
 
-def of_known(found: Known, title: str) -> list[Table]:
-    """Return what is known of ops, what a calibration gains, and which candidates are rough or banned."""
+def ops(found: Known, title: str) -> Table:
+    """Return a line for each op, device and dtype."""
     rows = [
         (row.op, f"{row.device} {row.dtype}", row.measured, f"{row.speedup:.2f}",
          "; ".join([row.by_size, *([f"banned: {', '.join(row.banned)}"] if row.banned else [])]))
         for row in found.ops
     ]  # fmt: skip
-    made = [Table(title, ("op", "on", ">problems", ">× stock", "fastest by size"), rows)]
+    return Table(title, ("op", "on", ">problems", ">× stock", "fastest by size"), rows)
+
+
+def of_known(found: Known, title: str) -> list[Table]:
+    """Return what is known of ops, what a calibration gains, and which candidates are rough or banned."""
+    made = [ops(found, title)]
     if found.exam:
         gain = math.exp(sum(math.log(row.shipped / row.new) for row in found.exam) / len(found.exam))
         told = f"exam: {gain:.2f} times the speed of the shipped choices; ×: stock's time over theirs"
@@ -128,35 +134,35 @@ def thresholds(found: Sequence[Line]) -> Table:
     return Table("choices by the number of columns or points, n", ("kind", "sizes", "choice"), rows)
 
 
-def candidates(decision: Decision) -> Table:
+def candidates(decision: Decision, title: str = "") -> Table:
     """Return the candidates of a decision with their costs, or why they cannot serve."""
     rows = []
     for name, cost, why in decision.candidates():
         words = ("", "", "", "") if cost is None else cost.words()
         rows.append((name, *words, "runs" if name == decision.candidate else why and f"cannot: {why}"))
-    return Table(str(decision.problem), ("candidate", ">latency", ">throughput", ">memory", ">error", ""), rows)
+    return Table(title, ("candidate", ">latency", ">throughput", ">memory", ">error", ""), rows)
 
 
-def decisions(found: Sequence[tuple[Decision, int]]) -> Table | str:
+def decisions(found: Sequence[tuple[Decision, int]]) -> Table:
     """Return the decisions of a process, those that served most calls first."""
-    if not found:
-        return "autokern took no decision in this process"
     rows = []
     for decision, calls in sorted(found, key=lambda pair: -pair[1]):
         p = decision.problem
-        name = f"{p.op} {_sizes(p)}\n{_words(p.dtype, p.device, problem=p)}"
-        rows.append((f"{calls}", name, decision.candidate, f"{decision.margin:.2f}", decision.why))
-    return Table("autokern: decisions", (">calls", "problem", "runs", ">× stock", "why"), rows)
+        words = f"{_words(f'{p.op} {_sizes(p)}', p.dtype, p.device, problem=p)}\n{decision.why}"
+        rows.append((f"{calls:,}", decision.candidate, f"{decision.margin:.2f}", words))
+    title = "autokern: decisions of this process" if rows else "autokern took no decision in this process"
+    return Table(title, (">calls", "runs", ">× stock", "problem, and why"), rows)
 
 
-def stats(counts: Mapping[str, Mapping[str, int]]) -> Table | str:
+def stats(counts: Mapping[str, Mapping[str, int]]) -> Table:
     """Return the number of calls by op and candidate."""
     rows = [
         (op, candidate, f"{calls:,}")
         for op, by in counts.items()
         for candidate, calls in sorted(by.items(), key=lambda pair: -pair[1])
     ]
-    return Table("autokern: calls", ("op", "candidate", ">calls"), rows) if rows else "autokern served no call here"
+    title = "autokern: calls" if rows else "autokern served no call in this process"
+    return Table(title, ("op", "candidate", ">calls"), rows)
 
 
 def findings(found: Sequence[Finding]) -> Table:

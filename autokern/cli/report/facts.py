@@ -254,7 +254,7 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
         if row.device in here and chosen:
             sizes = [trial.problem.n for trial in chosen]
             plots.append(plot(chosen[len(chosen) // 2].problem, min(sizes), max(sizes), profile.trials))
-    title = "fastest candidates; × stock: geometric mean of stock's time over theirs"
+    title = "× stock: geometric mean of stock's time over that of the fastest"
     sections = [_section("Fastest candidates", tables=list(map(_clean, tables.of_known(found, title)))), *_plots(plots)]
     if found.winners:
         sections.append(_section("Measured problems", tables=tables.winners(found.winners[:_MOST_WINNERS])))
