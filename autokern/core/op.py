@@ -39,14 +39,13 @@ WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
 class _Inside(threading.local):
     """What this thread is doing.
 
-    Whether it runs a candidate, so that its calls are not dispatched again; whether it calibrates; whether kernel
-    matrices are to be multiplied without being formed; and the products that conjugate gradients have taken so far.
+    Whether it runs a candidate, so that its calls are not dispatched again; whether it calibrates; and whether kernel
+    matrices are to be multiplied without being formed.
     """
 
     active = False
     measuring = False
     formless = False
-    products = 0
 
     @contextlib.contextmanager
     def without_matrices(self) -> Iterator[None]:
@@ -231,11 +230,8 @@ class Op(abc.ABC):
         """Return up to how many times stock's time an exact candidate is preferred; 1 where stock is close enough."""
         return 1.0
 
-    def harder(self, problem: Problem, candidate: Candidate, products: int = 0) -> float:
-        """Return how many times as long a candidate takes on systems as users have them as on those of `sample`.
-
-        `products` were counted on the user's own system; 0 where none were.
-        """
+    def harder(self, problem: Problem, candidate: Candidate) -> float:
+        """Return how many times as long a candidate takes on systems as users have them as on those of `sample`."""
         return 1.0
 
     def remark(self, problem: Problem) -> str:

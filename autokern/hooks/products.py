@@ -1,20 +1,17 @@
-"""Products of the library's conjugate gradients are counted, and what they reach is noted where a call asks for it.
-
-How long they take depends on the numbers, not on the sizes alone.
-"""
+"""What the library's conjugate gradients reach, and after how many products, is noted where a call asks for it."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import linear_operator.utils
 import torch
 from linear_operator import settings as library
 
-from autokern.core.op import inside
 from autokern.core.solved import Solved, is_watched, note
 from autokern.hooks.install import hook, stock_of
 
@@ -46,24 +43,24 @@ def _default_preconditioner(x: Any) -> Any:
 @hook(linear_operator.utils, "linear_cg")
 def _linear_cg(matmul_closure: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
     multiply = matmul_closure.matmul if torch.is_tensor(matmul_closure) else matmul_closure
-    if not callable(multiply):
-        return _stock(matmul_closure, rhs, *args, **kwargs)
-
-    def counted(vectors: Any) -> Any:
-        inside.products += 1
-        return multiply(vectors)
-
     try:
-        call = _signature.bind(counted, rhs, *args, **kwargs) if is_watched() else None
+        call = _signature.bind(multiply, rhs, *args, **kwargs) if is_watched() and callable(multiply) else None
     except TypeError:  # which stock raises too
         call = None
-    return _stock(counted, rhs, *args, **kwargs) if call is None else _noted(call)
+    return _stock(matmul_closure, rhs, *args, **kwargs) if call is None else _noted(call, multiply)
 
 
-def _noted(call: inspect.BoundArguments) -> Any:
-    """Run conjugate gradients, and note how large the residual was that they ended with."""
-    given, before, outer = call.arguments, inside.products, _begun.residuals
+def _noted(call: inspect.BoundArguments, multiply: Callable[[Any], Any]) -> Any:
+    """Run conjugate gradients, and note how large the residual was that they ended with, after how many products."""
+    given, made, outer = call.arguments, -1, _begun.residuals  # the first product is that of the initial guess
     own = given.get("preconditioner")
+
+    def counted(vectors: Any) -> Any:
+        nonlocal made
+        made += 1
+        return multiply(vectors)
+
+    given["matmul_closure"] = counted
     if own is not None:
 
         def preconditioner(x: Any) -> Any:
@@ -77,7 +74,6 @@ def _noted(call: inspect.BoundArguments) -> Any:
         found = _stock(*call.args, **call.kwargs)
     finally:
         _begun.residuals = outer
-    made = inside.products - before - 1
     for residual in (r for r in residuals if r.numel()):  # none where there was nothing to solve
         sizes, goal = torch.linalg.vector_norm(residual, dim=-2), given.get("tolerance")
         goal = float(library.cg_tolerance.value() if goal is None else goal)

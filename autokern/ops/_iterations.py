@@ -110,13 +110,13 @@ class Iterated(Loose):
             return 1.0
         return max(_MAY_COST, counted().alone) if problem.device == "cpu" else _MAY_COST
 
-    def harder(self, problem: Problem, candidate: Candidate, products: int = 0) -> float:
+    def harder(self, problem: Problem, candidate: Candidate) -> float:
         """Return how many times as long what iterates takes as with the least products."""
         if not iterates(problem) or not candidate.loose:
             return 1.0
         rest = self.rest(problem, candidate)
         least = counted().least
-        return (max(products or _usual(problem.n), least) + rest) / (least + rest)
+        return (max(_usual(problem.n), least) + rest) / (least + rest)
 
     def rest(self, problem: Problem, candidate: Candidate) -> float:
         """Return what a call takes beside the products of conjugate gradients, in products."""

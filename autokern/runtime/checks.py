@@ -1,89 +1,122 @@
-"""Checks: what happens at the call at which a decided key is due to be looked at again."""
+"""Checks: what happens at the call at which a decided key is due to be looked at again.
+
+Compiling may repay itself by now, or the op have taken long enough to be measured. Or lower precision may not suffice:
+an error depends on the numbers, and a lengthscale that shrinks while a model is trained lets it grow. A candidate that
+approximates is therefore run beside one that does not at the first call of a problem, the second, the fourth and so on,
+and gives way to it for the rest of the process where its error is larger than allowed.
+"""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from autokern.core.errors import AutokernError
+from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.feasibility import Feasibility
+from autokern.core.op import Candidate, inside
 from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
-from autokern.runtime import counting
+from autokern.core.solved import aside
 from autokern.runtime.memo import NEVER, Entry
+from autokern.system import memory_limit, randomness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from autokern.runtime.session import Session
 
-__all__ = ["Checks"]
+__all__ = ["check", "checked", "schedule"]
 
 _log = logging.getLogger("autokern")
 
 
-class Checks:
-    """The checks of the keys of a session."""
+def schedule(entry: Entry) -> None:
+    """Set the next check of an entry: of what approximates, at the next power of two of all calls of its problem."""
+    review = entry.decision.review
+    if entry.candidate.accuracy == "approximate":
+        entry.check_at((1 << (entry.before + entry.count).bit_length()) - entry.before)
+    else:
+        entry.check_at(review if review > entry.count else NEVER)
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
-    def schedule(self, entry: Entry) -> None:
-        """Set the next check of an entry."""
-        review = entry.decision.review
-        entry.check_at(min(counting.due(entry), review if review > entry.count else NEVER))
-
-    def checked(self, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
-        """Check a key that has reached the call at which a check was due, or passed it, and return its entry.
-
-        The decision may be due for review, since compiling may repay itself by now; or stock may have taken many
-        products; or lower precision may no longer suffice for the data.
-        """
-        from autokern.runtime import spotcheck
-
-        here, due = self._session, entry.take_check()
-        if due == NEVER:  # another thread is at it
-            return entry
-        if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
-            return self._again(entry, self._reconsidered, settings)
-        if entry.candidate.accuracy == "approximate":
-            key = entry.decision.cell
-            here.errors[key] = max(here.errors.get(key, 0.0), spotcheck.check(entry, args, settings))
-            return entry
-        if due == entry.decision.review:
-            table = Feasibility(entry.op, entry.decision.problem)
-            return here.made(table, here.decide(table, settings, entry.count), settings, entry.count)
-        self.schedule(entry)
-        return self._again(entry, self._counted, settings) if counting.is_due(entry, settings) else entry
-
-    def _again(self, entry: Entry, decide: Callable[[Entry, Settings], Entry], settings: Settings) -> Entry:
-        """Decide a key again; if that fails, it stays as it is."""
-        here = self._session
+def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
+    """Check a key that has reached the call at which a check was due, or passed it, and return its entry."""
+    due = entry.take_check()
+    if due == NEVER:  # another thread is at it
+        return entry
+    if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
-            return decide(entry, settings)
+            table = here.measured(Feasibility(entry.op, entry.decision.problem), settings.accuracy)
+            return here.made(table, here.shared.decision(table, settings), settings, entry.count)
         except AutokernError:
             raise
-        except Exception as error:
+        except Exception as error:  # the key stays as it is
             if here.settings.strict or not recoverable(error, entry.op):
                 raise
             _log.debug("%s could not be decided again: %r", entry.decision.problem, error)
             return entry
-
-    def _counted(self, entry: Entry, settings: Settings) -> Entry:
-        """Decide a key with the products that were counted; an exact candidate may serve from now on."""
-        here = self._session
-        here.products.note(entry)
+    if entry.candidate.accuracy == "approximate":
+        key = entry.decision.cell
+        here.errors[key] = max(here.errors.get(key, 0.0), check(entry, args, settings))
+        return entry
+    if due == entry.decision.review:
         table = Feasibility(entry.op, entry.decision.problem)
-        decision = here.decide(table, settings, entry.count)
-        if table.op[decision.candidate].accuracy != "better":
-            return entry
-        here.shared.drop(table.problem)
-        made = here.made(table, decision, settings, entry.count)
-        made.check_at(NEVER)
-        return made
+        return here.made(table, here.decide(table, settings, entry.count), settings, entry.count)
+    schedule(entry)
+    return entry
 
-    def _reconsidered(self, entry: Entry, settings: Settings) -> Entry:
-        """Measure the op of an entry whose calls have taken long enough, and decide."""
-        here = self._session
-        table = here.measured(Feasibility(entry.op, entry.decision.problem), settings.accuracy)
-        return here.made(table, here.shared.decision(table, settings), settings, entry.count)
+
+def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
+    """Compare the candidate of an entry with one that does not approximate, on the arguments of a call.
+
+    Return the relative error, 0 where the comparison fails.
+    """
+    suspect, exact = entry.candidate, _exact(entry)
+    error = 0.0 if exact is None else _error(entry, exact, args)
+    if entry.candidate is not suspect:  # another check was faster
+        return error
+    if exact is None or error <= settings.max_error:
+        schedule(entry)
+        return error
+    op, problem = entry.op.name, entry.decision.problem
+    reason = f"{suspect.name} errs by {error:.0e} on these data, and at most {settings.max_error:.0e} is allowed"
+    entry.demote(exact, reason)
+    warnings.warn(
+        f"autokern: {op}.{reason} on {problem}; {exact.name} runs from now on. "
+        f"AUTOKERN_EXCLUDE={op}={suspect.name} avoids it, using(max_error=...) allows more",
+        AutokernWarning,
+        stacklevel=4,
+    )
+    return error
+
+
+def _exact(entry: Entry) -> Candidate | None:
+    """Return a candidate that does not approximate and fits beside the other: one that is exact where stock is not.
+
+    Of those the best, one without set-up time if possible.
+    """
+    problem = entry.decision.problem
+    known, held = [entry.op[name] for name in entry.decision.order], entry.candidate.memory(problem)
+    exact = [
+        c for c in known if c.accuracy != "approximate" and memory_limit.fits(held + c.memory(problem), problem.device)
+    ]
+    return min(exact, key=lambda candidate: (candidate.accuracy != "better", candidate.compiles), default=None)
+
+
+def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
+    """Return the relative error on the arguments of a call, gradients included; 0 where the comparison fails."""
+    from autokern.tuning.accuracy import relative_error
+    from autokern.tuning.trial import trial
+
+    op, problem = entry.op, entry.decision.problem
+    before, inside.active = inside.active, True
+    try:
+        with randomness.untouched(), aside():
+            found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
+        return relative_error(op, found, truth)
+    except Exception as failure:
+        if not recoverable(failure, op, entry.candidate.run, exact.run):
+            raise
+        _log.debug("could not check the accuracy of %s", problem, exc_info=True)
+        return 0.0
+    finally:
+        inside.active = before

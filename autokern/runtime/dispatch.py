@@ -24,7 +24,7 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.registry import get
 from autokern.core.settings import Settings, from_environment, revised
-from autokern.runtime import orders
+from autokern.runtime import checks, orders
 from autokern.runtime.memo import Entry, counted
 from autokern.runtime.overlay import Overlay
 from autokern.runtime.overlay import current as _current
@@ -161,7 +161,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
             entry = here.remember(memo, name, key, made)
         entry.count += 1
         if entry.count >= entry.due:
-            entry = here.checks.checked(entry, args, here.settings if overlay is None else overlay.settings)
+            entry = checks.checked(here, entry, args, here.settings if overlay is None else overlay.settings)
             here.remember(memo, name, key, entry, renewed=True)
         flag.active = not entry.parts
         try:

@@ -51,22 +51,17 @@ class Entry:
         Where its calls are timed, while its op is not measured yet.
     trial : bool
         Whether a calibration made it: its calls are not the user's, and do not count.
-    counting : bool
-        Whether the products of conjugate gradients are counted.
-    products : int
-        The most that a call took.
     solved : tuple of Solved
         How systems were solved in its calls, if its problem is one where stock iterates.
     """
 
     __slots__ = (
-        "before", "candidate", "count", "counting", "decision", "due", "ledger", "op", "parts", "products", "run",
-        "solved", "trial",
+        "before", "candidate", "count", "decision", "due", "ledger", "op", "parts", "run", "solved", "trial",
     )  # fmt: skip
 
     def __init__(self, decision: Decision, table: Feasibility) -> None:
         self.decision, self.op = decision, table.op
-        self.count = self.before = self.products = 0
+        self.count = self.before = 0
         self.trial = inside.measuring
         self.solved: tuple[Solved, ...] = ()
         self.ledger: Any = None
@@ -82,7 +77,6 @@ class Entry:
         self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)
         self.run = self._noting(candidate.run) if self.op.approximates(self.decision.problem) else candidate.run
         self.parts = candidate.parts
-        self.counting = False
 
     def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that keeps how it solved systems."""
@@ -111,19 +105,6 @@ class Entry:
                     self.check_at(self.count + 1)
 
         self.run = timed
-
-    def count_products(self) -> None:
-        """Count the products that conjugate gradients take in a call."""
-        run = self.run
-
-        def counted(*args: Any) -> Any:
-            before = inside.products
-            try:
-                return run(*args)
-            finally:
-                self.products = max(self.products, inside.products - before)
-
-        self.run, self.counting = counted, True
 
     def check_at(self, call: int) -> None:
         """Set the call from which on the entry is checked."""

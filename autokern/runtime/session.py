@@ -23,8 +23,7 @@ from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
-from autokern.runtime import counting, orders, overlay
-from autokern.runtime.checks import Checks
+from autokern.runtime import checks, orders, overlay
 from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, counted, is_large, served, stock_entry
 from autokern.runtime.shared import Shared
 from autokern.system import host, keops, logs, memory_limit
@@ -63,8 +62,6 @@ class Session:
         self._first_use: FirstUse | None = None
         self._seen: Counter[tuple[Problem, str]] = Counter()
         self.errors: dict[tuple[Problem, str], float] = {}
-        self.products = counting.Products()
-        self.checks = Checks(self)
         logs.apply(settings.log)
         graphs.allow(settings.graphs == "on")
         plugins.announce(settings.strict)
@@ -129,7 +126,7 @@ class Session:
 
         if not decision.order or decision.costs:
             return decision
-        return policy.described(decision, self.chooser, self.settings, self.products.of(decision.problem))
+        return policy.described(decision, self.chooser, self.settings)
 
     def forget(self, memo: Memo | None = None) -> None:
         """Empty the memo, or that of a `using` block; counts of calls are kept."""
@@ -143,7 +140,6 @@ class Session:
                         self._seen[entry.decision.cell] = entry.before + entry.count
                     entry.resume(0, entry.before + entry.count)  # its calls are counted
                 table.clear()
-            self.products.trim(_MOST_KEYS)
             if max(len(self._seen), len(self.errors)) > _MOST_KEYS:
                 self._seen.clear()
                 self.errors.clear()
@@ -179,8 +175,6 @@ class Session:
 
     def made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
         """Return the entry of a decided problem, whose key has been called so many times."""
-        from autokern.runtime import spotcheck
-
         ordered = settings
         while self.errors and self.errors.get(decision.cell, 0.0) > settings.max_error:  # it failed before
             failed = f"{table.op.name}={decision.candidate}"
@@ -192,15 +186,10 @@ class Session:
         else:
             entry = Entry(decision, table)
         entry.resume(count, before)
-        if entry.candidate.accuracy == "approximate":
-            entry.check_at(spotcheck.due(before + count) - before)
-        else:
-            ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
-            if ledger is not None:
-                entry.time_into(ledger)
-            if settings is self.settings and not self.agreed and counting.counts(entry, settings):
-                entry.count_products()
-            self.checks.schedule(entry)
+        ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
+        if ledger is not None and entry.candidate.accuracy != "approximate":
+            entry.time_into(ledger)
+        checks.schedule(entry)
         return entry
 
     def measured(self, table: Feasibility, accuracy: str) -> Feasibility:
@@ -218,14 +207,14 @@ class Session:
         """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
         from autokern.tuning import policy
 
-        there, device, products = None, table.problem.device, self.products.of(table.problem)
+        there, device = None, table.problem.device
         large = not self.agreed and max(table.memory.values()) >= memory_limit.LARGE
         if large and device in host.current().devices:
             there = memory_limit.current(device)  # the memory of a recorded host is only explained here
         try:
-            return policy.decide(table, self.chooser, settings, there, seen, products)
+            return policy.decide(table, self.chooser, settings, there, seen)
         except MemoryBudgetError:
             if there is None or there.source:
                 raise
             named = memory_limit.named(there, device)
-            return policy.decide(table, self.chooser, settings, named, seen, products)
+            return policy.decide(table, self.chooser, settings, named, seen)

@@ -46,11 +46,6 @@ class Shared:
             return self._decide(table, settings)
         return msgspec.structs.replace(decision, problem=problem)
 
-    def drop(self, problem: Problem) -> None:
-        """Let later keys of a problem, and of its neighbours, be decided afresh."""
-        with self._lock.here():
-            self._known = {key: known for key, known in self._known.items() if key[0] != problem.coarse}
-
     def clear(self) -> None:
         """Forget all of them."""
         with self._lock.here():

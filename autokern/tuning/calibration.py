@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 import torch
@@ -97,18 +97,14 @@ def calibrate(
             raise SettingsError(f"{name} {value!r} was asked for; there are {', '.join(of)}")
     if not budget > 0:
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
-    run = _Calibration(level, budget, known, progress or silent)
-    options: dict[str, Any] = {"accuracy": accuracy, "near": near, "thorough": thorough}
-
-    def nesting(pool: _Pool) -> int:
-        return pool.op.nesting or _OUTERMOST * pool.op.composite
-
+    run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
             if any(candidate.compiles for op in ops for candidate in op.candidates):
                 run.try_tools()
-            waiting = [_Pool(op, device, tuple(dtypes), level, **options) for device in devices for op in ops]
+            each = [(op, device) for device in devices for op in ops]
+            waiting = [_Pool(*one, tuple(dtypes), level, accuracy, near, thorough) for one in each]
             left = sum(pool.weight for pool in waiting)
             for _, group in itertools.groupby(sorted(waiting, key=nesting), key=nesting):
                 here = list(group)
@@ -130,6 +126,7 @@ class _Pool:
         thorough: bool,
     ) -> None:  # fmt: skip
         self.op, self.device, self.dtypes, self.near, self.thorough = op, device, dtypes, near, thorough
+        self.nesting = op.nesting or _OUTERMOST * op.composite
         count = _DRAWN[level] * len(dtypes)
         grid = (p for dtype in dtypes for p in op.grid(level, dtype, device))
         drawn = draw(op, count, dtypes, device, "calibration", *_WORK[level])
@@ -202,14 +199,13 @@ class _Calibration:
         while pending and self._left > 0:
             pool = min(pending, key=lambda each: each.spent / max(each.weight, 1.0))
             problem = pool.take()
-            if problem is None:
+            began, enough = self._clock(), _PROVEN * len(pool.dtypes)
+            if problem is not None:
+                self._try(pool, problem)
+                pool.spent += self._clock() - began
+            right = self._level == "quick" and pool.near is None and pool.proven >= enough
+            if problem is None or right:  # the shipped choices are right here
                 pending.remove(pool)
-                continue
-            began = self._clock()
-            self._try(pool, problem)
-            pool.spent += self._clock() - began
-            if self._level == "quick" and pool.near is None and pool.proven >= _PROVEN * len(pool.dtypes):
-                pending.remove(pool)  # the shipped choices are right here
         for pool, dtype in ((each, dtype) for each in here for dtype in each.dtypes):
             group = pool.op.name, dtype, pool.device
             trials = sum(t.problem.group == group for of in self._timed.values() for t in of)
@@ -221,9 +217,8 @@ class _Calibration:
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep what can be trusted of it; a problem that others disturbed is tried once more later."""
         timed = self._timed.setdefault(key_of(problem), [])
-        candidates = self._measurer.runnable(
-            problem, (c for c in pool.able[problem] if self._may_win(pool, problem, c))
-        )
+        promising = (c for c in pool.able[problem] if self._may_win(pool, problem, c))
+        candidates = self._measurer.runnable(problem, promising)
         known = next((t for t in timed if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
             return
@@ -231,12 +226,10 @@ class _Calibration:
         expected = self._expected(pool.op, problem, candidates, timed)
         if pool.slower * expected > min(self._left, share * self._budget):
             return
-        began, timings = self._clock(), dict[str, Timing]()
+        began, timings, seconds = self._clock(), dict[str, Timing](), min(self._left, _TIMING_SHARE * self._budget)
         self.progress(1 - max(0.0, self._deadline - time.perf_counter()) / self._budget, str(problem))
         try:
-            timings = self._measurer.timings(
-                pool.op, problem, candidates, min(self._left, _TIMING_SHARE * self._budget)
-            )
+            timings = self._measurer.timings(pool.op, problem, candidates, seconds)
         except (MemoryError, torch.OutOfMemoryError):
             pass
         except Exception as error:  # of a kind of problem that a program asked, the op may make no sample

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import msgspec
 import torch
@@ -57,10 +56,8 @@ class Measurer:
             return {}
         with torch.device("cpu"):  # the caller may have set another default
             args = op.sample(problem, torch.Generator().manual_seed(1234 + problem.n))
-        calls: dict[str, Callable[[], Trialled]] = {}
-        warm: dict[str, float] = {}
-        errors: dict[str, float] = {}
-        relative: dict[str, float] = {}
+        calls, warm = dict[str, Callable[[], Trialled]](), dict[str, float]()
+        errors, relative = dict[str, float](), dict[str, float]()
         gradient_error = exact = None
         for candidate in candidates:
             call = trial(op, candidate.run, problem, args)
@@ -91,23 +88,27 @@ class Measurer:
                 _log.debug("candidate %s.%s failed on %s", op.name, candidate.name, problem, exc_info=True)
                 if candidate.name == "stock":
                     return {}
-                self._ban(op, candidate, problem, f"raised {type(error).__name__} on {problem}")
+                self._ban(candidate, problem, f"raised {type(error).__name__} on {problem}")
                 continue
             if errors.get(candidate.name, 0.0) > 1 and not candidate.as_stock:
-                self._ban(op, candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
-                continue
-            calls[candidate.name] = call
+                self._ban(candidate, problem, f"error {errors[candidate.name]:.3g} times its bound on {problem}")
+            else:
+                calls[candidate.name] = call
         if len(calls) < 2:
             return {}
-        often: dict[str, Any] = {"min_time": _MIN_TIME[self._level], "rounds": _ROUNDS[self._level]}
-        found = trusted(timer.compare(calls, synchronize=host.settle, seconds=seconds, warm=warm, **often))
-        more = {n: {"error": errors.get(n, 0.0), "relative_error": relative.get(n)} for n in found}
-        return {name: msgspec.structs.replace(timing, **more[name]) for name, timing in found.items()}
+        min_time, rounds = _MIN_TIME[self._level], _ROUNDS[self._level]
+        found = timer.compare(
+            calls, synchronize=host.settle, seconds=seconds, warm=warm, min_time=min_time, rounds=rounds
+        )
+        return {
+            n: msgspec.structs.replace(timing, error=errors.get(n, 0.0), relative_error=relative.get(n))
+            for n, timing in trusted(found).items()
+        }
 
-    def _ban(self, op: Op, candidate: Candidate, problem: Problem, reason: str) -> None:
-        _log.info("banned %s.%s on this host: %s", op.name, candidate.name, reason)
-        self._out.add((op.name, candidate.name, problem.dtype, problem.device))
-        self.banned.append(Ban(op.name, candidate.name, problem.dtype, problem.device, reason))
+    def _ban(self, candidate: Candidate, problem: Problem, reason: str) -> None:
+        _log.info("banned %s.%s on this host: %s", problem.op, candidate.name, reason)
+        self._out.add((problem.op, candidate.name, problem.dtype, problem.device))
+        self.banned.append(Ban(problem.op, candidate.name, problem.dtype, problem.device, reason))
 
 
 def trusted(timings: Mapping[str, Timing]) -> dict[str, Timing]:

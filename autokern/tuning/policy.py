@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,14 +17,14 @@ from autokern.core.candidate import UNKNOWN, WITHIN
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
 from autokern.core.feasibility import Feasibility
-from autokern.core.op import ACCURACIES, Candidate, Op
-from autokern.core.problem import Problem
+from autokern.core.op import ACCURACIES, Candidate
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.core.units import sized
 from autokern.system.memory_limit import Limit, least, refusal, ways_out
 from autokern.tuning.chooser import Chooser
 from autokern.tuning.forest import Estimate
+from autokern.tuning.store import leaves_aside
 
 __all__ = ["CONFIDENCE", "NOISE", "decide", "described"]
 
@@ -37,12 +37,8 @@ FEWER_THREADS = 0.05
 _LITTLE = 10.0  # how much less work than stock a default candidate must do to run unmeasured where others are measured
 _ROUGH = "its error was measured to be"
 
-Estimates = Mapping[str, Estimate]
-
 
 class _Choice(NamedTuple):
-    """The name of the choice, the reason, the source of the knowledge, and the calls until a review."""
-
     name: str
     reason: str
     source: str
@@ -50,115 +46,70 @@ class _Choice(NamedTuple):
 
 
 def decide(
-    table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None = None, seen: int = 0,
-    products: int = 0,
-) -> Decision:  # fmt: skip
+    table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None = None, seen: int = 0
+) -> Decision:
     """Choose a candidate under the available memory; the same arguments give the same decision, without costs.
 
-    Unless the user has declared how many calls there will be, as many as were seen are expected to come: that costs at
-    most twice the best choice (the ski rental of online algorithms). `products` are those that stock's conjugate
-    gradients took on the user's system; 0 where they were not counted.
+    Unless the user has declared how many calls there will be, as many as were `seen` are expected to come: that costs
+    at most twice the best choice (the ski rental of online algorithms).
     """
-    op, problem = table.op, table.problem
-    excluded = _excluded(table, chooser, settings, there)
-    feasible = [c for c in table.candidates if c.name not in excluded]
-    if not feasible:
-        raise _nothing_fits(table, chooser, settings, there)
-    estimates = _estimates(table, chooser, settings, products)
-    usable = {name: found for name, found in estimates.items() if name not in excluded or name == "stock"}
-    ranked = _ranked(op, problem, feasible, usable)
-    name, reason, source, review = _choice(table, chooser, settings, seen, excluded, ranked, usable)
-    estimate = usable.get(name)
+    case = _Case(table, chooser, settings, least(settings.memory, there), seen)
+    if not case.ranked:
+        raise case.nothing_fits()
+    name, reason, source, review = case.choice()
+    estimate = case.estimates.get(name)
     return Decision(
-        problem=problem,
+        problem=table.problem,
         candidate=name,
         reason=reason,
         source=source,
         margin=math.exp(-estimate.log_ratio) if estimate else 1.0,
         uncertainty=estimate.sigma if estimate else 0.0,
-        excluded=excluded,
-        order=(name, *(c.name for c in ranked if c.name != name)),
+        excluded=case.excluded,
+        order=(name, *(c.name for c in case.ranked if c.name != name)),
         review=review,
-        remark=_remark(op, problem, op[name], usable, products),
+        remark=case.remark(table.op[name]),
     )
 
 
-def described(decision: Decision, chooser: Chooser, settings: Settings, products: int = 0) -> Decision:
+def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decision:
     """Return a decision with the costs of the candidates; seconds follow from the nearest trial, which is named."""
     op, problem = get(decision.problem.op), decision.problem
     table = Feasibility(op, problem)
-    estimates, near = _estimates(table, chooser, settings, products), chooser.nearest(op, problem)
-    flops, harder = op.features(problem).flops, op.harder(problem, op.stock, products)
-
-    def seconds(name: str) -> float | None:
-        found = estimates.get(name)
-        return None if found is None or near is None else near.seconds * harder * math.exp(found.log_ratio)
-
-    def cost(candidate: Candidate) -> Cost:
+    estimates, near = _estimates(table, chooser, settings), chooser.nearest(op, problem)
+    flops, harder = op.features(problem).flops, op.harder(problem, op.stock)
+    rough = [name for name, why in decision.excluded.items() if why.startswith(_ROUGH)]
+    times, costs, told = dict[str, float](), dict[str, Cost](), ""
+    for name in dict.fromkeys([*decision.order, *rough]):
+        candidate, found, seconds = op[name], estimates.get(name), None
+        if found is not None and near is not None:
+            seconds = near.seconds * harder * math.exp(found.log_ratio)
+            if name in decision.order:
+                times[name] = seconds
         approximate = candidate.accuracy == "approximate"
         error = op.expected_error(problem, candidate) or (UNKNOWN if approximate else WITHIN)
-        return Cost(
-            seconds=seconds(candidate.name),
+        costs[name] = Cost(
+            seconds=seconds,
             flops=flops,
-            memory=table.memory[candidate.name],
-            relative_error=chooser.relative_error(op, candidate.name, problem) if approximate else None,
-            uncertainty=estimates[candidate.name].sigma if candidate.name in estimates else 0.0,
+            memory=table.memory[name],
+            relative_error=chooser.relative_error(op, name, problem) if approximate else None,
+            uncertainty=0.0 if found is None else found.sigma,
             error=error.word,
             meaning=error.words,
         )
-
-    rough = [name for name, why in decision.excluded.items() if why.startswith(_ROUGH)]
-    names = dict.fromkeys([decision.candidate, *decision.order, *rough])
-    times, told = {name: found for name in decision.order if (found := seconds(name)) is not None}, ""
     if near is not None and times:
         told = f"times follow from {near.trial.problem}, measured on {'this' if near.here else 'another'} machine"
         told += f", {near.octaves:.1f} octaves away" * (near.octaves > 0.05)
-    costs = {name: cost(op[name]) for name in names}
     return msgspec.structs.replace(decision, predicted=times, costs=costs, nearest=told)
 
 
-def _excluded(table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None = None) -> dict[str, str]:
-    """Return the reasons why candidates cannot serve a problem, by name; stock is refused for want of memory only.
-
-    Where a recorded host is replayed, the candidates are available that were measured there.
-    """
-    op, problem, limit = table.op, table.problem, least(settings.memory, there)
-    accuracies = ACCURACIES if settings.accuracy == "approximate" else ACCURACIES[:2]
-    bans = {b.candidate: b.reason for b in chooser.profile.banned if (b.op, b.dtype, b.device) == problem.group}
-
-    def reason(candidate: Candidate) -> str | None:
-        name, need = candidate.name, table.memory[candidate.name] if limit is not None else 0
-        if candidate is not op.stock:
-            if (why := table.why_not(candidate)) is not None:
-                return why
-            if settings.excludes(op.name, name):
-                return "excluded by the user"
-            if candidate.accuracy not in accuracies:
-                return f"its accuracy is {candidate.accuracy}, which is not allowed"
-            if candidate.accuracy == "approximate" and settings.forced(op.name) != name:
-                error, most = chooser.relative_error(op, name, problem), settings.max_error
-                if error is None:
-                    return "its error was not measured on this machine: autokern calibrate --accuracy approximate"
-                if error > most:
-                    return f"{_ROUGH} {error:.0e}, and at most {most:.0e} is allowed"
-            if name in bans:
-                return f"banned on this host: {bans[name]}"
-            if table.recorded and not chooser.measured(name, problem):
-                return "it was not measured on the recorded host"
-        if limit is not None and need > limit.bytes:
-            return f"needs {sized(need)}, and {sized(limit.bytes)} may be taken"
-        return None
-
-    return {c.name: why for c in table.candidates if (why := reason(c)) is not None}
-
-
-def _estimates(table: Feasibility, chooser: Chooser, settings: Settings, products: int) -> dict[str, Estimate]:
+def _estimates(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:
     """Return the estimates for systems as users have them: the time of iterative solvers depends on the numbers.
 
     Estimates of candidates that are not measured by themselves follow from the others.
     """
     op, problem = table.op, table.problem
-    if settings.deterministic and settings.profile is None:
+    if leaves_aside(settings):
         return {}
     names = {c.name for c in table.candidates if not c.tight}
     found = {name: estimate for name, estimate in chooser.estimates(problem).items() if name in names}
@@ -166,184 +117,212 @@ def _estimates(table: Feasibility, chooser: Chooser, settings: Settings, product
     near = chooser.nearest(op, problem) if derived else None
     if near is not None:
         times = {name: near.seconds * math.exp(estimate.log_ratio) for name, estimate in found.items()}
-        own = {c.name: c.derived(problem, times) for c in derived if c.derived is not None}
-        ratios = {name: math.log(seconds / near.seconds) for name, seconds in own.items() if seconds is not None}
-        found |= {name: found["stock"]._replace(log_ratio=ratio) for name, ratio in ratios.items()}
-    harder = {name: math.log(op.harder(problem, op[name], products)) for name in found}
+        for c in derived:
+            if c.derived is not None and (seconds := c.derived(problem, times)) is not None:
+                found[c.name] = found["stock"]._replace(log_ratio=math.log(seconds / near.seconds))
+    harder = {name: math.log(op.harder(problem, op[name])) for name in found}
     return {n: e._replace(log_ratio=e.log_ratio + harder[n] - harder["stock"]) for n, e in found.items()}
 
 
-def _choice(
-    table: Feasibility, chooser: Chooser, settings: Settings, seen: int, excluded: Mapping[str, str],
-    ranked: list[Candidate], estimates: Estimates,
-) -> _Choice:  # fmt: skip
-    op, stock, problem = table.op, table.op.stock, table.problem
-    frozen = settings.deterministic and settings.profile is None
-    default = "stock" if frozen else op.default_candidate(problem)
-    order = _ordered(table, settings, excluded, seen)
-    if order is not None and order.name not in excluded:
-        return order
-    horizon = seen if settings.calls is None else settings.calls
-    known = [c for c in ranked if c.name in estimates]
-    another, loose = default not in ("stock", *excluded), op.approximates(problem)
-    unheard = default not in estimates and (loose or not chooser.knows(problem))
-    if another and default not in estimates:
-        work, of_stock = op[default].features(problem), stock.features(problem)
-        if _LITTLE * (work.flops + work.bytes) <= of_stock.flops + of_stock.bytes:
-            return _Choice(default, "not measured, and stock would do far more work", "unmeasured")
-    if "stock" in excluded:
-        chosen, review = op[default] if default not in excluded else _frugal(table, excluded), 0
-        if known and (default in excluded or not unheard):
-            chosen, review = _repaid(known, table, estimates, chooser, horizon)
-        why = f"stock does not fit the memory: it {excluded['stock']}"
-        source = estimates[chosen.name].source if chosen.name in estimates else "unmeasured"
-        return _Choice(chosen.name, f"{order.reason}; {why}" if order else why, source, review)
-    if len(ranked) == 1:
-        return _Choice("stock", "no other candidate can serve this problem", "only choice")
-    if frozen:
-        return _Choice("stock", "AUTOKERN_DETERMINISTIC=1, and no profile is pinned", "order")
-    if another and (unheard or not estimates):
-        why = "stock only approximates" if loose else "stock would do far more work"
-        return _Choice(default, f"not measured here or elsewhere, and {why}", "unmeasured")
-    if not estimates:
-        return _Choice("stock", "no such problem is measured for this op, dtype and device", "unmeasured")
-    if chooser.instead(problem) == "stock" and not loose:  # the exam compares times
-        return _Choice("stock", "the calibration's exam found stock faster at these sizes", "measured")
-    known.remove(stock)
-    better = [
-        c for c in known if _is_preferred(op, problem, c, estimates) or _cost(op, problem, c, estimates) <= -NOISE
-    ]
-    doubtful = another and not better  # then stock must be shown to be faster
-    if doubtful:
-        better = [c for c in known if estimates[c.name].log_ratio <= -NOISE]
-    chosen, review = _repaid([*better, stock], table, estimates, chooser, horizon)
-    estimate = estimates[chosen.name]
-    if chosen is stock and review:
-        reason = f"a faster candidate compiles first, which {review} calls would repay"
-    elif chosen is stock:
-        reason = "no other candidate is faster by more than the uncertainty"
-    elif doubtful:
-        reason = "likely the fastest: stock does far more work and is not known to be faster"
-    elif _is_preferred(op, problem, chosen, estimates):
-        most = op.may_cost(problem)
-        reason = f"exact where stock's gradients are loose, in no more than {most:.2g} times its expected time"
-    elif estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
-        reason = "exact where stock approximates, and no slower by more than the noise"
-    elif chosen.threads and any(other.log_ratio < estimate.log_ratio for other in estimates.values()):
-        reason = "as fast as any within the uncertainty, with fewer threads"
-    else:
-        where = " by what other hosts measured" if estimate.source == "other hosts" else ""
-        reason = f"predicted to be the fastest{where}, by more than the uncertainty"
-    return _Choice(chosen.name, reason, estimate.source, review)
+class _Case:
+    """One problem and all that its decision follows from."""
 
+    def __init__(
+        self, table: Feasibility, chooser: Chooser, settings: Settings, limit: Limit | None, seen: int
+    ) -> None:
+        self.table, self.op, self.problem, self.chooser = table, table.op, table.problem, chooser
+        self.settings, self.limit, self.seen = settings, limit, seen
+        self.able, self.excluded = list[Candidate](), dict[str, str]()  # the able may still be too large
+        for c in table.candidates:
+            why = None if c is self.op.stock else self._why_not(c)
+            if why is None:
+                self.able.append(c)
+                if limit is not None and (need := table.memory[c.name]) > limit.bytes:
+                    why = f"needs {sized(need)}, and {sized(limit.bytes)} may be taken"
+            if why is not None:
+                self.excluded[c.name] = why
+        found = _estimates(table, chooser, settings)
+        self.estimates = {n: e for n, e in found.items() if n == "stock" or n not in self.excluded}
+        self.loose = self.op.approximates(self.problem)
+        self.may_cost = self.op.may_cost(self.problem) if self.loose else 1.0
+        self.ranked = self._ranked([c for c in self.able if c.name not in self.excluded])
 
-def _ordered(table: Feasibility, settings: Settings, excluded: Mapping[str, str], seen: int) -> _Choice | None:
-    """Return the candidate that the user asks for by force, by chance or by a threshold, if there is such an order."""
-    op, problem, forced = table.op, table.problem, settings.forced(table.op.name)
-    if forced is not None:
-        if forced not in op.names():
-            raise SettingsError(f"op {op.name} has no candidate {forced!r} to force; it has {', '.join(op.names())}")
-        if forced in excluded:
-            return _Choice("stock", f"{forced} was forced but cannot serve: {excluded[forced]}", "order")
-        return _Choice(forced, "forced by the user", "order")
-    if settings.random_seed is not None:  # each call is drawn anew
-        able = [c for c in table.candidates if c.name not in excluded and c.accuracy != "approximate"]
-        names = [c.name for c in able if not c.compiles] or ["stock"]
-        name = random.Random(f"{settings.random_seed}:{problem}:{seen}").choice(names)
-        return _Choice(name, "drawn at random", "order", max(2, seen + 1))
-    size = settings.cpu_up_to(op.name, problem.device)
-    if size is None:
+    def _why_not(self, candidate: Candidate) -> str | None:
+        """Return why a candidate other than stock cannot serve, whatever memory there is.
+
+        Where a recorded host is replayed, the candidates are available that were measured there.
+        """
+        op, name, problem, settings, chooser = self.op, candidate.name, self.problem, self.settings, self.chooser
+        approximate = settings.accuracy == "approximate"
+        if (why := self.table.why_not(candidate)) is not None:
+            return why
+        if settings.excludes(op.name, name):
+            return "excluded by the user"
+        if candidate.accuracy not in (ACCURACIES if approximate else ACCURACIES[:2]):
+            return f"its accuracy is {candidate.accuracy}, which is not allowed"
+        if candidate.accuracy == "approximate" and settings.forced(op.name) != name:
+            error = chooser.relative_error(op, name, problem)
+            if error is None:
+                return "its error was not measured on this machine: autokern calibrate --accuracy approximate"
+            if error > settings.max_error:
+                return f"{_ROUGH} {error:.0e}, and at most {settings.max_error:.0e} is allowed"
+        for ban in chooser.profile.banned:
+            if (ban.op, ban.dtype, ban.device, ban.candidate) == (*problem.group, name):
+                return f"banned on this host: {ban.reason}"
+        if self.table.recorded and not chooser.measured(name, problem):
+            return "it was not measured on the recorded host"
         return None
-    wanted, side = "cpu" if problem.n <= size else "native", f"{problem.n} columns, threshold {size}"
-    if wanted in op.names() and wanted not in excluded:
-        return _Choice(wanted, f"ordered by the user ({side})", "order")
-    return _Choice("stock", f"ordered by the user ({side}), which is what stock does", "order")
 
+    def _ranked(self, feasible: list[Candidate]) -> list[Candidate]:
+        """Return candidates by cautious predicted time, preferred exact ones first, of near ties the fewest threads.
 
-def _repaid(
-    ranked: list[Candidate], table: Feasibility, estimates: Estimates, chooser: Chooser, horizon: int
-) -> tuple[Candidate, int]:
-    """Return the first candidate whose set-up time so many calls repay, and the calls after which to decide again.
+        Stock comes before those that are not measured.
+        """
+        ranked = sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not self.op.stock, c.name))
+        first = self.estimates.get(ranked[0].name) if ranked and ranked[0] is not self.op.stock else None
+        if first is not None:
+            most = first.log_ratio + FEWER_THREADS
+            few = [c for c in ranked if c.threads and c.name in self.estimates]
+            few = [c for c in few if self.estimates[c.name].log_ratio <= most]
+            frugal = min(few, key=lambda c: c.threads, default=ranked[0])
+            ranked.remove(frugal)
+            ranked.insert(0, frugal)
+        return ranked
 
-    Savings count against the best candidate without set-up time; the last one is taken if no other is.
-    """
-    ready, review = next((c for c in ranked if not c.compiles), ranked[-1]), 0
-    faster = ranked[: ranked.index(ready)]
-    near = chooser.nearest(table.op, table.problem) if faster else None
-    for candidate in faster:
-        gain = math.exp(estimates[ready.name].log_ratio) - math.exp(estimates[candidate.name].log_ratio)
-        saving = 0.0 if near is None else near.seconds * gain
-        setup = chooser.profile.setup.get(f"{table.op.name}.{candidate.name}", math.inf)
-        if saving * horizon > setup:
-            return candidate, 0
-        if saving > 0 and math.isfinite(setup / saving):
-            calls = int(setup / saving) + 1
-            review = min(review or calls, calls)
-    return ready, review
+    def _preferred(self, candidate: Candidate) -> bool:
+        """Whether it is exact, and expected to take no longer than it may where stock's answer is loose."""
+        found = self.estimates.get(candidate.name)
+        exact = candidate.accuracy == "better" and not candidate.as_stock
+        return found is not None and exact and self.may_cost > 1.0 and found.log_ratio <= math.log(self.may_cost)
 
+    def _cost(self, candidate: Candidate) -> float:
+        """Return the cautious log ratio to stock's time, less what an exact result may cost."""
+        if candidate is self.op.stock:
+            return 0.0
+        found, favoured = self.estimates.get(candidate.name), candidate.accuracy == "better" and self.loose
+        return math.inf if found is None else found.log_ratio + CONFIDENCE * found.sigma - LEEWAY * favoured
 
-def _frugal(table: Feasibility, excluded: Mapping[str, str]) -> Candidate:
-    """Return the candidate that takes the least memory, the first of equals; one without set-up time if possible."""
-    able = (c for c in table.candidates if c.name not in excluded)
-    return min(able, key=lambda c: (c.compiles, table.memory[c.name]))
+    def choice(self) -> _Choice:
+        """Return the candidate that serves."""
+        op, stock, problem, estimates, excluded = self.op, self.op.stock, self.problem, self.estimates, self.excluded
+        frozen, order = leaves_aside(self.settings), self._ordered()
+        if order is not None and order.name not in excluded:
+            return order
+        default = "stock" if frozen else op.default_candidate(problem)
+        known = [c for c in self.ranked if c.name in estimates]
+        another = default not in ("stock", *excluded)
+        unheard = default not in estimates and (self.loose or not self.chooser.knows(problem))
+        if another and default not in estimates:
+            work, of_stock = op[default].features(problem), stock.features(problem)
+            if _LITTLE * (work.flops + work.bytes) <= of_stock.flops + of_stock.bytes:
+                return _Choice(default, "not measured, and stock would do far more work", "unmeasured")
+        if "stock" in excluded:
+            chosen, review = self._frugal(self.ranked) if default in excluded else op[default], 0
+            if known and (default in excluded or not unheard):
+                chosen, review = self._repaid(known)
+            why = f"stock does not fit the memory: it {excluded['stock']}"
+            source = estimates[chosen.name].source if chosen.name in estimates else "unmeasured"
+            return _Choice(chosen.name, f"{order.reason}; {why}" if order else why, source, review)
+        if len(self.ranked) == 1:
+            return _Choice("stock", "no other candidate can serve this problem", "only choice")
+        if frozen:
+            return _Choice("stock", "AUTOKERN_DETERMINISTIC=1, and no profile is pinned", "order")
+        if another and (unheard or not estimates):
+            why = "stock only approximates" if self.loose else "stock would do far more work"
+            return _Choice(default, f"not measured here or elsewhere, and {why}", "unmeasured")
+        if not estimates:
+            return _Choice("stock", "no such problem is measured for this op, dtype and device", "unmeasured")
+        if self.chooser.instead(problem) == "stock" and not self.loose:  # the exam compares times
+            return _Choice("stock", "the calibration's exam found stock faster at these sizes", "measured")
+        known.remove(stock)
+        better = [c for c in known if self._preferred(c) or self._cost(c) <= -NOISE]
+        doubtful = another and not better  # then stock must be shown to be faster
+        if doubtful:
+            better = [c for c in known if estimates[c.name].log_ratio <= -NOISE]
+        chosen, review = self._repaid([*better, stock])
+        return _Choice(chosen.name, self._reason(chosen, review, doubtful), estimates[chosen.name].source, review)
 
+    def _reason(self, chosen: Candidate, review: int, doubtful: bool) -> str:
+        """Return in words why a measured candidate is chosen."""
+        estimate = self.estimates[chosen.name]
+        if chosen is self.op.stock and review:
+            return f"a faster candidate compiles first, which {review} calls would repay"
+        if chosen is self.op.stock:
+            return "no other candidate is faster by more than the uncertainty"
+        if doubtful:
+            return "likely the fastest: stock does far more work and is not known to be faster"
+        if self._preferred(chosen):
+            most = f"{self.may_cost:.2g} times its expected time"
+            return f"exact where stock's gradients are loose, in no more than {most}"
+        if estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
+            return "exact where stock approximates, and no slower by more than the noise"
+        if chosen.threads and any(other.log_ratio < estimate.log_ratio for other in self.estimates.values()):
+            return "as fast as any within the uncertainty, with fewer threads"
+        where = " by what other hosts measured" if estimate.source == "other hosts" else ""
+        return f"predicted to be the fastest{where}, by more than the uncertainty"
 
-def _nothing_fits(table: Feasibility, chooser: Chooser, settings: Settings, there: Limit | None) -> MemoryBudgetError:
-    problem, limit = table.problem, least(settings.memory, there)
-    assert limit is not None
-    frugal = _frugal(table, _excluded(table, chooser, msgspec.structs.replace(settings, memory=None)))
-    asked = f"{problem} by its most frugal candidate ({frugal.name})"
-    ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")
-    return refusal(asked, table.memory[frugal.name], limit, ways)
+    def _ordered(self) -> _Choice | None:
+        """Return the candidate that the user asks for by force, by chance or by a threshold, if there is an order."""
+        op, problem, settings = self.op, self.problem, self.settings
+        forced = settings.forced(op.name)
+        if forced is not None:
+            if forced not in (names := op.names()):
+                raise SettingsError(f"op {op.name} has no candidate {forced!r} to force; it has {', '.join(names)}")
+            if forced in self.excluded:
+                return _Choice("stock", f"{forced} was forced but cannot serve: {self.excluded[forced]}", "order")
+            return _Choice(forced, "forced by the user", "order")
+        if settings.random_seed is not None:  # each call is drawn anew
+            able = [c for c in self.table.candidates if c.name not in self.excluded and c.accuracy != "approximate"]
+            names = [c.name for c in able if not c.compiles] or ["stock"]
+            name = random.Random(f"{settings.random_seed}:{problem}:{self.seen}").choice(names)
+            return _Choice(name, "drawn at random", "order", max(2, self.seen + 1))
+        size = settings.cpu_up_to(op.name, problem.device)
+        if size is None:
+            return None
+        wanted, side = "cpu" if problem.n <= size else "native", f"{problem.n} columns, threshold {size}"
+        if wanted in op.names() and wanted not in self.excluded:
+            return _Choice(wanted, f"ordered by the user ({side})", "order")
+        return _Choice("stock", f"ordered by the user ({side}), which is what stock does", "order")
 
+    def _repaid(self, ranked: list[Candidate]) -> tuple[Candidate, int]:
+        """Return the first candidate whose set-up time the calls repay, and those after which to decide again.
 
-def _is_preferred(op: Op, problem: Problem, candidate: Candidate, estimates: Estimates) -> bool:
-    """Whether a candidate is exact, and expected to take no longer than it may where stock's answer is loose."""
-    found = estimates.get(candidate.name)
-    if found is None or candidate.accuracy != "better" or candidate.as_stock or not op.approximates(problem):
-        return False
-    most = op.may_cost(problem)
-    return most > 1.0 and found.log_ratio <= math.log(most)
+        Savings count against the best candidate without set-up time; the last one is taken if no other is.
+        """
+        ready, review = next((c for c in ranked if not c.compiles), ranked[-1]), 0
+        faster = ranked[: ranked.index(ready)]
+        near, horizon = self.chooser.nearest(self.op, self.problem) if faster else None, self.settings.calls
+        seconds = 0.0 if near is None else near.seconds
+        for c in faster:
+            gain = math.exp(self.estimates[ready.name].log_ratio) - math.exp(self.estimates[c.name].log_ratio)
+            saving = seconds * gain
+            setup = self.chooser.profile.setup.get(f"{self.op.name}.{c.name}", math.inf)
+            if saving * (self.seen if horizon is None else horizon) > setup:
+                return c, 0
+            if saving > 0 and math.isfinite(setup / saving):
+                calls = int(setup / saving) + 1
+                review = min(review or calls, calls)
+        return ready, review
 
+    def _frugal(self, candidates: Sequence[Candidate]) -> Candidate:
+        """Return what takes the least memory, the first of equals; one without set-up time if possible."""
+        there = [c for c in self.table.candidates if c in candidates]
+        return min(there, key=lambda c: (c.compiles, self.table.memory[c.name]))
 
-def _cost(op: Op, problem: Problem, candidate: Candidate, estimates: Estimates) -> float:
-    """Return the cautious log ratio to stock's time, less what an exact result may cost where stock approximates."""
-    if candidate is op.stock:
-        return 0.0
-    estimate = estimates.get(candidate.name)
-    favoured = candidate.accuracy == "better" and op.approximates(problem)
-    return math.inf if estimate is None else estimate.log_ratio + CONFIDENCE * estimate.sigma - LEEWAY * favoured
+    def nothing_fits(self) -> MemoryBudgetError:
+        """Return the error that says what the most frugal candidate needs."""
+        problem, frugal = self.problem, self._frugal(self.able)
+        assert self.limit is not None
+        ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")
+        asked = f"{problem} by its most frugal candidate ({frugal.name})"
+        return refusal(asked, self.table.memory[frugal.name], self.limit, ways)
 
-
-def _ranked(op: Op, problem: Problem, feasible: list[Candidate], estimates: Estimates) -> list[Candidate]:
-    """Candidates by cautious predicted time, preferred exact ones first, of near ties the fewest threads.
-
-    Stock comes before those that are not measured.
-    """
-
-    def rank(candidate: Candidate) -> tuple[bool, float, bool, str]:
-        first = _is_preferred(op, problem, candidate, estimates)
-        return not first, _cost(op, problem, candidate, estimates), candidate is not op.stock, candidate.name
-
-    ranked = sorted(feasible, key=rank)
-    first = ranked[0]
-    if first is not op.stock and first.name in estimates:
-        most = estimates[first.name].log_ratio + FEWER_THREADS
-        few = [c for c in ranked if c.threads and c.name in estimates and estimates[c.name].log_ratio <= most]
-        frugal = min(few, key=lambda c: c.threads, default=first)
-        ranked.remove(frugal)
-        ranked.insert(0, frugal)
-    return ranked
-
-
-def _remark(op: Op, problem: Problem, chosen: Candidate, estimates: Estimates, products: int) -> str:
-    """Return what stock's answer is worth where it approximates, and what an exact one costs if none was chosen."""
-    worth = op.remark(problem)
-    if worth and products:
-        worth = f"{worth}; on yours it takes {products} products"
-    exact = [n for n in estimates if op[n].accuracy == "better"]
-    if not worth or not chosen.loose or chosen.name not in estimates or not exact:
-        return worth
-    best = min(exact, key=lambda n: estimates[n].log_ratio)
-    times = math.exp(estimates[best].log_ratio - estimates[chosen.name].log_ratio)
-    return f"{worth}; {best} would be exact, in {times:.2g} times its time"
+    def remark(self, chosen: Candidate) -> str:
+        """Return what stock's answer is worth where it approximates, and what an exact one costs if none was chosen."""
+        worth, estimates = self.op.remark(self.problem), self.estimates
+        exact = [n for n in estimates if self.op[n].accuracy == "better"]
+        if not worth or not chosen.loose or chosen.name not in estimates or not exact:
+            return worth
+        best = min(exact, key=lambda n: estimates[n].log_ratio)
+        times = math.exp(estimates[best].log_ratio - estimates[chosen.name].log_ratio)
+        return f"{worth}; {best} would be exact, in {times:.2g} times its time"

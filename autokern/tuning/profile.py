@@ -6,6 +6,7 @@ host keeps every trial of both. Thousands of objects without cycles (``gc=False`
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -14,12 +15,14 @@ from typing import Annotated, Any
 import msgspec
 
 from autokern.core.errors import ProfileError
-from autokern.core.problem import SIZES, Problem
+from autokern.core.problem import Problem
 from autokern.core.shown import shown
 from autokern.core.tool import Tool
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
+# At the beginning of a profile, whatever its schema; earlier ones had a checksum in a line of its own.
+_SCHEMA = re.compile(rb'\s*\{\s*("autokern":\s*"profile",\s*)?"schema":\s*(\d{1,6})\b')
 DISTURBED = 0.1  # share of a timing in which threads waited for a core from which on it counts as disturbed
 QUIET = 0.0  # the share of one that does not: this object is the default, which files leave out
 ENOUGH = 5  # trials of a group that make it known; fewer only hint
@@ -118,7 +121,7 @@ class Crossover(msgspec.Struct, frozen=True):
 
 
 def key_of(thing: Problem | Kept) -> str:
-    """Return the key of the trees that choose for a problem: ``"op@device"``."""
+    """Return the key of the trees for a problem: ``"op@device"``."""
     return f"{thing.op}@{thing.device}"
 
 
@@ -141,49 +144,21 @@ def dated(ago: float = 0.0) -> str:
 
 
 class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The measurements of one host.
+    """The measurements of one host."""
 
-    Parameters
-    ----------
-    host : dict
-        The measured host, as `Host.fields` gives it (no host name, user name or path).
-    fingerprint : str
-        Hash of the part of `host` that invalidates measurements.
-    trials : list of Trial
-        Raw timings.
-    banned : list of Ban
-        Candidates that must not run on this host.
-    setup : dict
-        Seconds that a candidate needs once per process before its first call, by ``"op.candidate"``.
-    levels : dict
-        The most thorough level at which each op was calibrated, by ``"op/dtype@device"``.
-    tools : dict
-        Results of trying tools that candidates need, by name (``"keops"``).
-    fruitless : dict
-        UTC date of a calibration without time for any problem of an op, or of one at first use that did not make it
-        known, ISO 8601, by ``"op/dtype@device"``.
-    forests : dict
-        The trees that choose, fitted to the trials, by ``"op@device"``.
-    kept : list of Kept
-        Sizes at which other choices than theirs serve, by the exam.
-    exam : list of Examined
-        The results of the last exam.
-    created : str
-        UTC date of the last measurement, ISO 8601.
-    """
-
-    host: dict[str, Any] = {}
-    fingerprint: str = ""
+    host: dict[str, Any] = {}  # as `Host.fields` gives it (no host name, user name or path)
+    fingerprint: str = ""  # hash of the part of `host` that invalidates measurements
     trials: Annotated[list[Trial], msgspec.Meta(max_length=50_000)] = []
     banned: list[Ban] = []
-    setup: dict[str, _Amount] = {}
-    levels: dict[str, str] = {}
-    tools: dict[str, Tool] = {}
+    setup: dict[str, _Amount] = {}  # seconds that a candidate needs once in a process, by "op.candidate"
+    levels: dict[str, str] = {}  # the most thorough level at which each op was calibrated, by "op/dtype@device"
+    tools: dict[str, Tool] = {}  # results of trying tools that candidates need, by name ("keops")
+    # Date of a calibration without time for any problem of an op, or of one at first use that did not make it known.
     fruitless: dict[str, str] = {}
-    forests: dict[str, Forest] = {}
-    kept: list[Kept] = []
-    exam: list[Examined] = []
-    created: str = ""
+    forests: dict[str, Forest] = {}  # the trees that choose, fitted to the trials, by "op@device"
+    kept: list[Kept] = []  # sizes at which other choices than theirs serve, by the exam
+    exam: list[Examined] = []  # the results of the last one
+    created: str = ""  # date of the last measurement; dates are UTC, ISO 8601
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
@@ -198,42 +173,22 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     def to_frame(self) -> Any:
         """Return a pandas data frame with a row for each problem and candidate; times in seconds.
 
-        Raises
-        ------
-        AutokernError
-            If pandas is not installed.
+        AutokernError if pandas is not installed.
         """
         return shown("frame", self)
 
     def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:
         """Draw the time of each candidate over the size, for the kind of problem of an op that has most sizes.
 
-        Parameters
-        ----------
-        op, device, dtype : str
-            Op, device kind and dtype.
-        ax : matplotlib axes, optional
-            Where to draw; by default new axes, which are returned.
-
-        Raises
-        ------
-        AutokernError
-            If nothing of the kind was measured, or matplotlib is not installed.
+        Return the matplotlib axes, by default new ones. AutokernError if nothing of the kind was measured, or
+        matplotlib is not installed.
         """
         return shown("plot", self, ax, op, device, dtype)
 
     def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
-        """Sizes at which the measured winner changes, for unbatched problems of the usual variant without gradients.
+        """Return the sizes at which the measured winner changes, without batches and gradients, in order.
 
-        Parameters
-        ----------
-        op, device, dtype : str
-            Op, device kind and dtype; ``torch.float64`` and ``torch.device("cpu")`` are accepted too.
-
-        Returns
-        -------
-        list of Crossover
-            In order of size; empty where one candidate wins throughout or nothing was measured.
+        Dtype and device may be torch's. None are returned where one candidate wins throughout or nothing was measured.
         """
         found: list[Crossover] = shown("crossovers", self, op, device, dtype)
         return found
@@ -248,15 +203,15 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             known = trials.get(trial.problem)
             trials[trial.problem] = known.updated(trial) if known else trial
         bans = {(b.op, b.candidate, b.dtype, b.device): b for b in (*self.banned, *other.banned)}
-        full = {key: level for profile in (self, other) for key, level in profile.levels.items() if level == "full"}
+        levels = self.levels | other.levels
+        levels |= {key: "full" for key in levels if "full" in (self.levels.get(key), other.levels.get(key))}
         counts = Counter(group_key(*problem.group) for problem in trials)
-        measured = {key for key, count in counts.items() if count >= ENOUGH} | {*self.levels, *other.levels}
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
 
-        def fitted_to(forest: Forest | None) -> int:
-            return -1 if forest is None else sum(forest.trials.values())
+        def fitted_to(profile: Profile, key: str) -> int:
+            return sum(profile.forests[key].trials.values()) if key in profile.forests else -1
 
-        later = {k: f for k, f in other.forests.items() if fitted_to(f) >= fitted_to(self.forests.get(k))}
+        later = {k: f for k, f in other.forests.items() if fitted_to(other, k) >= fitted_to(self, k)}
         kept = [k for k in self.kept if key_of(k) not in later]
         kept += [k for k in other.kept if key_of(k) in later or key_of(k) not in other.forests]
         return Profile(
@@ -265,9 +220,9 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             trials=list(trials.values()),
             banned=list(bans.values()),
             setup=self.setup | other.setup,
-            levels=self.levels | other.levels | full,
+            levels=levels,
             tools=self.tools | other.tools,
-            fruitless={key: date for key, date in dates.items() if key not in measured},
+            fruitless={key: date for key, date in dates.items() if key not in levels and counts[key] < ENOUGH},
             forests=self.forests | later,
             kept=list(dict.fromkeys(kept)),  # without repetitions: files are merged with themselves
             exam=other.exam or self.exam,
@@ -275,19 +230,25 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         )
 
 
+class NewerError(ProfileError):
+    """A newer autokern wrote the file; this one must not change it."""
+
+
 def decode(data: bytes) -> Profile:
     """Return the profile that JSON text holds, with every value in range; raises ProfileError for any other text."""
+    claim = _SCHEMA.match(data)
+    schema = int(claim[2]) if claim else SCHEMA
+    if schema > SCHEMA:
+        raise NewerError(f"a newer autokern wrote it (schema {schema}, this one reads {SCHEMA}); upgrade autokern")
+    if schema < SCHEMA or (claim and claim[1]):
+        raise ProfileError(f"an earlier autokern wrote it (schema {schema}, this one reads {SCHEMA}); measure again")
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
-        raise ProfileError(f"not a profile of schema {SCHEMA}: {error}") from None
-    if profile.schema != SCHEMA:
-        raise ProfileError(f"profile has schema {profile.schema}; this autokern reads schema {SCHEMA}")
-    if not all(forest.is_whole for forest in profile.forests.values()):
-        raise ProfileError("profile holds trees whose nodes or leaves are missing")
-    for p in (trial.problem for trial in profile.trials):
-        if min(p.m, p.n, p.batch) < 1 or min(p.d, p.rhs) < 0 or max(getattr(p, size) for size in SIZES) > 2**40:
-            raise ProfileError(f"profile names an impossible size: {p}")
-    if any(tool.seconds < 0 for tool in profile.tools.values()):
-        raise ProfileError("profile holds an impossible time of trying a tool")
+        raise ProfileError(f"it is damaged, or no profile: {error}") from None
+    whole = profile.schema == SCHEMA and all(forest.is_whole for forest in profile.forests.values())
+    sizes = [(p.m, p.n, p.batch, 1 + p.d, 1 + p.rhs) for p in (trial.problem for trial in profile.trials)]
+    possible = all(min(of_problem) >= 1 and max(of_problem) <= 2**40 for of_problem in sizes)
+    if not (whole and possible and all(tool.seconds >= 0 for tool in profile.tools.values())):
+        raise ProfileError(f"it is of schema {profile.schema}, or it has broken trees, an impossible size or time")
     return profile

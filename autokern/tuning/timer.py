@@ -1,8 +1,6 @@
 """Honest timing: candidates take turns, every time is paired with stock's of the same round, and noise is reported.
 
-Identical functions timed one after the other differ by more than 5 % most of the time, because machines drift. Taking
-turns and comparing within a round removes the drift that both share.
-
+Identical functions timed one after the other differ by more than 5 % most of the time, as machines drift.
 Where other programs use the cores, a sample lasts as long as its threads wait for one: a parallel region of 0.2 ms has
 been seen to take 190. The undisturbed time lies between the sample's and what is left without that wait. The geometric
 mean of the two counts, half their distance in log units is doubt, and samples without such a wait are preferred.
@@ -40,10 +38,8 @@ _FEW, _CLEAR = 5, 0.2  # fewer rounds settle only a wider log gap in each of the
 
 
 class _Sample(NamedTuple):
-    """Seconds of one call, and the share of them in which threads waited for a core."""
-
-    wall: float
-    lost: float
+    wall: float  # seconds of one call
+    lost: float  # share of them in which threads waited for a core
 
     @property
     def least(self) -> float:
@@ -54,7 +50,34 @@ class _Sample(NamedTuple):
         return self.wall * math.sqrt(1 - self.lost)
 
 
-_Samples = list[_Sample]
+class _Pairs:
+    """Samples of a candidate and of stock in common rounds: the undisturbed ones if there are enough, else all."""
+
+    def __init__(self, found: list[_Sample], stock: list[_Sample]) -> None:
+        pairs = list(zip(found, stock, strict=False))
+        clean = [pair for pair in pairs if max(pair[0].lost, pair[1].lost) <= DISTURBED]
+        self.pairs, self.is_stock = clean if len(clean) >= _CLEAN else pairs, found is stock
+        self.ratios = [math.log(a.likely / b.likely) for a, b in self.pairs]
+        self.lost = statistics.median(max(a.lost, b.lost) for a, b in self.pairs)
+
+    def settled(self) -> bool:
+        """Whether the gap of the candidate to stock is known well enough."""
+        if self.is_stock:
+            return True
+        if len(self.ratios) < _FEW and not (min(self.ratios) > _CLEAR or max(self.ratios) < -_CLEAR):
+            return False
+        error = standard_error(self.ratios)
+        return error <= _TIE or abs(statistics.median(self.ratios)) >= 4 * error + _TIE
+
+    def timing(self) -> Timing:
+        doubt = statistics.median(-0.5 * math.log((1 - a.lost) * (1 - b.lost)) for a, b in self.pairs)
+        return Timing(
+            seconds=statistics.median(a.likely for a, _ in self.pairs),
+            ratio=math.exp(statistics.median(self.ratios)),
+            noise=0.0 if self.is_stock else math.hypot(standard_error(self.ratios), doubt),
+            rounds=len(self.pairs),
+            disturbed=round(self.lost, 3) if self.lost > DISTURBED else QUIET,
+        )
 
 
 def once(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
@@ -87,7 +110,7 @@ def compare(
             call()
             first[name] = once(call, synchronize)
     repeats = {name: max(1, math.ceil(min_time / max(first[name], 1e-7))) for name in calls}
-    samples: dict[str, _Samples] = {name: [] for name in calls}
+    samples: dict[str, list[_Sample]] = {name: [] for name in calls}
     alive, collecting = list(calls), gc.isenabled()
 
     def fastest(name: str) -> float:
@@ -109,19 +132,20 @@ def compare(
                     seen = {n: statistics.median(s.least for s in samples[n]) for n in alive}
                     most = _HOPELESS * min(statistics.median(s.wall for s in samples[n]) for n in alive)
                 alive = [n for n in alive if n == reference or seen[n] < most]
-                disturbed = any(_lost(samples[n], samples[reference]) > DISTURBED for n in alive)
+                known = [_Pairs(samples[n], samples[reference]) for n in alive]
+                disturbed = any(pairs.lost > DISTURBED for pairs in known)
                 enough = turn + 1 >= rounds[0] or usual * rounds[0] > seconds
                 over = now - began + usual > (_LONGER * seconds if disturbed else seconds)
                 if (enough and over) or alive == [reference]:
                     break
                 if disturbed or turn + 1 < rounds[0]:
                     continue
-                if turn + 1 >= rounds[1] or all(_settled(samples[n], samples[reference]) for n in alive):
+                if turn + 1 >= rounds[1] or all(pairs.settled() for pairs in known):
                     break
     finally:
         if collecting:
             gc.enable()
-    return {name: _timing(found, samples[reference]) for name, found in samples.items()}
+    return {name: _Pairs(found, samples[reference]).timing() for name, found in samples.items()}
 
 
 def standard_error(values: list[float]) -> float:
@@ -147,7 +171,7 @@ def _sample(
 ) -> _Sample:  # fmt: skip
     """Return a sample; one that was preempted is repeated, and with `lead` it follows an uncounted call.
 
-    A loop of a program calls one function again and again, in memory that its last call has left warm.
+    A program calls one function again and again, in memory that its last call has left warm.
     """
     best = _Sample(math.inf, 0.0)
     for _ in range(_TRIES):
@@ -173,42 +197,3 @@ def _sample(
 
 def _switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
-
-
-def _pairs(found: _Samples, reference: _Samples) -> list[tuple[_Sample, _Sample]]:
-    """Return the samples of common rounds: the undisturbed ones if there are enough, else all."""
-    pairs = list(zip(found, reference, strict=False))
-    clean = [pair for pair in pairs if max(pair[0].lost, pair[1].lost) <= DISTURBED]
-    return clean if len(clean) >= _CLEAN else pairs
-
-
-def _log_ratios(found: _Samples, reference: _Samples) -> list[float]:
-    return [math.log(a.likely / b.likely) for a, b in _pairs(found, reference)]
-
-
-def _lost(found: _Samples, reference: _Samples) -> float:
-    """Return the share that waiting took of the samples which count."""
-    return statistics.median(max(a.lost, b.lost) for a, b in _pairs(found, reference))
-
-
-def _settled(found: _Samples, reference: _Samples) -> bool:
-    """Whether the gap of a candidate to stock is known well enough."""
-    if found is reference:
-        return True
-    ratios = _log_ratios(found, reference)
-    if len(ratios) < _FEW and not (min(ratios) > _CLEAR or max(ratios) < -_CLEAR):
-        return False
-    error = standard_error(ratios)
-    return error <= _TIE or abs(statistics.median(ratios)) >= 4 * error + _TIE
-
-
-def _timing(found: _Samples, reference: _Samples) -> Timing:
-    pairs, ratios, lost = _pairs(found, reference), _log_ratios(found, reference), _lost(found, reference)
-    doubt = statistics.median(-0.5 * math.log((1 - a.lost) * (1 - b.lost)) for a, b in pairs)
-    return Timing(
-        seconds=statistics.median(a.likely for a, _ in pairs),
-        ratio=math.exp(statistics.median(ratios)),
-        noise=0.0 if found is reference else math.hypot(standard_error(ratios), doubt),
-        rounds=len(pairs),
-        disturbed=round(lost, 3) if lost > DISTURBED else QUIET,
-    )

@@ -30,7 +30,7 @@ from autokern.kernels import tiles
 from autokern.kernels import tree as trees
 from autokern.ops._quadratic_forms import factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
-from autokern.runtime import dispatch, spotcheck
+from autokern.runtime import checks, dispatch
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
 from autokern.tuning import accuracy, calibration
 from autokern.tuning.calibration import calibrate
@@ -316,10 +316,10 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
 def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=("rough", "other"))
     entry = Entry(decision, Feasibility(op, SMALL))
-    monkeypatch.setattr(spotcheck, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
+    monkeypatch.setattr(checks, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        spotcheck.check(entry, (normal(4, 4),), ROUGHLY)
+        checks.check(entry, (normal(4, 4),), ROUGHLY)
     assert (entry.candidate.name, entry.due) == ("other", NEVER)
 
 
@@ -329,7 +329,7 @@ def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
         made.candidate(name, accuracy=kind)(lambda a: 2 * a)
     order = ("rough", "stock", "exact")
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=order)
-    assert spotcheck._exact(Entry(decision, Feasibility(made, SMALL))).name == "exact"
+    assert checks._exact(Entry(decision, Feasibility(made, SMALL))).name == "exact"
 
 
 def test_what_is_measured_inside_of_a_calibration_is_measured_for_everybody(op):

@@ -140,8 +140,8 @@ MUTATIONS = [
     Mutation(
         "a publish forgets what is kept",
         "tuning/store.py",
-        "wanted = wanted.merge(kept).merge(profile)",
-        "published = True",
+        "return _kept(folder, profile.fingerprint).merge(profile)",
+        "return profile",
         "stampede",
     ),
 ]

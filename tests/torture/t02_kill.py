@@ -107,10 +107,9 @@ MUTATIONS = [
     Mutation(
         "a profile is written in place first",
         "tuning/store.py",
-        "            with folder.temporary(profile.fingerprint, sealed(SCHEMA, _encoded(wanted))) as temporary:",
-        "            (folder.path / name).write_bytes(sealed(SCHEMA, _encoded(wanted)))\n"
-        "            version = folder.version(name)\n"
-        "            with folder.temporary(profile.fingerprint, sealed(SCHEMA, _encoded(wanted))) as temporary:",
+        "            with folder.temporary(profile.fingerprint, data) as temporary:",
+        "            (folder.path / name).write_bytes(data)\n"
+        "            with folder.temporary(profile.fingerprint, data) as temporary:",
         "publish",
     ),
     Mutation(

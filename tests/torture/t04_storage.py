@@ -129,8 +129,8 @@ MUTATIONS = [
     Mutation(
         "errors of the system pass through",
         "tuning/store.py",
-        "return _add(folder, profile)\n    except (OSError, ProfileError) as error:",
-        "return _add(folder, profile)\n    except ProfileError as error:",
+        "return folder.path / name\n    except (OSError, ProfileError) as error:",
+        "return folder.path / name\n    except ProfileError as error:",
         "boundaries",
     ),
     Mutation(

@@ -153,7 +153,7 @@ def _child(home: Home) -> None:
 
     import autokern
     from autokern.core.errors import AutokernWarning
-    from autokern.runtime import dispatch, first_use, spotcheck  # noqa: F401  (later no file can be read)
+    from autokern.runtime import dispatch, first_use
     from autokern.tuning import store
 
     first_use.FirstUse._crowded = lambda self: False  # type: ignore[method-assign]  # homes are tried, not loads

@@ -184,7 +184,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("forest", DAMAGED.values(), ids=DAMAGED.keys())
 def test_damaged_forests_are_refused(forest):
-    with pytest.raises(ProfileError, match="nodes or leaves are missing"):
+    with pytest.raises(ProfileError, match="broken trees"):
         decode(msgspec.json.encode(Profile(forests={"synthetic@cpu": forest})))
 
 
