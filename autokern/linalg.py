@@ -6,6 +6,7 @@ machine. Other dtypes than float32 and float64, and compiled, traced or vmapped 
 
 from __future__ import annotations
 
+import warnings
 from typing import cast
 
 import torch
@@ -15,10 +16,9 @@ from autokern import ops as _ops  # noqa: F401  (declares every op)
 from autokern.core.registry import get
 from autokern.runtime.dispatch import route
 
-__all__ = ["cholesky", "eigh", "inv_quad_logdet", "matmul", "pinverse", "qr"]
+__all__ = ["cholesky", "inv_quad_logdet", "matmul", "pinverse", "qr"]
 
 _cholesky = route(get("cholesky"))
-_eigh = route(get("eigh"))
 _inv_quad_logdet = route(get("inv_quad_logdet"))
 _matmul = route(get("matmul"))
 _pinverse = route(get("pinverse_root"))
@@ -130,36 +130,10 @@ def pinverse(root: torch.Tensor) -> torch.Tensor:
 
 
 def eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the eigenvalues and eigenvectors of a symmetric matrix, differentiable.
-
-    Parameters
-    ----------
-    a : Tensor
-        Symmetric, shape ``(..., n, n)``, float32 or float64; the lower triangle is read.
-
-    Returns
-    -------
-    eigenvalues, eigenvectors : Tensor
-        Shapes ``(..., n)``, in ascending order, and ``(..., n, n)``, in columns of free sign; of `a`'s dtype.
-
-    Raises
-    ------
-    torch.linalg.LinAlgError
-        If the algorithm does not converge, for example for NaN.
-    RuntimeError
-        If the matrix is not square.
-
-    Notes
-    -----
-    Stock is LAPACK's syevd (`torch.linalg.eigh`).
-
-    Examples
-    --------
-    >>> values, vectors = autokern.linalg.eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-    >>> [round(value, 4) for value in values.tolist()]
-    [1.0, 3.0]
-    """
-    return cast("tuple[torch.Tensor, torch.Tensor]", _eigh(a))
+    """Return the eigenvalues and eigenvectors of a symmetric matrix; deprecated, use `torch.linalg.eigh`."""
+    message = "autokern.linalg.eigh is torch.linalg.eigh, as nothing was faster: call that"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return cast("tuple[torch.Tensor, torch.Tensor]", torch.linalg.eigh(a))
 
 
 def matmul(matrix: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ What `autokern calibrate --full` measured on real machines, written by `calibrat
 of stock over that of the fastest candidate; *fastest* is for single matrices without gradients, by the larger
 dimension.
 """
-MOVED = ("qr", "cholesky", "eigh", "kernel_matrix", "kernel_matmul", "exact_log_prob")
+MOVED = ("qr", "cholesky", "kernel_matrix", "kernel_matmul", "exact_log_prob")
 """Ops whose work may be done on another device than the data lies on."""
 THRESHOLDS = {2048: "before linear_operator 0.5.3", 128: "since"}
 """Columns up to which linear_operator has decomposed a matrix on the CPU."""

@@ -39,7 +39,7 @@ Candidates = dict[str, set[str]]
 def able(problem: Problem) -> set[str]:
     """Return the candidates other than stock that serve a problem to full accuracy, whatever this machine has.
 
-    Those that limit threads (``fused@1``) count as what they limit; one that moves the data to a GPU does not count.
+    Those with one thread (``fused@1``) count as what they limit; one that moves the data to a GPU does not count.
     """
     usable = (c for c in get(problem.op).candidates if c.accuracy != "approximate" and c.unsupported(problem) is None)
     return {c.name.partition("@")[0] for c in usable} - {"stock", "accelerator"}

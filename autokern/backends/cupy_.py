@@ -1,8 +1,8 @@
-"""The candidates `cupy` of `cholesky`, `qr` and `eigh`: cuSOLVER through CuPy, for tensors on a CUDA device.
+"""The candidates `cupy` of `cholesky` and `qr`: cuSOLVER through CuPy, for tensors on a CUDA device.
 
-CuPy chooses other cuSOLVER routines than torch, such as Jacobi rotations for batches of eigenproblems. DLPack passes
-matrices both ways without a copy, on torch's current stream. Gradients are closed forms in torch. CuPy's memory pool
-keeps its memory for the next call. The first call imports CuPy.
+CuPy chooses other cuSOLVER routines than torch, batched ones for batches. DLPack passes matrices both ways without a
+copy, on torch's current stream. Gradients are closed forms in torch. CuPy's memory pool keeps its memory for the next
+call. The first call imports CuPy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from autokern.backends import installed
 from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Problem
 from autokern.ops.cholesky import CHOLESKY, with_ladder
-from autokern.ops.eigh import EIGH
 from autokern.ops.qr import QR, Pair, differentiable_qr
 
-__all__ = ["cholesky_by_cupy", "eigh_by_cupy", "qr_by_cupy"]
+__all__ = ["cholesky_by_cupy", "qr_by_cupy"]
 
 
 def _unsupported(problem: Problem) -> str | None:
@@ -54,8 +53,7 @@ def _decomposed(name: str, a: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         except cupy.linalg.LinAlgError:
             return None
         parts = tuple(from_dlpack(part) for part in (found if isinstance(found, tuple) else (found,)))
-    values = parts[0] if name == "eigh" else parts[0].diagonal(dim1=-2, dim2=-1)
-    return parts if name == "qr" or bool(values.isfinite().all()) else None
+    return parts if name == "qr" or bool(parts[0].diagonal(dim1=-2, dim2=-1).isfinite().all()) else None
 
 
 class _Cholesky(torch.autograd.Function):
@@ -109,31 +107,3 @@ def _qr(a: torch.Tensor) -> Pair:
 def qr_by_cupy(a: torch.Tensor) -> Pair:
     """CuPy's Householder QR (cuSOLVER's geqrf and orgqr, batched for a batch)."""
     return differentiable_qr(_qr, a)
-
-
-class _Eigh(torch.autograd.Function):
-    """Eigenvalues and eigenvectors, with the gradient of Giles (2008, "Collected matrix derivative results", 3.1)."""
-
-    @staticmethod
-    def forward(ctx, a):  # type: ignore[no-untyped-def]
-        found = _decomposed("eigh", a)
-        values, vectors = torch.linalg.eigh(a) if found is None else found
-        ctx.save_for_backward(values, vectors)
-        return values, vectors
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx, grad_values, grad_vectors):  # type: ignore[no-untyped-def]
-        values, vectors = ctx.saved_tensors
-        gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
-        gaps = gaps + torch.eye(gaps.shape[-1], dtype=gaps.dtype, device=gaps.device)
-        inner = vectors.mT @ grad_vectors
-        inner = 0.5 * (inner - inner.mT) / gaps + torch.diag_embed(grad_values)  # eigenvectors rotate: antisymmetric
-        return vectors @ inner @ vectors.mT
-
-
-@EIGH.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
-def eigh_by_cupy(a: torch.Tensor) -> Pair:
-    """CuPy's eigendecomposition (cuSOLVER: divide and conquer, Jacobi rotations for batches)."""
-    values, vectors = _Eigh.apply(a)
-    return values, vectors

@@ -44,22 +44,23 @@ _LOG_2_PI = math.log(2 * math.pi)
 
 
 def log_prob(
-    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, inverse: Inverse | None = None,
-    gradients: Gradients | None = None,
-) -> torch.Tensor:  # fmt: skip
+    tree: Tree, noise: torch.Tensor, residual: torch.Tensor, ladder: Ladder, gradients: Gradients | None = None
+) -> torch.Tensor:
     """Return the log density of a residual.
 
     The tree is without noise, `noise` ``(..., 1)`` or ``(..., n)``. `ladder` serves a matrix whose plain factorisation
-    fails: it warns, raises or returns a lower factor. `inverse` turns a lower factor into the symmetric inverse of the
-    matrix, by LAPACK's potri by default; `gradients` returns the first derivatives without it.
+    fails: it warns, raises or returns a lower factor. `gradients` returns the first derivatives, by the inverse of
+    LAPACK's potri by default.
     """
     parts, shape, tensors = arranged(tree, noise, residual)
-    out: torch.Tensor = _LogProb.apply(parts, ladder, gradients or _by(inverse), *tensors)
+    out: torch.Tensor = _LogProb.apply(parts, ladder, gradients or _by_potri, *tensors)
     return out if out.shape == shape else out.view(shape)
 
 
-def _by(inverse: Inverse | None) -> Gradients:
-    return lambda tree, state, noise, wanted, grad: gradients_by(state, inverse or inverted, noise, wanted, grad)
+def _by_potri(
+    tree: Tree, state: State, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
+) -> list[torch.Tensor | None]:
+    return gradients_by(state, inverted, noise, wanted, grad)
 
 
 def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[Parts, torch.Size, list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Hooks into linear_operator: Cholesky, QR, pseudo-inverse, eigendecompositions, inv_quad_logdet, dense products.
+"""Hooks into linear_operator: Cholesky, QR, pseudo-inverse, inv_quad_logdet, dense products.
 
 Each wrapper runs the library's own function untouched wherever the dispatcher must stay out: compiled, traced or
 transformed code, a library setting that the user changed, an argument the ops do not take.
@@ -15,7 +15,6 @@ from linear_operator.operators import DenseLinearOperator, LinearOperator, Trian
 from linear_operator.utils import qr as qr_module
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
-from autokern.core.registry import get
 from autokern.gp import memoized
 from autokern.gp.relied import DENSITY, MEMORY
 from autokern.hooks.bypass import stay_out
@@ -29,11 +28,9 @@ _TINY = 1e-6
 _FACTORS = ("cholesky", "root_decomposition", "lanczos", "symeig", "diagonalization")
 
 _cholesky_module = sys.modules.get("linear_operator.utils.cholesky")
-_lanczos_module = sys.modules.get("linear_operator.utils.lanczos")
 _pinverse_module = sys.modules.get("linear_operator.utils.pinverse")
 
 _dispatch_cholesky = route("cholesky", looked=True)
-_dispatch_eigh = route("eigh", looked=True)
 _dispatch_inv_quad_logdet = route("inv_quad_logdet", looked=True)
 _dispatch_matmul = route("matmul", looked=True)
 _dispatch_pinverse = route("pinverse_root", looked=True)
@@ -74,36 +71,6 @@ def _stable_pinverse(A: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_pinverse(A)
     return _dispatch_pinverse(A)
-
-
-_stock_symeig = stock_of(LinearOperator, "_symeig")
-
-
-@hook(LinearOperator, "_symeig")
-def _symeig(self: Any, eigenvectors: bool = False, return_evals_as_lazy: bool | None = False) -> Any:
-    if stay_out():
-        return _stock_symeig(self, eigenvectors, return_evals_as_lazy)
-    values, vectors = _dispatch_eigh(self.to_dense().to(dtype=library._linalg_dtype_symeig.value()))
-    values = values.clamp_min(0.0).to(self.dtype)
-    return values, DenseLinearOperator(vectors.to(self.dtype)) if eigenvectors else None
-
-
-def _always_stock(matrix: Any) -> bool:
-    """Whether no other candidate could serve an eigendecomposition of this matrix."""
-    problem = get("eigh").problem_of(matrix)
-    return problem is None or len(get("eigh").feasible(problem)) == 1
-
-
-_stock_tridiagonal = stock_of(_lanczos_module, "lanczos_tridiag_to_diag")
-
-
-@hook(_lanczos_module, "lanczos_tridiag_to_diag", everywhere="linear_operator")
-def _lanczos_tridiag_to_diag(t_mat: Any) -> Any:
-    if stay_out() or _always_stock(t_mat):
-        return _stock_tridiagonal(t_mat)
-    values, vectors = _dispatch_eigh(t_mat)
-    positive = values >= 0
-    return values.masked_fill(~positive, 1), vectors * positive.to(vectors.dtype).unsqueeze(-2)
 
 
 _stock_matmul = stock_of(DenseLinearOperator, "_matmul")

@@ -46,7 +46,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     Hooks are installed, and nothing is traced; `large` says that the matrix may be too large to form.
     """
     kernel, x1, x2 = lazy.kernel, lazy.x1, lazy.x2
-    keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock", "dense")
+    keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock")
     if not (keops or ordered or inside.formless or large) or lazy.last_dim_is_batch or not trivial(lazy.params):
         return None
     if not _known(kernel, x1, x2):

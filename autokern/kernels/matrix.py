@@ -25,7 +25,7 @@ from autokern.system import pages
 
 __all__ = ["LAYOUTS", "block_bytes", "both", "matrix"]
 
-LAYOUTS = ("whole", "tiled", "symmetric")
+LAYOUTS = ("whole", "tiled")
 _CACHED = 2**21
 """A block of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""
 _Rows = tuple[int, int]
@@ -45,9 +45,8 @@ def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: st
     """Return the kernel matrix; its arguments are the caller's no more, and the matrix is the caller's to write into.
 
     The rows' points are in the tree; `others` are those of the columns, None for the same; `same` says that both are
-    equal by value, so that the diagonal is exact. The layout is ``whole``, ``tiled`` in blocks of rows that fit the
-    cache, or ``symmetric``: only the lower triangle, mirrored (where the points are not the same, or there is a batch,
-    as tiled or whole).
+    equal by value, so that the diagonal is exact. The layout is ``whole``, or ``tiled`` in blocks of rows that fit the
+    cache (whole for a batch).
     """
     parts, tensors = apart(tree, others)
     shape, tensors = flattened(tensors, parts.dims)
@@ -126,20 +125,13 @@ class _Blocks(Walk[_Rows]):
         """Return the matrix and, if wanted, the slope of a leaf alone, both times its scale."""
         k = self._empty()
         slope = torch.empty_like(k) if want_slope else None
-        n, m = k.shape[-2:]
         if k.dim() > 2 or (layout == "whole" and all(leaf.z.dtype is k.dtype for leaf in self.leaves)):
-            return self._written((0, n), k, slope, scale), slope
-        half = layout == "symmetric" and self.leaves[0].y is self.leaves[0].z
+            return self._written((0, k.shape[-2]), k, slope, scale), slope
         for start, stop in _row_blocks(k):
-            end = stop if half else m
-            out = k[start:stop, :end]
-            found = self._written((start, stop), out, None if slope is None else slope[start:stop, :end], scale)
+            out = k[start:stop]
+            found = self._written((start, stop), out, None if slope is None else slope[start:stop], scale)
             if found.data_ptr() != out.data_ptr():
                 out.copy_(found)
-            if half and start:
-                for full in (k, slope):
-                    if full is not None:
-                        full[:start, start:stop].copy_(full[start:stop, :start].mT)
         return k, slope
 
     def _written(

@@ -17,9 +17,8 @@ from autokern.ops._shared import (
     needs_accelerator,
     of_trees,
     on_other_devices,
-    with_fewer_threads,
+    with_one_thread,
 )
-from autokern.ops._triangular import inverse_from_cholesky
 from autokern.system.blas import one_thread
 
 __all__ = ["register"]
@@ -45,13 +44,7 @@ def register(op: Op) -> None:
         """Kernel, factor, inverse and all gradients in one function and one buffer; inverse by LAPACK's potri."""
         return likelihood.log_prob(*ingredients(marginal, value), ladder)
 
-    @op.candidate("recursive", accuracy="better", unsupported=of_trees, memory=in_place(2.8, 2.0))
-    @or_iterate(stock)
-    def recursive(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        """The same with the inverse by recursion on halves, nearly all of it products."""
-        return likelihood.log_prob(*ingredients(marginal, value), ladder, inverse_from_cholesky)
-
-    with_fewer_threads(op, "fused")
+    with_one_thread(op, "fused")
 
     def arrays_features(problem: Problem) -> Features:
         """Model by model, repeated points once, and in double precision whatever the arguments have."""

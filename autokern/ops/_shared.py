@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,6 @@ CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 PAGED = 2**25
 """Bytes above which the C library maps fresh memory for every matrix, so that page faults dominate."""
-_THREADS = (1, 2, 4, 8, 16)
-"""Numbers of threads of the candidates ``name@1`` and so on."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -179,35 +176,31 @@ def with_copies(
     return charged
 
 
-def with_fewer_threads(op: Op, name: str) -> None:
-    """Register a candidate again for each smaller number of threads, as ``name@1`` and so on.
-
-    Its backward pass must keep to the number of threads of its forward pass.
-    """
+def with_one_thread(op: Op, name: str) -> None:
+    """Register a candidate again for one thread, as ``name@1``; its backward pass keeps to one thread, too."""
     whole = op[name]
 
     def unsupported(problem: Problem) -> str | None:
         return whole.unsupported(problem) if problem.device == "cpu" else "the number of threads matters only on a CPU"
 
-    def unavailable(count: int, device: str) -> str | None:
+    def unavailable(device: str) -> str | None:
         if not threads.allowed():
             return "AUTOKERN_THREADS=off leaves the number of threads alone"
-        if threads.current() <= count or threads.ceiling() <= count:  # the quota is read last
-            return f"this process has no more than {count} thread{'s' * (count > 1)}"
+        if threads.ceiling() == 1:
+            return "this process has one thread"
         return whole.unavailable(device)
 
-    for count in _THREADS:
-        run = threads.limited(whole.run, count)
-        run.__doc__ = f"{whole.summary.rstrip('.')}; {count} thread{'s' * (count > 1)}."
-        op.candidate(
-            f"{name}@{count}",
-            accuracy=whole.accuracy,
-            unsupported=unsupported,
-            unavailable=functools.partial(unavailable, count),
-            memory=whole.memory,
-            features=whole.features,
-            threads=count,
-        )(run)
+    run = threads.limited(whole.run, 1)
+    run.__doc__ = f"{whole.summary.rstrip('.')}; one thread."
+    op.candidate(
+        f"{name}@1",
+        accuracy=whole.accuracy,
+        unsupported=unsupported,
+        unavailable=unavailable,
+        memory=whole.memory,
+        features=whole.features,
+        threads=1,
+    )(run)
 
 
 def as_asked(exact: bool, n: int) -> contextlib.AbstractContextManager[Any]:

@@ -46,9 +46,8 @@ from autokern.ops._shared import (
     positive_definite,
     random_matrix,
     regime_features,
-    with_fewer_threads,
+    with_one_thread,
 )
-from autokern.ops._triangular import inverse_from_cholesky
 
 __all__ = ["INV_QUAD_LOGDET", "dense_and_diagonal"]
 
@@ -230,10 +229,6 @@ def stock(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
         return _stock(whole, inv_quad_rhs=rhs, logdet=True, reduce_inv_quad=reduce)
 
 
-def _no_gradients(problem: Problem) -> str | None:
-    return None if problem.grad else "without gradients there is no inverse to compute"
-
-
 @INV_QUAD_LOGDET.candidate("potri", accuracy="better")
 @or_iterate(stock)
 def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
@@ -241,14 +236,7 @@ def potri(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
     return closed_form(*dense_and_diagonal(operator), rhs, POTRI, reduce)
 
 
-@INV_QUAD_LOGDET.candidate("recursive", accuracy="better", unsupported=_no_gradients, memory=_memory_of(2.9))
-@or_iterate(stock)
-def recursive(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:
-    """The same with the inverse by recursion on halves, mostly matrix products."""
-    return closed_form(*dense_and_diagonal(operator), rhs, POTRI._replace(invert=inverse_from_cholesky), reduce)
-
-
-with_fewer_threads(INV_QUAD_LOGDET, "potri")
+with_one_thread(INV_QUAD_LOGDET, "potri")
 
 
 def _elsewhere(there: torch.device, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Pair:

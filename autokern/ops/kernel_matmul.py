@@ -170,13 +170,6 @@ def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
     return to_linear_operator(kernel.forward(x1, x2)).to_dense() @ rhs
 
 
-@KERNEL_MATMUL.candidate("dense", parts=True, features=features_with(4, whole=1))
-def dense(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-    """The whole matrix in strips of rows, then one product."""
-    k = products.matrix(*forms.both(kernel, x1, x2), usual(x1.device))
-    return to_linear_operator(k).matmul(rhs)
-
-
 def _unsupported(plan: Plan, problem: Problem) -> str | None:
     if plan.compiled and problem.grad:
         return "the compiled epilogue has no backward pass"
@@ -203,7 +196,6 @@ def _add(name: str, plan: Plan, summary: str) -> None:
 
 
 _add("tiled", Plan(1024, symmetric=False), "Tile by tile: evaluate, multiply, drop.")
-_add("tiled@512", Plan(512, symmetric=False), "The same with smaller tiles.")
 _add("tiled@2048", Plan(2048, symmetric=False), "The same with larger tiles.")
 _add(
     "tiled-columns",
@@ -212,12 +204,10 @@ _add(
 )
 _add("tiled-symmetric", Plan(768), "Tile by tile; each tile serves both halves of the matrix.")
 _add("tiled-symmetric@512", Plan(512), "The same with smaller tiles.")
-_add("tiled-symmetric@1536", Plan(1536), "The same with larger tiles.")
 _add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, with tiles for an accelerator.")
 _add("tiled@8192", Plan(8192, symmetric=False), "The same with larger tiles.")
 _add("tiled-symmetric@4096", Plan(4096), "Tiles for an accelerator; each serves both halves of the matrix.")
 _add("compiled", Plan(768, False, compiled=True), "Tile by tile with the epilogue compiled into one pass.")
-_add("compiled-symmetric", Plan(768, compiled=True), "The same; each tile serves both halves of the matrix.")
 
 
 def _elsewhere(there: torch.device, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

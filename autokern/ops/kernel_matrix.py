@@ -203,20 +203,6 @@ def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     return matrix(*both(kernel, x1, x2), "tiled")
 
 
-def _symmetric_unsupported(problem: Problem) -> str | None:
-    if "same" not in problem.variant.split("/") or problem.m != problem.n:
-        return "x1 and x2 are different points"
-    return _strips_unsupported(problem)
-
-
-@KERNEL_MATRIX.candidate(
-    "symmetric", unsupported=_symmetric_unsupported, memory=memory.of_strips, features=_features_with(1)
-)
-def symmetric(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """The lower triangle in strips of rows, mirrored."""
-    return matrix(*both(kernel, x1, x2), "symmetric")
-
-
 def _explicit_unsupported(problem: Problem) -> str | None:
     return None if problem.d <= 8 and _elements(problem) <= 10**6 else "would hold n m d elements"
 

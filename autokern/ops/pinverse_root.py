@@ -22,14 +22,16 @@ from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
-from autokern.ops._triangular import inverse_lower, solve_identity
 from autokern.ops.qr import cholesky_qr2
+from autokern.system import pages
 
 __all__ = ["PINVERSE_ROOT"]
 
 _stock_pinverse = originals.stable_pinverse
 _SINGULAR = 1e-6
 """Stock adds jitter where the diagonal of R is below this; the smallest singular value is a lower bound of it."""
+_BASE = 96
+"""Size up to which LAPACK's own routine is as fast as a product."""
 
 
 class _Seen(threading.local):
@@ -188,16 +190,41 @@ def _inverse_with_dense_rows(a: torch.Tensor, rows: int, invert: Run) -> torch.T
     return torch.cat((x[:-rows], q @ x[-rows:]), dim=0)
 
 
+def _solve_identity(lower: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of a lower triangular matrix by one solve (LAPACK's trtrs)."""
+    unit = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower, unit.expand(lower.shape), upper=False)
+
+
+def _inverse_lower(lower: torch.Tensor) -> torch.Tensor:
+    """Return the inverse ``(..., n, n)`` by recursion on halves, nearly all of it GEMM (Higham 2002, ch. 14)."""
+    inverse = pages.empty(lower.shape, lower).zero_()
+    _invert_into(lower, inverse)
+    return inverse
+
+
+def _invert_into(lower: torch.Tensor, inverse: torch.Tensor) -> None:
+    n = lower.shape[-1]
+    if n <= _BASE:
+        inverse.copy_(_solve_identity(lower))
+        return
+    half = (n // 2 + 15) // 16 * 16
+    _invert_into(lower[..., :half, :half], inverse[..., :half, :half])
+    _invert_into(lower[..., half:, half:], inverse[..., half:, half:])
+    product = lower[..., half:, :half] @ inverse[..., :half, :half]
+    inverse[..., half:, :half] = torch.matmul(inverse[..., half:, half:], product).neg_()
+
+
 @PINVERSE_ROOT.candidate("triangular", unsupported=_triangular_unsupported)
 def triangular(a: torch.Tensor) -> torch.Tensor:
     """One triangular solve, for a triangular root."""
-    return _inverse(a, solve_identity)
+    return _inverse(a, _solve_identity)
 
 
 @PINVERSE_ROOT.candidate("recursive", unsupported=_triangular_unsupported)
 def recursive(a: torch.Tensor) -> torch.Tensor:
     """Recursion on halves, mostly matrix products, for a triangular root."""
-    return _inverse(a, inverse_lower)
+    return _inverse(a, _inverse_lower)
 
 
 def _tall_unsupported(problem: Problem) -> str | None:

@@ -2,37 +2,75 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import warnings
+from collections.abc import Iterator
+from fnmatch import fnmatch
 
+import msgspec
 import torch
 
 from autokern.core import registry
-from autokern.core.errors import SettingsError
+from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.settings import Settings
 
-__all__ = ["check"]
+__all__ = ["checked"]
+
+_REMOVED = (
+    ("eigh", "*"), ("solve_triangular", "*"), ("cholesky_inverse", "*"), ("qr", "looped"), ("*", "*@[248]"),
+    ("*", "*@16"), ("exact_log_prob", "recursive"), ("inv_quad_logdet", "recursive"), ("kernel_matrix", "symmetric"),
+    ("kernel_matmul", "dense"), ("kernel_matmul", "tiled@512"), ("kernel_matmul", "tiled-symmetric@1536"),
+    ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"), ("matmul", "padded-12"), ("matmul", "split"),
+    ("predict", "rows@*"),
+)  # fmt: skip
+"""Candidates of earlier versions, by op."""
 
 
-def check(settings: Settings) -> None:
-    """Check the names in orders.
+def checked(settings: Settings) -> Settings:
+    """Return settings without orders that name candidates of earlier versions, which a warning names.
 
-    Raises SettingsError for an op, candidate or device that there is not.
+    Raises SettingsError for an op, candidate or device that there never was.
     """
+    kept = []
     for name, candidate in settings.force:
-        registry.get(name)[candidate]
+        with _ignored_if_removed(name, candidate):
+            registry.get(name)[candidate]
+            kept.append((name, candidate))
     for order in settings.exclude:
         name, equals, candidate = order.rpartition("=")
-        if equals:
-            registry.get(name)[candidate]
-        else:
-            _some_op_has(candidate)
+        with _ignored_if_removed(name, candidate):
+            if equals:
+                registry.get(name)[candidate]
+            else:
+                _some_op_has(candidate)
     for name, device, _ in settings.threshold:
-        if "cpu" not in registry.get(name).names():
-            raise SettingsError(f"a threshold of op {name} was given; only ops with a candidate 'cpu' have one")
-        try:
-            torch.device(device)
-        except RuntimeError:
-            raise SettingsError(f"a threshold of {name}:{device} was given; torch knows no such device") from None
+        with _ignored_if_removed(name, "cpu"):
+            _check_threshold(name, device)
+    return msgspec.structs.replace(settings, force=tuple(kept))
+
+
+@contextlib.contextmanager
+def _ignored_if_removed(op: str, candidate: str) -> Iterator[None]:
+    """Turn an error about a candidate of an earlier version into a warning; of one op or, without a name, of any."""
+    try:
+        yield
+    except SettingsError:
+        named = (name for of, name in _REMOVED if (fnmatch(op, of) if op else name != "*"))
+        if not any(fnmatch(candidate, name) for name in named):
+            raise
+        order = f"{op}={candidate}" if op else candidate
+        message = f"{order} was ordered; autokern no longer has it, and ignores that: other candidates are as fast"
+        warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
+
+
+def _check_threshold(op: str, device: str) -> None:
+    if "cpu" not in registry.get(op).names():
+        raise SettingsError(f"a threshold of op {op} was given; only ops with a candidate 'cpu' have one")
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise SettingsError(f"a threshold of {op}:{device} was given; torch knows no such device") from None
 
 
 def _some_op_has(candidate: str) -> None:

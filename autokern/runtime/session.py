@@ -52,7 +52,7 @@ class Session:
     """
 
     def __init__(self, settings: Settings, profile: Profile | None = None, asked: Settings | None = None) -> None:
-        self.settings, self.asked, self.agreed = settings, asked or settings, profile is not None
+        self.settings, self.asked, self.agreed = orders.checked(settings), asked or settings, profile is not None
         self.memo: Memo = {}
         self.shared = Shared(self.decide, _MOST_KEYS)
         self.past: Counter[tuple[str, str]] = Counter()
@@ -65,7 +65,6 @@ class Session:
         logs.apply(settings.log)
         graphs.allow(settings.graphs == "on")
         plugins.announce(settings.strict)
-        orders.check(settings)
         if profile is not None:
             self._chooser = self._in_force(profile)
 

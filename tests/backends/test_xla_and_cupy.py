@@ -384,9 +384,8 @@ def test_one_bad_matrix_of_a_batch_is_what_stock_makes_of_it(cupy):
     assert outcome(cupy_.cholesky_by_cupy, a) == outcome(get("cholesky").stock.run, a)
 
 
-def test_nans_in_eigenproblems_and_qr_are_stocks(cupy):
+def test_nans_in_qr_are_stocks(cupy):
     a = torch.full((3, 3), float("nan"), dtype=torch.float64)
-    assert outcome(cupy_.eigh_by_cupy, a) == outcome(get("eigh").stock.run, a)
     assert all(t.isnan().any() for t in outcome(cupy_.qr_by_cupy, a)[0])
 
 
@@ -405,7 +404,7 @@ def test_where_cupy_cannot_work(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["cholesky", "qr", "eigh"])
+@pytest.mark.parametrize("name", ["cholesky", "qr"])
 def test_cupy_on_a_gpu(name):
     pytest.importorskip("cupy")
     op = get(name)

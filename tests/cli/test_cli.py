@@ -389,7 +389,7 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     profile = _profile()
     problem = Problem(op="kernel_matrix", m=4000, n=4000, d=32, variant="matern52/cross/ard", grad="theta/x", batch=256)
-    long = Trial(problem, {"stock": Timing(1e-3), "symmetric": Timing(5e-4, 0.5)})
+    long = Trial(problem, {"stock": Timing(1e-3), "tiled": Timing(5e-4, 0.5)})
     profile = msgspec.structs.replace(profile, trials=[*profile.trials, long])
     found = summary.known(profile, ["qr", "kernel_matrix"])
     tables.show(*tables.of_known(found, "a title"), *tables.winners(found.winners))

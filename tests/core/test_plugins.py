@@ -38,7 +38,7 @@ def register():
         import torch
         return torch.linalg.qr(a)
 """
-HALF = GOOD + "    autokern.op('eigh').candidate('half')(lambda a: a)\n    {}\n"
+HALF = GOOD + "    autokern.op('matmul').candidate('half')(lambda a: a)\n    {}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_autokern_brings_its_own():
     own = ["cuda_graphs", "cupy", "keops", "lower_precision", "xla"]
     assert [(p.source, p.state) for p in plugins.loaded()][:5] == [(name, "loaded") for name in own]
     assert get("kernel_matmul")["xla"].source == "xla"
-    assert {o.name for o in registered() for c in o.candidates if c.source == "cupy"} == {"cholesky", "qr", "eigh"}
+    assert {o.name for o in registered() for c in o.candidates if c.source == "cupy"} == {"cholesky", "qr"}
     assert {c.source for o in registered() for c in o.candidates} == {"", *own}
 
 
@@ -92,12 +92,12 @@ def test_a_function_and_a_module(install):
     found = install(
         {"pack:one": "theirs:register", "pack:two": "others"},
         theirs=GOOD,
-        others="from autokern.core.registry import get\nget('eigh').candidate('others')(lambda a: a)",
+        others="from autokern.core.registry import get\nget('matmul').candidate('others')(lambda a: a)",
     )
     assert [p.state for p in found.values()] == ["loaded", "loaded"]
     assert get("qr")["theirs"].source == "pack:one"
     assert get("qr")["theirs"].summary == "Theirs."
-    assert get("eigh")["others"].source == "pack:two"
+    assert get("matmul")["others"].source == "pack:two"
     assert get("qr").stock.source == ""
     with autokern.using(force={"qr": "theirs"}):
         q, _ = autokern.linalg.qr(torch.eye(5))
@@ -112,7 +112,7 @@ def test_a_function_and_a_module(install):
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("import no_such_backend", "ModuleNotFoundError: No module named 'no_such_backend'"),
         ("autokern.op('qr').candidate('theirs')", "AutokernError: qr.theirs: registered twice"),
-        ("autokern.op('eigh').candidate('stock')", "AutokernError: eigh.stock: registered twice"),
+        ("autokern.op('matmul').candidate('stock')", "AutokernError: matmul.stock: registered twice"),
         ("autokern.op('nonsense')", "SettingsError: unknown op 'nonsense'"),
     ],
 )
@@ -198,7 +198,7 @@ def _install_the_example(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_example_in_the_docs_works_whichever_is_imported_first(tmp_path):
     _install_the_example(tmp_path)
-    see = "print([c.source for c in autokern.op('eigh').candidates if c.name == 'scipy-evr'], 'jax' in sys.modules)"
+    see = "print([c.source for c in autokern.op('qr').candidates if c.name == 'scipy-qr'], 'jax' in sys.modules)"
     use = "import autokern_scipy; autokern_scipy.test_contract()"
     environment = {
         **os.environ,
@@ -248,7 +248,7 @@ def test_backends_that_are_absent_say_what_to_install(monkeypatch):
     assert "pip install 'autokern[xla]'" in words
 
 
-BACKEND = Backend("them", ["qr.theirs", "eigh.theirs"], "", "")
+BACKEND = Backend("them", ["qr.theirs", "cholesky.theirs"], "", "")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_what_came_of_trying_is_judged(answer, status, words):
     assert found[0] == status
     assert words in found[1]
     assert bool(found[2]) == (status != "ok")
-    assert status != "problem" or "AUTOKERN_EXCLUDE=qr=theirs,eigh=theirs" in found[2]
+    assert status != "problem" or "AUTOKERN_EXCLUDE=qr=theirs,cholesky=theirs" in found[2]
 
 
 @pytest.mark.parametrize(

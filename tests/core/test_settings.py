@@ -189,10 +189,10 @@ def test_forced_excludes_and_thresholds():
     settings = from_environment(
         {"AUTOKERN_FORCE": "qr=cpu", "AUTOKERN_EXCLUDE": "keops,qr=native", "AUTOKERN_THRESHOLD": "qr:cuda=64"}
     )
-    assert (settings.forced("qr"), settings.forced("eigh")) == ("cpu", None)
-    assert settings.excludes("eigh", "keops")
+    assert (settings.forced("qr"), settings.forced("matmul")) == ("cpu", None)
+    assert settings.excludes("matmul", "keops")
     assert settings.excludes("qr", "native")
-    assert not settings.excludes("eigh", "native")
+    assert not settings.excludes("matmul", "native")
     assert settings.cpu_up_to("qr", "cuda") == 64
     assert settings.cpu_up_to("qr", "cpu") is None
 
@@ -207,8 +207,8 @@ def test_revised_without_orders_changes_nothing():
 
 def test_revised_adds_to_what_was_ordered():
     base = Settings(force=(("qr", "cpu"),), exclude=frozenset({"keops"}), budget=3.0)
-    found = revised(base, force={"eigh": "stock"}, exclude=["compiled"], accuracy="approximate", memory="4GiB")
-    assert found.force == (("eigh", "stock"), ("qr", "cpu"))
+    found = revised(base, force={"matmul": "stock"}, exclude=["compiled"], accuracy="approximate", memory="4GiB")
+    assert found.force == (("matmul", "stock"), ("qr", "cpu"))
     assert found.exclude == {"keops", "compiled"}
     assert (found.accuracy, found.memory, found.budget) == ("approximate", 4 * 2**30, 3.0)
     assert base.force == (("qr", "cpu"),)
@@ -217,8 +217,8 @@ def test_revised_adds_to_what_was_ordered():
 def test_revised_replaces_an_order_for_the_same_op():
     base = Settings(force=(("qr", "cpu"),))
     assert revised(base, force={"qr": "native"}).forced("qr") == "native"
-    assert revised(base, force="qr=native,eigh=stock").force == (("eigh", "stock"), ("qr", "native"))
-    assert revised(base, force="eigh=stock").force == (("eigh", "stock"), ("qr", "cpu"))
+    assert revised(base, force="qr=native,matmul=stock").force == (("matmul", "stock"), ("qr", "native"))
+    assert revised(base, force="matmul=stock").force == (("matmul", "stock"), ("qr", "cpu"))
 
 
 def test_revised_takes_strings_and_numbers():

@@ -516,50 +516,6 @@ def test_a_threshold_that_the_user_changed_is_obeyed():
         assert autokern.stats() == {"pinverse_root": {"choleskyqr2": 1}, "qr": {"choleskyqr2": 1}}
 
 
-# --- eigendecompositions ----------------------------------------------------------------------------------------------
-
-
-@each_candidate("eigh")
-@pytest.mark.parametrize("kind", ["definite", "float32", "batch", "two batch dimensions", "singular", "single", "zero"])
-def test_eigh_as_stock(name, kind, accelerator):
-    a = MATRICES[kind]
-    values, vectors = torch.linalg.eigh(DenseLinearOperator(a))
-    with autokern.enabled(), autokern.using(force={"eigh": name}):
-        own_values, own_vectors = torch.linalg.eigh(DenseLinearOperator(a))
-        only, none = DenseLinearOperator(a)._symeig(eigenvectors=False)
-    assert none is None
-    assert type(own_vectors) is type(vectors)
-    assert (own_values.dtype, own_vectors.dtype) == (values.dtype, vectors.dtype)
-    tolerance = {"rtol": 0, "atol": 1e-5 if a.dtype is torch.float32 else 1e-10}
-    torch.testing.assert_close(own_values, values, **tolerance)
-    torch.testing.assert_close(only, values, **tolerance)
-    dense = own_vectors.to_dense()
-    torch.testing.assert_close(dense * own_values.unsqueeze(-2) @ dense.mT, a, **tolerance)
-    assert (own_values >= 0).all()
-
-
-def test_an_operator_is_evaluated_once_for_its_eigenvalues():
-    with autokern.enabled():
-        op = DenseLinearOperator(MATRICES["definite"])
-        with mock.patch.object(
-            DenseLinearOperator, "to_dense", autospec=True, side_effect=ORIGINAL_TO_DENSE
-        ) as counted:
-            op._symeig(eigenvectors=True)
-    assert counted.call_count == 1
-
-
-@each_candidate("eigh")
-def test_eigenvalues_of_lanczos_as_stock(name, accelerator):
-    t = covariance(2, 3, 6).tril(1).triu(-1)
-    t = (t + t.mT) / 2 - 1.2 * torch.eye(6, dtype=torch.float64)
-    values, vectors = LANCZOS.lanczos_tridiag_to_diag(t)
-    with autokern.enabled(), autokern.using(force={"eigh": name}):
-        own_values, own_vectors = LANCZOS.lanczos_tridiag_to_diag(t)
-    assert (values == 1).any(), "negative eigenvalues are masked"
-    torch.testing.assert_close(own_values, values)
-    torch.testing.assert_close(own_vectors.abs(), vectors.abs())
-
-
 # --- KeOps' switch ---------------------------------------------------------------------------------------------------
 
 

@@ -260,7 +260,7 @@ def test_a_model_whose_stock_iterates_gets_exact_gradients_by_default(monkeypatc
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("candidate", ["fused", "recursive", "arrays"])
+@pytest.mark.parametrize("candidate", ["fused", "arrays"])
 def test_a_matrix_without_a_factor_is_left_to_conjugate_gradients(candidate, monkeypatch):
     model = regression(820, noise=0.1)
     torch.manual_seed(0)

@@ -80,7 +80,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuPy:
     fake, cupy, cupyx = FakeCuPy(), ModuleType("cupy"), ModuleType("cupyx")
     cupy.from_dlpack = np.from_dlpack
     cupy.cuda = SimpleNamespace(Device=contextlib.nullcontext, ExternalStream=fake.stream)
-    names = {name: fake.decomposition(name) for name in ("cholesky", "qr", "eigh")}
+    names = {name: fake.decomposition(name) for name in ("cholesky", "qr")}
     cupy.linalg = SimpleNamespace(LinAlgError=np.linalg.LinAlgError, **names)
     cupyx.errstate = fake.errstate
     monkeypatch.setitem(sys.modules, "cupy", cupy)

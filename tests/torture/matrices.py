@@ -128,7 +128,6 @@ def _wide(recipe: Recipe) -> torch.Tensor:
 
 _MAKERS: dict[str, Callable[[Recipe], torch.Tensor]] = {
     "cholesky": _shifted,
-    "eigh": _symmetric,
     "qr": _tall,
     "pinverse_root": _tall,
     "matmul": _wide,

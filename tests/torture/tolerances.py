@@ -46,7 +46,6 @@ class Tolerance(NamedTuple):
 TOLERANCES = {
     "cholesky": Tolerance((20, 1), (100, 1), "A", "Higham 2002, theorem 10.8; two solves with L in the gradient"),
     "qr": Tolerance((50, 1), (100, 2), "A", "Higham 2002, section 19.9; R is inverted twice in the gradient"),
-    "eigh": Tolerance((20, 0), (100, 2), "gaps", "Weyl for the values; vectors turn by ‖A‖ over the gaps"),
     "pinverse_root": Tolerance((100, 1), (100, 2), "A", "Wedin 1973"),
     "matmul": Tolerance((4, 0), (40, 0), "", "entries in units of those of abs(A) abs(B): Higham 2002, section 3.5"),
 }
@@ -58,10 +57,6 @@ def condition(op: str, a: torch.Tensor) -> float:
     if not of:
         return 1.0
     a = a.detach().double()
-    if of == "gaps":
-        values = torch.linalg.eigvalsh(a)
-        gap = values.diff(dim=-1).amin().item() if a.shape[-1] > 1 else float("inf")
-        return values.abs().amax().item() / gap if gap else float("inf")
     values = torch.linalg.svdvals(a)
     smallest = values[..., -1]
     return float("inf") if bool((smallest == 0).any()) else (values[..., 0] / smallest).amax().item()
