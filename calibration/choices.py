@@ -22,6 +22,7 @@ import ship
 import torch
 from measuring import Report
 
+from autokern.cli import summary
 from autokern.core.feasibility import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get, known, registered
@@ -197,8 +198,8 @@ def replayed() -> list[dict[str, Any]]:
     for path in sorted((HERE / "hosts").glob("*.json")):
         trials = [
             t
-            for t in read_file(path).trials
-            if "stock" in t.timings and len(t.usual) > 1 and known(t.problem.op) and t.problem.op not in ship.NESTED
+            for t in summary.present(read_file(path)).trials
+            if "stock" in t.timings and len(t.usual) > 1 and t.problem.op not in ship.NESTED
         ]
         with shipping(path.stem) as forests:
             alone = Chooser(Profile(), forests)

@@ -52,7 +52,7 @@ def ratios(profile: Profile) -> list[tuple[float, float]]:
     for trial in served(profile):
         op, problem, name = get(trial.problem.op), trial.problem, replay(trial, chooser)
         chosen = trial.timings.get(name, trial.timings["stock"]).ratio
-        rivals, allowed = trial.usual, 1.0
+        rivals, allowed = {n: t for n, t in trial.usual.items() if n in op.names()}, 1.0
         if op.may_cost(problem) > 1 and op[name].accuracy == "better":
             rivals = {n: t for n, t in rivals.items() if op[n].accuracy == "better"}
             allowed = op.may_cost(problem) * op.harder(problem, op.stock)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern.core.autograd import each_cotangent
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels.family import Family
 from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, peeled
-from autokern.ops._product_costs import features_with, leaves, of_outputs
+from autokern.ops._product_costs import leaves, of_outputs
 from autokern.ops._shared import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system.keops import at_work, keops_problem
@@ -172,19 +172,8 @@ def _keops_unsupported(problem: Problem) -> str | None:
     return needs_few(problem) or unsupported(problem.d * leaves(problem), problem.device)
 
 
-def _keops_features(problem: Problem) -> Features:
-    """KeOps forms distances one by one, without GEMM."""
-    plain = features_with(1)(problem)
-    return Features(plain.calls + 10, 6.0 * plain.flops, float(of_outputs(problem)))
-
-
 @KERNEL_MATMUL.candidate(
-    "keops",
-    unsupported=_keops_unsupported,
-    unavailable=keops_problem,
-    memory=of_outputs,
-    features=_keops_features,
-    compiles=True,
+    "keops", unsupported=_keops_unsupported, unavailable=keops_problem, memory=of_outputs, compiles=True
 )
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """KeOps with the family's formula, compiled once per form, dimensions and dtype."""

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from autokern.backends import mixed
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
-from autokern.ops._product_costs import features_with, in_tiles, is_same, of_outputs
+from autokern.ops._product_costs import in_tiles, of_outputs
 from autokern.ops._shared import needs_few, of_trees
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
@@ -70,19 +70,12 @@ def _low_memory(problem: Problem) -> int:
     return doubled + in_tiles(usual(torch.device(problem.device)).tile)(low)
 
 
-def _low_features(problem: Problem) -> Features:
-    return features_with(2, is_same(problem))(problem.replace(dtype="float32"))
-
-
 def _add(name: str, precision: str, summary: str, unsupported: Callable[[Problem], str | None]) -> None:
     def run(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         return in_lower_precision(kernel, x1, x2, rhs, precision)
 
     run.__doc__ = summary
-    decorate = KERNEL_MATMUL.candidate(
-        name, accuracy="approximate", unsupported=unsupported, memory=_low_memory, features=_low_features
-    )
-    decorate(run)
+    KERNEL_MATMUL.candidate(name, accuracy="approximate", unsupported=unsupported, memory=_low_memory)(run)
 
 
 _add("float32", "", "Tile by tile in float32, for points and columns in float64.", _float32_unsupported)
@@ -101,16 +94,7 @@ def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
     return memory
 
 
-def _mixed_features(problem: Problem) -> Features:
-    """Half the passes of float64, and the products of the refinement."""
-    elements = problem.batch * problem.n**2
-    flops = elements * problem.n * (1.0 if problem.grad else 1 / 3)
-    return Features(60.0, flops, (12.0 if problem.grad else 8.0) * elements * problem.itemsize)
-
-
-@INV_QUAD_LOGDET.candidate(
-    "mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(1.6, 0.6), features=_mixed_features
-)
+@INV_QUAD_LOGDET.candidate("mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(1.6, 0.6))
 def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Factor and inverse in float32, solutions refined to float64 by conjugate gradients."""
     return mixed.inv_quad_logdet(*dense_and_diagonal(operator), rhs, reduce)
@@ -121,7 +105,6 @@ def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> 
     accuracy="approximate",
     unsupported=lambda p: of_trees(p) or _only_float64(p),
     memory=_in_matrices(2.6, 1.6),
-    features=_mixed_features,
 )
 def log_prob_mixed(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""

@@ -12,12 +12,12 @@ import torch
 
 from autokern.backends import graphs
 from autokern.core.autograd import each_cotangent
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.originals import psd_safe_cholesky
 from autokern.kernels.parts import Parts
-from autokern.ops._density_costs import in_place
+from autokern.ops._factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
 __all__ = ["by_recording"]
@@ -66,17 +66,11 @@ def _unsupported(problem: Problem) -> str | None:
     return "for large matrices the time of launches is negligible" if large else None
 
 
-def _features(problem: Problem) -> Features:
-    plain = EXACT_LOG_PROB["fused"].features(problem)
-    return Features(10.0, plain.flops, plain.bytes)
-
-
 @EXACT_LOG_PROB.candidate(
     "graph",
     accuracy="better",
     unsupported=_unsupported,
     unavailable=graphs.unavailable,
-    features=_features,
     memory=in_place(2.8, 2.0),  # a recording keeps factor and inverse at once
     compiles=True,
 )

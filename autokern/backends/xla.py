@@ -27,7 +27,7 @@ from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tiles import sides
 from autokern.kernels.tree import Node, Tree, evaluated, peeled
-from autokern.ops._product_costs import features_with, in_tiles, leaves, of_outputs
+from autokern.ops._product_costs import in_tiles, leaves, of_outputs
 from autokern.ops._shared import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system import host, threads
@@ -94,9 +94,7 @@ def _memory(problem: Problem) -> int:
     return max(whole, in_tiles(768)(problem)) if problem.grad else whole
 
 
-@KERNEL_MATMUL.candidate(
-    "xla", unsupported=needs_few, unavailable=_jax_problem, memory=_memory, features=features_with(2), compiles=True
-)
+@KERNEL_MATMUL.candidate("xla", unsupported=needs_few, unavailable=_jax_problem, memory=_memory, compiles=True)
 def by_xla(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """JAX's compiler with the family's formula, by blocks of rows, compiled once per form, sizes and dtype."""
     by = products.product if host.forked() else product  # decisions survive a fork, JAX's threads do not

@@ -75,74 +75,32 @@ class Shape(msgspec.Struct, frozen=True):
 class Family(msgspec.Struct, frozen=True):
     """A covariance ``k(u)`` with ``u = gamma * s``, where ``s`` is the scaled squared distance.
 
-    Parameters
-    ----------
-    name : str
-        Unique name, as used in problems.
-    gamma : float
-        Factor between the scaled squared distance and ``u``; its sign says on which side of zero ``u`` lies.
-    formula : callable
-        ``k`` as a function of ``u``, by methods and operators alone (``(-u).exp()``, never ``torch.exp(-u)``), so that
-        it takes a Tensor or a LazyTensor, which divides by an integer in single precision: multiply by ``1 / 3``
-        instead. ``u`` is never on the wrong side of zero; at zero, the derivative that
-        autograd finds must be finite: it is multiplied by a distance of zero (`TINY` keeps roots off it).
-    epilogue : callable
-        ``epilogue(u, slope)`` turns ``u`` into ``k`` in place (destroying ``u``) and, if `slope` is a tensor of the
-        same shape, fills it with ``dk/du``. Returns ``k``, in the memory of ``u`` if there is no `slope`.
-    slopes : tuple of callables
-        ``dk/du``, ``d2k/du2``, ... as functions of ``u`` without side effects, each finite at ``u = 0`` (where the
-        true derivative is infinite, any finite value will do: it is multiplied by a distance of zero).
-    slope_is_value : bool
-        Whether ``dk/du = k``, so that nothing but ``k`` need be kept for the backward pass.
-    kinked : bool
-        Whether ``dk/du`` is infinite at ``u = 0``, so that the least rounding of a distance of zero is seen in k.
-    decreasing : bool
-        Whether ``k`` is positive and falls with the distance, so that boxes bound it.
-    wants_spare : bool
-        Whether `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix.
-    passes : int
-        Element-wise passes over the matrix, for the cost model.
-    kernels : tuple of types
-        The gpytorch classes that it is the formula of.
-    matches : callable
-        Whether a kernel of one of these exact classes has this formula (a Matérn kernel of another smoothness has not).
-    embed : callable
-        ``embed(kernel, x)`` maps points ``(..., n, d)`` to points whose squared distance is ``s``: in units of the
-        lengthscale, or on circles for a periodic kernel. Differentiable.
-    plain : callable
-        ``plain(dtype, *shape)``: the gpytorch kernel that this is of points embedded already.
-    shape : Shape or None
-        A further parameter; `formula`, `epilogue` and `slopes` then take it as their last argument.
-    make : callable or None
-        ``make(ard_num_dims=..., batch_shape=...)``: the kernel that samples of ops are made with, positive definite in
-        any dimension and with a lengthscale; the first of `kernels` by default.
-    differences : bool
-        Whether gpytorch's own formula takes the differences of points, without centring them.
-    stock_passes : callable
-        Maps the number of dimensions to the passes of gpytorch's own formula over the matrix, about.
-    kept : callable
-        Maps the number of dimensions to the matrices that autograd keeps of a scaled kernel, itself included.
+    `formula` consists of methods and operators alone (``(-u).exp()``, never ``torch.exp(-u)``), so that it takes a
+    Tensor or a LazyTensor, which divides by an integer in single precision: multiply by ``1 / 3`` instead. ``u`` is
+    never on the wrong side of zero; at zero, the derivative that autograd finds must be finite: it is multiplied by a
+    distance of zero (`TINY` keeps roots off it). ``epilogue(u, slope)`` turns ``u`` into ``k`` in place and, if `slope`
+    is a tensor of the same shape, fills it with ``dk/du``; it returns ``k``, in the memory of ``u`` without a `slope`.
+    With a `shape`, all three functions take it as their last argument.
     """
 
-    name: str
-    gamma: float
+    name: str  # unique, as used in problems
+    gamma: float  # its sign says on which side of zero ``u`` lies
     formula: Callable[..., Any]
     epilogue: Epilogue
-    slopes: tuple[Callable[..., torch.Tensor], ...]
-    plain: Callable[..., Kernel]
-    slope_is_value: bool = False
-    kinked: bool = False
-    decreasing: bool = False
-    wants_spare: bool = False
-    passes: int = 2
-    kernels: tuple[type, ...] = ()
-    matches: Callable[[Kernel], bool] = lambda kernel: True
-    embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale
-    shape: Shape | None = None
-    make: Callable[..., Kernel] | None = None
-    differences: bool = False
-    stock_passes: Callable[[int], float] = lambda d: 8.0
-    kept: Callable[[int], int] = lambda d: 6
+    slopes: tuple[Callable[..., torch.Tensor], ...]  # ``dk/du``, ``d2k/du2``, ..., each finite at ``u = 0``
+    plain: Callable[..., Kernel]  # ``plain(dtype, *shape)``: the gpytorch kernel that this is of embedded points
+    slope_is_value: bool = False  # ``dk/du = k``: nothing but ``k`` need be kept for the backward pass
+    kinked: bool = False  # ``dk/du`` is infinite at ``u = 0``: the least rounding of no distance is seen in ``k``
+    decreasing: bool = False  # ``k`` is positive and falls with the distance, so that boxes bound it
+    wants_spare: bool = False  # `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix
+    kernels: tuple[type, ...] = ()  # gpytorch's classes that it is the formula of
+    matches: Callable[[Kernel], bool] = lambda kernel: True  # whether one of these exact classes has this formula
+    embed: Callable[[Kernel, torch.Tensor], torch.Tensor] = by_lengthscale  # points whose squared distance is ``s``
+    shape: Shape | None = None  # a further parameter
+    make: Callable[..., Kernel] | None = None  # of samples, with a lengthscale; the first of `kernels` by default
+    differences: bool = False  # gpytorch's own formula takes the differences of points, without centring them
+    stock_passes: Callable[[int], float] = lambda d: 8.0  # of gpytorch's formula over the matrix, by dimensions, about
+    kept: Callable[[int], int] = lambda d: 6  # matrices that autograd keeps of a scaled kernel, itself included
 
     def __post_init__(self) -> None:
         _FAMILIES[self.name] = self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gpytorch
@@ -9,16 +10,100 @@ import torch
 from linear_operator.operators import LinearOperator, to_linear_operator
 
 from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
 from autokern.gp.query import Query
-from autokern.ops import _predict_costs as costs
 from autokern.ops._iterations import or_iterate
+from autokern.ops._shared import iterates
 
-__all__ = ["Prediction", "complete", "explains", "factor", "register"]
+__all__ = [
+    "Prediction",
+    "complete",
+    "explains",
+    "factor",
+    "features",
+    "is_fast",
+    "is_grown",
+    "memory_of",
+    "register",
+    "stock_features",
+    "stock_memory",
+]
 
 Prediction = tuple[torch.Tensor, LinearOperator]
+BLOCK = 1024
+"""Test points of a block."""
+_LANCZOS = 100
+"""Steps of the library's Lanczos root."""
+_SOLVING = 30
+"""Steps of conjugate gradients at the library's tolerance for predictions, as they are on the samples."""
+
+
+def is_fast(problem: Problem) -> bool:
+    """Whether `fast_pred_var` is on."""
+    return "fast" in problem.words
+
+
+def is_grown(problem: Problem) -> bool:
+    """Whether the inverse factor grew by new data, so that there is no other."""
+    return "grown" in problem.words
+
+
+def features(problem: Problem) -> Features:
+    """Return what variances cost without the joint covariance."""
+    elements = problem.batch * problem.m * problem.n
+    first = problem.n**3 / 3 if iterates(problem) else 0.0
+    passes = 12.0 if problem.grad else 6.0
+    return Features(60.0, elements * (problem.n + 2.0 * problem.d) + first, passes * elements * problem.itemsize)
+
+
+def stock_features(problem: Problem) -> Features:
+    """Return what the library does: it forms the joint covariance, and above `max_cholesky_size` it iterates."""
+    plain, joint, square = features(problem), problem.batch * problem.m**2, float(problem.n**2)
+    flops, bytes = plain.flops + joint * 2.0 * (problem.n + problem.d), plain.bytes + 6.0 * joint * problem.itemsize
+    if is_grown(problem):  # its root has to be put together
+        return Features(plain.calls, flops, bytes + 4.0 * problem.batch * square * problem.itemsize)
+    if not iterates(problem):
+        return Features(plain.calls, flops, bytes)
+    columns, steps = (1.0, _LANCZOS) if is_fast(problem) else (1.0 + problem.m, _SOLVING)
+    flops += 2.0 * steps * square * columns - problem.n**3 / 3
+    return Features(plain.calls + 20.0 * steps, max(flops, 0.0), bytes + steps * square * problem.itemsize)
+
+
+def memory_of(joint: int, rows: float, factors: int, kept: int = 1) -> Callable[[Problem], int]:
+    """Return the memory for so many joint matrices, rows of all test points, and factors of the training covariance.
+
+    Where stock iterates, the factor is not there yet and is made from the matrix; gradients keep `kept` more factors.
+    """
+
+    def memory(problem: Problem) -> int:
+        m, n, b = problem.m, problem.n, problem.batch
+        made = factors + (2 if iterates(problem) else 0) + (kept if problem.grad else 0)
+        each = rows + (1 if problem.grad else 0)
+        return int(joint * b * m * m + each * b * m * n + made * n * n) * problem.itemsize + 2**22
+
+    return memory
+
+
+def stock_memory(problem: Problem) -> int:
+    """Return rows of the cross covariance and what multiplies them; prior, what is explained, and what is left."""
+    return memory_of(3, 2 if is_fast(problem) else 3, 2, kept=2)(problem)
+
+
+def _only_grown(problem: Problem) -> str | None:
+    return "the inverse factor is all there is" if is_grown(problem) else None
+
+
+def _rows_unsupported(problem: Problem) -> str | None:
+    if problem.grad:
+        return "gradients keep the blocks anyway"
+    return None if problem.m > BLOCK else f"no more than {BLOCK} test points"
+
+
+def _rows_memory(problem: Problem) -> int:
+    return memory_of(0, 3.5, 1)(problem.replace(m=min(problem.m, BLOCK)))
 
 
 def factor(strategy: Any) -> Conditioned:
@@ -61,9 +146,7 @@ def register(op: Op) -> None:
 
     or_anew = or_iterate(anew, is_exact=lambda query: query.exact, numbers=lambda found: found[:1])
 
-    @op.candidate(
-        "eager", accuracy="better", features=costs.joint_features, memory=costs.memory_of(3, 1, 1, kept=2), parts=True
-    )
+    @op.candidate("eager", accuracy="better", memory=memory_of(3, 1, 1, kept=2), parts=True)
     @or_anew
     def eager(query: Query) -> Prediction:
         """The joint covariance of all test points at once, from the model's one factor."""
@@ -82,8 +165,8 @@ def register(op: Op) -> None:
     @op.candidate(
         "lazy-product",
         accuracy="better",
-        unsupported=costs.only_grown,
-        memory=costs.memory_of(0, 2, 2, kept=1),
+        unsupported=_only_grown,
+        memory=memory_of(0, 2, 2, kept=1),
         parts=True,
     )
     @or_anew
@@ -94,9 +177,8 @@ def register(op: Op) -> None:
     @op.candidate(
         "rows",
         accuracy="better",
-        unsupported=costs.rows_unsupported,
-        memory=costs.rows_memory,
-        features=costs.rows_features,
+        unsupported=_rows_unsupported,
+        memory=_rows_memory,
         parts=True,
     )
     @or_anew
@@ -107,5 +189,5 @@ def register(op: Op) -> None:
         def mean_of(block: torch.Tensor, start: int, stop: int) -> torch.Tensor:
             return _mean(query, known, block, slice(start, stop))
 
-        covariance = PosteriorCovariance.deferred(query.prior, query.cross, explains(query, known), block=costs.BLOCK)
-        return by_blocks(query.cross, costs.BLOCK, mean_of), covariance
+        covariance = PosteriorCovariance.deferred(query.prior, query.cross, explains(query, known), block=BLOCK)
+        return by_blocks(query.cross, BLOCK, mean_of), covariance

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from autokern.core.op import Op
-from autokern.core.problem import Features, Problem
-from autokern.gp import array_density, likelihood
+from autokern.core.problem import Problem
+from autokern.gp import array_density, leaves, likelihood
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.originals import psd_safe_cholesky as ladder
 from autokern.kernels import tree as trees
-from autokern.ops._density_costs import arrays_unsupported, in_place
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import (
-    merged_rows,
+    LOW_RANK,
+    families,
     needs_accelerator,
     of_trees,
     on_other_devices,
@@ -21,7 +23,36 @@ from autokern.ops._shared import (
 )
 from autokern.system.blas import one_thread
 
-__all__ = ["register"]
+__all__ = ["arrays_unsupported", "in_place", "register"]
+
+
+def in_place(single: float, batched: float) -> Callable[[Problem], int]:
+    """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole.
+
+    What is then formed beside the matrices: their derivative, once for each family; values and slopes of each, of which
+    an RBF's are the same; and a product of two of those, but for a single RBF.
+    """
+
+    def memory(problem: Problem) -> int:
+        elements, names = problem.batch * problem.n**2 * problem.itemsize, families(problem)
+        if problem.batch == 1:
+            block = min(elements, likelihood.block_bytes(problem.device))
+            copies = 0 if problem.device == "cpu" else 2 * elements  # factor and inverse are not made in place there
+            return int(single * elements) + copies + 12 * block * min(2, len(names))
+        each = len(names) + sum(1 if name == "rbf" else 2 for name in names) + (names != ["rbf"])
+        return int((batched + each) * elements)
+
+    return memory
+
+
+def arrays_unsupported(problem: Problem) -> str | None:
+    """Return why a problem is none for `arrays`, or None."""
+    most = array_density.MOST.get(problem.dtype, 0)
+    if problem.device != "cpu" or problem.n > most or problem.batch * problem.n > array_density.MOST_ROWS:
+        return f"for {most} points at most on the CPU, and batches of {array_density.MOST_ROWS} together"
+    if families(problem) == ["linear"]:
+        return LOW_RANK
+    return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
 
 
 def _arrays_memory(problem: Problem) -> int:
@@ -46,14 +77,7 @@ def register(op: Op) -> None:
 
     with_one_thread(op, "fused")
 
-    def arrays_features(problem: Problem) -> Features:
-        """Model by model, repeated points once, and in double precision whatever the arguments have."""
-        one = op.features(problem.replace(batch=1, dtype="float64", n=merged_rows(problem)))
-        return Features(one.calls * problem.batch, one.flops * problem.batch, one.bytes * problem.batch)
-
-    @op.candidate(
-        "arrays", accuracy="better", unsupported=arrays_unsupported, memory=_arrays_memory, features=arrays_features
-    )
+    @op.candidate("arrays", accuracy="better", unsupported=arrays_unsupported, memory=_arrays_memory)
     @or_iterate(stock)
     def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""
@@ -68,7 +92,6 @@ def register(op: Op) -> None:
         op,
         _elsewhere,
         "All of it on the {}: only points and gradients are copied.",
-        lambda p: 2 * p.n * (p.d + 2),
         on_accelerator=lambda p: of_trees(p) or needs_accelerator(p),
         accuracy="better",
     )

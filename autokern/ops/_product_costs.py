@@ -1,4 +1,4 @@
-"""Costs of products with kernel matrices: operations, passes over the elements, and bytes at the peak."""
+"""Costs of products with kernel matrices: work, and bytes at the peak."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from autokern.core.problem import Features, Problem
 from autokern.kernels.family import known_family
-from autokern.ops._shared import families, is_paged
+from autokern.ops._shared import families
 from autokern.system import thread_pool
 
 
@@ -26,31 +26,20 @@ def leaves(problem: Problem) -> int:
     return len(families(problem))
 
 
-def features_with(passes: float, halves: bool = False, whole: float = 0.0) -> Callable[[Problem], Features]:
-    """Return features of a product with `passes` over all elements, or over half of them.
-
-    `whole` counts matrices in fresh memory, which is fetched page by page above a certain size.
-    """
-
-    def features(problem: Problem) -> Features:
-        half = 0.5 if halves else 1.0
-        backward = 1 + 2 * bool(problem.grad)
-        count, parts = _elements(problem) * backward, leaves(problem)
-        return Features(
-            calls=10.0 * parts * backward * problem.batch,
-            flops=2.0 * count * (half * parts * (problem.d + 2) + problem.rhs),
-            bytes=count * problem.itemsize * (half * passes * parts),
-            copied=count * problem.itemsize * (whole * is_paged(problem)),
-        )
-
-    return features
+def of_passes(problem: Problem, passes: float) -> Features:
+    """Return the work of a product that passes so often over all elements of the matrix."""
+    backward = 1 + 2 * bool(problem.grad)
+    count, parts = _elements(problem) * backward, leaves(problem)
+    flops = 2.0 * count * (parts * (problem.d + 2) + problem.rhs)
+    return Features(10.0 * parts * backward * problem.batch, flops, count * problem.itemsize * passes)
 
 
 def of_stock(problem: Problem) -> Features:
-    """Return features of gpytorch's matrix and a product with it."""
-    names = families(problem)
-    passes = sum(of.stock_passes(problem.d) if (of := known_family(name)) else 60 * problem.d for name in names)
-    return features_with(passes / len(names), whole=3 * len(names))(problem)
+    """Return the work of gpytorch's matrix and a product with it."""
+    each = (
+        of.stock_passes(problem.d) if (of := known_family(name)) else 60.0 * problem.d for name in families(problem)
+    )
+    return of_passes(problem, sum(each))
 
 
 def of_outputs(problem: Problem) -> int:

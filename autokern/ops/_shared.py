@@ -12,7 +12,7 @@ from linear_operator import settings as library
 
 from autokern.core.candidate import nothing
 from autokern.core.op import Op, Run
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.kernels.family import known_family
 from autokern.system import host, threads
 
@@ -98,6 +98,19 @@ def relative_error(problem: Problem, found: torch.Tensor, truth: torch.Tensor, g
     return gap / (growth * EPS[problem.dtype] * scale)
 
 
+def density_error(k: torch.Tensor, residual: torch.Tensor, found: torch.Tensor, growth: float, eps: float) -> float:
+    """Return the error of a log density, in units of what a change of ``growth eps max|K|`` makes of it."""
+    lower, n = torch.linalg.cholesky(k), k.shape[-1]
+    inverse = torch.cholesky_inverse(lower)
+    solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
+    logdet, quadratic = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1), (solved * residual).sum(-1)
+    exact = -0.5 * (quadratic + logdet + n * math.log(2 * math.pi))
+    change = growth * eps * k.abs().amax((-2, -1))
+    unit = 0.5 * change * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
+    unit = unit + eps * (quadratic + logdet.abs() + n)
+    return float(((found.detach().double() - exact).abs() / unit).max().item())
+
+
 def needs_batch(problem: Problem) -> str | None:
     """Return why a candidate for small batches cannot serve a problem."""
     return None if 1 < problem.batch <= 1024 else "only for batches of 2 to 1024 matrices"
@@ -138,42 +151,25 @@ def on_other_devices(
     op: Op,
     run: Run,
     summary: str,
-    elements: Callable[[Problem], int],
     *,
     on_cpu: Callable[[Problem], str | None] = needs_cpu_detour,
     on_accelerator: Callable[[Problem], str | None] = needs_accelerator,
-    features: Callable[[Problem], Features] | None = None,
     **options: Any,
 ) -> None:
-    """Register the candidates ``cpu`` and ``accelerator`` of an op.
+    """Register the candidates ``cpu`` and ``accelerator`` of an op, whose times include all copies.
 
-    `run` takes a device before the arguments; ``{}`` in the summary stands for its name. `elements` counts the copies.
+    `run` takes a device before the arguments; ``{}`` in the summary stands for its name.
     """
-    charged = with_copies(features or op.features, elements)
 
     def register(name: str, to: Callable[[], Any], unsupported: Any, unavailable: Callable[[str], str | None]) -> None:
         def detour(*args: Any) -> Any:
             return run(to(), *args)
 
         detour.__doc__ = summary.format("CPU" if name == "cpu" else name)
-        decorate = op.candidate(name, unsupported=unsupported, unavailable=unavailable, features=charged, **options)
-        decorate(detour)
+        op.candidate(name, unsupported=unsupported, unavailable=unavailable, **options)(detour)
 
     register("cpu", lambda: torch.device("cpu"), on_cpu, nothing)
     register("accelerator", host.accelerator, on_accelerator, no_accelerator)
-
-
-def with_copies(
-    features: Callable[[Problem], Features], elements: Callable[[Problem], int]
-) -> Callable[[Problem], Features]:
-    """Return features that include copies of `elements` between devices."""
-
-    def charged(problem: Problem) -> Features:
-        plain = features(problem)
-        copied = float(elements(problem) * problem.batch * problem.itemsize)
-        return Features(plain.calls + 3, plain.flops, plain.bytes, copied)
-
-    return charged
 
 
 def with_one_thread(op: Op, name: str) -> None:
@@ -198,7 +194,6 @@ def with_one_thread(op: Op, name: str) -> None:
         unsupported=unsupported,
         unavailable=unavailable,
         memory=whole.memory,
-        features=whole.features,
         threads=1,
     )(run)
 

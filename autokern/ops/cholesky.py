@@ -65,12 +65,11 @@ class _Cholesky(Op):
         return max(gap, lower.triu(1).abs().max().item()) / (20 * problem.n * EPS[problem.dtype] * scale)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        single = [50, 200, 800, 2000] if level == "quick" else [4, 10, 50, 100, 200, 400, 800, 1500, 2500, 3500]
-        batched = [(8, 400), (32, 20), (4, 100), (256, 10)] + (
-            [(16, 200), (4, 900), (100, 50), (500, 4), (64, 350)] if level == "full" else []
-        )
-        problems = [Problem(op="cholesky", m=n, n=n, dtype=dtype, device=device) for n in single]
-        problems += [Problem(op="cholesky", m=n, n=n, batch=b, dtype=dtype, device=device) for b, n in batched]
+        full = level == "full"
+        single = [(1, n) for n in ([4, 10, 50, 200, 800, 1500, 3500] if full else [50, 200, 800, 2000])]
+        batched = [(8, 400), (32, 20), (4, 100), (256, 10)] + [(4, 900), (500, 4)] * full
+        base = Problem(op="cholesky", dtype=dtype, device=device)
+        problems = [base.replace(m=n, n=n, batch=b) for b, n in single + batched]
         return problems + [p.replace(grad="a") for p in problems if p.n <= 1500]
 
     def features(self, problem: Problem) -> Features:
@@ -119,7 +118,6 @@ on_other_devices(
     CHOLESKY,
     _elsewhere,
     "Cholesky factorisation on the {}; the time includes both copies.",
-    elements=lambda p: 2 * p.n**2,
     memory=_memory_twice,
 )
 

@@ -8,7 +8,6 @@ Contract: the value is that of a matrix within ``2 n eps max |K|`` of K.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood, matrix_density
 from autokern.gp.marginal import Marginal, read_matrix
-from autokern.ops._shared import EPS, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.ops._shared import EPS, density_error, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.ops.exact_log_prob import stock as _stock
 from autokern.system.blas import one_thread
 
@@ -82,16 +81,8 @@ class _DenseLogProb(Op):
         with torch.no_grad():
             k = matrix_density.matrix(marginal)
             assert k is not None
-            k = k + torch.diag(marginal.noise.expand(problem.n))
-            inverse = torch.linalg.inv(k)
-            residual = value - marginal.distribution.loc
-            solved = inverse @ residual
-            quadratic, logdet = solved @ residual, torch.linalg.slogdet(k)[1]
-            exact = -0.5 * (quadratic + logdet + problem.n * math.log(2 * math.pi))
-            change = 2 * problem.n * EPS[problem.dtype] * k.abs().max()
-            unit = 0.5 * change * (solved.square().sum() + inverse.trace())
-            unit = unit + EPS[problem.dtype] * (quadratic + logdet.abs() + problem.n)
-            return float((out.double() - exact).abs() / unit)
+            k, residual = k + torch.diag(marginal.noise.expand(problem.n)), value - marginal.distribution.loc
+            return density_error(k, residual, out, 2 * problem.n, EPS[problem.dtype])
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         sizes = [20, 100, 50, 200] + ([10, 35, 70, 140, 300, 450, 700] if level == "full" else [])

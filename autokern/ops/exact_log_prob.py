@@ -31,8 +31,8 @@ from autokern.gp.library_orders import TRACES, words
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
-from autokern.ops import _asked, _factorised, _mixed_inverse, _preconditioned, _state_space, _structured
-from autokern.ops._density_costs import arrays_unsupported, in_place
+from autokern.ops import _asked, _factorised, _large, _state_space, _structured
+from autokern.ops._factorised import arrays_unsupported, in_place
 from autokern.ops._iterations import Iterated, exact_up_to, is_preconditioned
 from autokern.ops._models import kernel_of, points_of
 from autokern.ops._shared import (
@@ -40,6 +40,7 @@ from autokern.ops._shared import (
     CG_VECTORS,
     EPS,
     as_asked,
+    density_error,
     families,
     is_grid,
     is_ours,
@@ -163,27 +164,16 @@ class _ExactLogProb(Iterated, Op):
             tree, noise, residual = ingredients(*truth[:2])
             k = trees.dense(tree)
             k = k + torch.diag_embed(noise.expand(*noise.shape[:-1], problem.n))
-            lower = torch.linalg.cholesky(k)
-            inverse = torch.cholesky_inverse(lower)
-            solved = (inverse @ residual.unsqueeze(-1)).squeeze(-1)
-            logdet = 2 * lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            quadratic = (solved * residual).sum(-1)
-            exact = -0.5 * (quadratic + logdet + problem.n * math.log(2 * math.pi))
             size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
-            change = 2 * (problem.n + size) * EPS[problem.dtype] * k.abs().amax((-2, -1))
-            unit = 0.5 * change * (solved.square().sum(-1) + inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
-            unit = unit + EPS[problem.dtype] * (quadratic + logdet.abs() + problem.n)
-            return float(((out.double() - exact).abs() / unit).max().item())
+            return density_error(k, residual, out, 2 * (problem.n + size), EPS[problem.dtype])
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        full = level == "full"
+        full, both = level == "full", ("rbf", "matern52")
         base = Problem(op="exact_log_prob", d=8, dtype=dtype, device=device, variant="rbf/cholesky", grad="theta")
-        both = ("rbf", "matern52")
-        sizes = [100, 300, 20, 700] + ([50, 200, 450] if full else [])
-        large = [1000, 1500, 2600] + ([1900, 3600, 4500] if full else [])
-        single = [base.replace(m=n, n=n, variant=f"{w}/cholesky") for n in sizes for w in both]
-        iterated = [base.replace(m=n, n=n, variant=f"{w}/cg") for n in large for w in both]
-        problems = [*single[:4], *iterated[:2], *single[4:], *iterated[2:]]
+        sizes = [100, 300, 20, 700] + ([50, 450] if full else [])
+        large = [1000, 1500, 2600] + ([4500] if full else [])
+        whole = [*((n, "cholesky") for n in sizes), *((n, "cg") for n in large)]
+        problems = [base.replace(m=n, n=n, variant=f"{w}/{how}") for n, how in whole for w in both]
         problems += [base.replace(m=n, n=n, batch=b) for b, n in ((16, 50), (4, 200), *(((64, 20), (8, 400)) * full))]
         problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
         several = [(300, "cholesky"), (1000, "cg"), *(((750, "cholesky"), (2400, "cg")) * full)]
@@ -192,9 +182,8 @@ class _ExactLogProb(Iterated, Op):
         problems += [base.replace(m=m, n=n, variant=f"rbf/{how}/grid") for m, n, how in on_grids]
         problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
         if full:
-            problems += [base.replace(m=n, n=n, d=d) for n in (100, 500) for d in (2, 20)]
+            problems += [base.replace(m=n, n=n, d=d) for n, d in ((100, 2), (500, 20), (1500, 8))]
             problems += [base.replace(m=n, n=n, variant="matern32+rq/cholesky") for n in (60, 400)]
-            problems += [base.replace(m=1500, n=1500, variant="rbf/cholesky")]
         return problems
 
     def nearest(self, problem: Problem) -> Problem:
@@ -274,7 +263,6 @@ def _formless_unsupported(problem: Problem) -> str | None:
 @EXACT_LOG_PROB.candidate(
     "matrix-free",
     unsupported=_formless_unsupported,
-    features=_stock_features,
     memory=_formless_memory,
     parts=True,
     as_stock=True,
@@ -286,5 +274,5 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         return stock(marginal, value, exact)
 
 
-for _part in (_state_space, _preconditioned, _factorised, _mixed_inverse, _structured):
+for _part in (_state_space, _factorised, _large, _structured):
     _part.register(EXACT_LOG_PROB)

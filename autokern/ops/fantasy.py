@@ -140,13 +140,13 @@ class _Fantasy(Loose, Op):
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         full = level == "full"
         base = Problem(op="fantasy", d=6, rhs=1, dtype=dtype, device=device, variant="cholesky")
-        sizes = [(1, 200), (1, 700), (2, 60)] + ([(4, 400), (1, 20), (8, 100), (2, 700), (1, 400)] if full else [])
-        problems = [base.replace(m=q, n=n) for q, n in sizes]
+        sizes = [(1, 200), (1, 700), (2, 60)] + ([(4, 400), (1, 20), (8, 100)] if full else [])
         iterated = [(1, 1000)] + ([(2, 1600), (1, 3200)] if full else [])
+        problems = [base.replace(m=q, n=n) for q, n in sizes]
         problems += [base.replace(m=q, n=n, variant="lanczos/cg") for q, n in iterated]
         batches = [(1, 4, 16, 200)] + ([(2, 1, 4, 100), (1, 16, 1, 50), (1, 10, 64, 30)] if full else [])
         imagined = [base.replace(m=q, batch=b, rhs=f, n=n) for q, b, f, n in batches]
-        return problems + [p.replace(grad="x") for p in imagined] + imagined[: 4 if full else 0]
+        return problems + [p.replace(grad="x") for p in imagined] + imagined * full
 
     def features(self, problem: Problem) -> Features:
         new = problem.batch * problem.m * problem.n

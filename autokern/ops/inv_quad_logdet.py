@@ -250,6 +250,5 @@ on_other_devices(
     INV_QUAD_LOGDET,
     _elsewhere,
     "potri on the {}; the time includes all copies.",
-    elements=lambda p: p.n**2 * (2 if p.grad else 1),
     accuracy="better",
 )

@@ -11,6 +11,7 @@ rounding error of its expansion.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,17 +20,16 @@ from linear_operator import to_linear_operator
 
 from autokern.core.arguments import in_float64
 from autokern.core.candidate import nothing
-from autokern.core.op import Op
+from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.kernels import embedded as forms
-from autokern.kernels import graph
+from autokern.kernels import graph, over_ranks
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
-from autokern.ops import _distributed
 from autokern.ops._models import kernel_of
-from autokern.ops._product_costs import features_with, in_matrices, in_tiles, is_same, of_outputs, of_stock
+from autokern.ops._product_costs import in_matrices, in_tiles, is_same, of_outputs, of_passes, of_stock
 from autokern.ops._shared import (
     EPS,
     families,
@@ -40,6 +40,7 @@ from autokern.ops._shared import (
     on_other_devices,
     random_matrix,
 )
+from autokern.system import ranks
 
 __all__ = ["KERNEL_MATMUL"]
 
@@ -116,34 +117,27 @@ class _KernelMatmul(Op):
             return float((gap / unit.clamp_min(1e-300)).max().item())
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        full = level == "full"
-        base = Problem(op="kernel_matmul", d=10, rhs=11, dtype=dtype, device=device, variant="rbf/same")
         size = 3000 if device == "cpu" else 12000
-        little = base.replace(m=size // 3, n=size // 3)  # a quick calibration has no time for more
-        problems = [little, little.replace(variant="rbf/cross"), little.replace(grad="theta")]
-        problems += [little.replace(variant="matern52/same")]
-        base = base.replace(m=size, n=size)
-        cross = base.replace(variant="rbf/cross")
-        problems += [base, cross]
-        if full:
-            problems += [little.replace(rhs=1), little.replace(d=3), little.replace(m=size // 10, variant="rbf/cross")]
-            problems += [base.replace(d=3), base.replace(rhs=1), base.replace(variant="matern52/same")]
-            problems += [cross.replace(m=size // 10), base.replace(grad="theta")]
-            more = [(1, 11), (3, 1), (3, 64), (50, 11), (50, 1), (200, 11), (10, 64), (1, 64), (200, 64), (200, 1)]
-            both = (base, cross)
-            problems += [p.replace(d=d, rhs=t) for d, t in more for p in both]
-            problems += [p.replace(m=2 * size, n=2 * size) for p in both]
-            problems += [p.replace(m=4 * size, n=4 * size, d=3) for p in both]
-            problems += [p.replace(m=size // 4, n=size // 4, rhs=t) for p in both for t in (1, 11, 64)]
-            problems += [cross.replace(m=size // 3), cross.replace(n=size // 3), cross.replace(m=size // 10, rhs=1)]
+        little = size // 3  # a quick calibration has no time for more
+        base = Problem(op="kernel_matmul", m=little, n=little, d=10, rhs=11, dtype=dtype, device=device)
+        same, cross = base.replace(variant="rbf/same"), base.replace(variant="rbf/cross")
+        problems = [same, cross, same.replace(grad="theta"), same.replace(variant="matern52/same")]
+        problems += [p.replace(m=size, n=size) for p in (same, cross)]
+        if level == "full":
+            both = (same, cross)
+            shapes = [(1, 11), (3, 1), (3, 64), (50, 11), (200, 1), (200, 64)]
+            problems += [p.replace(d=d, rhs=t) for d, t in shapes for p in both]
+            problems += [p.replace(m=n, n=n, d=3) for n in (size // 4, 4 * size) for p in both]
+            problems += [cross.replace(m=size // 10), cross.replace(m=size), cross.replace(m=size // 10, n=size)]
             names = ("matern12", "matern32", "matern52", "rq", "periodic", "matern52+rbf")
-            problems += [base.replace(variant=f"{w}/{side}") for w in names for side in ("same", "cross")]
-            problems += [p.replace(grad=g) for p in both for g in ("theta", "rhs", "theta/x/rhs")]
+            wide = [p.replace(m=n, n=n) for p in both for n in (little, size)]
+            problems += [p.replace(variant=p.variant.replace("rbf", name)) for name in names for p in wide]
+            problems += [p.replace(grad=g) for p in wide for g in ("theta", "rhs", "theta/x/rhs")]
             problems += [p.replace(m=size // 10, n=size // 10, batch=8) for p in both]
         return list(dict.fromkeys(problems))
 
     def features(self, problem: Problem) -> Features:
-        return features_with(4)(problem)
+        return of_passes(problem, 2.0 * len(families(problem)))
 
     def memory(self, problem: Problem) -> int:
         return in_matrices(2)(problem)
@@ -154,8 +148,8 @@ class _KernelMatmul(Op):
     def default_candidate(self, problem: Problem) -> str:
         if problem.m * problem.n < _MANY or needs_few(problem) is not None:
             return "stock"
-        if _distributed.is_default(problem):
-            return _distributed.NAME
+        if _pays_over_ranks(problem):
+            return "distributed"
         return ("tiled-symmetric" if is_same(problem) else "tiled") + ("" if problem.device == "cpu" else "@4096")
 
 
@@ -190,7 +184,6 @@ def _add(name: str, plan: Plan, summary: str) -> None:
         unsupported=functools.partial(_unsupported, plan),
         unavailable=(lambda device: graph.compiler_problem()) if plan.compiled else nothing,
         memory=in_tiles(plan.tile),
-        features=features_with(2, plan.symmetric),
         compiles=plan.compiled,
     )(run)
 
@@ -221,9 +214,51 @@ on_other_devices(
     KERNEL_MATMUL,
     _elsewhere,
     "Tile by tile on the {}; points and columns are copied, the matrix is not.",
-    elements=lambda p: (p.m + p.n) * (p.d + p.rhs) * (2 if p.grad else 1),
-    features=features_with(2),
     memory=of_outputs,
 )
 
-_distributed.register(KERNEL_MATMUL)
+
+def _distributed_unsupported(problem: Problem) -> str | None:
+    if problem.device != "cpu":
+        return "for the CPU"
+    if problem.m * problem.n < over_ranks.LEAST:
+        return f"for matrices of {over_ranks.LEAST} elements or more"
+    return needs_few(problem)
+
+
+def _distributed_unavailable(device: str) -> str | None:
+    if inside.measuring:
+        return "it is not measured by itself: its time follows from that of tiles, and from the links"
+    return None if ranks.active() else "this process shares its work with no other rank (AUTOKERN_RANKS)"
+
+
+def _distributed_memory(problem: Problem) -> int:
+    return in_tiles(usual(torch.device("cpu")).tile)(problem) + of_outputs(problem)
+
+
+def _over_ranks(problem: Problem, others: Mapping[str, float]) -> float | None:
+    """Return the seconds that ranks take, by those of tiles on one."""
+    here, alone = ranks.active(), others.get("tiled-symmetric" if is_same(problem) else "tiled")
+    if here is None or alone is None:
+        return None
+    return over_ranks.seconds(here, alone, problem.m * problem.rhs * problem.itemsize, problem.batch)
+
+
+def _pays_over_ranks(problem: Problem) -> bool:
+    """Whether ranks share a product while nothing is measured."""
+    here = ranks.active()
+    if here is None or _distributed_unsupported(problem) is not None or inside.measuring:
+        return False
+    return over_ranks.pays(here, problem.m * problem.n, problem.m * problem.rhs * problem.itemsize)
+
+
+@KERNEL_MATMUL.candidate(
+    "distributed",
+    unsupported=_distributed_unsupported,
+    unavailable=_distributed_unavailable,
+    memory=_distributed_memory,
+    derived=_over_ranks,
+)
+def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    """Tile by tile, each rank of a job its part of the tiles, and one all-reduce."""
+    return products.matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), over_ranks.product)

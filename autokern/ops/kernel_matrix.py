@@ -30,16 +30,13 @@ from autokern.ops import _kernel_memory as memory
 from autokern.ops._models import kernel_of
 from autokern.ops._shared import (
     EPS,
+    families,
     is_ours,
     is_paged,
     matrix_problem,
-    needs_accelerator,
-    needs_cpu_detour,
-    no_accelerator,
+    on_other_devices,
     random_matrix,
-    with_copies,
 )
-from autokern.system import host
 
 __all__ = ["KERNEL_MATRIX"]
 
@@ -50,20 +47,6 @@ def _theta_wanted(kernel: Kernel) -> bool:
 
 def _elements(problem: Problem) -> int:
     return problem.batch * problem.m * problem.n
-
-
-def _features_with(passes: float) -> Any:
-    def features(problem: Problem) -> Features:
-        words = problem.grad.split("/") if problem.grad else []
-        found = [known_family(name) for name in problem.variant.split("/")[0].split("+")]  # a profile may name others
-        own = sum(4 if of is None else of.passes for of in found) + passes
-        return Features(
-            calls=10.0 * (1 + len(words)),
-            flops=2.0 * _elements(problem) * problem.d * (1 + 2 * len(words)),
-            bytes=own * _elements(problem) * problem.itemsize * (1 + len(words)),
-        )
-
-    return features
 
 
 _forward = memory.of_each(1, 1, 2, 2)
@@ -130,30 +113,28 @@ class _KernelMatrix(Op):
         full = level == "full"
         sizes = [(400, 8), (100, 5), (1000, 10), (1800, 4)]
         if full:
-            sizes = [(20, 5), (50, 2), (100, 8), (200, 20), (400, 5), (800, 10), (1500, 3), (2500, 16), (3600, 8)]
-            sizes += [(400, 32)]
-        both, others = ("rbf", "matern52"), ("matern12", "matern32")
+            sizes = [(20, 5), (50, 2), (100, 8), (400, 32), (800, 10), (1500, 3), (3600, 8)]
+        both, none_and_theta = ("rbf", "matern52"), ("", "theta")
         main = [Problem(op="kernel_matrix", m=n, n=n, d=d, dtype=dtype, device=device) for n, d in sizes]
-        some = main if full else main[:3:2]
-        batched = [(16, 50), (128, 10)] + ([(4, 300), (64, 100), (256, 30), (4, 60), (32, 200)] if full else [])
-        problems = [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[:2] for w in both for g in ("", "theta")]
-        problems += [
-            main[0].replace(variant=f"{w}/same/ard", m=n, n=n, batch=b, grad=g)
-            for b, n in batched
-            for w in both
-            for g in ("", "theta")
-        ]
-        problems += [p.replace(variant=f"{w}/cross/ard", m=max(1, p.m // 3)) for p in some for w in both]
-        problems += [p.replace(variant=f"{w}/same/iso", grad=g) for p in some for w in both for g in ("", "theta")]
-        problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in main[2:] for w in both for g in ("", "theta")]
-        problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in some[:4] for w in both]
-        problems += [p.replace(variant=f"{w}/same/ard", grad=g) for p in some for w in others for g in ("", "theta")]
-        if full:
-            problems += [main[2].replace(variant=f"{w}/same/ard", grad="theta") for w in ("rq", "periodic")]
-        return problems
+        square = [p.replace(grad=g) for p in main for g in none_and_theta]
+        problems = [p.replace(variant=f"{w}/same/{how}") for p in square for w in both for how in ("ard", "iso")]
+        problems += [p.replace(variant=f"{w}/same/ard") for p in square for w in ("matern12", "matern32")]
+        problems += [p.replace(variant=f"{w}/cross/ard", m=max(1, p.m // 3)) for p in main for w in both]
+        problems += [p.replace(variant=f"{w}/cross/ard", grad="theta/x") for p in main[:4] for w in both]
+        batched = [(16, 50), (128, 10)] + ([(4, 300), (64, 100), (256, 30)] if full else [])
+        several = [main[0].replace(m=n, n=n, batch=b, grad=g) for b, n in batched for g in none_and_theta]
+        problems += [p.replace(variant=f"{w}/same/ard") for p in several for w in both]
+        rare = ("rq", "periodic") if full else ()
+        return problems + [p.replace(variant=f"{w}/same/ard", grad="theta") for p in main[2:4] for w in rare]
 
     def features(self, problem: Problem) -> Features:
-        return _features_with(2)(problem)
+        words = problem.grad.split("/") if problem.grad else []
+        each = (of.stock_passes(problem.d) if (of := known_family(name)) else 60.0 for name in families(problem))
+        return Features(
+            calls=10.0 * (1 + len(words)),
+            flops=2.0 * _elements(problem) * problem.d * (1 + 2 * len(words)),
+            bytes=sum(each) * _elements(problem) * problem.itemsize * (1 + len(words)),
+        )
 
     def memory(self, problem: Problem) -> int:
         return (_batched if problem.batch > 1 else _single)(problem)
@@ -166,7 +147,7 @@ class _KernelMatrix(Op):
 KERNEL_MATRIX = _KernelMatrix()
 
 
-@KERNEL_MATRIX.candidate("stock", features=_features_with(4), memory=memory.of_stock)
+@KERNEL_MATRIX.candidate("stock", memory=memory.of_stock)
 def stock(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """The kernel's own forward."""
     found: torch.Tensor = to_dense(kernel.forward(x1, x2))
@@ -207,9 +188,7 @@ def _explicit_unsupported(problem: Problem) -> str | None:
     return None if problem.d <= 8 and _elements(problem) <= 10**6 else "would hold n m d elements"
 
 
-@KERNEL_MATRIX.candidate(
-    "broadcast", unsupported=_explicit_unsupported, memory=memory.of_differences, features=_features_with(20)
-)
+@KERNEL_MATRIX.candidate("broadcast", unsupported=_explicit_unsupported, memory=memory.of_differences)
 @_of_numbers
 def broadcast(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """All differences at once by broadcasting."""
@@ -229,9 +208,7 @@ def _vmap_unsupported(problem: Problem) -> str | None:
     return "vmap goes over single matrices" if problem.batch > 1 else _explicit_unsupported(problem)
 
 
-@KERNEL_MATRIX.candidate(
-    "vmap", unsupported=_vmap_unsupported, memory=memory.of_differences, features=_features_with(20)
-)
+@KERNEL_MATRIX.candidate("vmap", unsupported=_vmap_unsupported, memory=memory.of_differences)
 @_of_numbers
 def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     """torch.vmap of the covariance of two points, over both sets."""
@@ -262,7 +239,6 @@ def _compiled_unsupported(problem: Problem) -> str | None:
     unsupported=_compiled_unsupported,
     unavailable=lambda device: graph.compiler_problem(),
     compiles=True,
-    features=_features_with(1),
     memory=memory.of_compiled,
 )
 def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -274,7 +250,6 @@ def compiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
     "torchscript",
     unsupported=_forward_only("its second derivatives at equal points are wrong"),
     unavailable=lambda device: graph.script_problem(),
-    features=_features_with(4),
     memory=memory.by_family(memory.of_each(4, 4, 4, 5), memory.of_each(6, 8, 9, 11)),
 )
 def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
@@ -282,22 +257,10 @@ def scripted(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor
     return graph.scripted(*both(kernel, x1, x2))
 
 
-def _elsewhere(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor, there: torch.device | None) -> torch.Tensor:
+def _elsewhere(there: torch.device, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     tree, others, same = both(kernel, x1, x2)
     columns = None if others is None else [z.to(there) for z in others]
     return matrix(tree.each(lambda t: t.to(there)), columns, same).to(x1.device)
 
 
-_copied = with_copies(KERNEL_MATRIX.features, lambda p: p.m * p.n * (2 if p.grad else 1))
-
-
-@KERNEL_MATRIX.candidate("cpu", unsupported=needs_cpu_detour, features=_copied)
-def on_cpu(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """One GEMM on the CPU, all copies charged."""
-    return _elsewhere(kernel, x1, x2, torch.device("cpu"))
-
-
-@KERNEL_MATRIX.candidate("accelerator", unsupported=needs_accelerator, unavailable=no_accelerator, features=_copied)
-def on_accelerator(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
-    """One GEMM on the accelerator, all copies charged."""
-    return _elsewhere(kernel, x1, x2, host.accelerator())
+on_other_devices(KERNEL_MATRIX, _elsewhere, "One GEMM on the {}; the time includes all copies.")

@@ -69,32 +69,17 @@ class _Matmul(Op):
         return gap.max().item() / (4 * math.sqrt(problem.n + 10) * EPS[problem.dtype])
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        columns = [11, 2, 4, 8, 16, 3, 5, 7, 12, 6, 9, 10, 13, 14, 15, 20, 32, 24, 17, 28, 40, 48, 64, 22, 27, 35, 56]
+        full, both = level == "full", ("rows", "columns")
+        columns = [11, 2, 4, 8, 16, 3, 5, 7] + ([12, 9, 32, 17, 64, 40] if full else [])
         base = Problem(op="matmul", m=1000, n=1000, rhs=11, dtype=dtype, device=device, variant="rows")
-
-        def square(n: int, counts: list[int], variant: str = "rows", batch: int = 1) -> list[Problem]:
-            return [base.replace(m=n, n=n, rhs=t, variant=variant, batch=batch) for t in counts]
-
-        problems = square(1000, columns[:9]) + square(100, [11, 4], batch=8) + square(800, columns[:8], "columns")
-        problems += square(300, columns[:10:2]) + square(2500, [11, 3, 16]) + square(250, [3, 7, 16], batch=40)
-        problems += square(1000, columns[9:]) + square(5000, [11, 3]) + square(300, columns[1::2])
-        problems += [base.replace(m=m, n=n, rhs=t) for m, n, t in ((200, 2000, 11), (2000, 200, 11), (3000, 500, 5))]
-        problems += square(800, columns[8:], "columns") + square(50, [11, 3, 8, 20]) + square(2500, columns[3:16:3])
-        if level == "full":
-            problems += [p for n in (60, 150, 600, 2000, 4000) for p in square(n, columns)]
-            problems += (
-                square(7500, columns[::2]) + square(2500, columns[::2], "columns") + square(200, columns, "columns")
-            )
-            more = [18, 19, 21, 23, 25, 26, 30, 33, 37, 44, 52, 60, 61, 63]
-            problems += [p for n in (500, 1500) for p in square(n, more)]
-            batches = ((4, 500), (64, 60), (16, 200), (150, 30), (12, 800), (80, 170), (6, 140))
-            problems += [p for b, n in batches for p in square(n, [2, 4, 7, 11, 16, 24, 50], batch=b)]
-            by_columns = ((20, 300), (50, 60), (110, 210), (6, 1300))
-            problems += [p for b, n in by_columns for p in square(n, [2, 4, 6, 7, 11, 16, 22, 40], "columns", batch=b)]
-            problems += square(7500, [3, 11, 21, 40], "columns") + square(100, columns[:20:2], batch=120)
-            shapes = ((100, 5000), (5000, 100), (1000, 4000), (4000, 1000), (300, 900))
-            problems += [base.replace(m=m, n=n, rhs=t) for m, n in shapes for t in (2, 5, 11, 16, 17, 30, 37)]
-        return list(dict.fromkeys(problems))
+        sizes = [1000, 300, 2500] + ([50, 600, 7500] if full else [])
+        problems = [base.replace(m=n, n=n, rhs=t, variant=v) for n in sizes for v in both for t in columns]
+        batches = [(8, 100), (40, 250)] + ([(150, 30), (6, 1300)] if full else [])
+        problems += [
+            base.replace(m=n, n=n, rhs=t, variant=v, batch=b) for b, n in batches for v in both for t in (11, 4)
+        ]
+        shapes = [(200, 2000), (2000, 200)] + ([(100, 5000), (5000, 100), (300, 900)] if full else [])
+        return problems + [base.replace(m=m, n=n, rhs=t) for m, n in shapes for t in (11, 5)]
 
     def features(self, problem: Problem) -> Features:
         entries = problem.batch * problem.m * problem.n
@@ -169,9 +154,4 @@ _add_padded("padded-4", 4, stock)
 _add_padded("padded-16", 16, stock)
 _add_padded("transposed-padded-4", 4, transposed)
 
-on_other_devices(
-    MATMUL,
-    moved(stock),
-    "torch.matmul on the {}; the time includes all copies.",
-    elements=lambda p: p.m * p.n + p.rhs * (p.m + p.n),
-)
+on_other_devices(MATMUL, moved(stock), "torch.matmul on the {}; the time includes all copies.")

@@ -163,15 +163,7 @@ def _unsupported(problem: Problem) -> str | None:
     return None if problem.batch * problem.m * problem.n <= _MOST else f"more than {_MOST} covariances on one thread"
 
 
-def _features(problem: Problem) -> Features:
-    plain = POSTERIOR.features(problem)
-    if problem.device == "cpu":
-        return plain
-    copied = float(problem.batch * problem.m * (problem.d + problem.m + 1) * problem.itemsize)
-    return Features(plain.calls + 10.0, plain.flops, plain.bytes, (2.0 if problem.grad else 1.0) * copied)
-
-
-@POSTERIOR.candidate("arrays", unsupported=_unsupported, features=_features)
+@POSTERIOR.candidate("arrays", unsupported=_unsupported)
 def arrays(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
     """NumPy and BLAS from the points to mean, covariance and gradients, in one autograd function."""
     found = reading.at(x)

@@ -31,8 +31,7 @@ from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
 from autokern.ops import _asked, _by_factor, _state_space
-from autokern.ops import _predict_costs as costs
-from autokern.ops._by_factor import Prediction, complete, explains, factor
+from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
@@ -125,14 +124,14 @@ class _Predict(Loose, Op):
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         model = trained(problem, generator)
-        if costs.is_grown(problem):
+        if is_grown(problem):
             factor_cache.attach(model.strategy, _grown(model.strategy, problem), attached=False)
         x = random_matrix(problem, generator, problem.m, problem.d).requires_grad_("x" in problem.grad.split("/"))
         with torch.set_grad_enabled(bool(problem.grad)):
             prior = LazyEvaluatedKernelTensor(x, x, kernel=model.kernel)
             cross = LazyEvaluatedKernelTensor(x, model.x, kernel=model.kernel)
         mean = x.detach().new_zeros(x.shape[:-1])
-        fast = costs.is_fast(problem)
+        fast = is_fast(problem)
         return (Query(model.strategy, mean, prior, cross, not iterates(problem), fast),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
@@ -159,35 +158,33 @@ class _Predict(Loose, Op):
         full = level == "full"
         base = Problem(op="predict", d=6, dtype=dtype, device=device, variant="solve/cholesky")
         sizes = [(100, 100), (1000, 100), (1000, 400), (10, 400), (6000, 100), (1, 60)]
-        sizes += [(3000, 700), (300, 300), (100, 700), (20000, 200), (20, 20)] if full else []
-        iterated = [(60, 900), (1, 1000)] + ([(400, 1000), (10, 1600), (100, 2000), (1, 2500)] if full else [])
-        problems = [base.replace(m=m, n=n, variant=f"{how}/cholesky") for m, n in sizes for how in ("fast", "solve")]
-        problems += [base.replace(m=m, n=n, variant=f"{how}/cg") for m, n in iterated for how in ("solve", "fast")]
-        small = [(4, 1, 200), (1, 16, 200)] + ([(1, 5, 50), (4, 20, 100), (2, 200, 100)] if full else [])
-        problems += [
-            base.replace(m=m, n=n, batch=b, grad="x", variant=f"fast/{state}")
-            for m, b, n in small
-            for state in ("cholesky", "grown")
+        sizes += [(3000, 700), (20000, 200), (20, 20)] if full else []
+        iterated = [(60, 900), (1, 1000)] + ([(400, 1000), (10, 1600), (1, 2500)] if full else [])
+        kinds = [*((size, "cholesky") for size in sizes), *((size, "cg") for size in iterated)]
+        problems = [
+            base.replace(m=m, n=n, variant=f"{how}/{state}") for (m, n), state in kinds for how in ("fast", "solve")
         ]
+        small = [(4, 1, 200), (1, 16, 200)] + ([(1, 5, 50), (4, 20, 100)] if full else [])
+        batched = [base.replace(m=m, n=n, batch=b, grad="x") for m, b, n in small]
+        problems += [p.replace(variant=f"fast/{state}") for p in batched for state in ("cholesky", "grown")]
         grown = [(10, 500), (100, 1500)] + ([(1, 100), (1000, 300), (10, 3000)] if full else [])
         problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
-        graded = sizes[:3] if full else sizes[1:2]
-        return problems + [base.replace(m=m, n=n, grad="theta") for m, n in graded]
+        return problems + [base.replace(m=m, n=n, grad="theta") for m, n in sizes[: 3 if full else 1]]
 
     def structured(self, problem: Problem, word: str, given: Collection[str]) -> Problem:
         usual = problem if "variant" in given else problem.replace(variant=problem.variant.replace("grown", "cholesky"))
         return _asked.line(usual, given)
 
     def features(self, problem: Problem) -> Features:
-        return costs.features(problem)
+        return _by_factor.features(problem)
 
     def memory(self, problem: Problem) -> int:
-        return costs.memory_of(0, 2, 1)(problem)
+        return _by_factor.memory_of(0, 2, 1)(problem)
 
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
         """What stock does when it iterates says nothing of solving; large joint matrices are paged memory."""
         joint = problem.batch * problem.m**2 * problem.itemsize > PAGED
-        return (6.0 if iterates(problem) else 0.0, 1.0 if costs.is_fast(problem) else 0.0, 1.5 if joint else 0.0)
+        return (6.0 if iterates(problem) else 0.0, 1.0 if is_fast(problem) else 0.0, 1.5 if joint else 0.0)
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and variances; of few points, the joint covariance is formed, as acquisition functions do."""
@@ -201,7 +198,7 @@ class _Predict(Loose, Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Variances of many points need no joint matrix, and a factor that grew is in no form that stock can use."""
-        if costs.is_grown(problem):
+        if is_grown(problem):
             return "lazy"
         if _state_space.predicts(problem) is None:
             return "state-space"
@@ -213,7 +210,7 @@ class _Predict(Loose, Op):
 PREDICT = _Predict()
 
 
-@PREDICT.candidate("stock", features=costs.stock_features, memory=costs.stock_memory)
+@PREDICT.candidate("stock", features=_by_factor.stock_features, memory=_by_factor.stock_memory)
 def stock(query: Query) -> Prediction:
     """gpytorch's own: the joint covariance of all test points; above `max_cholesky_size` by conjugate gradients."""
     strategy, mean, prior, cross, exact, fast, in_force = query

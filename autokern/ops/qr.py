@@ -70,15 +70,13 @@ class _Qr(Op):
         return max(gram.abs().max().item(), residual, below) / unit
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        tall = [(256, 16), (2000, 50), (64, 8), (1000, 250), (4000, 16), (512, 128)]
-        square = [(32, 32), (128, 128), (512, 512), (1024, 1024)] if device != "cpu" else []
-        batched = [(8, 64, 8), (64, 200, 20)]
-        if level == "full":
-            tall += [(16, 2), (64, 2), (100, 40), (300, 100), (1500, 500), (1500, 700), (20000, 30), (8000, 128)]
-            square += [(8, 8), (64, 64), (256, 256), (2048, 2048)] if device != "cpu" else []
-            batched += [(256, 16, 4), (128, 32, 16), (32, 300, 60), (16, 1000, 30)]
-            batched += [(9, 90, 36), (5, 150, 34), (100, 40, 12)]
-        problems = [Problem(op="qr", m=m, n=n, dtype=dtype, device=device) for m, n in square + tall]
+        full, elsewhere = level == "full", device != "cpu"
+        shapes = [(32, 32), (128, 128), (512, 512), (1024, 1024)] * elsewhere
+        shapes += [(8, 8), (2048, 2048)] * (elsewhere and full)
+        shapes += [(256, 16), (2000, 50), (64, 8), (1000, 250), (4000, 16), (512, 128)]
+        shapes += [(16, 2), (300, 100), (1500, 700), (20000, 30)] * full
+        batched = [(8, 64, 8), (64, 200, 20)] + [(256, 16, 4), (16, 1000, 30), (5, 150, 34)] * full
+        problems = [Problem(op="qr", m=m, n=n, dtype=dtype, device=device) for m, n in shapes]
         problems += [Problem(op="qr", batch=b, m=m, n=n, dtype=dtype, device=device) for b, m, n in batched]
         return problems + [p.replace(grad="a") for p in problems]
 
@@ -138,7 +136,6 @@ on_other_devices(
     QR,
     _elsewhere,
     "Householder QR on the {}; the time includes both copies.",
-    elements=lambda p: 2 * p.m * p.n + min(p.m, p.n) ** 2,
     on_cpu=_cpu_unsupported,
 )
 

@@ -10,7 +10,6 @@ Contract: the value is that of a matrix within ``4 n t eps max |K|`` of K.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from autokern.core.arguments import in_float64
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import kronecker, originals
-from autokern.ops._shared import EPS, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.ops._shared import EPS, density_error, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.system.blas import one_thread
 
 __all__ = ["TASK_LOG_PROB"]
@@ -81,14 +80,7 @@ class _TaskLogProb(Op):
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         kx, kt, noise, mean, value = (t.detach() for t in in_float64(args[1:]))
         k = kronecker.matrix(kx, kt, noise)
-        inverse, residual = torch.linalg.inv(k), (value - mean).flatten()
-        solved, logdet = inverse @ residual, torch.linalg.slogdet(k)[1]
-        quadratic = solved @ residual
-        exact = -0.5 * (quadratic + logdet + len(k) * math.log(2 * math.pi))
-        change = 4 * len(k) * EPS[problem.dtype] * k.abs().max()
-        unit = 0.5 * change * (solved.square().sum() + inverse.trace())
-        unit = unit + EPS[problem.dtype] * (quadratic + logdet.abs() + len(k))
-        return float((out.detach().double() - exact).abs() / unit)
+        return density_error(k, (value - mean).flatten(), out, 4 * len(k), EPS[problem.dtype])
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
         sizes = [(20, 2), (100, 2), (50, 4), (200, 2)]

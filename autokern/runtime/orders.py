@@ -22,7 +22,7 @@ _REMOVED = (
     ("*", "*@16"), ("exact_log_prob", "recursive"), ("inv_quad_logdet", "recursive"), ("kernel_matrix", "symmetric"),
     ("kernel_matmul", "dense"), ("kernel_matmul", "tiled@512"), ("kernel_matmul", "tiled-symmetric@1536"),
     ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"), ("matmul", "padded-12"), ("matmul", "split"),
-    ("predict", "rows@*"),
+    ("predict", "rows@*"), ("exact_log_prob", "kronecker"),
 )  # fmt: skip
 """Candidates of earlier versions, by op."""
 

@@ -213,7 +213,6 @@ def test_who_is_served():
     assert "CUDA" in candidate.why_not(small.replace(device="cpu"))
     assert "large" in candidate.why_not(small.replace(m=5000, n=5000))
     assert candidate.compiles  # chosen only where so many steps are to come that recording repays itself
-    assert candidate.features(small).calls < get("exact_log_prob")["fused"].features(small).calls
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

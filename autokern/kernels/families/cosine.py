@@ -61,7 +61,6 @@ COSINE = Family(
     _epilogue,
     (_first, _second),
     _plain,
-    passes=4,
     kernels=(CosineKernel,),
     embed=_embed,
     differences=True,

@@ -63,7 +63,6 @@ RQ = Family(
     (_first,),
     _plain,
     decreasing=True,
-    passes=6,
     kernels=(RQKernel,),
     embed=_embed,
     stock_passes=lambda d: 11.0,

@@ -1,0 +1,119 @@
+"""The candidates ``mixed-inverse`` and ``preconditioned`` of `exact_log_prob`, for models where stock iterates.
+
+``mixed-inverse`` has the value of `fused`. Its inverse misses ``tr(K^-1 K) = n`` by at most 1e-4 effective degrees of
+freedom, the solution by at most 1e-3 of its norm, and the gradient by the log of each hyperparameter by an estimated
+1e-3 of its terms, on the caller's own system, else an inverse in double precision serves. ``preconditioned`` solves to
+a stated residual.
+"""
+
+from __future__ import annotations
+
+import torch
+from linear_operator import settings as library
+
+from autokern.core.candidate import Error
+from autokern.core.op import Op
+from autokern.core.problem import Features, Problem
+from autokern.gp import iterated_density, likelihood
+from autokern.gp.library_orders import TIGHT
+from autokern.gp.marginal import Marginal, ingredients
+from autokern.gp.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
+from autokern.gp.originals import psd_safe_cholesky as ladder
+from autokern.gp.preconditioners.choice import footprint, kept_for
+from autokern.gp.preconditioners.pivoted import most
+from autokern.gp.solved import tolerance
+from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
+from autokern.ops._shared import families, iterates, of_trees
+
+__all__ = ["register"]
+
+_LEAST = 1000
+"""Points below which other candidates take less time."""
+_PRODUCTS = 12
+"""Products that an iterated density takes, about."""
+_CANCELLED = 10.0
+"""How much larger the terms of a gradient may be than the gradient."""
+_TILES = 2**26
+"""Bytes of the tiles on which kernels and derivatives are formed."""
+
+
+def _too_small(problem: Problem) -> str | None:
+    if problem.n < _LEAST or problem.batch > 1 or problem.device != "cpu":
+        return f"for one matrix of {_LEAST} points or more on the CPU"
+    return of_trees(problem) or ("the points require gradients" if "x" in problem.grad.split("/") else None)
+
+
+def _mixed_unsupported(problem: Problem) -> str | None:
+    if not iterates(problem):
+        return "the covariance is factorised, and gradients to the last digit are expected"
+    if TIGHT in problem.words:
+        return "its check lets more pass than your cg_tolerance"
+    return _too_small(problem) if problem.dtype == "float64" else "for double precision"
+
+
+def _mixed_memory(problem: Problem) -> int:
+    """A matrix in double precision, one in single, and the tiles of a few threads."""
+    return int(1.55 * problem.n**2 * problem.itemsize) + _TILES * min(2, len(families(problem)))
+
+
+def _mixed_error(problem: Problem) -> Error:
+    check = (
+        f"tr(K^-1 K) to {OF_TRACE:.0e} degrees of freedom, the solution to {OF_SOLUTION:.0e}, "
+        f"each gradient to {OF_EACH:.0e} of its terms by an estimate"
+    )
+    words = f"the value is exact; the single-precision inverse of the gradients is checked on your system ({check})"
+    return Error("checked", f"{words}, else one in double precision serves", gradients=_CANCELLED * OF_EACH)
+
+
+def _iterated_unsupported(problem: Problem) -> str | None:
+    return _too_small(problem) if iterates(problem) else "the covariance is factorised"
+
+
+def _is_held(problem: Problem) -> bool:
+    return problem.n**2 * problem.itemsize <= iterated_density.DENSE
+
+
+def _iterated_memory(problem: Problem) -> int:
+    matrix = problem.n**2 * problem.itemsize if _is_held(problem) else _TILES
+    return matrix + footprint(problem.n) + problem.n * 210 * 8
+
+
+def _iterated_features(problem: Problem) -> Features:
+    elements, leaves = float(problem.n**2), len(families(problem))
+    kernel = elements * 6.0 * problem.d * leaves
+    evaluated = 4.0 if _is_held(problem) else 3.0 + _PRODUCTS / 2
+    flops = kernel * evaluated + elements * 22.0 * _PRODUCTS + problem.n * (30.0 + most(problem.n) ** 2 * 6.0)
+    moved = elements * problem.itemsize * (evaluated * 3.0 * leaves + (_PRODUCTS if _is_held(problem) else 0.0))
+    return Features(3000.0, flops, moved)
+
+
+def register(op: Op) -> None:
+    """Register the candidates; `matrix-free` serves where iterations do not converge."""
+
+    @op.candidate(
+        "mixed-inverse", accuracy="better", unsupported=_mixed_unsupported, memory=_mixed_memory, error=_mixed_error
+    )
+    @or_iterate(op.stock.run)
+    def by_single(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        """`fused` with an inverse in single precision: the value exact, and gradients whose error is seen."""
+        own = mixed_for(marginal.lazy.kernel)
+        return likelihood.log_prob(*ingredients(marginal, value), ladder, gradients=own)
+
+    @op.candidate(
+        "preconditioned",
+        accuracy="better",
+        unsupported=_iterated_unsupported,
+        features=_iterated_features,
+        memory=_iterated_memory,
+        parts=True,
+        as_stock=True,
+        obeys=as_own_iterations,
+        error=to_a_residual("; the log determinant and its gradient by probes, whose standard error calls tell"),
+    )
+    def preconditioned(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        """Conjugate gradients to a stated residual, preconditioned by neighbours or pivots as this system needs it."""
+        kernel, x = marginal.lazy.kernel, marginal.lazy.x1
+        found = iterated_density.log_prob(
+            *ingredients(marginal, value), kept_for(kernel, x), library.num_trace_samples.value(), tolerance(x.dtype)
+        )
+        return op["matrix-free"].run(marginal, value, exact) if found is None else found
