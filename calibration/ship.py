@@ -21,6 +21,7 @@ from autokern.cli import summary
 from autokern.core.op import Op
 from autokern.core.registry import get
 from autokern.tuning import fitting
+from autokern.tuning.floor import floor
 from autokern.tuning.forest import Forest, words
 from autokern.tuning.profile import Profile, Trial, pools
 from autokern.tuning.recorded import UNIT, Shipped, unpacked
@@ -61,11 +62,16 @@ def pack(profiles: Sequence[Profile]) -> bytes:
         key: [_logs(t) for of in trials for t in of[:: math.ceil(len(of) / MOST)]] for key, trials in groups.items()
     }
     found = Shipped(
-        forests={key: fit for key, fit in fits.items() if fit is not None},
+        forests={key: _with_floor(key, fit) for key, fit in fits.items() if fit is not None},
         trials={key: zlib.compress(msgspec.msgpack.encode(of), 9) for key, of in rows.items()},
         hosts=[{key: profile.host[key] for key in _FIELDS if key in profile.host} for profile in profiles],
     )
     return msgspec.msgpack.encode(found)
+
+
+def _with_floor(key: str, forest: Forest) -> Forest:
+    op, _, device = key.partition("@")
+    return msgspec.structs.replace(forest, floor=floor(get(op), forest, device))
 
 
 def _logs(trial: Trial) -> tuple[object, dict[str, int]]:

@@ -23,7 +23,7 @@ import torch
 from support import thinned
 from support.loads import quiet
 
-from autokern.core import plugins, registry
+from autokern.core import registry
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
@@ -33,7 +33,7 @@ from autokern.runtime import dispatch
 from autokern.system import keops
 from autokern.tuning import recorded
 
-plugins.load()  # before a test module imports one by itself, which would leave its candidates without a source
+registry.load()  # before a test module imports one by itself, which would leave its candidates without a source
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

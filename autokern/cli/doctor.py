@@ -18,12 +18,11 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern.cli import quiet, ranks_check
-from autokern.cli.plugin_check import backends, judged
+from autokern.cli import plugin_check, quiet, ranks_check
 from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.recorded import table
-from autokern.core.settings import Settings, from_environment, rows
+from autokern.core.settings import ROWS, Settings, from_environment
 from autokern.hooks import install
 from autokern.hooks.later import generation
 from autokern.system import cgroups, host, keops, pages
@@ -33,8 +32,7 @@ from autokern.system.progress import Progress, silent
 from autokern.system.subprocess_probe import PROGRAMS, Answer, Probe
 from autokern.tuning import store, timer
 
-for _name in ("hooks", "plugins"):
-    PROGRAMS[_name] = Path(__file__).with_name("probe_programs") / f"try_{_name}.py"
+PROGRAMS["hooks"] = Path(__file__).with_name("probe_programs") / "try_hooks.py"
 _LONGEST = 27.0
 """Seconds after which a trial counts as failed."""
 _LITTLE_MEMORY = 2 * 2**30
@@ -58,8 +56,6 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
     with contextlib.ExitStack() as stack:
         names = ["hooks"] + ([] if host.accelerator() is None else ["GPU"])
         names += [] if quick else ["torch.compile"] + (["KeOps"] if importlib.util.find_spec("pykeops") else [])
-        foreign = backends()
-        names += ["plugins"] if not quick and any(backend.may_work for backend in foreign) else []
         probes = {name: stack.enter_context(Probe(name)) for name in names}
         progress(0.05, "versions, settings, cache folder")
         environment, settings = _environment(os.environ)
@@ -74,7 +70,7 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         found += _optimiser()
         if not quick:
             found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
-        found += [Finding(f"plugin {b.source}", *judged(b, answers.get("plugins"))) for b in foreign]
+        found += [Finding(*each) for each in plugin_check.look()]
     progress(1.0, "done")
     return found
 
@@ -122,7 +118,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[Finding, Settings]:
         return Finding("environment", "problem", str(error), advice), from_environment(usable)
     if not settings.enabled:
         return Finding("environment", "note", "AUTOKERN=0: stock code everywhere", "unset it to use autokern"), settings
-    known = {row.variable for row in rows().values()}
+    known = {row.variable for row in ROWS}
     text = ", ".join(f"{name}={value}" for name, value in ours.items() if name in known)
     if host.multi_rank():
         advice = "measure beforehand with `autokern calibrate`; all ranks then share the profile"

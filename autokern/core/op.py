@@ -11,13 +11,12 @@ import abc
 import contextlib
 import math
 import threading
-import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from autokern.core import plugins, registry
+from autokern.core import registry
 from autokern.core.candidate import ACCURACIES, Candidate, Derived, Error, Obeys, Run, nothing, obedient
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
@@ -65,67 +64,7 @@ class Op(abc.ABC):
 
     Creating the instance registers it; tests, calibration, the command line and the docs find it there. Eight methods
     must be written, the others have defaults. The first candidate is ``stock``: what the library does without autokern.
-    The complete file of an op::
-
-        from typing import Any
-
-        import torch
-
-        from autokern.core.op import Op
-        from autokern.core.problem import Features, Problem
-        from autokern.ops._shared import EPS, matrix_key, matrix_problem, random_matrix
-
-
-        class _Gram(Op):
-            name = "gram"
-            summary = "product of a transposed matrix with the matrix itself"
-            contract = "entries within 10 m eps of the largest one"
-
-            def key(self, a: torch.Tensor) -> Any:
-                return matrix_key(a)
-
-            def problem_of(self, a: torch.Tensor) -> Problem | None:
-                return matrix_problem("gram", a)
-
-            def reference(self, a: torch.Tensor) -> torch.Tensor:
-                return a.mT @ a
-
-            def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
-                return (random_matrix(problem, generator, problem.m, problem.n).requires_grad_(bool(problem.grad)),)
-
-            def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
-                truth = self.reference(args[0].detach().double())
-                unit = 10 * problem.m * EPS[problem.dtype] * truth.abs().max()
-                return float((out.detach().double() - truth).abs().max() / unit)
-
-            def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-                sizes = [(500, 20), (60, 60)] + ([(5000, 50), (1000, 300)] if level == "full" else [])
-                return [Problem(op="gram", m=m, n=n, dtype=dtype, device=device) for m, n in sizes]
-
-            def features(self, problem: Problem) -> Features:
-                elements = float(problem.batch * problem.m * problem.n)
-                return Features(calls=1.0, flops=2.0 * elements * problem.n, bytes=elements * problem.itemsize)
-
-            def memory(self, problem: Problem) -> int:
-                return problem.batch * problem.n**2 * problem.itemsize
-
-
-        GRAM = _Gram()
-
-
-        @GRAM.candidate("stock")
-        def stock(a: torch.Tensor) -> torch.Tensor:
-            '''A general product.'''
-            return a.mT @ a
-
-
-        @GRAM.candidate("rows", unsupported=lambda problem: "too many rows" if problem.m > 100 else None)
-        def by_rows(a: torch.Tensor) -> torch.Tensor:
-            '''The sum of the outer products of all rows.'''
-            return (a.unsqueeze(-1) * a.unsqueeze(-2)).sum(-3)
-
-    ``autokern.op("gram")`` then is the op, and `autokern.runtime.dispatch.route` makes a function that dispatches it,
-    for a hook or for `autokern.linalg`.
+    `docs/add-a-candidate.md` shows a complete file.
 
     Parameters
     ----------
@@ -143,7 +82,7 @@ class Op(abc.ABC):
     nesting : int
         Larger than that of every op which its candidates call: a calibration measures the innermost ops first.
     structures : tuple of str
-        Words of variants for structure in the points of a problem.
+        Words for structure in the points of a problem, with which variants may end.
 
     Attributes
     ----------
@@ -197,13 +136,6 @@ class Op(abc.ABC):
 
     def nearest(self, problem: Problem) -> Problem:
         """Return a problem that there is, near to one of random sizes: points in a structure are not of any number."""
-        return problem
-
-    def structured(self, problem: Problem, word: str, given: Collection[str]) -> Problem:
-        """Return a problem as it is with one of the `structures` in its points; `given` names what the user said.
-
-        SettingsError if there is no such problem.
-        """
         return problem
 
     def extra_features(self, problem: Problem) -> tuple[float, ...]:
@@ -262,24 +194,12 @@ class Op(abc.ABC):
         derived: Derived | None = None,
         error: Callable[[Problem], Error | None] = nothing,
         obeys: Obeys = nothing,
-        why_not: Callable[[Problem], str | None] | None = None,
-        setup: bool | None = None,
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
 
         `Candidate` says what the arguments are. `obeys` says whether the candidate obeys a value of a setting of the
-        libraries, by its name, for a problem; one that does not cannot serve where the user changed it. Deprecated are
-        `why_not`, which is `unsupported` and `unavailable` in one, and `setup`, which is `compiles`.
+        libraries, by its name, for a problem; one that does not cannot serve where the user changed it.
         """
-        if why_not is not None:
-            told = (
-                "why_not is deprecated: say `unsupported` for what a problem rules out, `unavailable` for the machine"
-            )
-            warnings.warn(f"{self.name}.{name}: {told}", DeprecationWarning, stacklevel=2)
-            unsupported = why_not
-        if setup is not None:
-            warnings.warn(f"{self.name}.{name}: setup is deprecated: say `compiles`", DeprecationWarning, stacklevel=2)
-            compiles = setup
         if accuracy not in ACCURACIES:
             raise AutokernError(f"{self.name}.{name}: accuracy {accuracy!r} is none of {', '.join(ACCURACIES)}")
         if any(there.name == name for there in self.listed) or (not self.listed) != (name == "stock"):
@@ -312,7 +232,7 @@ class Op(abc.ABC):
     @property
     def candidates(self) -> list[Candidate]:
         """All candidates, stock first; plugins are loaded when this is first asked for."""
-        plugins.load()
+        registry.load()
         return self.listed
 
     @property

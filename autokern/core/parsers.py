@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "Pairs",
@@ -77,49 +78,30 @@ def one_path(text: str) -> Path:
     return path(text)
 
 
-def seconds(text: str) -> float:
-    """Return a number of seconds, 0 or more."""
-    seconds = float(text)
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError("expected a number of seconds, 0 or more")
-    return seconds
+def _number(kind: type, is_valid: Callable[[Any], bool], expected: str, *words: str) -> Callable[[str], Any]:
+    """Return a parser of a valid number, or of one of some words."""
+
+    def parse(text: str) -> Any:
+        if text.lower() in words:
+            return text.lower()
+        try:
+            found = kind(text)
+        except ValueError:
+            found = math.nan
+        if not is_valid(found):
+            raise ValueError(f"expected {expected}")
+        return found
+
+    return parse
 
 
-def relative_error(text: str) -> float:
-    """Return a relative error between 0 and 1."""
-    error = float(text)
-    if not 0 < error < 1:
-        raise ValueError(f"expected a relative error between 0 and 1, such as 1e-3, found {text}")
-    return error
-
-
-def count(text: str) -> int:
-    """Return a number of calls."""
-    if not text.strip().isdecimal():
-        raise ValueError("expected a number of calls, 0 or more")
-    return int(text)
-
-
-def threads(text: str) -> int | str:
-    """Return a number of threads, ``auto`` or ``off``."""
-    if text.lower() in ("auto", "off"):
-        return text.lower()
-    if not re.fullmatch(r"[1-9]\d*", text):
-        raise ValueError("expected auto, off or a number of threads, 1 or more")
-    return int(text)
-
-
-def ranks(text: str) -> float | str:
-    """Return ``auto``, ``on``, ``off`` or a number of seconds."""
-    if text.lower() in ("auto", "on", "off"):
-        return text.lower()
-    try:
-        found = seconds(text)
-    except ValueError:
-        found = 0.0
-    if not found:
-        raise ValueError("expected auto, on, off or a number of seconds above 0")
-    return found
+seconds = _number(float, lambda value: 0 <= value < math.inf, "a number of seconds, 0 or more")
+relative_error = _number(float, lambda value: 0 < value < 1, "a relative error between 0 and 1, such as 1e-3")
+count = _number(int, lambda value: value >= 0, "a number of calls, 0 or more")
+threads = _number(int, lambda value: value >= 1, "auto, off or a number of threads, 1 or more", "auto", "off")
+ranks = _number(
+    float, lambda value: 0 < value < math.inf, "auto, on, off or a number of seconds above 0", "auto", "on", "off"
+)
 
 
 def _name(text: str) -> str:

@@ -1,24 +1,22 @@
 """Settings: the user's orders, given by ``AUTOKERN_*`` variables and by `using`.
 
-Each setting is one row: a field of `Settings` with its type, default, variable, parser and meaning. The rows define the
-parser of the environment, the arguments of `using`, the messages and `docs/environment.md`.
+`ROWS` explains every setting once, for the parser of the environment, `using`, the messages and `docs/environment.md`.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import msgspec
 
 from autokern.core import parsers
 from autokern.core.errors import AutokernWarning, SettingsError
 
-__all__ = ["LEVELS_OF_ACCURACY", "Row", "Settings", "from_environment", "revised", "rows", "table"]
+__all__ = ["LEVELS_OF_ACCURACY", "ROWS", "Settings", "from_environment", "revised", "table"]
 
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision too."""
@@ -31,211 +29,37 @@ _REMOVED = {
 """Variables of earlier versions, and their replacements."""
 
 
-class Row(NamedTuple):
-    """A setting, apart from its type and default."""
-
-    variable: str  # of the environment
-    values: str  # for the docs
-    meaning: str  # one sentence, for messages and docs
-    parse: Callable[[str], Any]  # raises ValueError
-    combine: Callable[[Any, Any], Any] | None = None  # for the value of `using`, with that outside
-
-
-def _replaced(_: Any, new: Any) -> Any:
-    return new
-
-
-def _merged(old: parsers.Pairs, new: parsers.Pairs) -> parsers.Pairs:
-    return tuple(sorted((dict(old) | dict(new)).items()))
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's orders; the defaults order nothing."""
+    """The user's orders, as `ROWS` explains them; the defaults order nothing."""
 
-    enabled: Annotated[bool, Row("AUTOKERN", "`1`, `0`", "0: stock code everywhere (default 1)", parsers.flag)] = True
-    home: Annotated[
-        Path | None,
-        Row("AUTOKERN_HOME", "folder", "where profiles are kept (default: the user's cache folder)", parsers.path),
-    ] = None
-    profile: Annotated[
-        Path | None,
-        Row(
-            "AUTOKERN_PROFILE",
-            "file",
-            "use this profile as it is, whatever machine it is of; it is never written, and nothing is measured",
-            parsers.one_path,
-        ),
-    ] = None
-    calibrate: Annotated[
-        str,
-        Row(
-            "AUTOKERN_CALIBRATE",
-            "`worthwhile`, `first-use`, `never`",
-            "measure an op once its calls have taken so long that measuring pays back in the same run (default), at "
-            "its first call, or only by `autokern calibrate`",
-            parsers.one_of("worthwhile", "first-use", "never"),
-        ),
-    ] = "worthwhile"
-    budget: Annotated[
-        float,
-        Row(
-            "AUTOKERN_BUDGET",
-            "seconds",
-            "time limit of measurements in the course of one process (default 10); an op that cannot be measured in "
-            "that time is left unmeasured for a day, or until `autokern calibrate`",
-            parsers.seconds,
-        ),
-    ] = 10.0
-    force: Annotated[
-        parsers.Pairs,
-        Row(
-            "AUTOKERN_FORCE",
-            "`qr=cpu,matmul=stock` or `random:SEED`",
-            "run this candidate; or, for each call, a random candidate of class same or better",
-            parsers.force,
-            _merged,
-        ),
-    ] = ()
-    random_seed: int | None = None
-    """The seed of ``AUTOKERN_FORCE=random:SEED``."""
-    exclude: Annotated[
-        frozenset[str],
-        Row(
-            "AUTOKERN_EXCLUDE",
-            "`compiled,qr=choleskyqr2`",
-            "candidates that must not run, by name or op=name",
-            parsers.exclude,
-            frozenset.union,
-        ),
-    ] = frozenset()
-    unknown: Annotated[
-        str,
-        Row(
-            "AUTOKERN_UNKNOWN",
-            "`guard`, `trust`, `stock`",
-            "where a library's function is not that of a tested release: leave out what relies on it (default), use "
-            "it all the same, or enable nothing at all",
-            parsers.one_of("guard", "trust", "stock"),
-        ),
-    ] = "guard"
-    threshold: Annotated[
-        tuple[tuple[str, str, int], ...],
-        Row(
-            "AUTOKERN_THRESHOLD",
-            "`qr:cuda=512`",
-            "up to that many columns the op runs on the CPU, above on the device",
-            parsers.threshold,
-        ),
-    ] = ()
-    accuracy: Annotated[
-        str,
-        Row(
-            "AUTOKERN_ACCURACY",
-            "`same`, `approximate`",
-            "same (default): results agree with stock or are better; approximate: lower precision may run where its "
-            "measured error is small enough",
-            parsers.one_of(*LEVELS_OF_ACCURACY),
-            _replaced,
-        ),
-    ] = "same"
-    max_error: Annotated[
-        float,
-        Row(
-            "AUTOKERN_MAX_ERROR",
-            "`1e-3`",
-            "the largest error of lower precision, relative to the largest entry (default 1e-3)",
-            parsers.relative_error,
-            _replaced,
-        ),
-    ] = 1e-3
-    memory: Annotated[
-        int | None,
-        Row(
-            "AUTOKERN_MEMORY",
-            "`8GiB`",
-            "memory limit of one call (default, and upper bound: the free memory)",
-            parsers.parse_bytes,
-            _replaced,
-        ),
-    ] = None
-    calls: Annotated[
-        int | None,
-        Row(
-            "AUTOKERN_CALLS",
-            "a number",
-            "expected calls of one size, over which compiling must repay itself (default: the calls so far)",
-            parsers.count,
-            _replaced,
-        ),
-    ] = None
-    threads: Annotated[
-        int | str,
-        Row(
-            "AUTOKERN_THREADS",
-            "`auto`, a number, `off`",
-            "limit of torch's threads: CPU quota and affinity (default), or a number, never above torch's own; off: "
-            "thread counts are never changed",
-            parsers.threads,
-        ),
-    ] = "auto"
-    ranks: Annotated[
-        float | str,
-        Row(
-            "AUTOKERN_RANKS",
-            "`auto`, `on`, `off`, seconds",
-            "whether the ranks of one job share large products: under `autokern run`, while the program has no process "
-            "group of its own (default); on: in any program that torchrun starts; off: never. Seconds: "
-            "as auto, and the job ends when a rank has not answered for so long (default 300)",
-            parsers.ranks,
-        ),
-    ] = "auto"
-    graphs: Annotated[
-        str,
-        Row(
-            "AUTOKERN_GRAPHS",
-            "`off`, `on`",
-            "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process "
-            "has one Python thread (default off: not yet proven on a GPU)",
-            parsers.one_of("off", "on"),
-        ),
-    ] = "off"
-    workers: Annotated[
-        bool,
-        Row(
-            "AUTOKERN_WORKERS",
-            "`1`, `0`",
-            "0: `autokern run` does not serve the processes that the program starts (default 1)",
-            parsers.flag,
-        ),
-    ] = True
-    deterministic: Annotated[
-        bool,
-        Row(
-            "AUTOKERN_DETERMINISTIC",
-            "`0`, `1`",
-            "1: nothing is measured, and what was measured before is left aside; a pinned profile or an order "
-            "decides, else stock runs",
-            parsers.flag,
-        ),
-    ] = False
-    strict: Annotated[
-        bool,
-        Row(
-            "AUTOKERN_STRICT",
-            "`0`, `1`",
-            "1: faults of the cache and of candidates raise; else stock runs",
-            parsers.flag,
-        ),
-    ] = False
-    log: Annotated[
-        str | None,
-        Row(
-            "AUTOKERN_LOG",
-            "`debug`, `info`, `warning`, `error`",
-            "show on standard error what autokern logs from this level on (default: as the program has set its logger)",
-            parsers.one_of("debug", "info", "warning", "error"),
-        ),
-    ] = None
+    enabled: bool = True
+    home: Path | None = None
+    profile: Path | None = None
+    calibrate: str = "worthwhile"
+    budget: float = 10.0
+    force: parsers.Pairs = ()
+    random_seed: int | None = None  # of ``AUTOKERN_FORCE=random:SEED``
+    exclude: frozenset[str] = frozenset()
+    unknown: str = "guard"
+    threshold: tuple[tuple[str, str, int], ...] = ()
+    accuracy: str = "same"
+    max_error: float = 1e-3
+    memory: int | None = None
+    calls: int | None = None
+    threads: int | str = "auto"
+    ranks: float | str = "auto"
+    graphs: str = "off"
+    workers: bool = True
+    deterministic: bool = False
+    strict: bool = False
+    log: str | None = None
+
+    @property
+    def order_choices(self) -> bool:
+        """Whether any of them bears on which candidates run, so that the smallest calls must be looked at too."""
+        named = self.force or self.exclude or self.threshold or self.random_seed is not None
+        limits = (self.memory, self.calls) != (None, None)
+        return bool(named or limits or self.accuracy != "same" or self.calibrate == "first-use")
 
     def forced(self, op: str) -> str | None:
         """Return the candidate that the user ordered for an op, or None."""
@@ -250,22 +74,108 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return {(o, d): size for o, d, size in self.threshold}.get((op, device))
 
 
-@functools.cache
-def rows() -> dict[str, Row]:
-    """Return the row of each field that has a variable."""
-    hints = get_type_hints(Settings, include_extras=True)
-    return {name: row for name, hint in hints.items() for row in getattr(hint, "__metadata__", ())}
+class Row(NamedTuple):
+    """How one setting is written, and what it means."""
+
+    field: str
+    parse: Callable[[str], Any]  # raises ValueError
+    values: str  # for the docs
+    meaning: str  # one sentence, for messages and docs
+
+    @property
+    def variable(self) -> str:
+        """Its variable of the environment."""
+        return "AUTOKERN" if self.field == "enabled" else f"AUTOKERN_{self.field.upper()}"
+
+
+ROWS = (
+    Row("enabled", parsers.flag, "`1`, `0`", "0: stock code everywhere (default 1)"),
+    Row("home", parsers.path, "folder", "where profiles are kept (default: the user's cache folder)"),
+    Row(
+        "profile", parsers.one_path, "file",
+        "use this profile as it is, whatever machine it is of; it is never written, and nothing is measured",
+    ),
+    Row(
+        "calibrate", parsers.one_of("worthwhile", "first-use", "never"), "`worthwhile`, `first-use`, `never`",
+        "measure an op once its calls have taken so long that measuring pays back in the same run (default), at its "
+        "first call, or only by `autokern calibrate`",
+    ),
+    Row(
+        "budget", parsers.seconds, "seconds",
+        "time limit of measurements in the course of one process (default 10); an op that cannot be measured in that "
+        "time is left unmeasured for a day, or until `autokern calibrate`",
+    ),
+    Row(
+        "force", parsers.force, "`qr=cpu,matmul=stock` or `random:SEED`",
+        "run this candidate; or, for each call, a random candidate of class same or better",
+    ),
+    Row(
+        "exclude", parsers.exclude, "`compiled,qr=choleskyqr2`",
+        "candidates that must not run, by name or op=name",
+    ),
+    Row(
+        "unknown", parsers.one_of("guard", "trust", "stock"), "`guard`, `trust`, `stock`",
+        "where a library's function is not that of a tested release: leave out what relies on it (default), use it all "
+        "the same, or enable nothing at all",
+    ),
+    Row(
+        "threshold", parsers.threshold, "`qr:cuda=512`",
+        "up to that many columns the op runs on the CPU, above on the device",
+    ),
+    Row(
+        "accuracy", parsers.one_of(*LEVELS_OF_ACCURACY), "`same`, `approximate`",
+        "same (default): results agree with stock or are better; approximate: lower precision may run where its "
+        "measured error is small enough",
+    ),
+    Row(
+        "max_error", parsers.relative_error, "`1e-3`",
+        "the largest error of lower precision, relative to the largest entry (default 1e-3)",
+    ),
+    Row(
+        "memory", parsers.parse_bytes, "`8GiB`",
+        "memory limit of one call (default, and upper bound: the free memory)",
+    ),
+    Row(
+        "calls", parsers.count, "a number",
+        "expected calls of one size, over which compiling must repay itself (default: the calls so far)",
+    ),
+    Row(
+        "threads", parsers.threads, "`auto`, a number, `off`",
+        "limit of torch's threads: CPU quota and affinity (default), or a number, never above torch's own; off: thread "
+        "counts are never changed",
+    ),
+    Row(
+        "ranks", parsers.ranks, "`auto`, `on`, `off`, seconds",
+        "whether the ranks of one job share large products: under `autokern run`, while the program has no process "
+        "group of its own (default); on: in any program that torchrun starts; off: never. Seconds: as auto, and the "
+        "job ends when a rank has not answered for so long (default 300)",
+    ),
+    Row(
+        "graphs", parsers.one_of("off", "on"), "`off`, `on`",
+        "on: small training steps on a GPU may be recorded as CUDA graphs where that is faster, while the process has "
+        "one Python thread (default off: not yet proven on a GPU)",
+    ),
+    Row(
+        "workers", parsers.flag, "`1`, `0`",
+        "0: `autokern run` does not serve the processes that the program starts (default 1)",
+    ),
+    Row(
+        "deterministic", parsers.flag, "`0`, `1`",
+        "1: nothing is measured, and what was measured before is left aside; a pinned profile or an order decides, "
+        "else stock runs",
+    ),
+    Row("strict", parsers.flag, "`0`, `1`", "1: faults of the cache and of candidates raise; else stock runs"),
+    Row(
+        "log", parsers.one_of("debug", "info", "warning", "error"), "`debug`, `info`, `warning`, `error`",
+        "show on standard error what autokern logs from this level on (default: as the program has set its logger)",
+    ),
+)  # fmt: skip
 
 
 def table() -> str:
     """Return all variables as a Markdown table, as in `docs/environment.md`."""
-    lines = [f"| `{row.variable}` | {row.values} | {row.meaning} |" for row in rows().values()]
+    lines = [f"| `{row.variable}` | {row.values} | {row.meaning} |" for row in ROWS]
     return "\n".join(["| variable | values | meaning |", "|---|---|---|", *lines])
-
-
-def _fields(field: str, value: Any) -> dict[str, Any]:
-    """Return the changed fields of a parsed value: a seed replaces orders by name."""
-    return {"random_seed": value, "force": ()} if field == "force" and isinstance(value, int) else {field: value}
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
@@ -280,17 +190,44 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
         warnings.warn(message, AutokernWarning, stacklevel=1)  # level 1: shown once
         del given[name]
     parsed: dict[str, Any] = {}
-    for field, row in rows().items() if given else ():
+    for row in ROWS if given else ():
         if text := given.pop(row.variable, ""):
             try:
-                parsed.update(_fields(field, row.parse(text)))
+                parsed |= _read(row, text)
             except ValueError as error:
                 message = f"{row.variable}={text!r}: {error}. {row.variable} means: {row.meaning}"
                 raise SettingsError(message) from None
     if given:
-        known = ", ".join(sorted(row.variable for row in rows().values()))
+        known = ", ".join(sorted(row.variable for row in ROWS))
         raise SettingsError(f"unknown environment variable {min(given)}; autokern knows {known}")
     return Settings(**parsed)
+
+
+def _read(row: Row, text: str) -> dict[str, Any]:
+    """Return the fields that a text orders; a seed replaces the orders by name."""
+    value = row.parse(text)
+    seeded = row.field == "force" and isinstance(value, int)
+    return {"random_seed": value, "force": ()} if seeded else {row.field: value}
+
+
+def revised(base: Settings, **orders: Any) -> Settings:
+    """Return `base` combined with the orders of one `using` block; None orders nothing.
+
+    SettingsError if an argument has an invalid value.
+    """
+    changes: dict[str, Any] = {}
+    for row in ROWS:
+        value = orders.get(row.field)
+        try:
+            if value is not None and value != {}:
+                changes |= _read(row, _written(value))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise SettingsError(f"autokern.using: {error}") from None
+    if changes.get("force"):
+        changes["force"] = tuple(sorted((dict(base.force) | dict(changes["force"])).items()))
+    if "exclude" in changes:
+        changes["exclude"] |= base.exclude
+    return msgspec.structs.replace(base, **changes)
 
 
 def _written(value: Any) -> str:
@@ -300,24 +237,3 @@ def _written(value: Any) -> str:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return ",".join(item.strip() for item in value)
     return str(value)
-
-
-def revised(base: Settings, **orders: Any) -> Settings:
-    """Return `base` combined with the orders of one `using` block; None orders nothing.
-
-    SettingsError if an argument has an invalid value.
-    """
-    changes: dict[str, Any] = {}
-    for field, value in orders.items():
-        row = rows()[field]
-        assert row.combine is not None, field
-        if value is None:
-            continue
-        try:
-            parsed = row.parse(_written(value)) if value or not isinstance(value, Mapping) else ()
-            changes.update(_fields(field, parsed))
-            if "random_seed" not in changes or field != "force":
-                changes[field] = row.combine(getattr(base, field), parsed)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise SettingsError(f"autokern.using: {error}") from None
-    return msgspec.structs.replace(base, **changes)

@@ -14,7 +14,6 @@ norm of the points; first and second derivatives are those of the formula.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from autokern.gp.library_orders import TRACES, words
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
-from autokern.ops import _asked, _factorised, _large, _state_space, _structured
+from autokern.ops import _factorised, _large, _state_space, _structured
 from autokern.ops._factorised import arrays_unsupported, in_place
 from autokern.ops._iterations import Iterated, exact_up_to, is_preconditioned
 from autokern.ops._models import kernel_of, points_of
@@ -92,7 +91,7 @@ class _ExactLogProb(Iterated, Op):
     raises = (NanError, NotPSDError)
     composite = True
     nesting = 3
-    structures = (_state_space.LINE, _asked.GRID, _asked.REPEATS)
+    structures = (_state_space.LINE, "grid")
 
     def key(self, marginal: Marginal, value: Any, exact: bool) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -191,11 +190,6 @@ class _ExactLogProb(Iterated, Op):
             return problem.replace(m=min(problem.m, problem.n))
         m = min(max(problem.m, math.isqrt(problem.n - 1) + 1), problem.n // 4)
         return problem.replace(m=m, n=problem.n // m * m, d=max(problem.d, 2))
-
-    def structured(self, problem: Problem, word: str, given: Collection[str]) -> Problem:
-        if word == _state_space.LINE:
-            return _asked.line(_asked.of_matern(problem, given), given)
-        return (_asked.grid if word == _asked.GRID else _asked.repeats)(problem, given)
 
     def features(self, problem: Problem) -> Features:
         elements, leaves = problem.batch * problem.n**2, len(families(problem))

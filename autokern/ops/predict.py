@@ -10,7 +10,6 @@ with the test points within ``4 (1 + s) eps max|K|``, where s is the largest sca
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import gpytorch
@@ -30,7 +29,7 @@ from autokern.gp.lazy_covariance import evaluated, less
 from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
-from autokern.ops import _asked, _by_factor, _state_space
+from autokern.ops import _by_factor, _state_space
 from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
@@ -170,10 +169,6 @@ class _Predict(Loose, Op):
         grown = [(10, 500), (100, 1500)] + ([(1, 100), (1000, 300), (10, 3000)] if full else [])
         problems += [base.replace(m=m, n=n, variant="fast/grown") for m, n in grown]
         return problems + [base.replace(m=m, n=n, grad="theta") for m, n in sizes[: 3 if full else 1]]
-
-    def structured(self, problem: Problem, word: str, given: Collection[str]) -> Problem:
-        usual = problem if "variant" in given else problem.replace(variant=problem.variant.replace("grown", "cholesky"))
-        return _asked.line(usual, given)
 
     def features(self, problem: Problem) -> Features:
         return _by_factor.features(problem)

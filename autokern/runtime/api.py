@@ -65,10 +65,6 @@ def op(name: str) -> Op:
     return get(name)
 
 
-_STRUCTURED = 1600
-"""Points of a problem with structure where the user does not say how many: a grid, for one."""
-
-
 class Explanation(msgspec.Struct, frozen=True):
     """The decisions that this process took; prints as a table.
 
@@ -178,13 +174,6 @@ def problem(op: str, **fields: Any) -> Problem:
     for name in ("grad", "variant"):
         if not isinstance(fields.get(name, ""), str):
             raise SettingsError(f"{name}={fields[name]!r} was asked for; it is text, as `autokern show` tells it")
-    given = set(fields)
-    plain, structures = described.structures(get(op), fields)
-    if structures:
-        fields.setdefault("n", _STRUCTURED)
-        fields = {name: value for name, value in fields.items() if name != "variant"} | (
-            {"variant": plain} if plain else {}
-        )
     for one, other in (("m", "n"), ("n", "m")):
         if one in fields:
             fields.setdefault(other, fields[one])
@@ -198,7 +187,4 @@ def problem(op: str, **fields: Any) -> Problem:
     if "variant" in fields:
         fields["variant"] = described.variant(get(op), fields["variant"], usual.variant, there)
     without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
-    found = usual.replace(**{"grad": "" if without else usual.grad, **fields})
-    for word in structures:
-        found = get(op).structured(found, word, given if plain else given - {"variant"})
-    return found
+    return usual.replace(**{"grad": "" if without else usual.grad, **fields})

@@ -5,17 +5,15 @@ A problem that never occurs would be answered from measurements of others, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.gp.library_orders import ROWS
 from autokern.kernels.family import families
-from autokern.ops._asked import GRID, REPEATS
 
-__all__ = ["known", "structures", "variant", "words"]
+__all__ = ["known", "variant", "words"]
 
 _ORDERS = [row.name for row in ROWS]
 _GRADS = {"a", "rhs", "theta", "x"}
@@ -38,22 +36,6 @@ def words(op: Op, grad: str, there: Iterable[Problem]) -> None:
             raise SettingsError(f"grad {word!r} was asked for; {op.name} knows {', '.join(sorted(usual)) or 'none'}")
 
 
-def structures(op: Op, fields: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the variant of fields without the words for structure in the points, and those words, in the op's order.
-
-    Of an op that merges points, fewer rows than points say that those repeat.
-    Raises SettingsError for several structures of which points have one.
-    """
-    there = fields.get("variant", "").split("/")
-    words = [word for word in op.structures if word in there]
-    m, n = fields.get("m"), fields.get("n")
-    if REPEATS in op.structures and not {GRID, REPEATS} & {*words} and m is not None and n is not None and m != n:
-        words.append(REPEATS)
-    if {GRID, REPEATS} <= {*words}:
-        raise SettingsError(f"variant {fields['variant']!r} was asked for; points of a grid do not repeat")
-    return "/".join(word for word in there if word not in words), words
-
-
 def variant(op: Op, given: str, usual: str, there: Iterable[Problem]) -> str:
     """Complete a variant: what it leaves out is as in the usual one of such a size. Orders come last.
 
@@ -68,13 +50,13 @@ def variant(op: Op, given: str, usual: str, there: Iterable[Problem]) -> str:
         names = {"constant", "linear", "mixture", "polynomial", *(family.name for family in families(shaped=True))}
         places |= dict.fromkeys(names - places.keys(), places["rbf"])
     found = usual.split("/")
+    places |= dict.fromkeys(op.structures, len(found))
     for word in filter(None, given.split("/")):
         at = {places.get(part) for part in word.split("+")}
         place = at.pop()
         if at or place is None or place > len(found):
-            plain = sorted(places.keys() - {*op.structures}, key=lambda part: (places[part], part))
-            usual_words = ", ".join((*plain, *op.structures) if variants != {""} else ())
-            raise SettingsError(f"variant {word!r} was asked for; {op.name} knows {usual_words or 'none'}")
+            usual_words = sorted(places, key=lambda part: (places[part], part)) if variants != {""} else ["none"]
+            raise SettingsError(f"variant {word!r} was asked for; {op.name} knows {', '.join(usual_words)}")
         found[place : place + 1] = ["+".join(sorted(word.split("+")))]
     return "/".join(found) + orders
 

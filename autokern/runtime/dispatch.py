@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from autokern.core import plugins
+from autokern.core import registry
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, RanksError
 from autokern.core.feasibility import Feasibility
@@ -22,9 +22,8 @@ from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
-from autokern.core.registry import get
 from autokern.core.settings import Settings, from_environment, revised
-from autokern.runtime import checks, orders
+from autokern.runtime import checks, floors, orders
 from autokern.runtime.memo import Entry, counted
 from autokern.runtime.overlay import Overlay
 from autokern.runtime.overlay import current as _current
@@ -100,12 +99,13 @@ def session() -> Session:
         with _session_lock.here():
             if _session is None:
                 _session = Session(settings)
+                floors.publish(_session, replaces=True)
     return _session
 
 
 def _with_plugins(settings: Settings) -> Settings:
     """Load the plugins that a session needs; outside of its lock, for they may ask for a session themselves."""
-    plugins.load(own=settings.strict)
+    registry.load(own=settings.strict)
     return settings
 
 
@@ -119,6 +119,7 @@ def replace(fresh: Session) -> Session:
     global _session
     with _session_lock.here():
         _session = fresh
+        floors.publish(fresh, replaces=True)
     return fresh
 
 
@@ -136,7 +137,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
 
     def resolve() -> Op:
         nonlocal called, key_of, stock, name, raises
-        found = get(op) if isinstance(op, str) else op
+        found = registry.get(op) if isinstance(op, str) else op
         key_of, stock, name, raises = found.key, found.stock.run, found.name, found.raises
         called = found
         return found
@@ -265,7 +266,7 @@ def forced(op: str) -> str | None:
 def explain(problem: Problem) -> Decision:
     """Return the decision that a problem would get now."""
     here = session()
-    return here.described(here.decide(Feasibility(get(problem.op), problem), _settings()))
+    return here.described(here.decide(Feasibility(registry.get(problem.op), problem), _settings()))
 
 
 def _overlays() -> Iterator[Overlay]:
@@ -283,6 +284,8 @@ def decisions() -> list[tuple[Decision, int]]:
 
 def stats() -> dict[str, dict[str, int]]:
     """Return the number of calls by op and candidate in this process.
+
+    Calls of hooked functions that are so small that stock is known to serve them are not counted.
 
     Returns
     -------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autokern.backends import graphs
-from autokern.core import plugins
+from autokern.core import registry
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError
 from autokern.core.feasibility import Feasibility
@@ -23,7 +23,7 @@ from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
-from autokern.runtime import checks, orders, overlay
+from autokern.runtime import checks, floors, orders, overlay
 from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, counted, is_large, served, stock_entry
 from autokern.runtime.shared import Shared
 from autokern.system import host, keops, logs, memory_limit
@@ -64,9 +64,9 @@ class Session:
         self.errors: dict[tuple[Problem, str], float] = {}
         logs.apply(settings.log)
         graphs.allow(settings.graphs == "on")
-        plugins.announce(settings.strict)
+        registry.announce(settings.strict)
         if profile is not None:
-            self._chooser = self._in_force(profile)
+            self._put_in_force(profile)
 
     @property
     def chooser(self) -> Chooser:
@@ -76,7 +76,8 @@ class Session:
                 if self._chooser is None:
                     from autokern.tuning.chooser import load
 
-                    self._chooser = self._in_force(load(self.settings))
+                    self._put_in_force(load(self.settings))
+        assert self._chooser is not None
         return self._chooser
 
     @property
@@ -87,15 +88,20 @@ class Session:
     def adopt(self, profile: Profile) -> None:
         """Put another profile in force; decisions are taken afresh."""
         with self._lock.here():
-            self._chooser = self._in_force(profile)
+            self._put_in_force(profile)
             self.shared.clear()
             self.forget()
 
-    def _in_force(self, profile: Profile) -> Chooser:
+    def _put_in_force(self, profile: Profile) -> None:
         from autokern.tuning.chooser import Chooser
 
         keops.believe(profile.tools.get("keops"))
-        return Chooser(profile)
+        self._chooser = Chooser(profile)
+        floors.publish(self)
+
+    def floor(self, op: str, device: str) -> int:
+        """Return the number of elements below which stock serves an op; 0 while that is not known, or under orders."""
+        return 0 if self._chooser is None or self.settings.order_choices else self._chooser.floor(op, device)
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry, renewed: bool = False) -> Entry:
         """Put a decided key into a memo, which is emptied first if it has grown too large; return the entry in force.
@@ -196,8 +202,8 @@ class Session:
         if self._first_use is None:
             from autokern.runtime.first_use import FirstUse
 
-            plugins.load()
-            plugins.announce(self.settings.strict)
+            registry.load()
+            registry.announce(self.settings.strict)
             apart = functools.partial(overlay.apart, self.settings)
             self._first_use = FirstUse(self.settings, lambda: self.chooser, self.adopt, apart)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table

@@ -21,17 +21,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from autokern.core.errors import KeOpsError
 from autokern.core.locks import Lock
 from autokern.core.recovery import recoverable
-from autokern.core.tool import Tool
 
 _ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
 _ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section headers: offset, size of each, number
 _WRITING_S = 10.0
 """A truncated file that changed in these seconds is one that a linker, of this process or another, is writing."""
+
+
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The result of trying KeOps on this host, valid while `setting` is the same."""
+
+    works: bool
+    found: str = ""  # its output, or the reason of its failure
+    seconds: float = 0.0  # duration of the trial, compiling included
+    setting: str = ""  # version and compiler
+
 
 _lock = Lock()
 _working, _verbose = 0, (True, True)

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from autokern.core.tool import Tool
 from autokern.system import keops
+from autokern.system.keops import Tool
 
 _FOLDER = Path(__file__).with_name("probe_programs")
 PROGRAMS = {

@@ -58,6 +58,13 @@ class Chooser:
         """Return the choices that serve a problem by the exam, ``"shipped"`` or ``"stock"``; empty for those here."""
         return next((kept.instead for kept in self.profile.kept if kept.holds(problem)), "")
 
+    def floor(self, op: str, device: str) -> int:
+        """Return the number of elements below which no candidate but stock is chosen; 0 where that is not known."""
+        key = f"{op}@{device}"
+        own, shipped = self.profile.forests.get(key), self.shipped.get(key)
+        used = [own or shipped] + [shipped for kept in self.profile.kept if key_of(kept) == key]
+        return min(0 if forest is None else forest.floor for forest in used)
+
     def knows(self, problem: Problem) -> bool:
         """Whether enough was measured for the op, dtype and device of a problem."""
         forest = self.profile.forests.get(key_of(problem))
@@ -129,11 +136,13 @@ def load(settings: Settings) -> Profile:
 def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, of some ``"op@device"`` or of all."""
     from autokern.tuning.fitting import fit_own
+    from autokern.tuning.floor import floor
 
     found, shipped = dict(profile.forests), recorded.shipped().forests
     for key, trials in pools(profile.trials).items():
         if known(trials[0].problem.op) and (keys is None or key in keys):
             forest = fit_own(get(trials[0].problem.op), trials, shipped.get(key))
             if forest is not None and forest.own:
-                found[key] = forest
+                least = floor(get(trials[0].problem.op), forest, trials[0].problem.device)
+                found[key] = msgspec.structs.replace(forest, floor=least)
     return msgspec.structs.replace(profile, forests=found)

@@ -17,7 +17,7 @@ import msgspec
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.core.shown import shown
-from autokern.core.tool import Tool
+from autokern.system.keops import Tool
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2

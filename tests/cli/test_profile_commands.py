@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from autokern.cli.commands import app
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.core.tool import Tool
 from autokern.runtime import dispatch
 from autokern.system import host
+from autokern.system.keops import Tool
 from autokern.tuning import store
 from autokern.tuning.profile import Profile, Timing, Trial
 

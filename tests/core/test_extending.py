@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import inspect
 import json
 import sys
-import textwrap
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +16,7 @@ from typer.testing import CliRunner
 
 import autokern
 from autokern.cli.commands import app
-from autokern.core import plugins, registry
-from autokern.core.op import Op
+from autokern.core import registry
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.hooks import install
@@ -28,7 +26,8 @@ from autokern.tuning.trial import trial
 
 family_module = sys.modules[family_of_name.__module__]
 
-OP = textwrap.dedent(inspect.getdoc(Op).partition("The complete file of an op::\n")[2].partition("\n``autokern.op(")[0])
+GUIDE = Path(__file__).parents[2] / "docs" / "add-a-candidate.md"
+OP = GUIDE.read_text().partition("# autokern/ops/gram.py\n")[2].partition("```")[0]
 FAMILY = """
 import torch
 from gpytorch.kernels import Kernel
@@ -91,18 +90,18 @@ def outer(monkeypatch, tmp_path):
     monkeypatch.setattr(family_module, "_FAMILIES", dict(family_module._FAMILIES))
     monkeypatch.setattr(family_module, "_OF_KERNEL", dict(family_module._OF_KERNEL))
     monkeypatch.setattr(install, "_hooks", dict(install._hooks))
-    monkeypatch.setattr(plugins, "_plugins", None)
+    monkeypatch.setattr(registry, "_plugins", None)
     folder = tmp_path / "outer"
     folder.mkdir()
     for name, text in {"__init__": "", "op": OP, "cauchy": FAMILY, "library": LIBRARY, "hooks": HOOK}.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    points = [EntryPoint(name, f"outer.{name}", plugins.GROUP) for name in ("op", "cauchy", "hooks")]
+    points = [EntryPoint(name, f"outer.{name}", registry.GROUP) for name in ("op", "cauchy", "hooks")]
     for point in points:
         vars(point).update(dist=SimpleNamespace(name="outer"))
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: points if group == plugins.GROUP else [])
-    plugins.load()
-    assert {plugin.source: plugin.failure for plugin in plugins.loaded()} == {
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: points if group == registry.GROUP else [])
+    registry.load()
+    assert {plugin.source: plugin.failure for plugin in registry.plugins()} == {
         f"outer:{name}": "" for name in ("op", "cauchy", "hooks")
     }
     yield importlib.import_module("outer")

@@ -97,15 +97,6 @@ def test_what_a_problem_rules_out_and_what_the_machine_lacks(double):
     assert double["gpu"].unsupported(problem.replace(device="cuda")) is None
 
 
-def test_former_words_of_plugins_still_work(double):
-    with pytest.warns(DeprecationWarning, match=r"double\.old: why_not is deprecated: say `unsupported`"):
-        double.candidate("old", why_not=lambda p: "too large" if p.n > 9 else None)(lambda a: a)
-    assert double["old"].why_not(Problem(op="double", n=10)) == "too large"
-    with pytest.warns(DeprecationWarning, match=r"double\.slow: setup is deprecated: say `compiles`"):
-        double.candidate("slow", setup=True)(lambda a: a)
-    assert double["slow"].compiles
-
-
 def test_unknown_candidate(double):
     with pytest.raises(SettingsError, match="op double has no candidate 'x'; it has stock, times"):
         double["x"]

@@ -17,9 +17,9 @@ from support.fakes import as_if_of_autokern
 
 from autokern.core.errors import KeOpsError
 from autokern.core.settings import Settings
-from autokern.core.tool import Tool
 from autokern.runtime.session import Session
 from autokern.system import keops, subprocess_probe
+from autokern.system.keops import Tool
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.profile import Profile, decode
 

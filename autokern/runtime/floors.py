@@ -1,0 +1,67 @@
+"""Floors: numbers of elements below which stock serves every call of an op, so that hooks need no decision.
+
+They follow from the choices of the session in force (`tuning.floor`), once its first decision has loaded those. A hook
+reads one integer, without a lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autokern.core.locks import Lock
+from autokern.runtime.overlay import current
+
+if TYPE_CHECKING:
+    from autokern.runtime.session import Session
+
+__all__ = ["Floor", "of", "publish"]
+
+_traced = torch.compiler.is_dynamo_compiling
+_ordered = current.get
+
+
+class Floor:
+    """The floors of one op on a CPU and on a GPU of CUDA; 0 while an order of the settings bears on choices."""
+
+    __slots__ = ("cpu", "cuda")
+
+    def __init__(self) -> None:
+        self.cpu = self.cuda = 0
+
+    def covers(self, a: Any) -> bool:
+        """Whether stock serves a call on this matrix; where `using` orders something, the dispatcher must see it."""
+        return (
+            not _traced()
+            and a.__class__ is torch.Tensor
+            and a.numel() < (self.cpu if a.is_cpu else self.cuda if a.is_cuda else 0)
+            and _ordered() is None
+        )
+
+
+_floors: dict[str, Floor] = {}
+_in_force: Session | None = None
+_lock = Lock()
+
+
+def of(op: str) -> Floor:
+    """Return the floors of an op, the same object each time."""
+    with _lock.here():
+        floor = _floors.setdefault(op, Floor())
+        _update()
+    return floor
+
+
+def publish(session: Session, replaces: bool = False) -> None:
+    """Take the floors from the choices of a session, if it is the one in force or replaces that."""
+    global _in_force
+    with _lock.here():
+        _in_force = session if replaces else _in_force
+        if session is _in_force:
+            _update()
+
+
+def _update() -> None:
+    for op, floor in _floors.items():
+        floor.cpu, floor.cuda = (0 if _in_force is None else _in_force.floor(op, device) for device in ("cpu", "cuda"))

@@ -1,0 +1,212 @@
+"""Small calls, of which stock serves all, are left to it before anything is asked, unless the user orders something."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+
+import linear_operator
+import pytest
+import torch
+from linear_operator.operators import DenseLinearOperator
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from msgspec import structs
+from torch.overrides import TorchFunctionMode
+
+import autokern
+from autokern.core.problem import Problem
+from autokern.core.registry import get
+from autokern.core.settings import Settings
+from autokern.runtime import dispatch, floors
+from autokern.system import host
+from autokern.tuning import store
+from autokern.tuning.chooser import fitted
+from autokern.tuning.floor import HIGHEST, floor
+from autokern.tuning.profile import Profile, Timing, Trial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WON_FROM = 4096
+SMALL, LARGE = torch.randn(32, 8, dtype=torch.float64), torch.randn(1024, 64, dtype=torch.float64)
+
+
+def profile(op="qr", candidate="choleskyqr2", won_from=WON_FROM):
+    """Measurements by which a candidate is twice as fast as stock from so many elements on, and half as fast below."""
+    found = []
+    for m in (16, 32, 64, 128, 256, 512, 1024, 2048):
+        for n in (m // 8, m // 4, m // 2):
+            for dtype in ("float32", "float64"):
+                ratio = 0.5 if m * n >= won_from else 2.0
+                timings = {"stock": Timing(1e-4, rounds=9), candidate: Timing(1e-4 * ratio, ratio, 0.01, 9)}
+                found += [Trial(Problem(op=op, m=m, n=n, dtype=dtype, grad=grad), timings) for grad in ("", "a")]
+    return fitted(Profile(trials=found))
+
+
+def qr(a):
+    return linear_operator.utils.qr.stable_qr(a)
+
+
+def calls(op="qr"):
+    return autokern.stats().get(op, {})
+
+
+@pytest.fixture
+def measured():
+    """Hooks with such a profile in force."""
+    with autokern.enabled():
+        dispatch.session().adopt(profile())
+        yield floors.of("qr")
+
+
+def test_below_the_floor_no_decision_is_taken_and_above_it_one_is(measured):
+    assert WON_FROM // 8 <= measured.cpu <= WON_FROM
+    assert measured.cuda == 0
+    q, r = qr(SMALL)
+    assert torch.equal(q, torch.linalg.qr(SMALL)[0])
+    torch.testing.assert_close(q @ r, SMALL)
+    assert calls() == {}
+    assert autokern.explain().decisions == []
+    qr(LARGE)
+    assert calls() == {"choleskyqr2": 1}
+
+
+def test_gradients_below_the_floor_are_stocks(measured):
+    a = SMALL.clone().requires_grad_()
+    qr(a)[1].diagonal().abs().log().sum().backward()
+    b = SMALL.clone().requires_grad_()
+    torch.linalg.qr(b)[1].diagonal().abs().log().sum().backward()
+    assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"force": {"qr": "choleskyqr2"}},
+        {"force": "random:3"},
+        {"exclude": ["choleskyqr2"]},
+        {"memory": "1GiB"},
+        {"accuracy": "approximate"},
+        {"calls": 100},
+    ],
+)
+def test_an_order_of_a_block_is_obeyed_below_the_floor(measured, order):
+    with autokern.using(**order):
+        qr(SMALL)
+        assert sum(calls().values()) == 1
+        if order == {"force": {"qr": "choleskyqr2"}}:
+            assert calls() == {"choleskyqr2": 1}
+    qr(SMALL)
+    assert sum(calls().values()) == 1
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"force": (("qr", "choleskyqr2"),)},
+        {"random_seed": 3},
+        {"exclude": frozenset({"qr=choleskyqr2"})},
+        {"threshold": (("qr", "cuda", 512),)},
+        {"memory": 2**30},
+        {"accuracy": "approximate"},
+        {"calls": 100},
+        {"calibrate": "first-use"},
+    ],
+)
+def test_with_an_order_of_the_settings_there_is_no_floor(order):
+    with autokern.enabled():
+        dispatch.reset(Settings(**{"calibrate": "never", **order})).adopt(profile())
+        assert floors.of("qr").cpu == 0
+        qr(SMALL)
+        assert sum(calls().values()) == 1
+        if "force" in order:
+            assert calls() == {"choleskyqr2": 1}
+
+
+def test_an_order_is_one_of_its_own_thread_or_task(measured):
+    def elsewhere():
+        qr(SMALL)
+        seen.append(calls())
+
+    seen = []
+    with autokern.using(force={"qr": "choleskyqr2"}):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        task = contextvars.copy_context()
+    assert seen == [{}]
+    task.run(qr, SMALL)  # goes on after the block
+    assert task.run(calls) == {"choleskyqr2": 1}
+
+
+def test_a_candidate_of_a_plugin_lowers_the_floor_once_it_is_measured(measured):
+    op = get("qr")
+    before = list(op.listed)
+    op.candidate("theirs")(torch.linalg.qr)
+    try:
+        dispatch.session().adopt(profile(candidate="theirs", won_from=64))
+        assert measured.cpu <= 64
+        qr(SMALL)
+        assert calls() == {"theirs": 1}
+    finally:
+        op.listed[:] = before
+
+
+def test_a_floor_belongs_to_the_choices_in_force(measured):
+    found = measured.cpu
+    old = dispatch.session()
+    dispatch.reset(Settings(calibrate="never"))
+    assert measured.cpu == 0
+    old.adopt(profile())  # a thread of before may still measure
+    assert measured.cpu == 0
+    dispatch.session().adopt(profile(won_from=2**30))
+    assert measured.cpu == HIGHEST > found
+    dispatch.session().adopt(Profile())
+    assert measured.cpu == 0
+
+
+def test_floors_follow_from_a_profile_that_is_loaded(tmp_path):
+    known, here = profile(), host.current()
+    store.save(Settings(home=tmp_path), structs.replace(known, host=here.fields, fingerprint=here.fingerprint))
+    with autokern.enabled():
+        dispatch.reset(Settings(calibrate="never", home=tmp_path))
+        assert floors.of("qr").cpu == 0
+        qr(LARGE)
+        assert floors.of("qr").cpu == known.forests["qr@cpu"].floor > 0
+
+
+def test_other_ops_are_left_to_stock_alike():
+    a = torch.randn(12, 12, dtype=torch.float64)
+    spd, rhs = a @ a.mT + torch.eye(12, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)
+    both = profile("matmul", "transposed", 2**30).forests | profile("cholesky", "huge-pages", 2**30).forests
+    with autokern.enabled():
+        dispatch.session().adopt(Profile(forests=both))
+        assert floors.of("matmul").cpu == floors.of("cholesky").cpu == HIGHEST
+        assert torch.equal(DenseLinearOperator(a) @ rhs, a @ rhs)
+        assert torch.equal(DenseLinearOperator(a)._t_matmul(rhs), a.mT @ rhs)
+        assert torch.equal(psd_safe_cholesky(spd), torch.linalg.cholesky(spd))
+        assert calls("matmul") == calls("cholesky") == {}
+
+
+def test_subclasses_modes_and_compilers_meet_what_they_met(measured):
+    class Own(torch.Tensor):
+        pass
+
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            names.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    names = []
+    assert type(qr(SMALL.as_subclass(Own))[0]) is Own
+    with Seen():
+        qr(SMALL)
+    assert "linalg_qr" in names
+    dispatch.session().adopt(profile("matmul", "transposed", 2**30))
+    matrix = DenseLinearOperator(torch.randn(9, 32, dtype=torch.float64))
+    expected = matrix.tensor @ SMALL
+    compiled = torch.compile(matrix._matmul, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(SMALL), expected)
+    torch.testing.assert_close(torch.vmap(matrix._matmul)(SMALL.expand(3, 32, 8))[1], expected)
+
+
+def test_an_op_that_may_choose_something_unmeasured_has_no_floor():
+    assert floor(get("solve"), profile().forests["qr@cpu"], "cpu") == 0
