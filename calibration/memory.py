@@ -20,7 +20,7 @@ from footprints import Case, cases, predicted, run, subject
 from rich.console import Console
 from rich.table import Table
 
-from autokern.core.registry import get
+from autokern.core.registry import get, registered
 from autokern.system import host
 
 JSON = Path(__file__).parent / "memory.json"
@@ -87,7 +87,15 @@ def measure(chosen: Sequence[Case], at_once: int) -> list[Row]:
 
 
 def read() -> Document:
-    return msgspec.json.decode(JSON.read_bytes(), type=Document)
+    """Return the committed rows, without those of ops and candidates that are gone."""
+    found = msgspec.json.decode(JSON.read_bytes(), type=Document)
+    names = {op.name: op.names() for op in registered()}
+
+    def there(row: Row) -> bool:
+        case = row.case
+        return case.problem.op == "guard" or case.candidate in names.get(case.what, ())
+
+    return Document(found.host, [row for row in found.rows if there(row)])
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
