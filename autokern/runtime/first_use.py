@@ -29,37 +29,24 @@ from autokern.tuning.profile import Profile, dated, group_key
 
 __all__ = ["FirstUse"]
 
-_PATIENCE = 24 * 3600.0
-"""Seconds until an op is tried again whose calibration at first use measured nothing in its time."""
-_SHARE = 0.35
-"""Share of the budget that one op may take at its first use."""
-_OF_PROGRAM, _OF_OP = 0.05, 0.2
-"""Shares of the time since the first call of any op, and of the time in the op itself, that measuring may take."""
-_LEAST = 0.3
-"""Seconds below which measuring tells too little."""
-_LOOK = 0.1
-"""Seconds of looking at a machine whose load is not known yet."""
-_FITTING = 0.9
-"""Seconds of importing scikit-learn, once, to fit what was measured."""
-_UNTIL_LAST = 0.6
-"""Part of the allowance after which no further problem begins."""
+_PATIENCE = 24 * 3600.0  # seconds until an op is tried again whose calibration measured nothing in its time
+_SHARE = 0.35  # of the budget that one op may take at its first use
+_OF_PROGRAM = 0.05  # share of the time since the first call of any op that measuring may take
+_OF_OP = 0.2  # the same of the time in the op itself
+_LEAST = 0.3  # seconds below which measuring tells too little
+_LOOK = 0.1  # seconds of looking at a machine whose load is not known yet
+_FITTING = 0.9  # seconds of importing scikit-learn, once, to fit what was measured
+_UNTIL_LAST = 0.6  # part of the allowance after which no further problem begins
 
 
 class Ledger:
-    """The time of an op that is not measured yet.
-
-    Attributes
-    ----------
-    seconds : float
-        What its calls have taken.
-    enough : float
-        Seconds from which on measuring it is considered again.
-    """
+    """The time of an op that is not measured yet."""
 
     __slots__ = ("enough", "seconds")
 
     def __init__(self) -> None:
-        self.seconds, self.enough = 0.0, _LEAST / _OF_OP
+        self.seconds = 0.0  # that its calls have taken
+        self.enough = _LEAST / _OF_OP  # from which on measuring it is considered again
 
     def wait(self) -> None:
         """Let measuring be considered again when the calls have taken a fifth more."""
@@ -169,10 +156,7 @@ class FirstUse:
         from autokern.tuning.calibration import calibrate
 
         what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once, for {budget:.0f} s at most"
-        with (
-            self._apart(),
-            display(what) as shown,
-        ):
+        with self._apart(), display(what) as shown:
             calibrate(
                 [op],
                 "quick",

@@ -1,4 +1,7 @@
-"""Entries of a memo: the candidate of a decided key, its checks, and the counts of calls that are reported."""
+"""Entries of a memo: the candidate of a decided key, and counts of calls; decisions that neighbours in size share.
+
+Neighbours are decided together, so that a stream of growing sizes does not pay for each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from autokern.core.settings import Settings
 from autokern.core.solved import Solved, collecting, joined
 from autokern.system import memory_limit
 
-__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "counted", "is_large", "served", "stock_entry"]
+__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "Shared", "counted", "is_large", "served", "stock_entry"]
 
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
@@ -29,42 +32,17 @@ Decide = Callable[[Feasibility, Settings], Decision]
 
 
 class Entry:
-    """A decided key: the candidate that runs, and its calls. Only its own methods change it; dispatch counts the calls.
+    """A decided key: the candidate that runs, and its calls, which dispatch counts; its methods change all else."""
 
-    Parameters
-    ----------
-    decision : Decision
-        The candidate that runs, and the reason.
-    table : Feasibility
-        The table that the decision was made from; it is not kept.
-
-    Attributes
-    ----------
-    count : int
-        Calls that it has served.
-    before : int
-        Calls of the problem that earlier entries served by the candidate.
-    due : int
-        The call from which on it is checked, as `checks` and `spotcheck` schedule it; `NEVER` for none. Threads may
-        count past it.
-    ledger : Ledger or None
-        Where its calls are timed, while its op is not measured yet.
-    trial : bool
-        Whether a calibration made it: its calls are not the user's, and do not count.
-    solved : tuple of Solved
-        How systems were solved in its calls, if its problem is one where stock iterates.
-    """
-
-    __slots__ = (
-        "before", "candidate", "count", "decision", "due", "ledger", "op", "parts", "run", "solved", "trial",
-    )  # fmt: skip
+    __slots__ = ("before", "candidate", "count", "decision", "due", "ledger", "op", "parts", "run", "solved", "trial")
 
     def __init__(self, decision: Decision, table: Feasibility) -> None:
         self.decision, self.op = decision, table.op
-        self.count = self.before = 0
-        self.trial = inside.measuring
-        self.solved: tuple[Solved, ...] = ()
-        self.ledger: Any = None
+        self.count = 0  # calls that it has served
+        self.before = 0  # calls of the problem that earlier entries served by the candidate
+        self.trial = inside.measuring  # whether a calibration made it: its calls are not the user's, and do not count
+        self.solved: tuple[Solved, ...] = ()  # how systems were solved in its calls, where stock iterates
+        self.ledger: Any = None  # where its calls are timed, while its op is not measured yet
         self.serve(table.op[decision.candidate])
 
     def resume(self, count: int, before: int) -> None:
@@ -74,7 +52,7 @@ class Entry:
     def serve(self, candidate: Candidate) -> None:
         """Let a candidate run from now on; one that approximates is checked on its next call (`spotcheck`)."""
         self.candidate = candidate
-        self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)
+        self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)  # threads may count past it
         self.run = self._noting(candidate.run) if self.op.approximates(self.decision.problem) else candidate.run
         self.parts = candidate.parts
 
@@ -219,3 +197,46 @@ def _called(memo: Memo) -> Iterator[tuple[str, Entry]]:
         for entry in list(table.values()):
             if entry.count and not entry.trial:
                 yield name, entry
+
+
+class Shared:
+    """The decisions that problems share whose sizes agree in their first binary digits.
+
+    Beyond `most` decisions all are forgotten.
+    """
+
+    def __init__(self, decide: Decide, most: int) -> None:
+        self._decide, self._most = decide, most
+        self._known: dict[tuple[Problem, Settings], Decision] = {}
+        self._lock = Lock()
+
+    def decision(self, table: Feasibility, settings: Settings) -> Decision:
+        """Decide a problem as its neighbours are decided.
+
+        Where memory or an order by exact size or problem matters, it is decided for itself.
+        """
+        exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
+        if exact or max(table.memory.values()) >= memory_limit.LARGE:
+            return self._decide(table, settings)
+        problem, coarse = table.problem, table.problem.coarse
+        decision = self._known.get((coarse, settings))
+        if decision is None:
+            decision = self._decide(table if coarse == problem else Feasibility(table.op, coarse), settings)
+            with self._lock.here():
+                if len(self._known) >= self._most:
+                    self._known.clear()
+                self._known[coarse, settings] = decision
+        if table.why_not(table.op[decision.candidate]) is not None or _is_ordered(table, settings, decision):
+            return self._decide(table, settings)
+        return msgspec.structs.replace(decision, problem=problem)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock.here():
+            self._known.clear()
+
+
+def _is_ordered(table: Feasibility, settings: Settings, decision: Decision) -> bool:
+    """Whether the user orders a candidate that can serve a problem, if not those that share a decision with it."""
+    name = settings.forced(table.op.name)
+    return name is not None and name != decision.candidate and table.why_not(table.op[name]) is None

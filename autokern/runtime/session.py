@@ -24,8 +24,7 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.runtime import checks, floors, orders, overlay
-from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, counted, is_large, served, stock_entry
-from autokern.runtime.shared import Shared
+from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, Shared, counted, is_large, served, stock_entry
 from autokern.system import host, keops, logs, memory_limit
 
 if TYPE_CHECKING:
@@ -38,10 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 _log = logging.getLogger("autokern")
-_MOST_KEYS = 10_000
-"""A memo of this size is emptied: random shapes must not leak memory."""
-_MOST_EARLIER = 200
-"""Decisions that are still reported after the memo was emptied, the latest."""
+_MOST_KEYS = 10_000  # a memo of this size is emptied: random shapes must not leak memory
+_MOST_EARLIER = 200  # the latest decisions, which are still reported after the memo was emptied
 
 
 class Session:

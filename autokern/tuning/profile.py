@@ -205,7 +205,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         bans = {(b.op, b.candidate, b.dtype, b.device): b for b in (*self.banned, *other.banned)}
         levels = self.levels | other.levels
         levels |= {key: "full" for key in levels if "full" in (self.levels.get(key), other.levels.get(key))}
-        counts = Counter(group_key(*problem.group) for problem in trials)
+        counts = Counter(group_key(*t.problem.group) for t in trials.values() if len(t.timings) > 1)
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
 
         def fitted_to(profile: Profile, key: str) -> int:

@@ -129,8 +129,8 @@ MUTATIONS = [
     Mutation(
         "errors of the system pass through",
         "tuning/store.py",
-        "return folder.path / name\n    except (OSError, ProfileError) as error:",
-        "return folder.path / name\n    except ProfileError as error:",
+        '    except (OSError, ProfileError) as error:\n        message = f"asked to keep',
+        '    except ProfileError as error:\n        message = f"asked to keep',
         "boundaries",
     ),
     Mutation(

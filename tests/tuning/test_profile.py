@@ -244,6 +244,14 @@ def test_merge_lets_no_older_trees_replace_those_of_more_trials():
     assert old.merge(same).forests == same.forests
 
 
+@pytest.mark.parametrize(("names", "stays"), [(["stock"], True), (["stock", "cpu"], False)])
+def test_merge_keeps_the_date_of_a_fruitless_calibration_until_trials_compare_something(names, stays):
+    trials = [Trial(Problem(op="qr", m=n, n=n), {name: Timing(1.0) for name in names}) for n in range(1, 10)]
+    tried = Profile(fruitless={"qr/float64@cpu": "2026-01-01T00:00:00Z"})
+    for merged in (tried.merge(Profile(trials=trials)), Profile(trials=trials).merge(tried)):
+        assert bool(merged.fruitless) is stays
+
+
 @given(profiles, profiles, profiles)
 def test_merge_is_associative(a, b, c):
     assert as_sets(a.merge(b).merge(c)) == as_sets(a.merge(b.merge(c)))
