@@ -77,7 +77,8 @@ class TestRecordedHost:
         predictions = {f"predict rows@{size}" for size in (256, 1024, 4096)}
         products = {f"matmul {name}" for name in ("padded-8", "padded-12", "split")}
         tiles = {
-            f"kernel_matmul {name}" for name in ("dense", "tiled@512", "tiled-symmetric@1536", "compiled-symmetric")
+            f"kernel_matmul {name}"
+            for name in ("dense", "tiled@512", "tiled-symmetric@1536", "compiled", "compiled-symmetric")
         }
         densities = {f"{op} recursive" for op in ("exact_log_prob", "inv_quad_logdet")}
         threads = {name for name in gone if name.endswith(("@2", "@4", "@8", "@16"))}

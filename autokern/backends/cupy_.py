@@ -1,8 +1,7 @@
 """The candidates `cupy` of `cholesky` and `qr`: cuSOLVER through CuPy, for tensors on a CUDA device.
 
 CuPy chooses other cuSOLVER routines than torch, batched ones for batches. DLPack passes matrices both ways without a
-copy, on torch's current stream. Gradients are closed forms in torch. CuPy's memory pool keeps its memory for the next
-call. The first call imports CuPy.
+copy, on torch's current stream. CuPy's memory pool keeps its memory for the next call. The first call imports CuPy.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from autokern.backends import installed
-from autokern.core.autograd import each_cotangent
 from autokern.core.problem import Problem
 from autokern.ops.cholesky import CHOLESKY, with_ladder
 from autokern.ops.qr import QR, Pair, differentiable_qr
@@ -56,40 +54,16 @@ def _decomposed(name: str, a: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
     return parts if name == "qr" or bool(parts[0].diagonal(dim1=-2, dim2=-1).isfinite().all()) else None
 
 
-class _Cholesky(torch.autograd.Function):
-    """The lower factor, with the gradient of Murray (2016, arXiv:1602.07527)."""
-
-    @staticmethod
-    def forward(ctx, a):  # type: ignore[no-untyped-def]
-        found = _decomposed("cholesky", a)
-        if found is None:
-            raise _NoFactorError
-        ctx.save_for_backward(found[0])
-        return found[0]
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (lower,) = ctx.saved_tensors
-        core = (lower.mT @ grad).tril()
-        core = core - 0.5 * torch.diag_embed(core.diagonal(dim1=-2, dim2=-1))
-        half = torch.linalg.solve_triangular(lower.mT, core, upper=True)
-        whole = torch.linalg.solve_triangular(lower, half, upper=False, left=False)
-        return 0.5 * (whole + whole.mT)
+def _cholesky_unsupported(problem: Problem) -> str | None:
+    return "for calls that want no gradients" if problem.grad else _unsupported(problem)
 
 
-class _NoFactorError(Exception):
-    """The matrix is not positive definite."""
-
-
-@CHOLESKY.candidate("cupy", unsupported=_unsupported, unavailable=_unavailable)
+@CHOLESKY.candidate("cupy", unsupported=_cholesky_unsupported, unavailable=_unavailable)
 @with_ladder
 def cholesky_by_cupy(a: torch.Tensor) -> Pair:
     """CuPy's Cholesky factorisation (cuSOLVER's potrf, batched for a batch)."""
-    try:
-        return _Cholesky.apply(a), a.new_zeros((), dtype=torch.int32)
-    except _NoFactorError:
-        return a, a.new_ones((), dtype=torch.int32)
+    found = _decomposed("cholesky", a)
+    return (a, a.new_ones(())) if found is None else (found[0], a.new_zeros(()))
 
 
 def _qr_unsupported(problem: Problem) -> str | None:

@@ -22,7 +22,7 @@ from autokern.kernels.matrix import matrix
 from autokern.kernels.parts import Parts, apart
 from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, leaves
 
-__all__ = ["by_cdist", "compiled", "compiled_epilogue", "compiler_problem", "script_problem", "scripted", "vmapped"]
+__all__ = ["by_cdist", "compiled", "compiler_problem", "script_problem", "scripted", "vmapped"]
 
 
 def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
@@ -124,20 +124,6 @@ def compiled(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch
         return matrix(tree, others, same)
     parts, tensors, off = _arguments(tree, others, same)
     return _compiled(parts, off.dtype, same)(off, *tensors)
-
-
-@functools.cache
-def compiled_epilogue(of: Family, dtype: torch.dtype) -> Callable[..., None]:
-    """Return the function that turns ``u``, one-dimensional, into ``k`` in place in one pass; its first call compiles.
-
-    It uses one thread of its own: tiles are shared out among threads already.
-    """
-
-    def epilogue(u: torch.Tensor, *shape: torch.Tensor) -> None:
-        u.copy_(of.formula(u, *shape))
-
-    epilogue.__code__ = epilogue.__code__.replace(co_name=f"{of.name}_{str(dtype)[6:]}")  # as in `_compiled`
-    return torch.compile(epilogue, dynamic=True, fullgraph=True, options={"cpp.threads": 1})
 
 
 @functools.cache

@@ -54,7 +54,6 @@ class Plan(NamedTuple):
     tile: int = 1024  # rows, and columns, of a tile, about
     symmetric: bool = True  # a tile serves both halves of the matrix where both sides are the same points
     columns: bool = False  # right-hand sides are laid out as columns, padded to a multiple of 16, not as rows
-    compiled: bool = False  # a tile's epilogue is one compiled pass over it
     precision: str = ""  # "float16", "bfloat16" or "tf32", what points are rounded to (`precision`); "" for no rounding
 
 

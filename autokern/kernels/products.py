@@ -14,7 +14,7 @@ import torch
 from autokern.kernels import partition
 from autokern.kernels.partition import Pairs, Place, Plan
 from autokern.kernels.precision import at_precision
-from autokern.kernels.tiles import Sides, Tiles, prepare, sides
+from autokern.kernels.tiles import Sides, Tiles, sides
 from autokern.kernels.tree import Tree, peeled
 from autokern.system import thread_pool
 from autokern.system.thread_pool import Member
@@ -28,7 +28,7 @@ def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
 
 def _workspaces(known: Sides, like: torch.Tensor, plan: Plan, members: int) -> list[tuple[Tiles, torch.Tensor]]:
     """Return tiles and a buffer for each member, made beforehand: starting threads wait long for the interpreter."""
-    return [(Tiles(known, compiled=plan.compiled), _buffer(like, plan.tile)) for _ in range(members)]
+    return [(Tiles(known), _buffer(like, plan.tile)) for _ in range(members)]
 
 
 def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
@@ -120,8 +120,6 @@ def product(
     where both sides are the same points and tiles serve both halves.
     """
     inner, scale = peeled(tree)
-    if plan.compiled:
-        prepare(inner)
     with at_precision(plan.precision):
         if plan.columns:
             out = _by_columns(sides(inner, others, precision=plan.precision), rhs, plan)

@@ -13,7 +13,7 @@ import torch
 
 from autokern.kernels.tree import Node
 
-__all__ = ["Chain", "Leaf", "chain", "is_markov", "leaves_of"]
+__all__ = ["Chain", "Leaf", "chain", "leaves_of"]
 
 _FEEDBACK = {
     "matern12": [[-1.0]],
@@ -32,11 +32,6 @@ class Leaf(NamedTuple):
 
     family: str
     weights: tuple[int, ...]
-
-
-def is_markov(family: str) -> bool:
-    """Whether processes of a family are Markov chains on a line."""
-    return family in _FEEDBACK
 
 
 def leaves_of(node: Node) -> list[Leaf] | None:

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from autokern.kernels import graph
 from autokern.kernels import precision as narrow
 from autokern.kernels.family import Family
 from autokern.kernels.far import Reach, centred, reach, settled
 from autokern.kernels.partition import Place
 from autokern.kernels.tree import Tree, by_leaf
-from autokern.kernels.walk import Leaf, Walk
+from autokern.kernels.walk import Walk
 
 __all__ = ["Sides", "Tiles", "sides"]
 
@@ -131,34 +130,20 @@ class _Leaf:
         return found
 
 
-def prepare(tree: Tree) -> None:
-    """Compile the epilogues of a tree, in one thread before several need them."""
-    with torch.no_grad():
-        for of, points, shape in by_leaf(tree):
-            _finish_compiled(of, shape, points.new_ones(2, 2))
-
-
-def _finish_compiled(of: Family, shape: torch.Tensor | None, u: torch.Tensor) -> None:
-    graph.compiled_epilogue(of, u.dtype)(u.view(-1), *(() if shape is None else (shape.view(()),)))
-
-
 class Tiles(Walk[Place]):
     """The tiles of one member of the thread pool.
 
-    For gradients, `sums` has for each leaf the result of `Tiles.sums`, shared by all members. If `compiled`, `prepare`
-    must have been called. `has_gradients` says whether `backward` was called for any tile.
+    For gradients, `sums` has for each leaf the result of `Tiles.sums`, shared by all members. `has_gradients` says
+    whether `backward` was called for any tile.
     """
 
-    def __init__(
-        self, sides: Sides, sums: list[tuple[torch.Tensor, ...]] | None = None, compiled: bool = False
-    ) -> None:
+    def __init__(self, sides: Sides, sums: list[tuple[torch.Tensor, ...]] | None = None) -> None:
         tree, sums = sides.tree, [()] * len(sides.leaves) if sums is None else sums
         found = [
             _Leaf(leaf, side, sides.same, own)
             for leaf, side, own in zip(by_leaf(tree), sides.leaves, sums, strict=True)
         ]
         super().__init__(tree.node, found, [w.view(1, 1) for w in tree.weights])
-        self._compiled = compiled
         self._memory: list[torch.Tensor] = []
         self._used = 0
         self.has_gradients = False
@@ -176,12 +161,6 @@ class Tiles(Walk[Place]):
             flat = self._memory[self._used] = like.new_empty(like.shape[0] * like.shape[1])
         self._used += 1
         return flat[: like.numel()].view(like.shape)
-
-    def _finish(self, leaf: Leaf, u: torch.Tensor, slope: torch.Tensor | None) -> torch.Tensor:
-        if not self._compiled or slope is not None or not u.is_contiguous():
-            return super()._finish(leaf, u, slope)
-        _finish_compiled(leaf.family, leaf.shape, u)
-        return u
 
     def fill(self, at: Place, out: torch.Tensor, keep: bool = False) -> None:
         """Write a tile into `out`; its memory is used again for the next one."""

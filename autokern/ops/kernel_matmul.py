@@ -19,12 +19,11 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_linear_operator
 
 from autokern.core.arguments import in_float64
-from autokern.core.candidate import nothing
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
 from autokern.kernels import embedded as forms
-from autokern.kernels import graph, over_ranks
 from autokern.kernels import matmul as products
+from autokern.kernels import over_ranks
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
 from autokern.kernels.partition import Plan, usual
@@ -165,8 +164,6 @@ def stock(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) ->
 
 
 def _unsupported(plan: Plan, problem: Problem) -> str | None:
-    if plan.compiled and problem.grad:
-        return "the compiled epilogue has no backward pass"
     if plan.symmetric and not is_same(problem):
         return "x1 and x2 are different points"
     if (problem.device == "cpu") != (plan.tile <= 2048):
@@ -182,9 +179,7 @@ def _add(name: str, plan: Plan, summary: str) -> None:
     KERNEL_MATMUL.candidate(
         name,
         unsupported=functools.partial(_unsupported, plan),
-        unavailable=(lambda device: graph.compiler_problem()) if plan.compiled else nothing,
         memory=in_tiles(plan.tile),
-        compiles=plan.compiled,
     )(run)
 
 
@@ -200,7 +195,6 @@ _add("tiled-symmetric@512", Plan(512), "The same with smaller tiles.")
 _add("tiled@4096", Plan(4096, symmetric=False), "Tile by tile, with tiles for an accelerator.")
 _add("tiled@8192", Plan(8192, symmetric=False), "The same with larger tiles.")
 _add("tiled-symmetric@4096", Plan(4096), "Tiles for an accelerator; each serves both halves of the matrix.")
-_add("compiled", Plan(768, False, compiled=True), "Tile by tile with the epilogue compiled into one pass.")
 
 
 def _elsewhere(there: torch.device, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

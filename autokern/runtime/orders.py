@@ -21,8 +21,8 @@ _REMOVED = (
     ("eigh", "*"), ("solve_triangular", "*"), ("cholesky_inverse", "*"), ("qr", "looped"), ("*", "*@[248]"),
     ("*", "*@16"), ("exact_log_prob", "recursive"), ("inv_quad_logdet", "recursive"), ("kernel_matrix", "symmetric"),
     ("kernel_matmul", "dense"), ("kernel_matmul", "tiled@512"), ("kernel_matmul", "tiled-symmetric@1536"),
-    ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"), ("matmul", "padded-12"), ("matmul", "split"),
-    ("predict", "rows@*"), ("exact_log_prob", "kronecker"),
+    ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"),
+    ("matmul", "padded-12"), ("matmul", "split"), ("predict", "rows@*"), ("exact_log_prob", "kronecker"),
 )  # fmt: skip
 """Candidates of earlier versions, by op."""
 
