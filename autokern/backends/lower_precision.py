@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from autokern.backends import mixed
+from autokern.backends.mixed import MIXED
 from autokern.core.problem import Problem
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels.partition import usual
 from autokern.ops._product_costs import in_tiles, of_outputs
+from autokern.ops._quadratic_forms import closed_form
 from autokern.ops._shared import needs_few, of_trees
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
@@ -97,7 +98,7 @@ def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
 @INV_QUAD_LOGDET.candidate("mixed", accuracy="approximate", unsupported=_only_float64, memory=_in_matrices(1.6, 0.6))
 def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Factor and inverse in float32, solutions refined to float64 by conjugate gradients."""
-    return mixed.inv_quad_logdet(*dense_and_diagonal(operator), rhs, reduce)
+    return closed_form(*dense_and_diagonal(operator), rhs, MIXED, reduce)
 
 
 @EXACT_LOG_PROB.candidate(
@@ -114,5 +115,5 @@ def log_prob_mixed(marginal: Marginal, value: torch.Tensor, exact: bool) -> torc
     n = residual.shape[-1]
     matrix, diagonal = k.expand(*batch, n, n), added.expand(*batch, added.shape[-1])
     columns = residual.unsqueeze(-1).expand(*batch, n, 1)
-    quadratic, logdet = mixed.inv_quad_logdet(matrix, diagonal, columns)
+    quadratic, logdet = closed_form(matrix, diagonal, columns, MIXED)
     return -0.5 * (quadratic.squeeze(-1) + logdet + n * math.log(2 * math.pi))

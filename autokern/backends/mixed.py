@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 
 from autokern.gp.factors import factorised, inverted
-from autokern.ops._quadratic_forms import Method, closed_form, factorise
+from autokern.ops._quadratic_forms import Method, factorise
 
-__all__ = ["inv_quad_logdet", "solved"]
+__all__ = ["MIXED", "solved"]
 
 _ROUNDS = 40
 """The largest number of products."""
@@ -83,19 +83,4 @@ def _factorise(
     return lower, found, (found * rhs).sum(-2)
 
 
-def _solution(lower: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    return found
-
-
-def _inverse(lower: torch.Tensor) -> torch.Tensor:
-    return inverted(lower).to(torch.float64)
-
-
-_METHOD = Method(_factorise, _solution, _inverse)
-
-
-def inv_quad_logdet(
-    matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor, reduce: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the quadratic forms ``(..., t)`` and the log determinant of float64 ``matrix + diag(diagonal)``."""
-    return closed_form(matrix, diagonal, rhs, _METHOD, reduce)
+MIXED = Method(_factorise, lambda lower, found: found, lambda lower: inverted(lower).to(torch.float64))
