@@ -7,7 +7,8 @@ A block is one GEMM per leaf with its epilogue in place. The backward pass takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -36,6 +37,19 @@ class Leaf(Protocol):
         """Return the gradients of the points, one for each set of them."""
 
 
+class _Part(NamedTuple):
+    """A node with the number of its leaf or weight, from left to right; -1 where it has none."""
+
+    kind: str
+    number: int
+    children: tuple[_Part, ...] = ()
+
+
+def _numbered(node: Node, leaves: Iterator[int], weights: Iterator[int]) -> _Part:
+    number = next(leaves) if node.kind == "leaf" else next(weights) if node.kind in ("constant", "scale") else -1
+    return _Part(node.kind, number, tuple(_numbered(child, leaves, weights) for child in node.children))
+
+
 class _Tape(NamedTuple):
     """The value of a node on a block (None where it is not needed), its slope, and the tapes of its children."""
 
@@ -56,7 +70,8 @@ class Walk(Generic[Place]):
     """A tree of plain tensors, block by block: its leaves from left to right, and weights that broadcast to a block."""
 
     def __init__(self, node: Node, leaves: Sequence[Leaf], weights: list[torch.Tensor]) -> None:
-        self._node, self._leaves, self._weights = node, leaves, weights
+        self._root = _numbered(node, itertools.count(), itertools.count())
+        self._leaves, self._weights = leaves, weights
         self._kept: _Tape | None = None
         self._weight_totals: list[torch.Tensor | None] = [None] * len(weights)
         shaped = [index for index, leaf in enumerate(leaves) if leaf.shape is not None]
@@ -78,9 +93,9 @@ class Walk(Generic[Place]):
         With `keep`, the values that `backward` needs are kept: several matrices of the block's size.
         """
         if keep:
-            self._kept, _, _ = self._tape(self._node, 0, 0, at, out, wanted=True, out=out)
+            self._kept = self._tape(self._root, at, out, wanted=True, out=out)
             return
-        value, _, _ = self._value(self._node, 0, 0, at, out)
+        value = self._value(self._root, at, out)
         if value.data_ptr() != out.data_ptr() or value.shape != out.shape:
             out.copy_(value)
 
@@ -88,23 +103,21 @@ class Walk(Generic[Place]):
         """Turn u into k in place where the family can, and fill the slope."""
         return leaf.family.finish(u, slope, self._spare, *(() if leaf.shape is None else (leaf.shape,)))
 
-    def _value(self, node: Node, leaf: int, weight: int, at: Place, out: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-        """Return the value of a node, in `out` where possible, and the numbers of the next leaf and weight."""
-        if node.kind == "leaf":
-            here = self._leaves[leaf]
-            return self._finish(here, here.distances(at, out), None), leaf + 1, weight
-        if node.kind == "constant":
-            return self._weights[weight], leaf, weight + 1
-        if node.kind == "scale":
-            scale = self._weights[weight]
-            value, leaf, weight = self._value(node.children[0], leaf, weight + 1, at, out)
-            return _combined(torch.mul, value, scale, out), leaf, weight
-        operation = torch.add if node.kind == "sum" else torch.mul
-        total, leaf, weight = self._value(node.children[0], leaf, weight, at, out)
-        for child in node.children[1:]:
-            value, leaf, weight = self._value(child, leaf, weight, at, self._spare(out))
-            total = _combined(operation, total, value, out)
-        return total, leaf, weight
+    def _value(self, part: _Part, at: Place, out: torch.Tensor) -> torch.Tensor:
+        """Return the value of a node, in `out` where possible."""
+        if part.kind == "leaf":
+            leaf = self._leaves[part.number]
+            return self._finish(leaf, leaf.distances(at, out), None)
+        if part.kind == "constant":
+            return self._weights[part.number]
+        first, *others = part.children
+        total = self._value(first, at, out)
+        if part.kind == "scale":
+            return _combined(torch.mul, total, self._weights[part.number], out)
+        operation = torch.add if part.kind == "sum" else torch.mul
+        for child in others:
+            total = _combined(operation, total, self._value(child, at, self._spare(out)), out)
+        return total
 
     def backward(self, at: Place, g: torch.Tensor, factor: torch.Tensor | float = 1.0) -> None:
         """Accumulate ``factor * g``, the derivative by a block of the matrix; `g` is overwritten.
@@ -112,75 +125,58 @@ class Walk(Generic[Place]):
         The factor of all blocks must be the same.
         """
         tape, self._kept = self._kept, None
-        if tape is None:
-            tape, _, _ = self._tape(self._node, 0, 0, at, g, wanted=False)
-        self._backward(self._node, tape, 0, 0, at, g, factor)
+        tape = self._tape(self._root, at, g, wanted=False) if tape is None else tape
+        self._backward(self._root, tape, at, g, factor)
 
-    def _tape(
-        self, node: Node, leaf: int, weight: int, at: Place, like: torch.Tensor, wanted: bool,
-        out: torch.Tensor | None = None,
-    ) -> tuple[_Tape, int, int]:  # fmt: skip
+    def _tape(self, part: _Part, at: Place, like: torch.Tensor, wanted: bool, out: torch.Tensor | None = None) -> _Tape:
         """Evaluate a node with all values that `backward` needs; with `out`, write its value there too."""
-        if node.kind == "leaf":
-            here = self._leaves[leaf]
-            u = here.distances(at, self._spare(like))
-            slope = None if here.family.slope_is_value else self._spare(like)
-            k = self._finish(here, u, slope)
+        if part.kind == "leaf":
+            leaf = self._leaves[part.number]
+            u = leaf.distances(at, self._spare(like))
+            slope = None if leaf.family.slope_is_value else self._spare(like)
+            k = self._finish(leaf, u, slope)
             if out is not None:
                 out.copy_(k)
-            return _Tape(k, k if slope is None else slope), leaf + 1, weight
-        if node.kind == "constant":
-            return _Tape(self._weights[weight]), leaf, weight + 1
-        if node.kind == "scale":
-            scale = self._weights[weight]
-            child, leaf, weight = self._tape(node.children[0], leaf, weight + 1, at, like, wanted=True)
+            return _Tape(k, k if slope is None else slope)
+        if part.kind == "constant":
+            return _Tape(self._weights[part.number])
+        inside = wanted or part.kind != "sum"
+        children = tuple(self._tape(child, at, like, inside) for child in part.children)
+        if not wanted:
+            return _Tape(None, None, children)
+        value = children[0].value
+        assert value is not None
+        if part.kind == "scale":
+            return _Tape(torch.mul(value, self._weights[part.number], out=out), None, children)
+        for child in children[1:]:
             assert child.value is not None
-            value = torch.mul(child.value, scale, out=out) if wanted else None
-            return _Tape(value, None, (child,)), leaf, weight
-        product = node.kind == "product"
-        children = []
-        for part in node.children:
-            child, leaf, weight = self._tape(part, leaf, weight, at, like, wanted or product)
-            children.append(child)
-        value = None
-        if wanted:
-            value = children[0].value
-            for child in children[1:]:
-                assert value is not None
-                assert child.value is not None
-                value = value * child.value if product else value + child.value
-            if out is not None:
-                assert value is not None
-                out.copy_(value)
-        return _Tape(value, None, tuple(children)), leaf, weight
+            value = value * child.value if part.kind == "product" else value + child.value
+        if out is not None:
+            out.copy_(value)
+        return _Tape(value, None, children)
 
-    def _backward(
-        self, node: Node, tape: _Tape, leaf: int, weight: int, at: Place, g: torch.Tensor, factor: torch.Tensor | float
-    ) -> tuple[int, int]:
-        if node.kind == "leaf":
-            self._backward_leaf(leaf, tape, at, g, factor)
-            return leaf + 1, weight
-        if node.kind == "constant":
-            _add(self._weight_totals, weight, self._total(g, None, at) * factor)
-            return leaf, weight + 1
-        if node.kind == "scale":
-            child = node.children[0]
-            own = self._weights[weight] * factor
-            if child.kind == "leaf" and self._leaves[leaf].family.slope_is_value:  # ``g k`` is formed anyway
-                self._backward_leaf(leaf, tape.children[0], at, g, own, weight, factor)
-                return leaf + 1, weight + 1
-            _add(self._weight_totals, weight, self._total(g, tape.children[0].value, at) * factor)
-            return self._backward(child, tape.children[0], leaf, weight + 1, at, g, own)
-        last = len(node.children) - 1
-        for index, (child, branch) in enumerate(zip(node.children, tape.children, strict=True)):
-            own = g if index == last else self._spare(g).copy_(g)
-            if node.kind == "product":
-                for other, sibling in enumerate(tape.children):
+    def _backward(self, part: _Part, tape: _Tape, at: Place, g: torch.Tensor, factor: torch.Tensor | float) -> None:
+        number = part.number
+        if part.kind == "leaf":
+            self._backward_leaf(number, tape, at, g, factor)
+        elif part.kind == "constant":
+            _add(self._weight_totals, number, self._total(g, None, at) * factor)
+        elif part.kind == "scale":
+            child, own = part.children[0], self._weights[number] * factor
+            if child.kind == "leaf" and self._leaves[child.number].family.slope_is_value:  # ``g k`` is formed anyway
+                self._backward_leaf(child.number, tape.children[0], at, g, own, number, factor)
+                return
+            _add(self._weight_totals, number, self._total(g, tape.children[0].value, at) * factor)
+            self._backward(child, tape.children[0], at, g, own)
+        else:
+            last = len(part.children) - 1
+            for index, (child, branch) in enumerate(zip(part.children, tape.children, strict=True)):
+                own_g = g if index == last else self._spare(g).copy_(g)
+                for other, sibling in enumerate(tape.children if part.kind == "product" else ()):
                     if other != index:
                         assert sibling.value is not None
-                        own.mul_(sibling.value)
-            leaf, weight = self._backward(child, branch, leaf, weight, at, own, factor)
-        return leaf, weight
+                        own_g.mul_(sibling.value)
+                self._backward(child, branch, at, own_g, factor)
 
     def _backward_leaf(
         self, index: int, tape: _Tape, at: Place, g: torch.Tensor, factor: torch.Tensor | float, scale: int = -1,
