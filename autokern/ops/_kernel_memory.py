@@ -16,10 +16,7 @@ __all__ = ["by_family", "of_compiled", "of_differences", "of_each", "of_stock", 
 
 
 def by_family(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> Callable[[Problem], int]:
-    """Return the memory of a candidate from the matrices that live at once at its peak, counted for each family.
-
-    ``calibration/memory.py`` measures them; a backward pass counts with its forward pass, its cotangent does not.
-    """
+    """Return the memory of a candidate from the matrices that live at once at its peak, counted for each family."""
 
     def memory(problem: Problem) -> int:
         counts = with_gradients if problem.grad else forward

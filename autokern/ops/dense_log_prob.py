@@ -90,7 +90,7 @@ class _DenseLogProb(Op):
 
     def features(self, problem: Problem) -> Features:
         elements = float(problem.n**2)
-        return Features(30.0, elements * problem.n, 12.0 * 8 * elements)
+        return Features(100.0, elements * problem.n * 4 / 3, 20.0 * elements * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:
         return 5 * 8 * problem.n**2
@@ -103,16 +103,11 @@ class _DenseLogProb(Op):
 DENSE_LOG_PROB = _DenseLogProb()
 
 
-def _stock_features(problem: Problem) -> Features:
-    elements = float(problem.n**2)
-    return Features(100.0, elements * problem.n * 4 / 3, 20.0 * elements * problem.itemsize)
-
-
 def _stock_memory(problem: Problem) -> int:
     return 7 * problem.itemsize * problem.n**2
 
 
-@DENSE_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
+@DENSE_LOG_PROB.candidate("stock", memory=_stock_memory)
 def stock(marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
     """gpytorch's own: autograd through Cholesky."""
     return _stock(marginal, value, True)

@@ -117,11 +117,9 @@ class _Objective(Op):
         return problems
 
     def features(self, problem: Problem) -> Features:
-        """Model by model in double precision, whatever the arguments have."""
-        parts = _parts(problem)
-        elements = float(problem.n**2)
-        one = 60.0 + 20 * parts, elements * (problem.n + 4.0 * problem.d * parts), 12.0 * 8 * elements * parts
-        return Features(*(problem.batch * count for count in one))
+        parts, elements = _parts(problem), float(problem.batch * problem.n**2)
+        flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * parts)
+        return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
 
     def memory(self, problem: Problem) -> int:
         parts = _parts(problem)
@@ -141,19 +139,12 @@ def _parts(problem: Problem) -> int:
     return sum(4 * problem.d if name == "mixture" else 1 for name in families(problem))
 
 
-def _stock_features(problem: Problem) -> Features:
-    parts = _parts(problem)
-    elements = float(problem.batch * problem.n**2)
-    flops = elements * (problem.n * 4 / 3 + 6.0 * problem.d * parts)
-    return Features(400.0 + 60 * parts, flops, (20.0 + 10.0 * parts) * problem.itemsize * elements)
-
-
 def _stock_memory(problem: Problem) -> int:
     """What the most frugal of its parts takes; each part asks for itself."""
     return problem.batch * problem.n**2 * problem.itemsize
 
 
-@OBJECTIVE.candidate("stock", features=_stock_features, memory=_stock_memory)
+@OBJECTIVE.candidate("stock", memory=_stock_memory)
 def stock(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; what they call is dispatched."""
     if forward is None or parameters is None:
