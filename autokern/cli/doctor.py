@@ -50,6 +50,11 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""  # the remedy; empty where none is needed
 
 
+def _seen(name: str, found: str, advice: str = "", status: str = "note") -> Finding:
+    """Return a finding that is fine unless there is advice."""
+    return Finding(name, status if advice else "ok", found, advice)
+
+
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
     """Examine everything, in less than half a minute."""
     load = _load(quiet.look())  # before anything of ours runs
@@ -183,16 +188,14 @@ def _threads(settings: Settings) -> Finding:
         return Finding("threads", "note", text, f"autokern lowers it to {ceiling} while it is enabled")
     if used > ceiling:
         return Finding("threads", "problem", text, f"too many threads wait for each other: OMP_NUM_THREADS={ceiling}")
-    if used < ceiling and not os.environ.get("OMP_NUM_THREADS"):
-        physical = f"that leaves {ceiling - used} CPUs idle, which is right if they are hyper-threads"
-        return Finding("threads", "note", text, f"{physical}; else OMP_NUM_THREADS={ceiling}")
-    return Finding("threads", "ok", text)
+    idle = used < ceiling and not os.environ.get("OMP_NUM_THREADS")
+    physical = f"that leaves {ceiling - used} CPUs idle, which is right if they are hyper-threads"
+    return _seen("threads", text, f"{physical}; else OMP_NUM_THREADS={ceiling}" if idle else "")
 
 
 def _load(found: Load) -> Finding:
-    crowded = found.crowded(torch.get_num_threads())
     advice = "what is measured now counts as disturbed; measure when others have left the cores"
-    return Finding("load", "note" if crowded else "ok", str(found), advice if crowded else "")
+    return _seen("load", str(found), advice if found.crowded(torch.get_num_threads()) else "")
 
 
 def _memory() -> Finding:
@@ -200,10 +203,8 @@ def _memory() -> Finding:
 
     free, total = host.available_memory("cpu"), psutil.virtual_memory().total
     text = f"{free / 2**30:.1f} GiB available, of {total / 2**30:.1f} GiB"
-    if free < _LITTLE_MEMORY:
-        points = int((free / 32) ** 0.5)
-        return Finding("memory", "note", text, f"enough for some {points} points in float64; free some for more")
-    return Finding("memory", "ok", text)
+    advice = f"enough for some {(free / 32) ** 0.5:.0f} points in float64; free some for more"
+    return _seen("memory", text, advice if free < _LITTLE_MEMORY else "")
 
 
 def _huge_pages() -> Finding:
@@ -226,10 +227,8 @@ def _blas() -> Finding:
     speeds = [_speed(lambda: a @ a), _speed(lambda: np.dot(b, b))]
     text = f"torch: {own or versions.get('blas', 'unknown')}, {speeds[0] / 1e9:.0f} Gflop/s in float64; "
     text += f"numpy: {', '.join([*names, f'{speeds[1] / 1e9:.0f}'])}"
-    if min(speeds) < _SLOW_GEMM:
-        advice = "a matrix product is far too slow: look for other processes, throttling or a reference BLAS"
-        return Finding("BLAS", "note", text, advice)
-    return Finding("BLAS", "ok", text)
+    advice = "a matrix product is far too slow: look for other processes, throttling or a reference BLAS"
+    return _seen("BLAS", text, advice if min(speeds) < _SLOW_GEMM else "")
 
 
 def _speed(product: Callable[[], object]) -> float:
@@ -279,10 +278,9 @@ def _optimiser() -> list[Finding]:
         return []
     text = f"BoTorch leaves its batched L-BFGS-B with SciPy {'.'.join(map(str, generation.scipy_release()))}"
     obstacle = generation.obstacle()
-    if obstacle is None:
-        return [Finding("BoTorch's optimiser", "ok", f"{text}; autokern puts it back, after a trial")]
     advice = "acquisitions take two to four times as long: `pip install 'scipy<1.18'`, or a later BoTorch"
-    return [Finding("BoTorch's optimiser", "note", f"{text}; {obstacle}", advice)]
+    found = f"{text}; {obstacle or 'autokern puts it back, after a trial'}"
+    return [_seen("BoTorch's optimiser", found, advice if obstacle else "")]
 
 
 def _compiler(answer: Answer) -> Finding:

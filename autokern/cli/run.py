@@ -14,7 +14,6 @@ import sys
 import time
 import types
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,7 +101,11 @@ def execute(order: Order) -> int:
     """
     global _begun
     check(order)
-    report_at_end = _reporter(order)
+    file = None if system.is_job() and os.environ.get("RANK") != "0" else order.report  # of ranks the first writes
+    if file is not None:
+        from autokern.cli import report  # now: at exit it may be too late to import
+
+        report.check(file, "--report")
     inherit()
     install.enable()
     settings = dispatch.session().settings
@@ -110,10 +113,11 @@ def execute(order: Order) -> int:
         ranks.begin(shy=not isinstance(settings.ranks, float))
         atexit.register(ranks.end)
     if order.stats or order.decisions:
-        from autokern.cli import tables  # now: at exit it may be too late to import
+        import autokern.cli.tables  # noqa: F401  (now: at exit it may be too late)
 
-        atexit.register(_tell, order, tables)
-    report_at_end()
+        atexit.register(_tell, order)
+    if file is not None:
+        atexit.register(_report, file, order.target, os.getpid(), time.perf_counter())
     sys.argv = [order.target, *order.arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd() if order.module else str(Path(order.target).resolve().parent)
@@ -153,36 +157,27 @@ def _run_file(target: str) -> None:
     exec(code, main.__dict__)
 
 
-def _tell(order: Order, tables: types.ModuleType) -> None:
+def _tell(order: Order) -> None:
+    """Print decisions and calls at the end of the process."""
+    from autokern.cli import tables
+
     if order.decisions:
         tables.show(tables.decisions(api.explain().decisions), stderr=True)  # type: ignore[union-attr]
     if order.stats:
         tables.show(tables.stats(dispatch.stats()), stderr=True)
 
 
-def _reporter(order: Order) -> Callable[[], object]:
-    """Check that a report can be written, and return what has it written at the end of this process.
+def _report(file: Path, program: str, process: int, began: float) -> None:
+    """Write the report at the end of the process; a forked child is not the program."""
+    from autokern.cli import report
 
-    Of several ranks the first one writes; a forked child is not the program.
-    """
-    file = order.report
-    if file is None or (system.is_job() and os.environ.get("RANK") != "0"):
-        return lambda: None
-    from autokern.cli import report  # now: at exit it may be too late to import
-
-    report.check(file, "--report")
-    process = os.getpid()
-
-    def write(began: float) -> None:
-        if os.getpid() != process:
-            return
-        try:
-            report.write(file, report.of_program(order.target, time.perf_counter() - began))
-            print(f"autokern: the report is in {file}", file=sys.stderr)
-        except Exception as error:  # the program's status stays
-            print(f"autokern: no report was written: {error}", file=sys.stderr)
-
-    return lambda: atexit.register(write, time.perf_counter())
+    if os.getpid() != process:
+        return
+    try:
+        report.write(file, report.of_program(program, time.perf_counter() - began))
+        print(f"autokern: the report is in {file}", file=sys.stderr)
+    except Exception as error:  # the program's status stays
+        print(f"autokern: no report was written: {error}", file=sys.stderr)
 
 
 def _raised_by_runpy(error: BaseException) -> bool:

@@ -126,12 +126,15 @@ def winners(found: Sequence[Winner]) -> list[Table]:
 
 def thresholds(found: Sequence[Line]) -> Table:
     """Return which candidate serves up to which size, for each kind of problem."""
-    rows = [
-        (_words(line.problem.dtype, problem=line.problem),
-         _sizes(line.problem.replace(m=0, n=0)).removeprefix("(0, 0)").strip(), str(line))
-        for line in found
-    ]  # fmt: skip
-    return Table("choices by the number of columns or points, n", ("kind", "sizes", "choice"), rows)
+    rows = []
+    for line in found:
+        p = line.problem
+        more = [f"gradient of {p.grad}"] if p.grad else []
+        more += [f"batches of {p.batch}"] if p.batch > 1 else []
+        more += [f"{name}={getattr(p, name)}" for name in ("d", "rhs") if getattr(p, name)]
+        kind = ", ".join(filter(None, (p.dtype, p.variant)))
+        rows.append(("\n".join(filter(None, (kind, ", ".join(more)))), str(line)))
+    return Table("choices by the number of columns or points, n", ("kind", "choice"), rows)
 
 
 def candidates(decision: Decision, title: str = "") -> Table:
