@@ -157,7 +157,7 @@ def plain_gradients(
 
 
 def times(
-    gradients: Sequence[torch.Tensor], cotangent: torch.Tensor, shapes: Sequence[torch.Size], wanted: Sequence[bool]
+    gradients: Sequence[Any], cotangent: torch.Tensor, shapes: Sequence[torch.Size], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """Return the wanted ones of the gradients of each model of a batch, times the cotangent of its value.
 
@@ -222,7 +222,7 @@ def version(tensor: torch.Tensor | None) -> int:
 
 
 class _Computed(torch.autograd.Function):
-    """A value that is computed already, with its first derivatives."""
+    """A value that is computed already, with its first derivatives or what computes them."""
 
     @staticmethod
     def forward(ctx, found, plain, unsaved, *tensors):  # type: ignore[no-untyped-def]
@@ -238,19 +238,21 @@ class _Computed(torch.autograd.Function):
         wanted, saved = ctx.needs_input_grad[3:], ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, None, None, *plain_gradients(ctx.plain, (*ctx.unsaved.unchanged(), *saved), wanted, grad)
-        return None, None, None, *times(ctx.gradients, grad, ctx.shapes, wanted)
+        gradients = ctx.gradients(wanted) if callable(ctx.gradients) else ctx.gradients
+        return None, None, None, *times(gradients, grad, ctx.shapes, wanted)
 
 
 def computed(
     value: float | torch.Tensor,
-    gradients: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor] | Callable[[Sequence[bool]], Sequence[torch.Tensor | None]],
     plain: Callable[..., torch.Tensor],
     *tensors: torch.Tensor,
     saved: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Return a value as a function of tensors whose gradients are there; second derivatives go through `plain`.
 
-    The `saved` come last. Autograd saves those, so that every backward pass raises where one was changed in place.
+    In place of gradients, a function may return those that are wanted in the backward pass. The `saved` come last.
+    Autograd saves those, so that every backward pass raises where one was changed in place.
     """
     of = (value, gradients), plain, len(tensors), *tensors, *saved
     found: torch.Tensor = _Computed.apply(*of)  # type: ignore[no-untyped-call]

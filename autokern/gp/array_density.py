@@ -6,24 +6,34 @@ value is, and the backward pass scales them. Second derivatives go through the p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, ScaleKernel
+from linear_operator import to_dense
+from torch.func import functional_call
 
 from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
-from autokern.gp import likelihood, merged, plain, prior_state
+from autokern.gp import likelihood, prior_state, small
 from autokern.gp.inspected import Inspected
 from autokern.gp.marginal import Marginal
+from autokern.gp.means_and_noise import Given, Noise
+from autokern.gp.mirrors import fetched, placed
 from autokern.gp.parts import arranged
+from autokern.gp.priors import Term
 from autokern.gp.reading import Readings, forwarded
 from autokern.gp.relied import DENSITY
+from autokern.gp.single import Single
 from autokern.gp.small import Array
 from autokern.kernels import tree as trees
+from autokern.kernels.far import centre_of
 
-__all__ = ["MOST", "MOST_ROWS", "families", "log_prob"]
+__all__ = [
+    "MOST", "MOST_ROWS", "KernelReading", "dense", "evaluated", "families", "log_prob", "matrix_log_prob", "replacing",
+]  # fmt: skip
 
 MOST = {"float64": 1000, "float32": 500}
 """Points above which one thread is too few, and double precision too slow for single, by dtype."""
@@ -32,32 +42,91 @@ MOST_ROWS = 2000
 _NO_BATCH = torch.Size()
 
 
-class _KernelReading:
-    """A kernel as arrays, on points whose active dimensions are chosen already."""
+class KernelReading:
+    """A kernel as arrays, on points whose active dimensions are chosen already: one model for each of a batch."""
 
     def __init__(self, kernel: Kernel, dims: int, dtype: torch.dtype, batch: torch.Size) -> None:
-        seen = self._seen = Inspected(dtype, batch)
-        self._how = dims, dtype, batch
+        self._how: Any = dims, dtype, batch
+        self._read(Inspected(dtype, batch), kernel, kernel, dims, lambda: (Given(), ()))
+
+    def _read(
+        self, seen: Inspected, root: Any, kernel: Any, dims: int, beside: Callable[[], tuple[Noise, Sequence[Term]]]
+    ) -> None:
+        """Read a kernel, and for each model the noise and the priors that `beside` returns; all are parts of `root`."""
+        self._seen, self.ones = seen, []
         seen.relies(*DENSITY)
         seen.dims = dims
-        self.parts = []
-        for at in np.ndindex(*batch):
+        for at in np.ndindex(*seen.batch):
             seen.begin(at)
-            self.parts.append(forwarded(seen, kernel, None, dims))
-        self.raw, self.families = seen.raw, sorted(seen.families)
-        seen.close(kernel)
+            self.ones.append(Single(forwarded(seen, kernel, None, dims), *beside()))
+        self.batch, self.raw, self.families = seen.batch, seen.raw, sorted(seen.families)
+        seen.close(root, whole=root is kernel)
         self.parameters = list(seen.parameters.values())
         self.raws = [parameter.tensor for parameter in self.parameters]
-        names = {id(tensor): name for name, tensor in kernel.named_parameters()}
+        names = {id(tensor): name for name, tensor in root.named_parameters()}
         self.names = [names[id(raw)] for raw in self.raws]
         self.lock = Lock()
 
     def holds(self, dims: int, dtype: torch.dtype, batch: torch.Size) -> bool:
         """Whether the kernel still consists of the objects that were read."""
-        return self._how == (dims, dtype, batch) and self._seen.holds()
+        return bool(self._how == (dims, dtype, batch)) and self._seen.holds()
+
+    def computed(
+        self, scale: float, moving: bool, x: Array, mean: Array, value: Array, noise: Array | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
+        """Return the log densities times a factor, and their derivatives by all arrays and by the raw parameters.
+
+        Those by the points are computed if they are `moving`. None is returned where there is no factor or no number.
+        """
+        for parameter in self.parameters:
+            parameter.refresh()
+        dtype, (n, d), batch = x.dtype, x.shape[-2:], self.batch
+        points, residual = arranged(x.astype(np.float64), self.raw), value.astype(np.float64) - mean
+        by_x = np.zeros((*batch, *points.shape[-2:])) if moving else None
+        values, slopes, by_noise = np.empty(batch, dtype), np.empty((*batch, n), dtype), np.empty((*batch, n))
+        for one, at in zip(self.ones, np.ndindex(*batch), strict=True):
+            one.on(points if points.ndim == 2 else points[at], residual if residual.ndim == 1 else residual[at])
+            if noise is not None:
+                one.noise.given = noise if noise.ndim == 1 else noise[at]
+            found = one.evaluate(scale, None if by_x is None else by_x[at])
+            if found is None:
+                return None
+            values[at], slopes[at] = found, one.by_residual
+            if noise is not None:
+                by_noise[at] = one.noise.by_noise
+        if by_x is None:
+            by_x = x  # of no use
+        elif self.raw:
+            by_x = by_x[..., :d] + by_x[..., d:]
+        arrays = [by_x.astype(dtype, copy=False), -slopes, slopes]
+        if noise is not None:
+            by_noise = by_noise.sum(-1, keepdims=True) if n == 1 or noise.shape[-1] != n else by_noise
+            arrays.append(by_noise.astype(dtype, copy=False))
+        raws = [parameter.gradient() for parameter in self.parameters]
+        return torch.from_numpy(values), [*map(torch.from_numpy, arrays), *raws]
 
 
-_readings = Readings(_KernelReading)
+_readings = Readings(KernelReading)
+
+
+def evaluated(
+    reading: KernelReading, lazy: Any, scale: float, plainly: Callable[..., torch.Tensor], *tensors: torch.Tensor
+) -> torch.Tensor | None:
+    """Return what a reading computes of points, mean, value and, where it is given, noise, as a function of autograd.
+
+    None where arrays cannot compute it. The lazy covariance remembers the parameters; second derivatives are those of
+    `plainly`, which takes the raw parameters last.
+    """
+    if reading.lock.entered() or not readable(*tensors):
+        return None
+    with reading.lock.here(), np.errstate(all="ignore"):
+        found = reading.computed(scale, tensors[0].requires_grad, *fetched(tensors))
+        raws = [parameter.raw.copy() for parameter in reading.parameters]
+    if found is None:
+        return None
+    prior_state.remember(lazy, reading.raws, raws)
+    values, *gradients = cast("list[torch.Tensor]", placed([found[0], *found[1]], tensors[0].device))
+    return computed(values, gradients, plainly, *tensors, saved=reading.raws)
 
 
 def families(kernel: Kernel, x: torch.Tensor, exact: bool) -> list[str] | None:
@@ -78,79 +147,93 @@ def log_prob(marginal: Marginal, value: torch.Tensor) -> torch.Tensor | None:
 
     Each of a batch has its own kernel. None for a kernel not exactly known, and where there is no factor or number.
     """
-    x, noise, mean = marginal.lazy.x1, marginal.noise, marginal.distribution.loc
-    kernel = marginal.lazy.kernel
-    batch = kernel.batch_shape
-    if any(t.shape[:-1] not in (batch, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
+    x, noise, mean, kernel = marginal.lazy.x1, marginal.noise, marginal.distribution.loc, marginal.lazy.kernel
+    if any(t.shape[:-1] not in (kernel.batch_shape, _NO_BATCH) for t in (x[..., 0], noise, mean, value)):
         return None
-    reading = _readings.of(kernel, x.shape[-1], x.dtype, batch) if readable(x, noise, mean, value) else None
-    if reading is None or reading.lock.entered():
+    reading = _readings.of(kernel, x.shape[-1], x.dtype, kernel.batch_shape)
+    if reading is None:
         return None
-    with reading.lock.here(), np.errstate(all="ignore"):
-        found = _computed(reading, batch, x.requires_grad, *(t.detach().numpy() for t in (x, noise, mean, value)))
-        raws = [parameter.raw.copy() for parameter in reading.parameters]
-    if found is None:
-        return None
-    prior_state.remember(marginal.lazy, reading.raws, raws)
-    return computed(*found, _plainly(kernel, reading.names), x, noise, mean, value, saved=reading.raws)
+
+    def density(x: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        return likelihood.of_matrix(dense(kernel, x), noise, value - mean)
+
+    plainly = replacing(kernel, reading.names, density)
+    return evaluated(reading, marginal.lazy, 1.0, plainly, x, mean, value, noise)
 
 
-def _computed(
-    reading: _KernelReading, batch: torch.Size, moving: bool, x: Array, noise: Array, mean: Array, value: Array
-) -> tuple[torch.Tensor, list[torch.Tensor]] | None:
-    """Return the log densities, and for each model their derivatives by points, noise, mean, value and raw parameters.
+def matrix_log_prob(
+    k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor | None:
+    """Return the log density of a value, None where the covariance has no factor or the density is no number.
 
-    Those by the points are computed if they are `moving`.
+    `k`, on the CPU and without noise, is any matrix: what it is made of is autograd's matter. `noise` is ``(1,)`` or
+    ``(n,)``.
     """
-    for parameter in reading.parameters:
-        parameter.refresh()
-    dtype, n = x.dtype, x.shape[-2]
-    points, residual = arranged(x.astype(np.float64), reading.raw), value.astype(np.float64) - mean
-    by_points = np.zeros((*batch, *points.shape[-2:])) if moving else None
-    values, slopes, by_noise = np.empty(batch, dtype), np.empty((*batch, n), dtype), np.empty((*batch, n))
-    for part, at in zip(reading.parts, np.ndindex(*batch), strict=True):
-        found = merged.marginal(
-            part,
-            points if points.ndim == 2 else points[at],
-            noise if noise.ndim == 1 else noise[at],
-            residual if residual.ndim == 1 else residual[at],
-            1.0,
-            None if by_points is None else by_points[at],
-        )
-        if found is None:
-            return None
-        values[at], by_noise[at], slopes[at] = found
-    if n == 1 or noise.shape[-1] != n:
-        by_noise = by_noise.sum(-1, keepdims=True)
-    by_x = x  # of no use
-    if by_points is not None:
-        d = x.shape[-1]
-        by_x = (by_points[..., :d] + by_points[..., d:] if reading.raw else by_points).astype(dtype, copy=False)
-    arrays = by_x, by_noise.astype(dtype, copy=False), -slopes, slopes
-    raws = [parameter.gradient() for parameter in reading.parameters]
-    return torch.from_numpy(values), [*map(torch.from_numpy, arrays), *raws]
+    tensors = k, noise, mean, value
+    if not readable(*tensors):
+        return None
+    with np.errstate(all="ignore"):
+        noisy, more, middle, point = (t.detach().numpy().astype(np.float64) for t in tensors)
+        noisy = np.ascontiguousarray(noisy)
+        noisy.flat[:: len(noisy) + 1] += more
+        found = small.density(noisy, point - middle, 1.0)
+    if found is None or not np.isfinite(found.value):
+        return None
+    by_noise = found.by_matrix.diagonal().copy()
+    if len(more) != len(by_noise) or len(more) == 1:
+        by_noise = by_noise.sum(keepdims=True)
+    arrays = found.by_matrix, by_noise, -found.by_residual, found.by_residual
 
-
-class _Matrix(torch.nn.Module):
-    """The matrix of a kernel as a module, so that its parameters can be replaced for one call."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the matrix of the points `x`."""
-        return plain.dense(self.kernel, x)
-
-
-def _plainly(kernel: Kernel, names: list[str]) -> Callable[..., torch.Tensor]:
-    """Return the density as a plain differentiable function of points, noise, mean, value and raw parameters."""
-
-    def density(
-        x: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor, *raws: torch.Tensor
-    ) -> torch.Tensor:
-        replaced = {f"kernel.{name}": raw for name, raw in zip(names, raws, strict=True)}
-        k = torch.func.functional_call(_Matrix(kernel), replaced, (x,))
+    def plainly(k: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return likelihood.of_matrix(k, noise, value - mean)
 
-    return density
+    return computed(found.value, [torch.from_numpy(a).to(k.dtype) for a in arrays], plainly, *tensors)
+
+
+def dense(kernel: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return the matrix of points, whose active dimensions are chosen already, by plain steps of torch.
+
+    It is differentiable to any order. The library adds and multiplies operators, some of which it factorises by itself,
+    with jitter.
+    """
+    if trees.form(kernel, keops=True) is not None:
+        return trees.dense(trees.read(kernel, x, centre_of(x)))
+    kind = type(kernel)
+    if kind is ScaleKernel:
+        return kernel.outputscale[..., None, None] * dense(kernel.base_kernel, x)
+    if kind not in trees.BRANCHES:
+        found: torch.Tensor = to_dense(kernel.forward(x, x))
+        return found
+    chosen = [(child, child.active_dims) for child in kernel.kernels]
+    parts = [dense(child, x if active is None else x.index_select(-1, active)) for child, active in chosen]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part if trees.BRANCHES[kind] == "sum" else total * part
+    return total
+
+
+class _Calling(torch.nn.Module):
+    """A function that reads a module, as a module, so that the parameters can be replaced for one call."""
+
+    def __init__(self, root: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.root, self._function = root, function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        """Call the function."""
+        return self._function(*args)
+
+
+def replacing(
+    root: torch.nn.Module, names: list[str], function: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """Return a function of its own arguments and of the values of a module's parameters of these names."""
+
+    def of(*tensors: torch.Tensor) -> torch.Tensor:
+        own = len(tensors) - len(names)
+        replaced = {f"root.{name}": raw for name, raw in zip(names, tensors[own:], strict=True)}
+        # modules are shared here, and torch does not restore tied weights of those
+        found: torch.Tensor = functional_call(_Calling(root, function), replaced, tensors[:own], tie_weights=False)
+        return found
+
+    return of

@@ -7,7 +7,7 @@ pickled and copied without it, and it is freed with its strategy.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpytorch
 import torch
@@ -28,14 +28,42 @@ from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
 from autokern.core.beside import Beside
 from autokern.gp import memoized
-from autokern.gp.arguments import terms, variances
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.inverse_by_root import Differentiated
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import evaluated
+from autokern.gp.marginal import terms, variances
 from autokern.kernels import tree as trees
 
-__all__ = ["attach", "for_covariances", "forget", "found", "is_exact", "keep_mean", "mean_of", "of", "parts", "plain"]
+__all__ = [
+    "Query", "Update", "attach", "for_covariances", "forget", "found", "is_exact", "keep_mean", "mean_of", "of",
+    "parts", "plain",
+]  # fmt: skip
+
+
+class Query(NamedTuple):
+    """All that a prediction is computed from."""
+
+    strategy: Any  # DefaultPredictionStrategy of a model with one dense kernel matrix plus noise
+    mean: torch.Tensor  # prior mean of the test points, ``(..., m)``
+    prior: Any  # LazyEvaluatedKernelTensor ``(..., m, m)``
+    cross: Any  # likewise, with the training points, ``(..., m, n)``
+    exact: bool  # whether stock would factorise, not run conjugate gradients and Lanczos
+    fast: bool  # whether `fast_pred_var` is on
+    in_force: bool = False  # whether its cached factor is known to be of its model, so that stock may use it
+
+
+class Update(NamedTuple):
+    """What gpytorch's `DefaultPredictionStrategy.get_fantasy_strategy` gets."""
+
+    strategy: Any  # that of the model as it is
+    inputs: Any
+    targets: torch.Tensor
+    full_inputs: Any  # old and new ones together
+    full_targets: torch.Tensor
+    full_output: Any  # MultivariateNormal, the prior of all of them
+    noise: torch.Tensor | None  # variances of the new observations, if they have their own
+    exact: bool  # whether stock would factorise instead of running Lanczos
 
 
 class _Kept:

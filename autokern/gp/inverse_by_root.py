@@ -15,7 +15,7 @@ from autokern.gp.factors import solved
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.library_orders import as_now
 
-__all__ = ["Differentiated", "ReadLater", "Rooted", "Structured"]
+__all__ = ["Differentiated", "Rooted", "Structured"]
 
 
 class Differentiated:
@@ -52,46 +52,35 @@ class Rooted:
 
 
 class Structured:
-    """Explained covariances from a structured operator (Kronecker, Toeplitz), as in the library.
+    """Explained covariances from an operator that the library solves by structure or by iterations.
 
-    It solves under the settings that were in force when it was made.
+    It solves under the settings that were in force when it was made. `factor` is asked when the first of them is read,
+    and serves in place of the operator unless it returns None.
     """
 
-    def __init__(self, operator: Any) -> None:
-        self._operator = operator
+    def __init__(self, operator: Any, factor: Callable[[], Conditioned | None] = lambda: None) -> None:
+        self._operator, self._make = operator, factor
         self.batch = torch.Size(operator.shape[:-2])
-        self.as_made = as_now()
+        self._as_made = as_now()
+
+    @once
+    def _factor(self) -> Conditioned | None:
+        with self._as_made():
+            return self._make()
 
     def _solved(self, rhs: torch.Tensor) -> torch.Tensor:
-        with self.as_made():
+        with self._as_made():
             solution: torch.Tensor = self._operator.solve(rhs)
         return solution
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
+        if self._factor is not None:
+            return self._factor.explained(rows, multiply)
         return (rows * self._solved(rows.mT).mT).sum(-1)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
+        if self._factor is not None:
+            return self._factor.explained_covariance(rows, multiply)
         return rows @ self._solved(rows.mT)
-
-
-class ReadLater:
-    """Explained covariances by a factor made when the first of them is read, `otherwise` where it cannot be had."""
-
-    def __init__(self, factor: Callable[[], Conditioned | None], otherwise: Structured) -> None:
-        self._factor, self._otherwise = factor, otherwise
-        self.batch = otherwise.batch
-
-    @once
-    def _known(self) -> Conditioned | Structured:
-        with self._otherwise.as_made():
-            return self._factor() or self._otherwise
-
-    def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        return self._known.explained(rows, multiply)
-
-    def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
-        """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        return self._known.explained_covariance(rows, multiply)

@@ -7,13 +7,15 @@ a stated relative residual. The probes are always the same for a number of point
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from autokern.core.autograd import each_cotangent, spent_by_backward
+from autokern.core.autograd import computed
 from autokern.core.solved import Solved, note
 from autokern.gp import block_cg, likelihood
 from autokern.gp.block_cg import Solution
@@ -62,8 +64,13 @@ def log_prob(
         state = _state(parts.tree(flat[2:]), flat[0].expand_as(flat[1]), flat[1], kept, probes, tolerance)
     if state is None:
         return None
-    out: torch.Tensor = _Density.apply(parts, state, *tensors)
-    return out.view(shape)
+    read = [t.detach() for t in tensors]
+
+    def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return likelihood.reference(parts.tree(rest), noise, residual).view(())
+
+    gradients = functools.partial(_gradients, parts, state, read)
+    return computed(state.value, gradients, plainly, saved=tensors).view(shape)
 
 
 def _state(
@@ -176,51 +183,28 @@ class _Matrix:
             self._lease.release()
 
 
-class _Density(torch.autograd.Function):
-    """A density that is computed already; its first derivatives by tiles, second ones by the plain formula."""
-
-    @staticmethod
-    def forward(ctx, parts, state, noise, residual, *tensors):  # type: ignore[no-untyped-def]
-        ctx.parts, ctx.gradients = parts, state
-        ctx.save_for_backward(noise, residual, *tensors)
-        lead = residual.shape[:-1]
-        return residual.new_full(lead, state.value)
-
-    @staticmethod
-    @spent_by_backward
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        parts, state, saved = ctx.parts, ctx.gradients, ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            return None, None, *likelihood.plain(parts, saved, wanted, grad)
-        return None, None, *_gradients(parts, state, saved, wanted, grad)
-
-
 def _gradients(
-    parts: Parts, state: _State, tensors: tuple[torch.Tensor, ...], wanted: tuple[bool, ...], grad: torch.Tensor
+    parts: Parts, state: _State, tensors: list[torch.Tensor], wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
-    """Return the gradients by noise, residual and the tensors of the tree."""
+    """Return the gradients by noise, residual and the tensors of the tree, by tiles."""
     noise, residual, *own = tensors
     solved, by = state.solved, state.solved.probed
     a, count = solved.solution, by.w.shape[1]
-    scale = grad.reshape(())
     found: list[Any] = [None] * len(tensors)
     if wanted[1]:
-        found[1] = (a * -scale).view(residual.shape)
+        found[1] = (-a).view(residual.shape)
     if not (wanted[0] or any(wanted[2:])):
         return found
     other = state.by.gradients(by)
     if wanted[0]:
         each = a.square().sub_((by.su * by.sw).mean(1)).sub_(other.noise.to(a.dtype))
         total = each.sum().view(1) if noise.shape[-1] == 1 < len(a) else each
-        found[0] = (total * (0.5 * scale)).view(noise.shape)
+        found[0] = (total * 0.5).view(noise.shape)
     if any(wanted[2:]):
         flat = [t.reshape(t.shape[t.dim() - d :]) for t, d in zip(own, parts.dims, strict=True)]
         left = torch.cat((a.unsqueeze(-1), by.su), 1)
         right = torch.cat((a.unsqueeze(-1) * 0.5, by.sw * (-0.5 / count)), 1)
         exact, _ = over_ranks.gradients(parts.tree(flat), None, left, right, usual(a.device))
         for index, (one, two, like) in enumerate(zip(exact, other.tensors, own, strict=True)):
-            found[2 + index] = ((one - 0.5 * two.to(one.dtype)) * scale).view(like.shape)
-        found[2:] = [one if want else None for one, want in zip(found[2:], wanted[2:], strict=True)]
+            found[2 + index] = (one - 0.5 * two.to(one.dtype)).view(like.shape)
     return found

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from autokern.core.recovery import recoverable
-from autokern.gp.formulas import Array
 from autokern.system import blas
 
-__all__ = ["Solved", "solved"]
+__all__ = ["Array", "Solved", "solved"]
+
+Array = np.ndarray[Any, Any]
 
 
 class Solved(NamedTuple):

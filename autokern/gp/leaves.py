@@ -19,7 +19,7 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 
-from autokern.gp import formulas, mixtures, parts, small, tables
+from autokern.gp import mixtures, parts, small, tables
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Columns, Parameter
 
@@ -55,7 +55,7 @@ class _Place:
 
 
 def _smooth(at: _Place, name: str, scale: Parameter) -> small.Part:
-    return small.Leaf(formulas.FAMILIES[name], at.columns(), scale)
+    return small.Leaf(small.FAMILIES[name], at.columns(), scale)
 
 
 def _matern(at: _Place) -> small.Part:

@@ -1,4 +1,7 @@
-"""The distribution of noisy observations, read once: a prior whose covariance is one lazy kernel matrix, and noise."""
+"""The distribution of noisy observations, read once: a prior whose covariance is one lazy kernel matrix, and noise.
+
+Also how operators, distributions and prediction strategies are walked, and noisy covariances taken apart.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,28 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from linear_operator.operators import DenseLinearOperator
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
+    DenseLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+)
 
 from autokern.core.arguments import itself, rebuilt, tensors_in
 from autokern.gp import memoized, prior_state
-from autokern.gp.arguments import terms, variances
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 
-__all__ = ["Marginal", "ingredients", "is_plain", "read", "read_matrix"]
+__all__ = [
+    "DIAGONAL", "Marginal", "ingredients", "is_plain", "matrix_of", "read", "read_matrix", "terms", "variances",
+]  # fmt: skip
+
+DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
+"""Operators that hold nothing but a diagonal."""
 
 
 class Marginal(NamedTuple):
@@ -53,12 +68,34 @@ def read_matrix(distribution: Any, extra: torch.Tensor | None = None) -> Margina
     return found if known else None
 
 
+def matrix_of(marginal: Marginal) -> torch.Tensor | None:
+    """Return the covariance without noise if it is a matrix to the library.
+
+    What is lazy is evaluated for good, as the library would: by the user's own kernel, say, which may raise.
+    """
+    operator: Any = marginal.lazy.evaluate_kernel()
+    return operator.tensor if operator.__class__ is DenseLinearOperator else None
+
+
 def _described(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:
     covariance = distribution.__dict__.get("_covar")
     if extra is not None:
         return Marginal(distribution, extra, covariance, extra)
     found = terms(covariance)
     return None if found is None else Marginal(distribution, None, found[0], variances(found[1]))
+
+
+def terms(covariance: Any) -> tuple[Any, Any] | None:
+    """Return the two terms of a noisy covariance, matrix and diagonal operator, or None if it has another form."""
+    if covariance.__class__ is not AddedDiagLinearOperator or covariance._diag_tensor.__class__ not in DIAGONAL:
+        return None
+    return covariance._linear_op, covariance._diag_tensor
+
+
+def variances(diagonal: Any) -> torch.Tensor:
+    """Return the entries of a diagonal operator as it holds them, ``(..., 1)`` if they are all the same."""
+    entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
+    return entries
 
 
 def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:
@@ -75,3 +112,38 @@ def _(value: Marginal) -> Iterator[torch.Tensor]:
 @rebuilt.register(Marginal)
 def _(value: Marginal, leaf: Callable[[Any], Any] = itself) -> Any:
     return _described(rebuilt(value.distribution, leaf), rebuilt(value.extra, leaf))
+
+
+@tensors_in.register
+def _(value: LinearOperator) -> Iterator[torch.Tensor]:
+    yield from tensors_in((*value._args, *value._kwargs.values()))
+
+
+@tensors_in.register
+def _(value: MultivariateNormal) -> Iterator[torch.Tensor]:
+    yield from tensors_in((value.loc, value.lazy_covariance_matrix))
+
+
+@tensors_in.register
+def _(value: DefaultPredictionStrategy) -> Iterator[torch.Tensor]:
+    yield from tensors_in((value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood))
+
+
+@rebuilt.register(LinearOperator)
+def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    named = {name: rebuilt(part, leaf) for name, part in value._kwargs.items()}
+    return type(value)(*(rebuilt(part, leaf) for part in value._args), **named)
+
+
+@rebuilt.register(MultivariateNormal)
+def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    return type(value)(rebuilt(value.loc, leaf), rebuilt(value.lazy_covariance_matrix, leaf))
+
+
+@rebuilt.register(DefaultPredictionStrategy)
+def _(value: Any, leaf: Callable[[Any], Any] = itself) -> Any:
+    """Strategies keep their caches unless leaves change or they are marked `cold`."""
+    if leaf is itself and not value.__dict__.get("cold"):
+        return value
+    held = (value.train_inputs, value.train_prior_dist, value.train_labels, value.likelihood)
+    return type(value)(*rebuilt(held, leaf))

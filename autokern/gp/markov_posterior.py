@@ -1,24 +1,16 @@
-"""The posterior of Matérn processes on a line: means and variances in time linear in training and test points.
-
-Data that were appended to others leave the state before the last of the old blocks as it was. Only what follows it is
-conditioned on again, which serves points behind that state; for all others there is a pass over all blocks.
-"""
+"""The posterior of Matérn processes on a line: means and variances in time linear in training and test points."""
 
 from __future__ import annotations
 
-import collections
 import math
-import threading
-from typing import NamedTuple
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 
-from autokern.core.locks import once
 from autokern.gp.markov import Chained, has_digits
-from autokern.gp.markov_blocks import BLOCK, conditional, cut, root_of
+from autokern.gp.markov_blocks import conditional, cut, root_of
 from autokern.gp.markov_gradients import responses
-from autokern.gp.markov_scan import Element, State, around, inverse_of_unit_plus
+from autokern.gp.markov_scan import Element, around, inverse_of_unit_plus
 
 __all__ = ["LinePosterior"]
 
@@ -26,74 +18,43 @@ _DENSE = 4000
 """Training points up to which joint covariances of test points are those of a factor."""
 _ROWS = 2048
 """Test points whose blocks are gathered at a time."""
-_KEPT, _LONGEST = 4, 2**17
-"""Most states that a thread keeps, and the most points of their series."""
 
 
-class _Past(NamedTuple):
-    """Data of a line, the state at the point with number `start` by all before it, and the digits asked for and had."""
+class LinePosterior:
+    """Training data on a line, conditioned on; without gradients.
 
-    data: Chained
-    start: int
-    state: State
-    most: float
+    `valid` says whether all factors exist, and the residual is at most the share `most`.
+    """
 
-    def begins(self, data: Chained) -> bool:
-        """Whether other data have the same values before `start`, and go on there."""
-        own, n = self.data, self.start
-        if data.families != own.families or len(data.residual) <= n or not torch.equal(data.weights, own.weights):
-            return False
-        pairs = [(data.noise[:n], own.noise[:n]), (data.residual[:n], own.residual[:n])]
-        pairs += [(new[: n + 1], old[: n + 1]) for new, old in zip(data.points, own.points, strict=True)]
-        return all(torch.equal(new, old) for new, old in pairs)
+    batch = torch.Size()
 
-
-class _Pasts(threading.local):
-    """The last states of series, the latest at the end."""
-
-    def __init__(self) -> None:
-        self.kept: collections.deque[_Past] = collections.deque(maxlen=_KEPT)
-
-
-_pasts = _Pasts()
-
-
-class _Stretch:
-    """Data from number `start` on, conditioned on, given the state there; without it, it is stationary."""
-
-    def __init__(self, data: Chained, start: int = 0, state: State | None = None) -> None:
-        self.n = n = len(data.residual) - start
-        blocks = self.blocks = cut(data.families, data.weights, [z[start:] for z in data.points])
-        noise = data.noise.expand(n) if data.noise.shape[-1] == 1 else data.noise[start:]
-        of = self.of = conditional(blocks, noise, data.residual[start:])
-        self.valid = of.valid
-        self.beside = around(of.element, blocks.stationary, state)
-        self._told = responses(of, self.beside)
+    def __init__(self, data: Chained, most: float = math.inf) -> None:
+        data = data._replace(noise=data.noise.clone())  # joint covariances are read late; noise may be a buffer
+        self.data, self.n, self.most = data, len(data.residual), most
+        blocks = self._blocks = cut(data.families, data.weights, data.points)
+        of = self._of = conditional(blocks, data.noise.expand(self.n), data.residual)
+        self._beside = around(of.element, blocks.stationary)
+        self._told = responses(of, self._beside)
         self._columns = of.root.mT @ of.white
-
-    @property
-    def solved(self) -> torch.Tensor:
-        """The inverse covariance times the residual, of these data alone if the state is stationary."""
-        return self._told.values.reshape(-1)[: self.n]
-
-    @property
-    def last(self) -> tuple[int, State]:
-        """The number of the first point of the last block, and the state before it."""
-        k = len(self.blocks.transition)
-        return BLOCK * (k - 1), (self.beside.mean[-1:].clone(), self.beside.covariance[-1:].clone())
+        self.valid = of.valid and (most == math.inf or has_digits(data, self._told.values.reshape(-1)[: self.n], most))
 
     def at(self, points: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return means and variances at scaled points behind the start."""
-        block = torch.searchsorted(self.blocks.starts[0][1:-1], points[0], right=True)
-        mean, variance = (torch.empty_like(points[0]) for _ in range(2))
+        """Return means and variances at points ``(m)`` of each leaf, which need no order."""
+        blocks = self._blocks
+        scaled = [z.double() * root_of(c) for c, z in zip(blocks.chains, points, strict=True)]
+        block = torch.searchsorted(blocks.starts[0][1:-1], scaled[0], right=True)
+        mean, variance = (torch.empty_like(scaled[0]) for _ in range(2))
         for start in range(0, len(block), _ROWS):
             rows = slice(start, start + _ROWS)
-            mean[rows], variance[rows] = self._inside([z[rows] for z in points], block[rows])
+            mean[rows], variance[rows] = self._inside([z[rows] for z in scaled], block[rows])
+        before = scaled[0] < blocks.starts[0][0]
+        if before.any():
+            mean[before], variance[before] = self._before([z[before] for z in scaled])
         return mean, variance
 
     def _inside(self, points: list[torch.Tensor], block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same for points behind the start of their blocks, by the data of the block and of all others."""
-        blocks, told, d = self.blocks, self._told, len(self.blocks.stationary)
+        blocks, told, d = self._blocks, self._told, len(self._blocks.stationary)
         leaves = list(zip(blocks.chains, blocks.weights, blocks.starts, blocks.inside, points, strict=True))
         seen = torch.cat([c.seen((z - t[block]).clamp_min(0)) for c, _, t, _, z in leaves], -1).unsqueeze(-2)
         ahead = torch.cat([c.ahead((t[block + 1] - z).clamp_min(0)) * w for c, w, t, _, z in leaves], -1)
@@ -108,65 +69,22 @@ class _Stretch:
         seen_still, left = seen - by_state, ahead - by_next
         left = left + seen_still @ told.carried[block].mT
         mean = seen_still @ told.mean[block] + by_data + left @ told.next[block]
-        own = blocks.weights.sum() - (before * seen).sum(-1) - (rows @ self.of.root[block].mT).square().sum(-1)
+        own = blocks.weights.sum() - (before * seen).sum(-1) - (rows @ self._of.root[block].mT).square().sum(-1)
         own = own + _quadratic(seen_still, told.covariance[block]) - _quadratic(left, told.curved[block])
         return mean.flatten(), own.flatten()
 
-    def before(self, points: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _before(self, points: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same for points before all data, which tell of them by the first state."""
-        blocks, beside = self.blocks, self.beside
+        blocks, beside = self._blocks, self._beside
         leaves = zip(blocks.chains, blocks.weights, blocks.starts, points, strict=True)
         ahead = torch.cat([c.ahead(t[0] - z) * w for c, w, t, z in leaves], -1)
         told = inverse_of_unit_plus(beside.whole_j @ blocks.stationary)
         explained = _quadratic(ahead.unsqueeze(-2), told @ beside.whole_j)
         return (ahead @ told @ beside.whole_h).squeeze(-1), blocks.weights.sum() - explained.flatten()
 
-
-class LinePosterior:
-    """Training data on a line, conditioned on; without gradients.
-
-    `valid` says whether all factors exist, and the residual is at most the share `most`.
-    """
-
-    def __init__(self, data: Chained, most: float = math.inf) -> None:
-        data = data._replace(noise=data.noise.clone())  # joint covariances are read late; noise may be a buffer
-        self.data, self.n = data, len(data.residual)
-        kept = _pasts.kept
-        past = next((past for past in reversed(kept) if past.most <= most and past.begins(data)), None)
-        start = 0 if past is None else past.start
-        self._tail = self._whole if past is None else _Stretch(data, start, past.state)
-        checked = past is not None or most == math.inf
-        self.valid = self._tail.valid and (checked or has_digits(data, self._tail.solved, most))
-        self.most = most if past is None else past.most
-        blocks, state = self._tail.last
-        if self.valid and self.n <= _LONGEST and (past is None or blocks):
-            kept.append(_Past(data, start + blocks, state, self.most))
-
-    @once
-    def _whole(self) -> _Stretch:
-        return _Stretch(self.data)
-
-    @property
-    def batch(self) -> torch.Size:
-        """Batch shape, which is none."""
-        return torch.Size()
-
-    def at(self, points: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return means and variances at points ``(m)`` of each leaf, which need no order."""
-        scaled = [z.double() * root_of(c) for c, z in zip(self._tail.blocks.chains, points, strict=True)]
-        behind = scaled[0] >= self._tail.blocks.starts[0][0]
-        if behind.all():
-            return self._tail.at(scaled)
-        mean, variance = self._whole.at(scaled)
-        before = scaled[0] < self._whole.blocks.starts[0][0]
-        if before.any():
-            mean[before], variance[before] = self._whole.before([z[before] for z in scaled])
-        return mean, variance
-
     def solve(self, columns: torch.Tensor) -> torch.Tensor:
         """Return ``K^-1`` times columns ``(n, c)`` in the order of the training points as they were given."""
-        order, whole = self.data.order, self._whole
-        of, (k, size) = whole.of, whole.blocks.inside[0].shape
+        order, of, (k, size) = self.data.order, self._of, self._blocks.inside[0].shape
         sorted_columns = columns.double() if order is None else columns.double()[order]
         filled = torch.nn.functional.pad(sorted_columns, (0, 0, 0, k * size - self.n)).view(k, size, -1)
         white, d = of.root @ filled, of.seen.shape[-1]
@@ -174,7 +92,7 @@ class LinePosterior:
         a, _, q, _, j = of.element
         element = Element(a, gram[:, d:], q, gram[:, :d], j)
         other = of._replace(element=element, white=torch.cat((of.white[..., : 2 * d], white), -1))
-        found = responses(other, around(element, whole.blocks.stationary)).values.flatten(0, 1)[: self.n]
+        found = responses(other, around(element, self._blocks.stationary)).values.flatten(0, 1)[: self.n]
         if order is None:
             return found
         return torch.empty_like(found).index_copy_(0, order, found)
@@ -192,7 +110,7 @@ class LinePosterior:
         data = self.data
         columns = columns if data.order is None else columns[data.order]
         k = torch.diag_embed(data.noise.expand(self.n))
-        for one, weight, z in zip(self._tail.blocks.chains, data.weights, data.points, strict=True):
+        for one, weight, z in zip(self._blocks.chains, data.weights, data.points, strict=True):
             scaled = z * root_of(one)
             k = k + one.correlation((scaled.unsqueeze(-1) - scaled).abs()) * weight
         white = torch.linalg.solve_triangular(psd_safe_cholesky(k), columns, upper=False)

@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Around", "Element", "State", "around", "filtered", "inverse_of_unit_plus", "pulled"]
-
-State = tuple[torch.Tensor, torch.Tensor]
-"""Mean ``(1, d, c)`` and covariance ``(1, d, d)`` of a state."""
+__all__ = ["Around", "Element", "around", "filtered", "inverse_of_unit_plus", "pulled"]
 
 
 class Element(NamedTuple):
@@ -97,15 +94,15 @@ def _side_by_side(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
     return torch.stack((one, two), 1).flatten(0, 1)
 
 
-def around(elements: Element, stationary: torch.Tensor, first: State | None = None) -> Around:
-    """Return what is before and behind each of the elements of a chain whose first state is given, or stationary."""
+def around(elements: Element, stationary: torch.Tensor) -> Around:
+    """Return what is before and behind each of the elements of a chain whose first state is stationary."""
     levels, left, right = [], slice(None, None, 2), slice(1, None, 2)
     of, count = elements, len(elements.b)
     while len(of.b) > 1:
         of = _even(of)
         levels.append(of)
         of = _combined(of.part(left), of.part(right))
-    mean, covariance = (torch.zeros_like(of.b), stationary.unsqueeze(0)) if first is None else first
+    mean, covariance = torch.zeros_like(of.b), stationary.unsqueeze(0)
     h, j = torch.zeros_like(of.b), torch.zeros_like(of.j)
     for level in reversed(levels):
         half = len(level.b) // 2

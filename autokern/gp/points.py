@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
 
-from autokern.gp.formulas import FAMILIES, Formula
 from autokern.gp.inspected import Inspected, UnreadError
-from autokern.gp.small import Array, Parameter
+from autokern.gp.small import FAMILIES, Array, Formula, Parameter
 from autokern.kernels.family import family_of
 
 __all__ = ["Evaluated", "Part", "Wanted", "part_of", "value_of"]

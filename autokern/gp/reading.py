@@ -19,19 +19,18 @@ from gpytorch.models import ExactGP
 
 from autokern.core.locks import Lock
 from autokern.core.recovery import recoverable
-from autokern.gp import input_transforms, small
+from autokern.gp import small
+from autokern.gp.botorch_inputs import is_mapping, mapped, transformed
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.leaves import leaf
-from autokern.gp.means import mean_of
+from autokern.gp.means_and_noise import mean_of, noise_of
 from autokern.gp.mirrors import Mirrors, sent
-from autokern.gp.noises import noise_of
 from autokern.gp.parameters import Mirrored
 from autokern.gp.parts import arranged
 from autokern.gp.relied import DENSITY
 from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
-from autokern.gp.tasks import is_mapping, mapped
 
 __all__ = ["DTYPES", "Reading", "Readings", "forwarded"]
 
@@ -139,18 +138,18 @@ class Reading:
         dtype, families = str(self.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
         self.key = (*x.shape[-2:], len(self._ones), dtype, self.device.type, families)
 
-    def _points(self, model: Any, transformed: bool) -> torch.Tensor:
+    def _points(self, model: Any, transforms: bool) -> torch.Tensor:
         """Return the points that the model's forward makes of its inputs."""
         seen = self._seen
         (x,) = seen.attribute(model, "train_inputs")
         seen.data(x)
         seen.unchanging(x)
-        if transformed:
+        if transforms:
             of_botorch = getattr(type(model), "transform_inputs", None)
             transform = seen.module(model, "input_transform")
             if _named(of_botorch) != _TRANSFORM or not model.training:
                 raise UnreadError("another input transform")
-            x = x if transform is None else input_transforms.transformed(seen, transform, x)
+            x = x if transform is None else transformed(seen, transform, x)
         batches = (torch.Size(), self.batch)
         if x.dtype is not self.dtype or x.requires_grad or x.dim() < 2 or x.shape[:-2] not in batches:
             raise UnreadError("points of another batch")
@@ -191,7 +190,7 @@ class Reading:
         with self._lock.here(), np.errstate(all="ignore"):
             for parameter in self._parameters:
                 parameter.refresh()
-            losses = [one.evaluate(-1.0) for one in self._ones]
+            losses = [one.evaluate(-1.0 / self.n) for one in self._ones]
             if None in losses:
                 return None
             found = torch.from_numpy(np.array(losses, self._dtype).reshape(self.batch)).to(self.device)

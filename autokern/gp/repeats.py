@@ -1,30 +1,104 @@
-"""The density of observations at points that occur several times, by the mean of each point's observations.
+"""Points that occur several times: the density of all observations by the mean of each point's observations.
 
 Observations ``r_i`` with noise ``s_i`` at one point are worth one observation, their mean weighted by ``1 / s_i``, with
 the noise ``1 / sum(1 / s_i)``, and a term that the covariance does not enter (Binois, Gramacy and Ludkovski 2018,
 "Practical heteroscedastic Gaussian process modeling", section 2.2). So m points that differ take a factor of m rows.
+Rows are one point only where they are equal bit by bit. Equality holds by value, and is looked for once.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from autokern.gp import likelihood, structure
+from autokern.gp import likelihood
 from autokern.gp.likelihood import Ladder
 from autokern.gp.marginal import Marginal
-from autokern.gp.structure import Repeats
 from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 
-__all__ = ["is_clear", "log_prob"]
+__all__ = ["LEAST", "MOST_DISTINCT", "Repeats", "distinct", "found", "log_prob"]
 
+LEAST = 200
+"""Points from which on repeats are looked for: fewer take a millisecond in any way."""
+MOST_DISTINCT = 0.9
+"""Share of points that differ up to which merging pays."""
+_KEPT, _KEPT_BYTES = 16, 2**20
+"""Most sets of points that are kept, and most bytes of one; to look at a larger set again is little beside a step."""
+_TYPES = {torch.float64: np.int64, torch.float32: np.int32}
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 _LOG_2_PI = math.log(2 * math.pi)
 
 
 class _FailedError(Exception):
     """The covariance of the points that differ has no factor without jitter."""
+
+
+class Repeats(NamedTuple):
+    """Which of n points are the same."""
+
+    first: torch.Tensor  # the row at which each point occurs first, ``(m,)``
+    group: torch.Tensor  # the number of each row's point, ``(n,)``
+    counts: torch.Tensor  # how often each point occurs, ``(m,)``, in the dtype of the points
+
+
+_kept: dict[tuple[torch.Size, torch.dtype, bytes], tuple[torch.Tensor, Repeats | None]] = {}
+"""Copies of points and what was found in them, by shape, dtype and last row."""
+
+
+def found(x: torch.Tensor) -> Repeats | None:
+    """Return which points repeat; None where few do, or points are few, batched, elsewhere or want gradients."""
+    if x.dim() != 2 or len(x) < LEAST or x.requires_grad or not x.shape[1]:
+        return None
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or not x.is_cpu or x.dtype not in _TYPES:
+        return None
+    mark = x.shape, x.dtype, x.detach()[-1].numpy().tobytes()
+    known = _kept.pop(mark, None)
+    if known is None or not torch.equal(known[0], x):
+        points = x.detach().clone(memory_format=torch.contiguous_format)
+        known = points, _repeated(points) if torch.isfinite(points).all() else None
+    if known[0].nbytes <= _KEPT_BYTES:
+        _kept[mark] = known
+        for oldest in list(_kept)[:-_KEPT]:
+            _kept.pop(oldest, None)
+    return known[1]
+
+
+def distinct(x: torch.Tensor) -> int:
+    """Return how many points ``(..., n, d)`` differ; all where merging does not pay."""
+    at = found(x)
+    return x.shape[-2] if at is None else len(at.first)
+
+
+def _repeated(points: torch.Tensor) -> Repeats | None:
+    first, group = _numbered(points.numpy(), MOST_DISTINCT * len(points))
+    if len(first) > MOST_DISTINCT * len(points):
+        return None
+    counts = torch.from_numpy(np.bincount(group)).to(points.dtype)
+    return Repeats(torch.from_numpy(first), torch.from_numpy(group), counts)
+
+
+def _numbered(rows: npt.NDArray[np.floating], most: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the first place of each different row, and the number of each row; all differ where more than `most` do.
+
+    Rows are compared by a hash, and rows with the same hash bit by bit.
+    """
+    bits = rows.view(np.int64 if rows.dtype == np.float64 else np.int32)
+    hashes = np.zeros(len(bits), np.uint64)
+    for column in bits.T:
+        hashes ^= column.astype(np.uint64)
+        hashes *= _MIX
+        hashes ^= hashes >> np.uint64(29)
+    if np.count_nonzero(np.diff(np.sort(hashes))) < most:
+        _, first, number = np.unique(hashes, return_index=True, return_inverse=True)
+        if np.array_equal(bits, bits[first[number]]):
+            return first, number
+    every = np.arange(len(bits))
+    return every, every
 
 
 def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladder) -> torch.Tensor | None:
@@ -34,16 +108,14 @@ def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladde
     points away: what to do then (jitter, a warning, an error) is the ordinary way's matter.
     """
     x, kernel, noise = marginal.lazy.x1, marginal.lazy.kernel, marginal.noise
-    found = structure.of(x)
-    at = None if found is None else found.repeats
+    at = found(x)
     if at is None:
         return None
     points = x.detach().index_select(0, at.first)
     tree = trees.read(kernel, points, centre_of(points))
-    if not is_clear(tree, trees.diagonal(kernel, points, points.shape[:-1]), noise, len(x), exact):
+    if not _is_clear(tree, trees.diagonal(kernel, points, points.shape[:-1]), noise, len(x), exact):
         return None
-    residual = value - marginal.distribution.loc
-    means, variances, rest = _together(noise, residual, at)
+    means, variances, rest = _together(noise, value - marginal.distribution.loc, at)
     strict = True
 
     def jittered(matrix: torch.Tensor) -> torch.Tensor:
@@ -60,7 +132,7 @@ def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladde
 
 
 @torch.no_grad()
-def is_clear(tree: trees.Tree, diagonal: torch.Tensor, noise: torch.Tensor, n: int, exact: bool) -> bool:
+def _is_clear(tree: trees.Tree, diagonal: torch.Tensor, noise: torch.Tensor, n: int, exact: bool) -> bool:
     """Whether noise is larger than what rounding does to the covariance of n points, by the bound of `exact_log_prob`.
 
     Where stock factorises, it may need jitter for less noise, or fail; where it iterates, one entry counts.

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from gpytorch.means import ConstantMean
 
-from autokern.gp import merged, small
+from autokern.gp import small
 from autokern.gp.inspected import Inspected
-from autokern.gp.means import Mean
-from autokern.gp.noises import Noise
+from autokern.gp.means_and_noise import Mean, Noise
 from autokern.gp.priors import Term, term
 from autokern.gp.small import Array
 
@@ -25,10 +24,11 @@ class Single:
     A mean of None is zero, or targets are residuals already; `by_residual` is the derivative, of the last evaluation.
     """
 
-    __slots__ = ("_kernel", "_mean", "_noise", "_targets", "_terms", "_x", "by_residual")
+    __slots__ = ("_kernel", "_mean", "_targets", "_terms", "_x", "by_residual", "noise")
 
     def __init__(self, kernel: small.Part, noise: Noise, terms: Sequence[Term], mean: Mean | None = None) -> None:
-        self._kernel, self._noise, self._terms, self._mean = kernel, noise, terms, mean
+        self._kernel, self._terms, self._mean = kernel, terms, mean
+        self.noise: Any = noise
 
     def on(self, x: Array, targets: Array) -> Single:
         """Give it points as its kernel takes them, and targets; return itself."""
@@ -42,21 +42,19 @@ class Single:
     def covariance(self) -> tuple[Array, Array, float]:
         """Return the covariance with noise, the residual, and the largest scaled squared norm of a point."""
         residual, k = self._residual(), self._kernel.evaluate(self._x)
-        k.flat[:: len(residual) + 1] += self._noise.value()
+        k.flat[:: len(residual) + 1] += self.noise.value()
         return k, residual, self._kernel.size()
 
-    def evaluate(self, sign: float, by_x: Array | None = None) -> float | None:
-        """Return the marginal log likelihood per point times `sign`, and add its derivatives to the parameters.
+    def evaluate(self, scale: float, by_x: Array | None = None) -> float | None:
+        """Return the marginal log likelihood times a factor, and add its derivatives to the parameters.
 
         The derivative by the points is added to `by_x`. None is returned where there is no factor or no number.
         """
-        residual = self._residual()
-        scale = sign / len(residual)
-        found = merged.marginal(self._kernel, self._x, self._noise.value(), residual, scale, by_x)
+        found = small.marginal(self._kernel, self._x, self.noise.value(), self._residual(), scale, by_x)
         if found is None:
             return None
         total, self.by_residual = found.value, found.by_residual
-        self._noise.backward(found.by_noise)
+        self.noise.backward(found.by_noise)
         if self._mean is not None:
             self._mean.backward(-found.by_residual)
         for parameter, at in self._terms:

@@ -8,19 +8,20 @@ tensors. A kernel is a tree of parts; each evaluates itself and then adds its pa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from autokern.gp.formulas import Array, Formula
-from autokern.gp.lapack import solved
+from autokern.gp.lapack import Array, solved
 
 __all__ = [
-    "Array", "Columns", "Density", "Leaf", "Marginal", "Parameter", "Part", "Product", "Scale", "Sum",
-    "density", "into", "marginal", "squared",
+    "FAMILIES", "Array", "Columns", "Density", "Formula", "Leaf", "Marginal", "Parameter", "Part", "Product", "Scale",
+    "Sum", "density", "into", "marginal", "squared",
 ]  # fmt: skip
 
+Formula = Callable[[Array], tuple[Array, Array]]
+"""Maps squared distances to the covariance and its derivative by them; may overwrite its argument."""
 Columns = Array | slice
 """Which columns of the points a part takes."""
 _LOG_2_PI = math.log(2 * math.pi)
@@ -70,8 +71,49 @@ def into(by_x: Array, columns: Columns, grad: Array) -> None:
         np.add.at(by_x.T, columns, grad.T)
 
 
+def _rbf(s: Array) -> tuple[Array, Array]:
+    s *= -0.5
+    k = np.exp(s, out=s)
+    return k, k * -0.5
+
+
+def _matern32(s: Array) -> tuple[Array, Array]:
+    s *= 3.0
+    r = np.sqrt(s, out=s)
+    e = np.exp(-r)
+    slope = e * -1.5
+    r += 1.0
+    r *= e
+    return r, slope
+
+
+def _matern52(s: Array) -> tuple[Array, Array]:
+    s *= 5.0
+    r = np.sqrt(s)
+    e = np.exp(-r)
+    r += 1.0
+    slope = r * e
+    slope *= -5 / 6
+    s *= 1 / 3
+    s += r
+    s *= e
+    return s, slope
+
+
+def _cosine(s: Array) -> tuple[Array, Array]:
+    r = np.sqrt(s, out=s)
+    slope = np.sinc(r)
+    slope *= -0.5 * math.pi**2
+    r *= math.pi
+    return np.cos(r, out=r), slope
+
+
+FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern32": _matern32, "matern52": _matern52, "cosine": _cosine}
+"""Those that are smooth where points meet: squared distances by products of points have lost digits there."""
+
+
 class Leaf:
-    """A stationary covariance (`formulas.FAMILIES`) of points in units of a lengthscale ``(1, d)`` or ``(1, 1)``."""
+    """A stationary covariance (`FAMILIES`) of points in units of a lengthscale ``(1, d)`` or ``(1, 1)``."""
 
     __slots__ = ("_columns", "_formula", "_lengthscale", "_slope", "_z")
 

@@ -12,19 +12,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from linear_operator import settings as library
 
 from autokern.core.solved import Solved, note
 from autokern.gp.preconditioners.base import UnfitError
 from autokern.gp.preconditioners.choice import Kept
-from autokern.gp.preconditioners.columns import by_columns
-from autokern.gp.solved import LONGEST
+from autokern.gp.preconditioners.pivoted import by_columns
 from autokern.kernels import over_ranks
-from autokern.kernels.near import Near
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Tree
-from autokern.system import ranks
 
-__all__ = ["of_matrix", "of_tree"]
+__all__ = ["LONGEST", "TOLERANCE", "of_matrix", "of_tree", "tolerance"]
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
+"""The relative residual to which systems are solved, unless the library's own setting is tighter."""
+LONGEST = 200
+"""Products after which nothing is expected of a preconditioner."""
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -35,9 +38,7 @@ _SEEN = 8
 _ROUNDS = 3
 """Times that iterations begin again from what they reached, where rounding led them astray."""
 _LARGE = 8192
-"""Points from which iterations by near blocks in single precision save more than another check of the residual."""
-_SHARE = 0.7
-"""Share of the matrix from which near blocks save nothing where all products are in single precision."""
+"""Points from which products in single precision save more than another check of the residual."""
 _ELEMENTS = 2**24
 """Elements of the columns that are solved together, so that their copies take little memory."""
 
@@ -55,7 +56,6 @@ class _System:
         self._tree, self._noise = tree.each(lambda t: t.detach().clone()), noise.detach().clone()
         self._sets = Kept(self._tree.points[0])
         self._made: dict[str, Product] = {}
-        self._near: Near | None = None
         self.products: dict[str, float] = {}
 
     def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
@@ -72,23 +72,23 @@ class _System:
         other = self.products.get(second, 0.0)  # 0 where it was not tried
         return [second, first] if products > _FEW and other < products else [first, second]
 
-    def nearly(self) -> list[Product]:
-        """Return the product with what is near, unless a product in full costs as much."""
-        if len(self._noise) < _LARGE or ranks.active() is not None:
-            return []
-        if self._near is None:
-            self._near = Near(self._tree, self._noise)
-        single = self._noise.dtype is torch.float32
-        return [] if single and self._near.share > _SHARE else [self._near.multiply]
+    def products_with(self, multiply: Product) -> tuple[list[Product], Product]:
+        """Return the products to iterate with, one after another, and the one that residuals are computed with.
 
-    def check(self) -> Product | None:
-        """Return the product in double precision, where sums in single precision are as far off as the residual."""
-        if len(self._noise) < _LARGE or self._noise.dtype is torch.float64:
-            return None
-        tree, noise = self._tree.each(lambda t: t.double()), self._noise.double().unsqueeze(-1)
+        Of many points the first are in single precision; sums of those are as far off as the residual, so it is not.
+        """
+        if len(self._noise) < _LARGE:
+            return [multiply], multiply
+        if self._noise.dtype is torch.float32:
+            return [multiply], self._product_in(torch.float64)
+        return [self._product_in(torch.float32), multiply], multiply
+
+    def _product_in(self, dtype: torch.dtype) -> Product:
+        """Return the product by the kernel in a precision, its result in double precision."""
+        tree, noise = self._tree.each(lambda t: t.to(dtype)), self._noise.double().unsqueeze(-1)
 
         def multiply(v: torch.Tensor) -> torch.Tensor:
-            return over_ranks.product(tree, None, v.double(), usual(v.device)).addcmul_(noise, v.double())
+            return over_ranks.product(tree, None, v.to(dtype), usual(v.device)).double().addcmul_(noise, v.double())
 
         return multiply
 
@@ -120,12 +120,17 @@ def _drop(one: weakref.ref[_System]) -> None:
         _latest.clear()
 
 
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the relative residual to reach now."""
+    return float(min(TOLERANCE[dtype], library.cg_tolerance.value()))
+
+
 def of_tree(
     multiply: Product,  # by the noisy covariance, of columns ``(n, t)``
     tree: Tree,  # without noise and batch, of plain tensors
     noise: torch.Tensor,  # ``(n,)``, positive
     rhs: torch.Tensor,  # ``(n, t)``
-    tolerance: float,  # relative residual
+    goal: float,  # relative residual
     owner: torch.Tensor,  # the points as the caller holds them; what is kept lives as long
 ) -> torch.Tensor | None:
     """Return the solution of a system whose covariance is that of points; None where iterations do not converge."""
@@ -138,16 +143,16 @@ def of_tree(
             inverse = system.inverse(name)
         except UnfitError:
             continue
-        found = _all_columns([*system.nearly(), multiply], inverse, rhs, tolerance, system.check())
-        reached = found.residual <= tolerance
+        found = _all_columns(*system.products_with(multiply), inverse, rhs, goal)
+        reached = found.residual <= goal
         system.products[name] = found.products if reached else math.inf
-        _note(found, name, tolerance)
+        _note(found, name, goal)
         if reached:
             return found.x
     return None
 
 
-def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, tolerance: float) -> torch.Tensor | None:
+def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, goal: float) -> torch.Tensor | None:
     """Return the same for a covariance that is a matrix ``(n, n)``."""
 
     def multiply(v: torch.Tensor) -> torch.Tensor:
@@ -157,48 +162,46 @@ def of_matrix(matrix: torch.Tensor, noise: torch.Tensor, rhs: torch.Tensor, tole
         inverse = by_columns(matrix, noise)
     except UnfitError:
         return None
-    found = _all_columns([multiply], inverse, rhs, tolerance)
-    _note(found, "pivoted", tolerance)
-    return found.x if found.residual <= tolerance else None
+    found = _all_columns([multiply], multiply, inverse, rhs, goal)
+    _note(found, "pivoted", goal)
+    return found.x if found.residual <= goal else None
 
 
-def _note(found: _Found, name: str, tolerance: float) -> None:
-    missed = int(not found.residual <= tolerance)
-    note(Solved(found.residual, found.products, name, found.x.shape[1], goal=tolerance, missed=missed))
+def _note(found: _Found, name: str, goal: float) -> None:
+    missed = int(not found.residual <= goal)
+    note(Solved(found.residual, found.products, name, found.x.shape[1], goal=goal, missed=missed))
 
 
-def _all_columns(
-    multiply: list[Product], inverse: Product, rhs: torch.Tensor, tolerance: float, check: Product | None = None
-) -> _Found:
-    """Solve some columns at a time by the first product that reaches the tolerance."""
+def _all_columns(multiply: list[Product], check: Product, inverse: Product, rhs: torch.Tensor, goal: float) -> _Found:
+    """Solve some columns at a time by the first product that reaches the goal."""
     parts, by = [], iter(multiply)
     product = next(by)
     for columns in rhs.split(max(1, _ELEMENTS // len(rhs)), 1):
-        found = _refined(product, inverse, columns, tolerance, check or multiply[-1])
-        while not found.residual <= tolerance and (other := next(by, None)) is not None:
+        found = _refined(product, inverse, columns, goal, check)
+        while not found.residual <= goal and (other := next(by, None)) is not None:
             product = other
-            found = _refined(product, inverse, columns, tolerance, check or multiply[-1])
+            found = _refined(product, inverse, columns, goal, check)
         parts.append(found)
-        if not found.residual <= tolerance:
+        if not found.residual <= goal:
             break
     products = max(part.products for part in parts)
     return _Found(torch.cat([part.x for part in parts], 1), max(part.residual for part in parts), products)
 
 
-def _refined(multiply: Product, inverse: Product, b: torch.Tensor, tolerance: float, check: Product) -> _Found:
+def _refined(multiply: Product, inverse: Product, b: torch.Tensor, goal: float, check: Product) -> _Found:
     """Iterate, and again from there, until the residual itself, by a product that checks it, is small enough."""
     size = torch.linalg.vector_norm(b, dim=0)
     size = torch.where(size > 0, size, 1.0)
     x, r, products, residual = torch.zeros_like(b), b, 0, math.inf
     for _ in range(_ROUNDS):
-        step, made = _iterated(multiply, inverse, r, size * tolerance, LONGEST - products)
+        step, made = _iterated(multiply, inverse, r, size * goal, LONGEST - products)
         if step is None:
             return _Found(x, math.inf, products + made)
         x += step
         r = (b - check(x)).to(b.dtype)
         products += made + 1
         before, residual = residual, float((torch.linalg.vector_norm(r, dim=0) / size).max())
-        if residual <= tolerance or not residual < before / 2:
+        if residual <= goal or not residual < before / 2:
             break
     return _Found(x, residual, products)
 

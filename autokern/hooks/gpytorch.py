@@ -38,8 +38,6 @@ _dispatch_dense = route("dense_log_prob", looked=True)
 _dispatch_tasks = route("task_log_prob", looked=True)
 _MOST = 1000
 """Points of a matrix above which no candidate is faster than stock, whose parts are ops."""
-_GRID = 300
-"""Points from which on a grid takes less time by its axes, modules included, than in one piece."""
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +112,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
         return None
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
-    from autokern.gp import array_density, matrix_density  # programs without a likelihood need none of this
+    from autokern.gp import array_density  # programs without a likelihood need none of this
 
     found = marginal.read(distribution, noise)
     if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None:
@@ -128,7 +126,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
     if dense is None:
         return None
-    return lambda value: None if matrix_density.matrix(dense) is None else _dispatch_dense(dense, value)
+    return lambda value: None if marginal.matrix_of(dense) is None else _dispatch_dense(dense, value)
 
 
 def _asked_before(covariance: Any) -> bool:
@@ -160,12 +158,8 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
         return None
     if forced("exact_log_prob") is not None and forced("objective") is None:  # the density is wanted by itself
         return None
-    from autokern.gp import grids, steps
+    from autokern.gp import steps
 
-    lazy = prior._covar
-    on_grid = n >= _GRID and forced("objective") is None and grids.found(lazy.kernel, lazy.x1) is not None
-    if on_grid and _same_noise(mll.likelihood, prior) is not None:
-        return None
     forward = functools.partial(_by_modules, mll, params=params)
     return steps.step_of(mll, forward, prior, target)
 

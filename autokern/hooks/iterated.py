@@ -16,12 +16,11 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import LinearOperator
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.beside import Beside
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
 from autokern.gp import factor_cache, factors
 from autokern.gp.frozen import frozen
-from autokern.gp.inverse_by_root import ReadLater, Rooted, Structured
+from autokern.gp.inverse_by_root import Rooted, Structured
 from autokern.gp.lazy_covariance import PosteriorCovariance, by_kernel
 from autokern.hooks import matrixfree, origin
 from autokern.hooks.reading import unless_it_fails
@@ -34,8 +33,6 @@ _FEW = 150
 """Training points for each test point from which the variances take fewer operations by iterations than a factor."""
 _ELEMENTS = 2**24
 """Elements of the columns that are solved together."""
-_asked = Beside[int]()
-"""Test points of all predictions of a strategy: few at a time become many."""
 
 
 def is_formless(strategy: Any) -> bool:
@@ -103,10 +100,8 @@ def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
     m, n = cross.shape[-2:]
     with inside.without_matrices():
         mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
-        known: Any = Structured(_noisy(strategy))
-    asked = _asked.put(strategy, m + (_asked.get(strategy) or 0))
-    if n < _FEW * asked:
-        known = ReadLater(functools.partial(_factor_when_read, strategy), known)
+        many = {"factor": functools.partial(_factor_when_read, strategy)} if n < _FEW * m else {}
+        known = Structured(_noisy(strategy), **many)
     return mean, PosteriorCovariance.deferred(prior, cross, known, block=max(1, _ELEMENTS // n))
 
 

@@ -14,13 +14,12 @@ from gpytorch.kernels import Kernel
 from gpytorch.kernels.keops.keops_kernel import KeOpsKernel
 from gpytorch.settings import use_keops
 from linear_operator import settings as library
-from linear_operator.operators import DenseLinearOperator, LinearOperator
+from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator, LinearOperator
 
 from autokern.core.op import inside
 from autokern.core.registry import get
 from autokern.gp import footprint
 from autokern.gp.library_orders import is_default_size
-from autokern.gp.lookup import looked_up
 from autokern.gp.relied import MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
@@ -134,8 +133,33 @@ def _mul_matrix(self: Any, other: Any) -> Any:
         return one._mul_matrix(two)
     if isinstance(two, MatrixFreeKernelOperator):
         return two._mul_matrix(one)
-    if one.__class__ is DenseLinearOperator and (entries := looked_up(two)) is not None:
+    if one.__class__ is DenseLinearOperator and (entries := _looked_up(two)) is not None:
         return DenseLinearOperator(one.tensor * entries)
-    if two.__class__ is DenseLinearOperator and (entries := looked_up(one)) is not None:
+    if two.__class__ is DenseLinearOperator and (entries := _looked_up(one)) is not None:
         return DenseLinearOperator(entries * two.tensor)
     return _stock_mul_matrix(one, two)
+
+
+def _looked_up(operator: Any) -> torch.Tensor | None:
+    """Return the matrix of an operator whose entries the library looks up in a table by interpolation, else None.
+
+    The values are those of the library exactly, and differentiable to any order.
+    """
+    if operator.__class__ is not InterpolatedLinearOperator:
+        return None
+    base, left, right = operator.base_linear_op, operator.left_interp_indices, operator.right_interp_indices
+    table = base.tensor if base.__class__ is DenseLinearOperator else None
+    if type(table) is not torch.Tensor or table.dim() != 2 or not table.is_cpu:
+        return None
+    if left.dim() != 2 or left.shape[1] != 1 or right.dim() != 2 or right.shape[1] != 1:
+        return None
+    if not all(_is_one(values) for values in (operator.left_interp_values, operator.right_interp_values)):
+        return None
+    try:
+        return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
+    except (IndexError, RuntimeError):  # stock has something to say of what is no entry
+        return None
+
+
+def _is_one(values: torch.Tensor) -> bool:
+    return not values.requires_grad and bool((values == 1).all())

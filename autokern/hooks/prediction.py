@@ -21,9 +21,9 @@ from linear_operator.operators import to_linear_operator
 
 from autokern.core.op import inside
 from autokern.gp import factor_cache, memoized
+from autokern.gp.factor_cache import Query, Update
 from autokern.gp.frozen import frozen, thawed
 from autokern.gp.lazy_covariance import less
-from autokern.gp.query import Query, Update
 from autokern.gp.relied import fantasy, prediction
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models

@@ -91,7 +91,6 @@ class Family(msgspec.Struct, frozen=True):
     plain: Callable[..., Kernel]  # ``plain(dtype, *shape)``: the gpytorch kernel that this is of embedded points
     slope_is_value: bool = False  # ``dk/du = k``: nothing but ``k`` need be kept for the backward pass
     kinked: bool = False  # ``dk/du`` is infinite at ``u = 0``: the least rounding of no distance is seen in ``k``
-    decreasing: bool = False  # ``k`` is positive and falls with the distance, so that boxes bound it
     wants_spare: bool = False  # `epilogue` takes a keyword `spare`, by which it gets memory for one more matrix
     kernels: tuple[type, ...] = ()  # gpytorch's classes that it is the formula of
     matches: Callable[[Kernel], bool] = lambda kernel: True  # whether one of these exact classes has this formula

@@ -12,9 +12,9 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache
+from autokern.gp.factor_cache import Query
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks, evaluated, less
-from autokern.gp.query import Query
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import iterates
 

@@ -20,7 +20,7 @@ from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.locks import once
 from autokern.core.problem import Problem
-from autokern.gp.solved import LONGEST, TOLERANCE
+from autokern.gp.systems import LONGEST, TOLERANCE
 from autokern.ops._shared import families, iterates
 
 __all__ = [
@@ -124,7 +124,7 @@ class Iterated(Loose):
 
 
 def to_a_residual(more: str = "") -> Callable[[Problem], Error]:
-    """Return the error to expect of a candidate that solves to the residual of `gp.solved`."""
+    """Return the error to expect of a candidate that solves to the residual of `gp.systems`."""
 
     def error(problem: Problem) -> Error:
         goal = TOLERANCE[torch.float32 if problem.dtype == "float32" else torch.float64]

@@ -21,7 +21,7 @@ from autokern.gp.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.gp.originals import psd_safe_cholesky as ladder
 from autokern.gp.preconditioners.choice import footprint, kept_for
 from autokern.gp.preconditioners.pivoted import most
-from autokern.gp.solved import tolerance
+from autokern.gp.systems import tolerance
 from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
 from autokern.ops._shared import families, iterates, of_trees
 

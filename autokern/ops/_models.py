@@ -17,7 +17,7 @@ from gpytorch.priors import LogNormalPrior
 
 from autokern.core.problem import Problem
 from autokern.kernels import family
-from autokern.ops._shared import device_of, dtype_of, is_grid, iterates, random_matrix
+from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
 
 __all__ = ["Trained", "kernel_of", "objective_model", "points_of", "prior_of", "trained"]
 
@@ -39,13 +39,9 @@ def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
 
 
 def points_of(problem: Problem, generator: torch.Generator) -> torch.Tensor:
-    """Return `n` points of which `m` differ, or that are a grid of two dimensions, the longest axis `m`."""
+    """Return `n` points of which `m` differ."""
     x = random_matrix(problem, generator, problem.m, problem.d)
-    rows = torch.arange(problem.n, device=x.device)
-    if not is_grid(problem):
-        return x[..., rows % problem.m, :] if problem.m < problem.n else x
-    x = x * problem.d**0.5  # as far apart as points that differ in all dimensions
-    return torch.stack([x[rows % problem.m, 0], x[rows // problem.m, 1], *x[:1, 2:].expand(problem.n, -1).mT], -1)
+    return x[..., torch.arange(problem.n, device=x.device) % problem.m, :] if problem.m < problem.n else x
 
 
 class Trained(NamedTuple):

@@ -237,14 +237,9 @@ def of_trees(problem: Problem) -> str | None:
     return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
 
 
-def is_grid(problem: Problem) -> bool:
-    """Whether the points are a grid, of which `m` says how long the longest axis is."""
-    return "grid" in problem.words
-
-
 def merged_rows(problem: Problem) -> int:
-    """Return how many points differ, which `m` says where they are no grid."""
-    return problem.n if is_grid(problem) else min(problem.m, problem.n)
+    """Return how many points differ, which `m` says."""
+    return min(problem.m, problem.n)
 
 
 def is_paged(problem: Problem) -> bool:

@@ -12,11 +12,10 @@ from autokern.core.beside import Beside
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, markov
-from autokern.gp.arguments import variances
+from autokern.gp.factor_cache import Query
 from autokern.gp.lazy_covariance import PosteriorCovariance
-from autokern.gp.marginal import Marginal, ingredients
+from autokern.gp.marginal import Marginal, ingredients, variances
 from autokern.gp.markov_posterior import LinePosterior
-from autokern.gp.query import Query
 from autokern.kernels import tree as trees
 from autokern.kernels.state_space import leaves_of
 from autokern.ops._shared import families
@@ -122,7 +121,7 @@ def _prediction_memory(problem: Problem) -> int:
 
 
 def _origin(x: torch.Tensor) -> torch.Tensor:
-    """Return the first point, from which the others are counted; it stays when data are appended."""
+    """Return the first point, from which the others are counted."""
     return x[:1].detach()
 
 

@@ -18,8 +18,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
-from autokern.gp import likelihood, matrix_density
-from autokern.gp.marginal import Marginal, read_matrix
+from autokern.gp import likelihood
+from autokern.gp.array_density import matrix_log_prob
+from autokern.gp.marginal import Marginal, matrix_of, read_matrix
 from autokern.ops._shared import EPS, density_error, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.ops.exact_log_prob import stock as _stock
 from autokern.system.blas import one_thread
@@ -41,14 +42,14 @@ class _DenseLogProb(Op):
     nesting = 3
 
     def key(self, marginal: Marginal, value: Any) -> Any:
-        k, noise, mean = matrix_density.matrix(marginal), marginal.noise, marginal.distribution.loc
+        k, noise, mean = matrix_of(marginal), marginal.noise, marginal.distribution.loc
         if k is None or not isinstance(value, torch.Tensor):
             return None
         read = [(t.__class__, t.shape, t.dtype, t.device, t.requires_grad) for t in (k, noise, mean, value)]
         return *read, torch.is_grad_enabled()
 
     def problem_of(self, marginal: Marginal, value: torch.Tensor) -> Problem | None:
-        k, noise, mean = matrix_density.matrix(marginal), marginal.noise, marginal.distribution.loc
+        k, noise, mean = matrix_of(marginal), marginal.noise, marginal.distribution.loc
         if k is None or k.dim() != 2 or not is_ours(k) or not torch.is_grad_enabled():
             return None
         n = len(k)
@@ -62,7 +63,7 @@ class _DenseLogProb(Op):
         return matrix_problem(self.name, k, square=True, grad="a") if wanted else None
 
     def reference(self, marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
-        k = matrix_density.matrix(marginal)
+        k = matrix_of(marginal)
         assert k is not None
         return likelihood.of_matrix(k, marginal.noise, value - marginal.distribution.loc)
 
@@ -79,7 +80,7 @@ class _DenseLogProb(Op):
         with torch.enable_grad():
             marginal, value = in_float64(args)
         with torch.no_grad():
-            k = matrix_density.matrix(marginal)
+            k = matrix_of(marginal)
             assert k is not None
             k, residual = k + torch.diag(marginal.noise.expand(problem.n)), value - marginal.distribution.loc
             return density_error(k, residual, out, 2 * problem.n, EPS[problem.dtype])
@@ -120,9 +121,9 @@ def _unsupported(problem: Problem) -> str | None:
 @DENSE_LOG_PROB.candidate("arrays", unsupported=_unsupported)
 def arrays(marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
     """NumPy and LAPACK in float64, without operators and without autograd between matrix and value."""
-    k = matrix_density.matrix(marginal)
+    k = matrix_of(marginal)
     if k is None:
         return stock(marginal, value)
     with one_thread:
-        found = matrix_density.log_prob(k, marginal.noise, marginal.distribution.loc, value)
+        found = matrix_log_prob(k, marginal.noise, marginal.distribution.loc, value)
     return stock(marginal, value) if found is None else found

@@ -13,7 +13,6 @@ norm of the points; first and second derivatives are those of the formula.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
-from autokern.gp import array_density, grids, likelihood, originals, plain
+from autokern.gp import array_density, likelihood, originals, repeats
 from autokern.gp.library_orders import TRACES, words
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
@@ -41,7 +40,6 @@ from autokern.ops._shared import (
     as_asked,
     density_error,
     families,
-    is_grid,
     is_ours,
     is_small,
     iterates,
@@ -91,7 +89,7 @@ class _ExactLogProb(Iterated, Op):
     raises = (NanError, NotPSDError)
     composite = True
     nesting = 3
-    structures = (_state_space.LINE, "grid")
+    structures = (_state_space.LINE,)
 
     def key(self, marginal: Marginal, value: Any, exact: bool) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -102,7 +100,7 @@ class _ExactLogProb(Iterated, Op):
             trees.key(lazy.kernel), x.__class__, x.shape, x.dtype, x.device, x.requires_grad, noise.shape, noise.dtype,
             noise.requires_grad, mean.__class__, mean.shape, mean.dtype, mean.requires_grad, value.__class__,
             value.shape, value.dtype, value.requires_grad, exact, words(exact, TRACES), torch.is_grad_enabled(),
-            *grids.structure_of(lazy.kernel, x),
+            repeats.distinct(x),
         )  # fmt: skip
 
     def problem_of(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> Problem | None:
@@ -125,24 +123,21 @@ class _ExactLogProb(Iterated, Op):
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None
-        rows, on_grid = (n, False) if batch else grids.structure_of(kernel, x)
-        if on_grid and noise.shape != (1,):
-            rows, on_grid = n, False
         more = _state_space.word(marginal, value) + words(exact, TRACES)
         return matrix_problem(
             "exact_log_prob",
             x,
-            m=rows,
+            m=n if batch else repeats.distinct(x),
             n=n,
             d=x.shape[-1],
             batch=batch.numel(),
             grad="theta/x" if x.requires_grad else "theta",
-            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}{'/grid' * on_grid}{more}",
+            variant=f"{'+'.join(names)}/{'cholesky' if exact else 'cg'}{more}",
         )
 
     def reference(self, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         _, _, lazy, noise = marginal
-        return likelihood.of_matrix(plain.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
+        return likelihood.of_matrix(array_density.dense(lazy.kernel, lazy.x1), noise, value - marginal.distribution.loc)
 
     def sample(self, problem: Problem, generator: torch.Generator) -> tuple[Any, ...]:
         kernel = kernel_of(problem, generator)
@@ -177,8 +172,6 @@ class _ExactLogProb(Iterated, Op):
         problems += [base.replace(m=n, n=n, grad="theta/x") for n in sizes[:2]]
         several = [(300, "cholesky"), (1000, "cg"), *(((750, "cholesky"), (2400, "cg")) * full)]
         problems += [base.replace(m=n // 3, n=n, variant=f"rbf/{how}") for n, how in several]
-        on_grids = [(20, 400, "cholesky"), (40, 1600, "cg"), *(((25, 750, "cholesky"), (200, 2400, "cg")) * full)]
-        problems += [base.replace(m=m, n=n, variant=f"rbf/{how}/grid") for m, n, how in on_grids]
         problems += [base.replace(m=n, n=n, variant="periodic+rbf/cholesky", d=1) for n in sizes[: 3 if full else 1]]
         if full:
             problems += [base.replace(m=n, n=n, d=d) for n, d in ((100, 2), (500, 20), (1500, 8))]
@@ -186,10 +179,7 @@ class _ExactLogProb(Iterated, Op):
         return problems
 
     def nearest(self, problem: Problem) -> Problem:
-        if not is_grid(problem):
-            return problem.replace(m=min(problem.m, problem.n))
-        m = min(max(problem.m, math.isqrt(problem.n - 1) + 1), problem.n // 4)
-        return problem.replace(m=m, n=problem.n // m * m, d=max(problem.d, 2))
+        return problem.replace(m=min(problem.m, problem.n))
 
     def features(self, problem: Problem) -> Features:
         elements, leaves = problem.batch * problem.n**2, len(families(problem))
@@ -210,22 +200,15 @@ class _ExactLogProb(Iterated, Op):
         if _state_space.unsupported(problem) is None:
             return "state-space"
         most = exact_up_to(problem) if iterates(problem) else _FUSED
-        few, iterated = 2 * problem.m <= problem.n and problem.m <= _FUSED, self["preconditioned"]
-        structured = is_grid(problem) or problem.m < problem.n
+        iterated, merged = self["preconditioned"], self["merged"]
         large = problem.n > most and iterated.unsupported(problem) is None
-
-        def serves(name: str) -> bool:
-            if not structured or self[name].unsupported(problem) is not None:
-                return False
+        if merged.unsupported(problem) is None:
+            few = 2 * problem.m <= problem.n and problem.m <= _FUSED
             little = large and problem.m <= _ROWS
-            return few or (little and self[name].features(problem).flops < iterated.features(problem).flops)
-
-        if serves("kronecker"):
-            return "kronecker"
+            if few or (little and merged.features(problem).flops < iterated.features(problem).flops):
+                return "merged"
         if is_small(problem) and arrays_unsupported(problem) is None:
             return "arrays"
-        if serves("merged"):
-            return "merged"
         if large:
             return "preconditioned"
         if iterates(problem) and problem.n <= most and self["mixed-inverse"].unsupported(problem) is None:

@@ -24,8 +24,8 @@ from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
+from autokern.gp.factor_cache import Update
 from autokern.gp.lazy_covariance import evaluated
-from autokern.gp.query import Update
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix

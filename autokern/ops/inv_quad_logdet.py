@@ -31,8 +31,8 @@ from autokern.core.candidate import Candidate
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
-from autokern.gp.arguments import DIAGONAL, variances
 from autokern.gp.library_orders import TRACES, words
+from autokern.gp.marginal import DIAGONAL, variances
 from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
 from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 from autokern.ops._shared import (

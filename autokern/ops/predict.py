@@ -24,9 +24,9 @@ from autokern.core.candidate import Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
+from autokern.gp.factor_cache import Query
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import evaluated, less
-from autokern.gp.query import Query
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import tree as trees
 from autokern.ops import _by_factor, _state_space

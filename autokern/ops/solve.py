@@ -23,12 +23,12 @@ from autokern.core.candidate import Candidate, Error
 from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals, systems
-from autokern.gp.arguments import DIAGONAL, variances
 from autokern.gp.factors import factorised, fits
 from autokern.gp.library_orders import SOLVES, orders
+from autokern.gp.marginal import DIAGONAL, variances
 from autokern.gp.preconditioners.choice import footprint
 from autokern.gp.preconditioners.pivoted import most
-from autokern.gp.solved import TOLERANCE, tolerance
+from autokern.gp.systems import TOLERANCE, tolerance
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded

@@ -33,7 +33,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 import autokern
 from autokern.gp import array_density
-from autokern.gp.plain import dense
+from autokern.gp.array_density import dense
 
 N, D = 12, 3
 KERNELS = {

@@ -16,7 +16,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
 
 import autokern
-from autokern.gp.plain import dense
+from autokern.gp.array_density import dense
 
 
 def rbf():

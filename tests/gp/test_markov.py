@@ -12,7 +12,7 @@ from autokern.core import registry
 from autokern.core.feasibility import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.gp import likelihood, markov, markov_posterior
+from autokern.gp import likelihood, markov
 from autokern.gp.markov_posterior import LinePosterior
 from autokern.kernels import tree as trees
 from autokern.kernels.tree import Node, Tree
@@ -373,57 +373,3 @@ def test_a_leaf_that_takes_the_dimension_twice_is_none_of_a_line():
     assert abs(ours - truth) <= 1e-9 * abs(truth)
     for one, other in zip(slopes, gradients, strict=True):
         assert (one - other).abs().max() <= 1e-7
-
-
-def test_appended_data_go_on_from_the_last_state(monkeypatch):
-    generator = torch.Generator().manual_seed(2)
-    passes = []
-    stock = markov_posterior.cut
-    monkeypatch.setattr(markov_posterior, "cut", lambda f, w, z: passes.append(len(z[0])) or stock(f, w, z))
-    x = torch.rand(700, 1, generator=generator, dtype=torch.float64).sort(0).values * 20
-    y = x[:, 0].sin() + 0.1 * torch.randn(700, generator=generator, dtype=torch.float64)
-
-    def model_of(n, fixed):
-        kernel, noise = ScaleKernel(MaternKernel(2.5)) + ScaleKernel(MaternKernel(0.5)), 0.01 + x[:n, 0] * 1e-3
-        of = gpytorch.likelihoods
-        likelihood = of.FixedNoiseGaussianLikelihood(noise) if fixed else of.GaussianLikelihood()
-        return _Model(x[:n], y[:n], likelihood, kernel).double()
-
-    def agree(model, new, whole):
-        passes.clear()
-        with torch.no_grad(), autokern.enabled(), autokern.using(force={"predict": "state-space"}):
-            found = model.train().eval()(new)
-            found = found.mean, found.variance
-        assert (max(passes) > 100) == whole
-        with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
-            truth = model.train().eval()(new)
-        for ours, exact in zip(found, (truth.mean, truth.variance), strict=True):
-            assert (ours - exact).abs().max() < 1e-8
-
-    for fixed in (False, True):
-        markov_posterior._pasts.kept.clear()
-        ahead, anywhere = x[650:] + 0.01, torch.linspace(-1, 22, 50, dtype=torch.float64).unsqueeze(-1)
-        agree(model_of(600, fixed), ahead, whole=True)
-        agree(model_of(600, fixed), anywhere, whole=True)  # before the state
-        for n in (601, 609, 640, 650):
-            agree(model_of(n, fixed), ahead, whole=False)
-        agree(model_of(615, fixed), x[615:], whole=False)  # another branch
-        agree(model_of(650, fixed), anywhere, whole=True)
-    model = model_of(640, False)
-    model.covar_module.kernels[1].outputscale = 0.3
-    agree(model, ahead, whole=True)
-    model.covar_module.kernels[0].base_kernel.lengthscale = 0.9
-    agree(model, ahead, whole=True)
-    model.likelihood.noise = 0.02
-    agree(model, ahead, whole=True)
-    model.mean_module.constant = 0.1
-    agree(model, ahead, whole=True)
-    for number, whole in ((3, True), (639, False)):  # a value before the state, and one behind it
-        changed = y[:640].clone()
-        changed[number] += 1
-        model.set_train_data(x[:640], changed)
-        agree(model, ahead, whole)
-    moved = x[:640].clone()
-    moved[624] += 1e-3  # the point at which the state is
-    model.set_train_data(moved, changed)
-    agree(model, ahead, whole=True)

@@ -20,7 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.operators import DenseLinearOperator, InterpolatedLinearOperator
 
 import autokern
-from autokern.gp.lookup import looked_up
+from autokern.hooks.matrixfree import _looked_up as looked_up
 
 N = 14
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of index kernels

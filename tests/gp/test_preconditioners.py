@@ -12,9 +12,8 @@ import autokern
 from autokern.core import solved
 from autokern.gp import block_cg, iterated_density, likelihood
 from autokern.gp.preconditioners.choice import Kept, kept_for
-from autokern.gp.preconditioners.neighbours import conditioning
 from autokern.gp.preconditioners.pivoted import Pivoted, pivots
-from autokern.gp.preconditioners.vecchia import Vecchia
+from autokern.gp.preconditioners.vecchia import Vecchia, conditioning
 from autokern.kernels import tree as trees
 
 KERNELS = {

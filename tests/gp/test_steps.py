@@ -39,6 +39,7 @@ from torch.autograd import forward_ad
 
 import autokern
 from autokern.gp import steps
+from autokern.gp.array_density import KernelReading
 
 N, D = 12, 3
 B = torch.Size([2])
@@ -485,7 +486,7 @@ def test_global_hooks_of_torch_see_what_stock_calls(register, served):
 @pytest.mark.filterwarnings("ignore:.*JAX is multithreaded:RuntimeWarning")  # where an earlier test used JAX
 def test_a_process_forked_while_another_thread_trains_trains_on(monkeypatch):
     mll = made(ScaleKernel(RBFKernel()))
-    inside, done, computed = threading.Event(), threading.Event(), steps._computed
+    inside, done, computed = threading.Event(), threading.Event(), KernelReading.computed
 
     def waits(*args):
         if threading.current_thread() is not threading.main_thread():
@@ -498,7 +499,7 @@ def test_a_process_forked_while_another_thread_trains_trains_on(monkeypatch):
 
     with autokern.enabled(), by("arrays"):
         step()
-        monkeypatch.setattr(steps, "_computed", waits)
+        monkeypatch.setattr(KernelReading, "computed", waits)
         thread = threading.Thread(target=step)
         thread.start()
         assert inside.wait(60)
@@ -515,7 +516,7 @@ def test_a_process_forked_while_another_thread_trains_trains_on(monkeypatch):
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
 def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
     mll, within = made(ScaleKernel(RBFKernel())), []
-    step = steps._computed
+    step = KernelReading.computed
 
     def interrupted(reading, *args):
         if not within:
@@ -526,6 +527,6 @@ def test_a_step_within_a_step_of_the_same_thread_leaves_it_alone(monkeypatch):
     with autokern.enabled(), by("arrays"):
         expected = value_of(mll)
         asked = steps.step_of(mll, None, mll.model(*mll.model.train_inputs), mll.model.train_targets)
-        monkeypatch.setattr(steps, "_computed", interrupted)
+        monkeypatch.setattr(KernelReading, "computed", interrupted)
         assert value_of(mll).equal(expected)
     assert within == [None]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import warnings
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import gpytorch
@@ -14,14 +12,12 @@ import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from support.structured import Regression, close, gradients, loss_of, served
 
 import autokern
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.gp import likelihood, marginal, small, structure
-from autokern.gp.reading import Reading
+from autokern.gp import likelihood, marginal, repeats
 from autokern.kernels import tree as trees
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
@@ -67,7 +63,7 @@ def truth(model):
 
 
 def distinct(x):
-    return structure.of(x).distinct
+    return repeats.distinct(x)
 
 
 # --- what it computes -------------------------------------------------------------------------------------------------
@@ -177,7 +173,7 @@ def test_only_equal_rows_are_one_point():
     for number in (torch.nan, torch.inf):
         other = x.clone()
         other[7, 1] = number
-        assert structure.of(other).repeats is None
+        assert repeats.found(other) is None
     few = torch.cat([torch.rand(230, 2), torch.full((10, 2), 0.5)])
     assert distinct(few) == 240
 
@@ -185,15 +181,15 @@ def test_only_equal_rows_are_one_point():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_groups_and_counts(dtype):
     x, _ = repeated(300, 40, 3, dtype)
-    found = structure.of(x.T.contiguous().T).repeats  # columns in memory
+    found = repeats.found(x.T.contiguous().T)  # columns in memory
     assert torch.equal(x[found.first][found.group], x)
     assert len(x[found.first].unique(dim=0)) == 40
     assert torch.equal(found.group.bincount(), found.counts.long())
 
 
 def test_hashes_that_collide_merge_nothing(monkeypatch):
-    monkeypatch.setattr(structure, "_MIX", structure.np.uint64(0))
-    assert structure.of(repeated(seed=77)[0]).repeats is None
+    monkeypatch.setattr(repeats, "_MIX", repeats.np.uint64(0))
+    assert repeats.found(repeated(seed=77)[0]) is None
 
 
 def test_points_are_looked_at_again_when_their_values_change():
@@ -206,46 +202,26 @@ def test_points_are_looked_at_again_when_their_values_change():
 
 
 def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr(structure, "_kept", {})
-    monkeypatch.setattr(structure, "_KEPT_BYTES", 3 * 300 * 2 * 8)
+    monkeypatch.setattr(repeats, "_kept", {})
+    monkeypatch.setattr(repeats, "_KEPT", 3)
     for seed in range(10):
-        structure.of(repeated(seed=seed)[0])
-        assert len(structure._kept) <= 3
-    large = repeated(1000, 100)[0]
-    assert structure.of(large) is structure.of(large.clone())
-    assert len(structure._kept) == 1
-    del large
-    gc.collect()
-    assert not structure._kept
-
-
-def test_a_large_set_that_changes_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(structure, "_kept", {})
-    monkeypatch.setattr(structure, "_KEPT_BYTES", 0)
-    first, second = repeated()[0], repeated(seed=1)[0]
-    second[-1] = first[-1]
-    for _ in range(5):
-        first[0] += 1
-        structure.of(first)
-    assert weakref.getweakrefcount(first) == 1
-    known = structure.of(second)
-    del first
-    gc.collect()
-    assert structure.of(second) is known
+        repeats.found(repeated(seed=seed)[0])
+        assert len(repeats._kept) <= 3
+    assert repeats.found(repeated(seed=9)[0]) is repeats.found(repeated(seed=9)[0])
+    monkeypatch.setattr(repeats, "_KEPT_BYTES", 1000)
+    assert distinct(repeated(1000, 100)[0]) == 100
+    assert all(len(points) < 1000 for points, _ in repeats._kept.values())
 
 
 def test_threads_share_what_is_kept(monkeypatch):
-    monkeypatch.setattr(structure, "_kept", {})
-    monkeypatch.setattr(structure, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(repeats, "_kept", {})
 
     def look(seed):
         for step in range(30):
-            assert structure.of(repeated(seed=100 * seed + step)[0]).distinct == 60
+            assert distinct(repeated(seed=100 * seed + step)[0]) == 60
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(look, range(4)))
-    gc.collect()
-    assert not structure._kept
 
 
 def test_a_model_whose_points_change_is_right():
@@ -365,73 +341,3 @@ def test_samples_have_as_many_points_that_differ():
     args = op.sample(problem, torch.Generator().manual_seed(0))
     assert op.problem_of(*args) == problem
     assert op.check(problem, op["merged"].run(*args), args) < 1
-
-
-# --- by arrays --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("per_point", [False, True], ids=["one noise", "noise of each point"])
-@pytest.mark.parametrize("op", ["objective", "exact_log_prob"])
-def test_arrays_merge_as_well(make, dtype, per_point, op, monkeypatch):
-    rows = []
-    density = small.density
-    monkeypatch.setattr(small, "density", lambda k, *args: rows.append(len(k)) or density(k, *args))
-    x, y = repeated(dtype=dtype)
-    noise = 0.05 + torch.rand(len(y), generator=torch.Generator().manual_seed(2)).to(dtype) if per_point else None
-    model = regression(x, y, make(), noise)
-    exact_model, exact = truth(model)
-    with autokern.enabled(), autokern.using(force={"objective": "stock", op: "arrays"}):
-        loss = loss_of(model)
-        found = gradients(loss, model, create_graph=True)
-    expected = gradients(exact, exact_model, create_graph=True)
-    assert len(rows) == 1
-    assert rows[0] <= 60
-    rounding = 1e-10 if dtype is torch.float64 else 1e-3
-    assert loss.item() == pytest.approx(exact.item(), rel=rounding)
-    close(found, expected, rounding)
-    second = gradients(sum(g.square().sum() for g in found), model)
-    close(second, gradients(sum(g.square().sum() for g in expected), exact_model), 100 * rounding)
-
-
-def test_arrays_of_noise_that_rounding_may_swallow_and_of_points_that_want_gradients_take_all_rows(monkeypatch):
-    rows = []
-    density = small.density
-    monkeypatch.setattr(small, "density", lambda k, *args: rows.append(len(k)) or density(k, *args))
-    x, y = repeated(250, 50)
-    with autokern.enabled(), gpytorch.settings.min_fixed_noise(double_value=1e-20):
-        outcome(lambda: loss_of(regression(x, y, RBFKernel(), torch.full_like(y, 1e-14))))
-        loss = loss_of(regression(x.requires_grad_(), y))
-    assert loss.requires_grad
-    assert set(rows) == {250}
-
-
-def test_a_batch_of_models_whose_points_repeat():
-    xs, ys = zip(*(repeated(220, m, seed=m) for m in (40, 90)), strict=True)
-    batch = torch.Size([2])
-    kernel = ScaleKernel(MaternKernel(2.5, batch_shape=batch), batch_shape=batch)
-    model = Regression(torch.stack(xs), torch.stack(ys), kernel, GaussianLikelihood(batch_shape=batch)).train()
-    with autokern.enabled(), autokern.using(force={"objective": "arrays"}):
-        ours = loss_of(model)
-        assert autokern.stats()["objective"] == {"arrays": 1}
-    stock = loss_of(model)
-    torch.testing.assert_close(ours, stock, rtol=1e-9, atol=0)
-    pairs = zip(gradients(ours.sum(), model), gradients(stock.sum(), model), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
-
-
-def test_a_model_as_botorch_fits_it(monkeypatch):
-    rows = []
-    density = small.density
-    monkeypatch.setattr(small, "density", lambda k, *args: rows.append(len(k)) or density(k, *args))
-    x, y = repeated(400, 70)
-    model = regression(x, y)
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    exact_model, exact = truth(model)
-    with autokern.enabled():
-        loss, found = Reading(mll).evaluate(dict(mll.named_parameters()))
-    assert rows == [70]
-    torch.testing.assert_close(-loss, exact, rtol=1e-11, atol=0)
-    close([-g for g in found], gradients(exact, exact_model), 1e-9)

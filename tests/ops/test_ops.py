@@ -26,7 +26,7 @@ from autokern.core.errors import AutokernWarning
 from autokern.core.op import Candidate, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
-from autokern.gp import structure
+from autokern.gp import repeats
 from autokern.kernels import graph, precision
 from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
@@ -88,7 +88,7 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(threads, "ceiling", lambda: 64)
     monkeypatch.setattr(threads, "current", lambda: 64)
     monkeypatch.setattr(matrices, "_CACHED", 2**14)
-    monkeypatch.setattr(structure, "LEAST", 20)
+    monkeypatch.setattr(repeats, "LEAST", 20)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
     monkeypatch.setattr(keops_product, "product", lambda first, second, rhs: trees.dense(first, second.points) @ rhs)

@@ -161,9 +161,9 @@ def test_exact_is_the_default_up_to_some_thousand_points():
         ({"n": 100_000, "m": 2500}, "merged"),
         ({"n": 20_000, "m": 10_000}, "preconditioned"),
         ({"n": 10**6, "m": 20_000}, "preconditioned"),  # no room for such a factor
-        ({"n": 400_000, "m": 2000, "variant": "rbf/cg/grid"}, "kronecker"),
-        ({"n": 8000, "m": 2000, "variant": "rbf/cg/grid"}, "preconditioned"),
-        ({"n": 400_000, "m": 2000, "variant": "rbf/cg/grid", "device": "cuda"}, "stock"),
+        ({"n": 300, "m": 100, "variant": "rbf/cholesky"}, "merged"),
+        ({"n": 300, "m": 200, "variant": "rbf/cholesky"}, "arrays"),
+        ({"n": 400_000, "m": 2000, "device": "cuda"}, "stock"),
     ],
 )
 def test_structure_serves_large_models_where_it_takes_less_than_iterations(changes, expected):
@@ -174,7 +174,6 @@ def test_structure_serves_large_models_where_it_takes_less_than_iterations(chang
 def test_a_problem_of_so_many_points_has_no_structure(n):
     found = api.problem("exact_log_prob", n=n)
     assert (found.m, found.n) == (n, n)
-    assert "grid" not in found.words
     assert ("cg" in found.words) is (n > 800)
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from autokern.gp.preconditioners.base import Preconditioner
-from autokern.gp.preconditioners.neighbours import Conditioning, conditioning
 from autokern.gp.preconditioners.pivoted import Pivoted, most, pivots
-from autokern.gp.preconditioners.vecchia import Vecchia
+from autokern.gp.preconditioners.vecchia import Conditioning, Vecchia, conditioning
 from autokern.kernels.tree import Tree
 
 __all__ = ["Kept", "footprint", "kept_for"]

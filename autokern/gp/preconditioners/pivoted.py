@@ -19,7 +19,7 @@ from autokern.kernels.partition import usual
 from autokern.kernels.parts import apart
 from autokern.kernels.tree import Tree
 
-__all__ = ["Pivoted", "candidates", "factor", "greedy", "most", "pivots"]
+__all__ = ["Pivoted", "by_columns", "most", "pivots"]
 
 _JITTER = 1e-9
 _ELEMENTS = 2**24
@@ -35,13 +35,13 @@ def most(n: int) -> int:
     return min(n // 4, math.isqrt(20 * n), _ELEMENTS // n, 512)
 
 
-def candidates(n: int, rank: int) -> torch.Tensor:
+def _candidates(n: int, rank: int) -> torch.Tensor:
     """Return the places among which pivots are chosen, always the same for a number of points."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(n), device="cpu")
     return order[: max(_CANDIDATES, 4 * rank)]
 
 
-def greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
+def _greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float, rank: int) -> list[int]:
     """Return pivots, each where most variance is left by those before.
 
     `left` holds the variances; what pivots leave of them is written there. Little beside `least`, the variance of the
@@ -61,7 +61,7 @@ def greedy(row: Callable[[int], torch.Tensor], left: torch.Tensor, least: float,
     return chosen
 
 
-def factor(square: torch.Tensor) -> torch.Tensor:
+def _factor(square: torch.Tensor) -> torch.Tensor:
     """Return the lower factor of the covariance of pivots, which gets a jitter."""
     square.diagonal().add_(_JITTER * float(square.diagonal().max()))
     return cholesky(square)
@@ -73,7 +73,7 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
     Pivots are chosen among some points, always the same for a number of points. There are fewer than `rank` where they
     leave little beside the noise.
     """
-    places, least = candidates(len(noise), rank), float(noise.detach().min())
+    places, least = _candidates(len(noise), rank), float(noise.detach().min())
     tree = in_double(tree).at(places)
     variance = float(trees.dense(tree.at(slice(1))))
     left = torch.full((len(places),), variance, dtype=torch.float64, device="cpu")
@@ -81,8 +81,34 @@ def pivots(tree: Tree, noise: torch.Tensor, rank: int) -> tuple[torch.Tensor, fl
     def row(at: int) -> torch.Tensor:
         return trees.dense(tree, [z[at : at + 1] for z in tree.points]).squeeze(-1)
 
-    chosen = greedy(row, left, least, rank)
+    chosen = _greedy(row, left, least, rank)
     return places[chosen], float(left.mean()) / least
+
+
+def by_columns(matrix: torch.Tensor, noise: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the product with the inverse of ``K_nI K_II^-1 K_In + D`` of a matrix, by Woodbury's formula.
+
+    UnfitError if there is no pivot, or the covariance of the pivots is not positive definite.
+    """
+    rank = most(len(noise))
+    places = _candidates(len(matrix), rank)
+    among = matrix[places][:, places].double()
+    chosen = places[_greedy(among.__getitem__, among.diagonal().clone(), float(noise.min()), rank)]
+    if not len(chosen):
+        raise UnfitError
+    cross = matrix[:, chosen].double()
+    root = noise.double().rsqrt().unsqueeze(-1)
+    wide = torch.linalg.solve_triangular(_factor(cross[chosen]).mT, cross, upper=True, left=False).mul_(root)
+    inner = wide.mT @ wide
+    inner.diagonal().add_(1)
+    thin = torch.linalg.solve_triangular(cholesky(inner).mT, wide, upper=True, left=False).to(matrix.dtype)
+    scale = root.to(matrix.dtype)
+
+    def inverse(v: torch.Tensor) -> torch.Tensor:
+        scaled = v * scale
+        return torch.addmm(scaled, thin, thin.mT @ scaled, alpha=-1).mul_(scale)
+
+    return inverse
 
 
 class Pivoted(Preconditioner):
@@ -97,7 +123,7 @@ class Pivoted(Preconditioner):
         self._tree, self._chosen, self._dtype = in_double(tree), chosen, noise.dtype
         self._inner = self._tree.at(chosen)
         self._noise = noise.detach().double()
-        self._lower = factor(trees.dense(self._inner))
+        self._lower = _factor(trees.dense(self._inner))
         self._root = self._noise.rsqrt().unsqueeze(-1)
         n, r = len(noise), len(chosen)
 

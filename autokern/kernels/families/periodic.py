@@ -35,7 +35,6 @@ PERIODIC = Family(
     (torch.exp,) * 5,
     plain,
     slope_is_value=True,
-    decreasing=True,
     kernels=(PeriodicKernel, keops.PeriodicKernel),  # the same parameters in both
     embed=_embed,
     differences=True,

@@ -39,7 +39,6 @@ RBF = Family(
     (torch.exp,) * 5,
     plain,
     slope_is_value=True,
-    decreasing=True,
     kernels=(RBFKernel, keops.RBFKernel),
     stock_passes=lambda d: 6.0,
     kept=lambda d: 3,

@@ -62,7 +62,6 @@ RQ = Family(
     _epilogue,
     (_first,),
     _plain,
-    decreasing=True,
     kernels=(RQKernel,),
     embed=_embed,
     stock_passes=lambda d: 11.0,

@@ -1,15 +1,17 @@
-"""Input transforms of BoTorch that are a fixed function of the training points: the library's own are run once."""
+"""What BoTorch's models do to their inputs before mean and kernel get them: transforms, and the numbers of tasks."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.small import Array
 
-__all__ = ["transformed"]
+__all__ = ["is_mapping", "mapped", "transformed"]
 
 _HOME = "botorch.models.transforms.input"
 _KINDS = (
@@ -17,6 +19,7 @@ _KINDS = (
 )  # fmt: skip
 _PLAIN = (bool, int, float, str, type(None), torch.Size)
 _NONE = frozenset(vars(torch.nn.Module()))
+_FUNCTIONS = ("forward", "_split_inputs", "_map_tasks")
 
 
 def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -50,3 +53,28 @@ def _settings(seen: Inspected, part: Any) -> None:
             seen.spelt(value)
         elif type(value) not in _PLAIN:
             raise UnreadError(f"a transform's {name}, a {type(value).__name__}")
+
+
+def is_mapping(kind: type) -> bool:
+    """Whether the models of a class compute what BoTorch's of several tasks do."""
+    known = getattr(sys.modules.get("botorch.models.multitask"), "MultiTaskGP", None)
+    return known is not None and all(getattr(kind, name, None) is getattr(known, name) for name in _FUNCTIONS)
+
+
+def mapped(seen: Inspected, model: Any, x: torch.Tensor) -> tuple[Array, Array]:
+    """Return points with the numbers of their tasks in place of the tasks' values, and these numbers."""
+    module: Any = sys.modules["botorch.models.multitask"]
+    seen.relies(module.MultiTaskGP, f"{module.__name__}:_compute_multitask_mean")
+    for name in ("_task_feature", "_validate_task_values", "_expected_task_values", "num_tasks", "_task_mapper"):
+        seen.attribute(model, name)
+    if model._buffers.get("_task_mapper") is not None:
+        seen.unchanging(seen.buffer(model, "_task_mapper"))
+    if x.dim() != 2:
+        raise UnreadError("a batch of models of tasks")
+    try:
+        with torch.no_grad():
+            before, tasks, after = model._split_inputs(x)
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise UnreadError("values that are no tasks") from error
+    whole: Array = torch.cat([before, tasks, after], -1).numpy().astype(np.float64)
+    return whole, tasks[:, 0].numpy().astype(np.int64)
