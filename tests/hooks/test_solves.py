@@ -286,8 +286,7 @@ def test_products_in_single_precision_serve_iterations_and_double_precision_chec
     monkeypatch.setattr(count, "_matmul", lambda self, v: whole.append(1) or stock(self, v))
     with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}), torch.no_grad():
         found = matrix.solve(system.rhs)
-    assert latest().iterations > 3
-    assert len(whole) <= 3 if dtype is torch.float64 else len(whole) > 3
+    assert (2 * len(whole) < latest().iterations) == (dtype is torch.float64), "in double precision they only check"
     truth, _ = system.truth()
     size = truth.norm(dim=0)
     assert ((found.double() - truth).norm(dim=0) <= 50 * systems.TOLERANCE[dtype] * size).all()
