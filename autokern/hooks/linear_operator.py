@@ -38,14 +38,14 @@ _dispatch_pinverse = route("pinverse_root", looked=True)
 _dispatch_qr = route("qr", looked=True)
 
 
-_of_cholesky, _of_matmul, _of_qr = map(floors.of, ("cholesky", "matmul", "qr"))
+_small_cholesky, _small_matmul, _small_qr = (floors.of(op).covers for op in ("cholesky", "matmul", "qr"))
 
 _stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
 
 
 @hook(_cholesky_module, "_psd_safe_cholesky")
 def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max_tries: int | None = None) -> Any:
-    if _of_cholesky.covers(A) or out is not None or stay_out():
+    if _small_cholesky(A) or out is not None or stay_out():
         return _stock_cholesky(A, out=out, jitter=jitter, max_tries=max_tries)
     return _dispatch_cholesky(A, jitter, max_tries)
 
@@ -55,7 +55,7 @@ _stock_qr = stock_of(qr_module, "stable_qr")
 
 @hook(qr_module, "stable_qr", everywhere="linear_operator")
 def _stable_qr(mat: Any) -> Any:
-    if _of_qr.covers(mat) or stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
+    if _small_qr(mat) or stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_qr(mat)
     q, r = _dispatch_qr(mat)
     diagonal = r.diagonal(dim1=-2, dim2=-1)
@@ -81,7 +81,7 @@ _stock_matmul = stock_of(DenseLinearOperator, "_matmul")
 
 @hook(DenseLinearOperator, "_matmul")
 def _matmul(self: Any, rhs: Any) -> Any:
-    if _of_matmul.covers(self.tensor) or rhs.dim() < 2 or stay_out():
+    if _small_matmul(self.tensor) or rhs.dim() < 2 or stay_out():
         return _stock_matmul(self, rhs)
     return _dispatch_matmul(self.tensor, rhs)
 
@@ -91,7 +91,7 @@ _stock_t_matmul = stock_of(DenseLinearOperator, "_t_matmul")
 
 @hook(DenseLinearOperator, "_t_matmul")
 def _t_matmul(self: Any, rhs: Any) -> Any:
-    if _of_matmul.covers(self.tensor) or not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
+    if _small_matmul(self.tensor) or not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
         return _stock_t_matmul(self, rhs)
     return _dispatch_matmul(self.tensor.mT, rhs)
 

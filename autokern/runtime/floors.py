@@ -20,6 +20,7 @@ __all__ = ["Floor", "of", "publish"]
 
 _traced = torch.compiler.is_dynamo_compiling
 _ordered = current.get
+_plain = torch.Tensor
 
 
 class Floor:
@@ -34,7 +35,7 @@ class Floor:
         """Whether stock serves a call on this matrix; where `using` orders something, the dispatcher must see it."""
         return (
             not _traced()
-            and a.__class__ is torch.Tensor
+            and a.__class__ is _plain
             and a.numel() < (self.cpu if a.is_cpu else self.cuda if a.is_cuda else 0)
             and _ordered() is None
         )
