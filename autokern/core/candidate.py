@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,6 @@ ACCURACIES = ("same", "better", "approximate")
 Run = Callable[..., Any]
 Derived = Callable[[Problem, Mapping[str, float]], float | None]
 Obeys = Callable[[str, float, Problem], "bool | None"]
-_Asked = TypeVar("_Asked")
 
 
 def nothing(*_: object) -> None:
@@ -127,25 +126,18 @@ class Candidate(msgspec.Struct, frozen=True):
         An error that cannot be told is within the bound.
         """
 
-        def guarded(ask: Callable[[_Asked], str | None], name: str) -> Callable[[_Asked], str | None]:
-            def answer(asked: _Asked) -> str | None:
+        def guarded(field: str) -> Callable[[Any], Any]:
+            ask = getattr(self, field)
+
+            def answer(about: Any) -> Any:
                 try:
-                    return ask(asked)
+                    return ask(about)
                 except Exception as error:
                     if interrupted(error):
                         raise
-                    return f"its {name} raised {type(error).__name__}: {error}"
+                    return None if field == "error" else f"its {field} raised {type(error).__name__}: {error}"
 
             return answer
 
-        def error(problem: Problem) -> Error | None:
-            try:
-                return self.error(problem)
-            except Exception as error:
-                if interrupted(error):
-                    raise
-                return None
-
-        unsupported, unavailable = guarded(self.unsupported, "unsupported"), guarded(self.unavailable, "unavailable")
-        guards = {"unsupported": unsupported, "unavailable": unavailable, "error": error}
+        guards = {field: guarded(field) for field in ("unsupported", "unavailable", "error")}
         return msgspec.structs.replace(self, source=source, **guards)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 
 from autokern.core.candidate import WITHIN
 from autokern.core.problem import Problem
-from autokern.core.shown import shown
+from autokern.core.shown import Shown
 from autokern.core.solved import Solved
 from autokern.core.units import duration, legible, sized
 
@@ -58,7 +57,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         return duration(self.seconds), rate, sized(self.memory), error
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """The candidate chosen for a problem, and the reason.
 
     Parameters
@@ -165,38 +164,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """Return candidates with their costs, and why they cannot serve."""
         names = dict.fromkeys((*self.costs, *self.excluded))
         return [(name, self.costs.get(name), self.excluded.get(name, "")) for name in names]
-
-    def _repr_html_(self) -> str:
-        return str(shown("html", self))
-
-    def to_frame(self) -> Any:
-        """Return a pandas data frame with a row for each candidate; times in seconds, memory in bytes.
-
-        Raises
-        ------
-        AutokernError
-            If pandas is not installed.
-        """
-        return shown("frame", self)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the predicted time of each candidate that may serve.
-
-        Parameters
-        ----------
-        ax : matplotlib axes, optional
-            Where to draw; by default new axes.
-
-        Returns
-        -------
-        matplotlib axes
-
-        Raises
-        ------
-        AutokernError
-            If matplotlib is not installed.
-        """
-        return shown("plot", self, ax)
 
 
 def _row(name: str, words: tuple[str, str, str, str], width: int, mark: str = " ") -> str:

@@ -5,9 +5,32 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["shown"]
+__all__ = ["Shown", "shown"]
 
 
 def shown(form: str, *given: Any) -> Any:
     """Return what a function of the command line's module of notebooks makes of a result."""
     return getattr(importlib.import_module("autokern.cli.notebook"), form)(*given)
+
+
+class Shown:
+    """A result that a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return str(shown("html", self))
+
+    def to_frame(self) -> Any:
+        """Return a pandas data frame: a row for each candidate of a decision, or for each decision.
+
+        Times are in seconds, memory in bytes. AutokernError if pandas is not installed.
+        """
+        return shown("frame", self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the predicted times of the candidates of a decision, or the calls by op and candidate.
+
+        Return the matplotlib axes, by default new ones. AutokernError if matplotlib is not installed.
+        """
+        return shown("plot", self, ax)

@@ -14,7 +14,7 @@ from autokern.core.errors import SettingsError
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.core.shown import shown
+from autokern.core.shown import Shown
 from autokern.core.units import legible
 from autokern.runtime import described, dispatch
 from autokern.tuning.profile import Profile
@@ -65,7 +65,7 @@ def op(name: str) -> Op:
     return get(name)
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(Shown, msgspec.Struct, frozen=True):
     """The decisions that this process took; prints as a table.
 
     Parameters
@@ -78,38 +78,6 @@ class Explanation(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return str(self)
-
-    def _repr_html_(self) -> str:
-        return str(shown("html", self))
-
-    def to_frame(self) -> Any:
-        """Return a pandas data frame with a row for each decision; the last columns say how it solved systems.
-
-        Raises
-        ------
-        AutokernError
-            If pandas is not installed.
-        """
-        return shown("frame", self)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the number of calls by op and candidate.
-
-        Parameters
-        ----------
-        ax : matplotlib axes, optional
-            Where to draw; by default new axes.
-
-        Returns
-        -------
-        matplotlib axes
-
-        Raises
-        ------
-        AutokernError
-            If matplotlib is not installed.
-        """
-        return shown("plot", self, ax)
 
     def __str__(self) -> str:
         off = releases.summary()
