@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True):
         """What the code predicts now over what was measured; of some guards, what it predicted then: they need data."""
         case = self.case
         if case.what == "evaluate_kernel":
-            return predicted(case, subject(case)[0]) / self.measured
+            return predicted(subject(case)[0]) / self.measured
         if case.problem.op == "guard":
             return self.ratio
         return get(case.what)[case.candidate].memory(case.problem) / self.measured

@@ -1,7 +1,7 @@
 """Doctor: tries the parts of this machine, and advises on those that fail.
 
 Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in processes of their own
-(`subprocess_probe`).
+(`probe`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from autokern.cli import plugin_check, quiet, ranks_check
+from autokern.cli.probe import Answer, Probe
 from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.recorded import table
@@ -29,10 +30,8 @@ from autokern.system import cgroups, host, keops, pages
 from autokern.system.files import Folder
 from autokern.system.load import Load
 from autokern.system.progress import Progress, silent
-from autokern.system.subprocess_probe import PROGRAMS, Answer, Probe
 from autokern.tuning import store, timer
 
-PROGRAMS["hooks"] = Path(__file__).with_name("probe_programs") / "try_hooks.py"
 _LONGEST = 27.0
 """Seconds after which a trial counts as failed."""
 _LITTLE_MEMORY = 2 * 2**30

@@ -194,15 +194,16 @@ class _LogProb(torch.autograd.Function):
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return None, None, None, *plain(ctx.parts, ctx.saved_tensors, wanted, grad)
-        with threads.scope(ctx.threads):
+
+        def gradients() -> list[torch.Tensor | None]:
             state, ctx.state = ctx.state, None
             if state is None:  # a second backward pass: the first one has used the memory of the factor
                 state = _again(ctx, noise, residual, tuple(tensors))
-            try:
-                found = ctx.gradients(ctx.parts.tree(tensors), state, noise, wanted, grad)
-            finally:
-                state.lease.release()
-        return None, None, None, *found
+            with state.lease:
+                found: list[torch.Tensor | None] = ctx.gradients(ctx.parts.tree(tensors), state, noise, wanted, grad)
+            return found
+
+        return None, None, None, *threads.limited(gradients, ctx.threads)()
 
 
 class State(NamedTuple):

@@ -151,7 +151,7 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
     quiet = msgspec.structs.replace(settings, calibrate="never")
     shipped = Session(quiet)
-    shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint, tools=profile.tools))
+    shipped.adopt(Profile(host=profile.host, fingerprint=profile.fingerprint))
     rows: list[Examined] = []
     waiting = list(tasks(level))
     with randomness.untouched(), torch.enable_grad(), torch.device("cpu"):  # whatever the caller has set

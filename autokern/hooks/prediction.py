@@ -28,7 +28,6 @@ from autokern.gp.relied import fantasy, prediction
 from autokern.hooks import iterated, origin
 from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
-from autokern.hooks.memory import guard_cache
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, ITERATIVE, ORDERED, ROOT, SOLVE, regime
 from autokern.runtime.dispatch import explain, route
@@ -180,7 +179,6 @@ def _shared(strategy: Any, *cached: str) -> Any:
         return known
     found = regime(strategy.num_train, SOLVE)
     if found == EXACT or (found == ITERATIVE and factor_cache.is_exact(strategy)):
-        guard_cache(strategy, cached[0])
         return factor_cache.of(strategy) if origin.is_ours(strategy) else None
     return None
 

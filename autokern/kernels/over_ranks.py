@@ -75,11 +75,10 @@ def _data(
     }
 
 
-def _slice(n: int, by: list[float], number: int) -> slice:
-    """Return the stretch of n points of one rank; all of them cover the points."""
-    cut = [round(n * sum(by[:k]) / partition.ALIGNED) * partition.ALIGNED for k in range(1, len(by))]
-    edges = [0, *(min(n, at) for at in cut), n]
-    return slice(edges[number], edges[number + 1])
+def _own(n: int, here: Ranks) -> slice:
+    """Return the stretch of n points of this rank; those of all ranks cover the points."""
+    edges = [round(n * k / (here.size * partition.ALIGNED)) * partition.ALIGNED for k in (here.rank, here.rank + 1)]
+    return slice(min(n, edges[0]), n if here.rank + 1 == here.size else min(n, edges[1]))
 
 
 def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -91,17 +90,17 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
     m = rhs.shape[-2]
     plan = plan._replace(symmetric=True, columns=False)
 
-    def work(out: torch.Tensor, by: list[float]) -> None:
+    def work(out: torch.Tensor) -> None:
         whole = out.view(n, t)
         if others is None:
-            only = partition.dealt(n, plan.tile, thread_pool.size(rhs.device), by, here.rank)
+            only = partition.dealt(n, plan.tile, thread_pool.size(rhs.device), here.size, here.rank)
             whole.copy_(products.product(tree, None, rhs, plan, only))
         elif n >= m:
-            rows = _slice(n, by, here.rank)
+            rows = _own(n, here)
             if rows.stop > rows.start:
                 whole[rows] = products.product(tree.at(rows), others, rhs, plan)
         else:
-            columns = _slice(m, by, here.rank)
+            columns = _own(m, here)
             if columns.stop > columns.start:
                 whole.copy_(products.product(tree, [z[columns] for z in others], rhs[columns], plan))
 
@@ -123,23 +122,23 @@ def gradients(
 
     points = len(tree.points)
 
-    def work(out: torch.Tensor, by: list[float]) -> None:
+    def work(out: torch.Tensor) -> None:
         *parts, by_rhs = out.split(sizes)
         found = [part.view(like.shape) for part, like in zip(parts, tensors, strict=True)]
         last = by_rhs.view_as(right) if want_rhs else None
         if others is None:
-            only = partition.dealt(n, plan.tile, thread_pool.size(right.device), by, here.rank)
+            only = partition.dealt(n, plan.tile, thread_pool.size(right.device), here.size, here.rank)
             if not any(only):
                 return
             ours, own = products.gradients(tree, None, left, right, plan, want_rhs, only)
         elif n >= m:
-            rows = _slice(n, by, here.rank)
+            rows = _own(n, here)
             if rows.start == rows.stop:
                 return
             ours, own = products.gradients(tree.at(rows), others, left[rows], right, plan, want_rhs)
             found[:points] = [total[rows] for total in found[:points]]
         else:
-            columns = _slice(m, by, here.rank)
+            columns = _own(m, here)
             if columns.start == columns.stop:
                 return
             ours, own = products.gradients(tree, [z[columns] for z in others], left, right[columns], plan, want_rhs)
@@ -173,8 +172,8 @@ def by_points(
         work(out, 0, n)
         return out
 
-    def own(out: torch.Tensor, by: list[float]) -> None:
-        part = _slice(n, by, here.rank)
+    def own(out: torch.Tensor) -> None:
+        part = _own(n, here)
         if part.stop > part.start:
             work(out, part.start, part.stop)
 

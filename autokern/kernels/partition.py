@@ -105,16 +105,16 @@ def rounds(n: int, m: int, same: bool, tile: int, members: int) -> list[Pairs]:
     return list(latin(shares(n, tile, members), shares(m, tile, members)))
 
 
-def dealt(n: int, tile: int, members: int, by: list[float], number: int) -> list[Pairs]:
+def dealt(n: int, tile: int, members: int, processes: int, number: int) -> list[Pairs]:
     """Return the rounds of one of several processes that cover all tiles of a symmetric matrix together.
 
     Pairs of shares stand in one order, row by row; each process gets a stretch of them. Its threads share a pair.
-    `members` are the threads of this process, the one of that `number`; `by` is the share of work of each process.
+    `members` are the threads of this process, the one of that `number`.
     """
-    count = max(2 * len(by), min(max(_SHARES, 4 * len(by)), n // tile))
+    count = max(2 * processes, min(max(_SHARES, 4 * processes), n // tile))
     blocks = bounds(n, -(-n // count), 1)
-    units = len(blocks) ** 2 / 2
-    low, high = units * sum(by[:number]), math.inf if number + 1 == len(by) else units * sum(by[: number + 1])
+    each = len(blocks) ** 2 / 2 / processes
+    low, high = each * number, math.inf if number + 1 == processes else each * (number + 1)
     own: Pairs = []
     for i, rows in enumerate(blocks):
         if (i + 1) ** 2 / 2 > low and i**2 / 2 < high:

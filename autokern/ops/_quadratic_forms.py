@@ -80,16 +80,19 @@ class _ClosedForm(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
             return *plain_gradients(plain, ctx.arguments.unchanged(), wanted[:3], cotangents), None
-        with threads.scope(ctx.threads):
+
+        def inverse() -> torch.Tensor:
+            lower, ctx.lower = ctx.lower, None
+            return ctx.method.invert(lower)
+
+        def gradients() -> list[torch.Tensor | None]:
+            white = kept
             if ctx.lower is None:  # a second backward pass: the first one has used the memory of the factor
-                ctx.lower, kept, _ = ctx.method.factorise(*ctx.arguments.unchanged())
-            solved = ctx.method.solve(ctx.lower, kept)
+                ctx.lower, white, _ = ctx.method.factorise(*ctx.arguments.unchanged())
+            solved = ctx.method.solve(ctx.lower, white)
+            return inv_quad_logdet_gradients(inverse, solved, cotangents, ctx.shape, wanted)
 
-            def inverse() -> torch.Tensor:
-                lower, ctx.lower = ctx.lower, None
-                return ctx.method.invert(lower)
-
-            return *inv_quad_logdet_gradients(inverse, solved, cotangents, ctx.shape, wanted), None
+        return *threads.limited(gradients, ctx.threads)(), None
 
 
 def closed_form(

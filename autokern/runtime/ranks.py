@@ -75,7 +75,6 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
             raise RanksError(f"autokern: {told}. Give all ranks the same libraries and the same OMP_NUM_THREADS")
         over_ranks.measure(here)
         settings, profile = _agreed(here, mine, min(one["memory"] for one in found))
-        here.even = settings.deterministic
         randomness.take(here.objects(randomness.states() if here.rank == 0 else None)[0])
         system.use(here)
         dispatch.replace(dispatch.Session(settings, profile, mine.asked))

@@ -16,7 +16,7 @@ import msgspec
 from autokern.backends import graphs
 from autokern.core import registry
 from autokern.core.decision import Decision
-from autokern.core.errors import AutokernError, AutokernWarning, MemoryBudgetError
+from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.feasibility import Feasibility
 from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
@@ -25,7 +25,7 @@ from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.runtime import checks, floors, orders, overlay
 from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, Shared, counted, is_large, served, stock_entry
-from autokern.system import host, keops, logs, memory_limit
+from autokern.system import host, logs, memory_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,7 +92,6 @@ class Session:
     def _put_in_force(self, profile: Profile) -> None:
         from autokern.tuning.chooser import Chooser
 
-        keops.believe(profile.tools.get("keops"))
         self._chooser = Chooser(profile)
         floors.publish(self)
 
@@ -213,10 +212,4 @@ class Session:
         large = not self.agreed and max(table.memory.values()) >= memory_limit.LARGE
         if large and device in host.current().devices:
             there = memory_limit.current(device)  # the memory of a recorded host is only explained here
-        try:
-            return policy.decide(table, self.chooser, settings, there, seen)
-        except MemoryBudgetError:
-            if there is None or there.source:
-                raise
-            named = memory_limit.named(there, device)
-            return policy.decide(table, self.chooser, settings, named, seen)
+        return policy.decide(table, self.chooser, settings, there, seen)

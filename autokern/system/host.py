@@ -77,8 +77,7 @@ def accelerator() -> torch.device | None:
 
     Counting devices goes through NVML where it can and leaves CUDA uninitialised, so that forks still work.
     """
-    api = getattr(torch, "accelerator", None)  # torch before 2.6 has none
-    device = api.current_accelerator() if api else torch.device("cuda")
+    device = torch.accelerator.current_accelerator()
     return device if device is not None and torch.get_device_module(device).device_count() > 0 else None
 
 

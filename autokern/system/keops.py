@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -21,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from autokern.core.errors import KeOpsError
@@ -33,20 +31,9 @@ _ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section header
 _WRITING_S = 10.0
 """A truncated file that changed in these seconds is one that a linker, of this process or another, is writing."""
 
-
-class Tool(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The result of trying KeOps on this host, valid while `setting` is the same."""
-
-    works: bool
-    found: str = ""  # its output, or the reason of its failure
-    seconds: float = 0.0  # duration of the trial, compiling included
-    setting: str = ""  # version and compiler
-
-
 _lock = Lock()
 _working, _verbose = 0, (True, True)
 _failure = ""
-_verdict: Tool | None = None
 _intact: tuple[str, int] | None = None
 """The build folder that was last found intact, and its time of change."""
 
@@ -62,8 +49,6 @@ def keops_problem(device: str = "cpu") -> str | None:
         return "pykeops is installed, but importing it fails"
     if compiler() is None:
         return "KeOps needs a C++ compiler, and none was found: install g++, or name one in CXX"
-    if _verdict is not None and not _verdict.works and _verdict.setting == setting():
-        return f"KeOps was tried on this machine and failed: {_verdict.found}"
     return None if pykeops is None else _obstacle(pykeops, device)
 
 
@@ -77,12 +62,10 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
         if not os.path.exists(pykeops.config.pykeops_nvrtc_name(type="target")):
             return "KeOps could not build its interface to the CUDA compiler"
     folder = Path(pykeops.get_build_folder())
-    bad = damaged(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the build folder of KeOps cannot be written ({_plain(folder)}): set KEOPS_CACHE_FOLDER to one that can"
-    if bad:
-        return f"{len(bad)} files in the build folder of KeOps are damaged ({_plain(folder)}): remove it"
-    return None
+    bad = sum(age > _WRITING_S for age in _truncated(folder))
+    return f"{bad} files in the build folder of KeOps are damaged ({_plain(folder)}): remove it" if bad else None
 
 
 def build_folder() -> Path | None:
@@ -107,26 +90,8 @@ def _first_of(named: str | None, path: str | None) -> str | None:
     return next((name for name in (named, *usual) if name and shutil.which(name, path=path)), None)
 
 
-def setting() -> str:
-    """Return the cheap facts on which a verdict on KeOps rests: version and compiler."""
-    try:
-        version = importlib.metadata.version("pykeops")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-    return f"pykeops {version}, {os.path.basename(compiler() or 'no compiler')}"
-
-
-def damaged(folder: Path) -> list[str]:
-    """Return the names of truncated compiled formulae: loading one kills the process (SIGBUS).
-
-    An ELF file ends with its section headers, so its first 64 bytes give its length. A file that is still being
-    written is not counted.
-    """
-    return sorted(name for name, age in _truncated(folder) if age > _WRITING_S)
-
-
-def _truncated(folder: Path) -> list[tuple[str, float]]:
-    """Return the names of truncated compiled formulae, each with the seconds since it was last written to."""
+def _truncated(folder: Path) -> list[float]:
+    """Return of each truncated compiled formula, which kills the process that loads it, its age in seconds."""
     global _intact
     try:
         state = (str(folder), folder.stat().st_mtime_ns)
@@ -134,7 +99,7 @@ def _truncated(folder: Path) -> list[tuple[str, float]]:
             return []
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         paths = [Path(e.path) for e in os.scandir(folder) if e.name.endswith(suffix)]
-        found = [(path.name, abs(time.time() - path.stat().st_mtime)) for path in paths if _cut_short(path)]
+        found = [abs(time.time() - path.stat().st_mtime) for path in paths if _cut_short(path)]
     except OSError:  # gone meanwhile
         return []
     if not found:
@@ -143,6 +108,7 @@ def _truncated(folder: Path) -> list[tuple[str, float]]:
 
 
 def _cut_short(path: Path) -> bool:
+    """Whether an ELF file, which ends with its section headers, is shorter than its first 64 bytes say."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_ELF.size)
@@ -153,12 +119,6 @@ def _cut_short(path: Path) -> bool:
     width, order, offset, each, count = _ELF.unpack(head)
     known = (width, order) == (2, 1)  # 64 bits with the low byte first; others are laid out otherwise
     return bool(known and size < offset + each * count)
-
-
-def believe(verdict: Tool | None) -> None:
-    """Adopt a profile's verdict on KeOps on this machine."""
-    global _verdict
-    _verdict = verdict
 
 
 @contextlib.contextmanager
@@ -216,5 +176,5 @@ def _silence() -> Iterator[None]:
 
 def _reset() -> None:
     """Clear all results and warnings (for tests)."""
-    global _failure, _verdict, _intact
-    _failure, _verdict, _intact = "", None, None
+    global _failure, _intact
+    _failure, _intact = "", None

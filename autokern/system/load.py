@@ -13,17 +13,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 from autokern.core.recovery import recoverable
 from autokern.system import cgroups
-
-resource: ModuleType | None
-try:
-    import resource
-except ImportError:  # Windows has no such count
-    resource = None
 
 __all__ = ["Load", "Snapshot", "Waited", "Watch", "snapshot"]
 
@@ -44,7 +37,6 @@ class Load(NamedTuple):
     cores: int  # that this process may use
     others: float | None = None  # how many of them others kept busy
     lost: float | None = None  # share of the time in which threads of this process wanted a core and had none
-    switches: float | None = None  # involuntary, of this process, per second
     throttled: float | None = None  # share of the time for which the CPU quota of a control group stopped it
 
     def crowded(self, threads: int) -> bool:
@@ -68,7 +60,6 @@ class Snapshot(NamedTuple):
     busy: float | None
     own: float
     waited: float | None
-    switches: int | None
     throttled: float | None
 
 
@@ -87,18 +78,16 @@ class Watch:
         """Return the load of the interval until now, which goes on."""
         start, now = self._start, self._read()
         seconds, own = now.at - start.at, now.own - start.own
-        others = lost = switches = throttled = None
+        others = lost = throttled = None
         if seconds >= _LEAST:
             if now.busy is not None and start.busy is not None:
                 others = max(0.0, (now.busy - start.busy - own) / seconds)
-            if now.switches is not None and start.switches is not None:
-                switches = (now.switches - start.switches) / seconds
             if now.throttled is not None and start.throttled is not None:
                 throttled = (now.throttled - start.throttled) / seconds
         if now.waited is not None and start.waited is not None:
             waited = max(0.0, now.waited - start.waited)  # a thread that has ended takes its own along
             lost = waited / max(waited + own, 1e-9)
-        return Load(now.cores, others, lost, switches, throttled)
+        return Load(now.cores, others, lost, throttled)
 
 
 class Waited:
@@ -148,7 +137,6 @@ def snapshot() -> Snapshot:
         busy=busy_seconds(cgroups.text_of(_STAT), cpus),
         own=time.process_time(),
         waited=seconds,
-        switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else None,
         throttled=cgroups.throttled(),
     )
 

@@ -7,7 +7,7 @@ control group's limit, free RAM, free memory of the GPU. Reading it costs 0.3 ms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -18,7 +18,6 @@ from autokern.system import buffers, host
 
 LARGE = 64 * 2**20
 """Calls below this many bytes run without a reading of the available memory."""
-_HALF = "float32, which takes half of it"
 ORDER = "AUTOKERN_MEMORY or using(memory=...)"
 
 Device = torch.device | str
@@ -28,7 +27,7 @@ class Limit(NamedTuple):
     """The memory that a call may take."""
 
     bytes: int  # most at its peak
-    source: str  # the cause of this limit, in words
+    source: str  # the cause of this limit, in words; empty for the available memory
     kept: int = 0  # bytes of it that the pools of `buffers` keep and give back on demand
 
 
@@ -82,35 +81,30 @@ def fits(need: int, device: Device) -> bool:
     return True
 
 
-def refuse(asked: str, need: int, device: Device, ways: Sequence[str] = ()) -> NoReturn:
+def refuse(asked: str, need: int, device: Device, dtype: str, of_kernel: bool) -> NoReturn:
     """Raise the `refusal` of a call in this thread on a device, before it allocates anything."""
-    raise refusal(asked, need, named(current(device, _ordered()), device), ways)
+    raise refusal(asked, need, current(device, _ordered()), device, dtype, of_kernel)
 
 
-def named(found: Limit, device: Device) -> Limit:
-    """Return a limit with its cause in words, which reads the machine a second time."""
-    return found if found.source else found._replace(source=host.memory_limited_by(str(device)))
+def refusal(
+    asked: str, need: int, found: Limit, device: Device, dtype: str, of_kernel: bool, tiles: bool = True
+) -> MemoryBudgetError:
+    """Return the error of a call that needs so many bytes at its peak, beyond those allocated already.
 
-
-def refusal(asked: str, need: int, found: Limit, ways: Sequence[str] = ()) -> MemoryBudgetError:
-    """Return the error of a call that does not fit.
-
-    `need` are bytes at its peak, beyond those allocated already; `ways` are alternatives: float32 is left out where
-    half the bytes do not fit either.
+    It names alternatives: float32 if half the bytes fit, and for matrices of kernels those that form none; without
+    `tiles` where those do not fit either.
     """
-    there = f"{sized(found.bytes)} may be taken ({found.source or 'free memory'})"
-    ways = [way for way in ways if way != _HALF or need <= 2 * found.bytes]
-    instead = "; ".join((*ways, "fewer points at once, or more memory"))
+    ways = ["fewer points at once, or more memory"]
+    if of_kernel:
+        ways.insert(0, "inducing points (SGPR, SVGP)")
+    if dtype.removeprefix("torch.") == "float64" and need <= 2 * found.bytes:
+        ways.insert(0, "float32, which takes half of it")
+    if of_kernel and tiles:
+        ways.insert(0, "products with tiles of the kernel matrix that is never formed (kernel_matmul)")
+    there, instead = f"{sized(found.bytes)} may be taken ({named(found, device)})", "; ".join(ways)
     return MemoryBudgetError(f"{asked} needs {sized(need)} at its peak, and {there}. What would work: {instead}")
 
 
-def ways_out(dtype: str, of_kernel: bool, tiles: bool = True) -> list[str]:
-    """Return alternatives to a matrix that does not fit; without `tiles` where those do not fit either."""
-    ways = []
-    if of_kernel and tiles:
-        ways.append("products with tiles of the kernel matrix that is never formed (kernel_matmul)")
-    if dtype.removeprefix("torch.") == "float64":
-        ways.append(_HALF)
-    if of_kernel:
-        ways.append("inducing points (SGPR, SVGP)")
-    return ways
+def named(found: Limit, device: Device) -> str:
+    """Return the cause of a limit in words, which reads the machine a second time."""
+    return found.source or host.memory_limited_by(str(device))

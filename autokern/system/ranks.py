@@ -30,17 +30,11 @@ __all__ = ["TIMEOUT", "Link", "Ranks", "active", "held", "is_job", "join", "use"
 
 TIMEOUT = 300.0
 """Seconds after which a rank that does not answer ends the job, by default."""
-_NUMBERS = 12
-"""Whole numbers in a header: the call, its kind, sizes and sums, and nanoseconds of the work before."""
+_NUMBERS = 10
+"""Whole numbers in a header: the call, its kind, sizes and sums."""
 _KINDS = ("objects", "product", "gradients", "barrier", "points")
-_LEAST_WORK = 0.02
-"""Seconds of work, on all ranks, that tell their speeds."""
 _MARK = "_AUTOKERN_RANK"
 """Variable by which processes that a rank starts know that they are none themselves."""
-_UNEVEN = 1.2
-"""Gain from which on work is dealt by other shares."""
-_STEPS = 32
-"""Shares of work are multiples of one over so many times the number of ranks."""
 
 _joined = 0
 
@@ -60,16 +54,13 @@ class Ranks:
     """The ranks of a job, seen by one of them.
 
     `timeout` is the seconds to wait for another rank. If `shy`, the ranks stand back once the program has a process
-    group of its own. `rates` is the speed of each rank, as its part of that of all; if `even`, work is always dealt
-    evenly.
+    group of its own.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float, shy: bool = False) -> None:
         self.rank, self.size, self.timeout, self.shy = rank, size, timeout, shy
-        self.even, self.rates, self._shares = False, [1.0 / size] * size, [1.0 / size] * size
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._broken: RanksError | None = None
-        self._seconds = 0.0
         limit = datetime.timedelta(seconds=timeout)
         self._group: Any = distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, limit)
         signs = PrefixStore("witness", store)
@@ -96,32 +87,26 @@ class Ranks:
         self._wait(lambda: self._group.allgather([found], [padded]))
         return [pickle.loads(bytes(f[:n].tolist())) for f, n in zip(found, lengths, strict=True)]
 
-    def shares(self) -> list[float]:
-        """Return the shares of work that ranks are dealt next; they sum to one."""
-        return self._shares
-
     def summed(
         self, kind: str, sizes: Sequence[int], data: Mapping[str, Sequence[torch.Tensor | str]], like: torch.Tensor,
-        count: int, work: Callable[[torch.Tensor, list[float]], None],
+        count: int, work: Callable[[torch.Tensor], None],
     ) -> torch.Tensor:  # fmt: skip
         """Return the sum over the ranks of what each one's work writes.
 
         Of what is asked for, `kind` and `sizes` (at most four) must be the same on all ranks, and `data` (at most four
         tensors or words, by what they are called in errors) bit by bit. `work` writes the part of this rank into
-        `count` zeros with the dtype of `like`, given the shares of work of all ranks. RanksError on all ranks, if one
-        asks for something else, holds other data, fails or does not come.
+        `count` zeros with the dtype of `like`. RanksError on all ranks, if one asks for something else, holds other
+        data, fails or does not come.
         """
         flat = like.new_zeros(count + 1)
         self._met(kind, sizes, data)
         failed: BaseException | None = None
-        began = time.perf_counter()
         try:
-            work(flat[:-1], self._shares)
+            work(flat[:-1])
         except BaseException as error:  # the others must not wait for this rank
             failed = error
             self._witness.note(f"failed {type(error).__name__}: {str(error)[:200]}")
             flat.zero_()[-1] = 1
-        self._seconds = time.perf_counter() - began
         self._wait(lambda: self._group.allreduce([flat]))
         if failed is not None:
             raise failed
@@ -162,14 +147,12 @@ class Ranks:
         self._witness.call += 1
         sums = [_sum(tensors) for tensors in data.values()]
         own = [self._witness.call, _KINDS.index(kind), *sizes, *[0] * (4 - len(sizes)), *sums]
-        own += [0] * (_NUMBERS - 1 - len(own)) + [int(self._seconds * 1e9)]
-        self._seconds = 0.0
+        own += [0] * (_NUMBERS - len(own))
         mine = torch.tensor(own, dtype=torch.int64, device="cpu")
         found = [torch.empty_like(mine) for _ in range(self.size)]
         self._wait(lambda: self._group.allgather([found], [mine]))
         rows: list[list[int]] = [row.tolist() for row in found]
         self._compare(rows, list(data), alike)
-        self._deal([row[-1] for row in rows])
         return rows
 
     def _compare(self, rows: list[list[int]], names: list[str], alike: bool) -> None:
@@ -189,22 +172,6 @@ class Ranks:
                 f"autokern: ranks hold different data: {'; '.join(told)} is not what rank 0 has. Give all ranks the "
                 "same data, seeds, CPUs, libraries and numbers of threads, or AUTOKERN_RANKS=off"
             )
-
-    def _deal(self, taken: list[int]) -> None:
-        """Deal by the speeds that all ranks know, where that gains much; all ranks deal alike."""
-        if self.even or min(taken) < _LEAST_WORK * 1e9:
-            return
-        speeds = [share / took for share, took in zip(self._shares, taken, strict=True)]
-        self.rates = [0.5 * (rate + speed / sum(speeds)) for rate, speed in zip(self.rates, speeds, strict=True)]
-        total, unit = sum(self.rates), _STEPS * self.size
-        fresh = [max(unit // (4 * self.size), round(unit * rate / total)) for rate in self.rates]
-        new = [share / sum(fresh) for share in fresh]
-
-        def slowest(shares: list[float]) -> float:
-            return max(share / rate for share, rate in zip(shares, self.rates, strict=True))
-
-        if slowest(self._shares) > _UNEVEN * slowest(new):
-            self._shares = new
 
     def _wait(self, start: Callable[[], Any]) -> None:
         try:

@@ -6,11 +6,10 @@ good. So OpenMP and MKL are set directly: each keeps a number per thread. Counts
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -50,20 +49,19 @@ def limited(run: _Run, count: int) -> _Run:
     The former number is restored, after exceptions too. It costs about a microsecond; where torch has no more than
     `count` threads anyway, `run` is called as it is. One thread leaves OpenMP's workers waiting where they are; with
     another number GNU's OpenMP ends those beyond it, and the next full team starts them anew. Calls of `run` may nest,
-    and overlap in several threads. ValueError if `count` is below 1.
+    and overlap in several threads.
     """
-    most = _checked(count)
 
     @functools.wraps(run)
     def limited_run(*args: Any, **kwargs: Any) -> Any:
         before = torch.get_num_threads()  # also initialises torch's threads, which would undo the settings below
-        if most >= before or not _allowed:
+        if count >= before or not _allowed:
             return run(*args, **kwargs)
         set_openmp, set_mkl = _setters()
         mkl_before = before  # an interrupt may come before the next value does
         try:
-            set_openmp(most)
-            mkl_before = set_mkl(most)
+            set_openmp(count)
+            mkl_before = set_mkl(count)
             return run(*args, **kwargs)
         finally:
             try:
@@ -72,40 +70,6 @@ def limited(run: _Run, count: int) -> _Run:
                 set_openmp(before)
 
     return limited_run  # type: ignore[return-value]
-
-
-def scope(count: int) -> contextlib.AbstractContextManager[None]:
-    """Use at most `count` threads in a ``with`` block, in the calling thread only; each object serves one block.
-
-    The former number is restored, after exceptions too, unless an interrupt comes at the very end of the block: where
-    that matters, `limited` is safe. ValueError if `count` is below 1.
-    """
-    return _scope(_checked(count))
-
-
-@contextlib.contextmanager
-def _scope(most: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if most >= before or not _allowed:
-        yield
-        return
-    set_openmp, set_mkl = _setters()
-    mkl_before = before
-    try:
-        set_openmp(most)
-        mkl_before = set_mkl(most)
-        yield
-    finally:
-        try:
-            set_mkl(mkl_before)
-        finally:
-            set_openmp(before)
-
-
-def _checked(count: int) -> int:
-    if count < 1:
-        raise ValueError(f"a number of threads must be 1 or more, not {count}")
-    return count
 
 
 @functools.cache

@@ -8,7 +8,6 @@ runs, and one that does not fit is skipped.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import operator
 import time
@@ -23,7 +22,7 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
-from autokern.system import host, keops, randomness, subprocess_probe
+from autokern.system import host, randomness
 from autokern.system.progress import Progress, silent
 from autokern.tuning.chooser import Chooser, fitted, nearest
 from autokern.tuning.drawing import draw, measurable
@@ -40,7 +39,6 @@ _WORK = {"quick": (2e9, 2e8), "full": (None, None)}
 _SHARE = {"quick": 0.02, "full": 0.012}  # part of the budget that one problem may take
 _NEAR_SHARE = 0.5  # the same for the problem at hand, at first use
 _TIMING_SHARE = 0.005  # part of the budget after which timing a problem goes on only until the round is complete
-_TRYING, _TRYING_SHARE = 40.0, 0.25  # most seconds for trying a tool, and their largest part of the budget
 # Log ratio by other hosts from which on a candidate is not measured, unless all are asked for; one that compiles must
 # be expected to win.
 _HOPELESS = math.log(1.6)
@@ -50,7 +48,6 @@ _PROVEN = 6
 _RATE = 4e9  # flops and bytes a second that are assumed before the first measurement: pessimistic
 _ROUNDS, _ONCE = 10.0, 3e-3  # calls of each candidate in a trial, and seconds that a trial takes beside them
 _OUTERMOST = 10  # nesting of composite ops of plugins that state none
-_log = logging.getLogger("autokern")
 
 
 def chosen_ops(names: str | Iterable[str] | None) -> list[Op]:
@@ -101,8 +98,6 @@ def calibrate(
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
-            if any(candidate.compiles for op in ops for candidate in op.candidates):
-                run.try_tools()
             each = [(op, device) for device in devices for op in ops]
             waiting = [_Pool(*one, tuple(dtypes), level, accuracy, near, thorough) for one in each]
             left = sum(pool.weight for pool in waiting)
@@ -170,19 +165,6 @@ class _Calibration:
             self._known = whole = msgspec.structs.replace(fitted(whole, self._fresh), kept=kept)
             self._fresh = set()
         return whole
-
-    def try_tools(self) -> None:
-        """Try the tools of candidates that compile, in a full calibration without a good verdict on them."""
-        known = self._known.tools.get("keops")
-        settled = known is not None and known.works and known.setting == keops.setting()
-        keops.believe(known if settled else None)
-        if self._level != "full" or settled or _TRYING_SHARE * self._left < _TRYING or keops.keops_problem():
-            return
-        self.progress(0.0, "KeOps")
-        verdict = self._found.tools["keops"] = subprocess_probe.try_keops(_TRYING)
-        keops.believe(verdict)
-        if not verdict.works:
-            _log.info("KeOps does not work on this host: %s", verdict.found)
 
     @property
     def _left(self) -> float:

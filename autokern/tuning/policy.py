@@ -21,7 +21,7 @@ from autokern.core.op import ACCURACIES, Candidate
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.core.units import sized
-from autokern.system.memory_limit import Limit, least, refusal, ways_out
+from autokern.system.memory_limit import Limit, least, refusal
 from autokern.tuning.chooser import Chooser
 from autokern.tuning.forest import Estimate
 from autokern.tuning.store import leaves_aside
@@ -313,9 +313,9 @@ class _Case:
         """Return the error that says what the most frugal candidate needs."""
         problem, frugal = self.problem, self._frugal(self.able)
         assert self.limit is not None
-        ways = ways_out(problem.dtype, bool(problem.d), tiles=problem.op != "kernel_matmul")
+        need, tiles = self.table.memory[frugal.name], problem.op != "kernel_matmul"
         asked = f"{problem} by its most frugal candidate ({frugal.name})"
-        return refusal(asked, self.table.memory[frugal.name], self.limit, ways)
+        return refusal(asked, need, self.limit, problem.device, problem.dtype, bool(problem.d), tiles)
 
     def remark(self, chosen: Candidate) -> str:
         """Return what stock's answer is worth where it approximates, and what an exact one costs if none was chosen."""

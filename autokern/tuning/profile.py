@@ -17,7 +17,6 @@ import msgspec
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.core.shown import shown
-from autokern.system.keops import Tool
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
@@ -152,7 +151,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     banned: list[Ban] = []
     setup: dict[str, _Amount] = {}  # seconds that a candidate needs once in a process, by "op.candidate"
     levels: dict[str, str] = {}  # the most thorough level at which each op was calibrated, by "op/dtype@device"
-    tools: dict[str, Tool] = {}  # results of trying tools that candidates need, by name ("keops")
+    tools: dict[str, Any] = {}  # of former versions; ignored
     # Date of a calibration without time for any problem of an op, or of one at first use that did not make it known.
     fruitless: dict[str, str] = {}
     forests: dict[str, Forest] = {}  # the trees that choose, fitted to the trials, by "op@device"
@@ -221,7 +220,6 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             banned=list(bans.values()),
             setup=self.setup | other.setup,
             levels=levels,
-            tools=self.tools | other.tools,
             fruitless={key: date for key, date in dates.items() if key not in levels and counts[key] < ENOUGH},
             forests=self.forests | later,
             kept=list(dict.fromkeys(kept)),  # without repetitions: files are merged with themselves
@@ -249,6 +247,6 @@ def decode(data: bytes) -> Profile:
     whole = profile.schema == SCHEMA and all(forest.is_whole for forest in profile.forests.values())
     sizes = [(p.m, p.n, p.batch, 1 + p.d, 1 + p.rhs) for p in (trial.problem for trial in profile.trials)]
     possible = all(min(of_problem) >= 1 and max(of_problem) <= 2**40 for of_problem in sizes)
-    if not (whole and possible and all(tool.seconds >= 0 for tool in profile.tools.values())):
-        raise ProfileError(f"it is of schema {profile.schema}, or it has broken trees, an impossible size or time")
+    if not (whole and possible):
+        raise ProfileError(f"it is of schema {profile.schema}, or it has broken trees or an impossible size")
     return profile

@@ -24,12 +24,12 @@ from support.fakes import as_if_of_autokern
 
 import autokern
 from autokern.backends import keops_product
+from autokern.cli.probe import _path
 from autokern.core.errors import KeOpsError
 from autokern.gp import likelihood
 from autokern.kernels import family, graph, tree
 from autokern.kernels.family import _FAMILIES, _OF_KERNEL, Family, of_unit_lengthscale
 from autokern.system import keops
-from autokern.system.subprocess_probe import _path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_keops = pytest.mark.skipif(keops.keops_problem() is not None, reason=f"needs KeOps: {keops.keops_problem()}")

@@ -16,7 +16,6 @@ from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.runtime import dispatch
 from autokern.system import host
-from autokern.system.keops import Tool
 from autokern.tuning import store
 from autokern.tuning.profile import Profile, Timing, Trial
 
@@ -31,7 +30,7 @@ def run():
 
 
 def keep(*sizes: int) -> Profile:
-    """Keep a profile of this host, in which a tool was tried."""
+    """Keep a profile of this host, in which a former version has tried a tool."""
     where = f"/home/{getpass.getuser()}/bin/g++ on {platform.node()} failed"
     trials = [Trial(Problem(op="qr", m=n, n=n), {"stock": Timing(1.23456789e-3)}) for n in sizes]
     here = host.current()
@@ -39,7 +38,7 @@ def keep(*sizes: int) -> Profile:
         host=here.fields,
         fingerprint=here.fingerprint,
         trials=trials,
-        tools={"keops": Tool(False, found=where, setting=where)},
+        tools={"keops": where},  # of a former version
         fruitless={"predict/float64@cpu": "2026-01-02T03:04:05Z"},
         created="2026-01-02T03:04:05Z",
     )

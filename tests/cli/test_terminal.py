@@ -146,8 +146,7 @@ def test_json_has_all_fields_and_a_version():
 
 @pytest.mark.parametrize(("need", "fits"), [(7 * GIB, True), (1192 * GIB, False)])
 def test_float32_is_advised_where_half_fits(need, fits):
-    ways = memory_limit.ways_out("float64", of_kernel=True)
     with autokern.using(memory="4GiB"), pytest.raises(MemoryBudgetError) as caught:
-        memory_limit.refuse("a matrix", need, "cpu", ways)
+        memory_limit.refuse("a matrix", need, "cpu", "float64", of_kernel=True)
     assert ("float32" in str(caught.value)) == fits
     assert "inducing points" in str(caught.value)

@@ -74,16 +74,18 @@ REFUSED = {
         (kernels.RBFKernel() + kernels.RQKernel()).double()(points()).to_dense()
     ),
     "covar_dist of Own": lambda: Own().double()(points()).to_dense(),
-    "a KeOps kernel without KeOps": lambda: kernels.keops.RBFKernel().double()(points(600, 20)).to_dense(),
-    "forward of SpectralMixtureKernel": lambda: (
-        kernels.SpectralMixtureKernel(3, ard_num_dims=2).double().forward(points(900), points(900))
+    "evaluate_kernel of RBFKernel, 600 x 600": lambda: (
+        kernels.keops.RBFKernel().double()(points(600, 20)).to_dense()  # without KeOps at this size
+    ),
+    "evaluate_kernel of SpectralMixtureKernel": lambda: (
+        kernels.SpectralMixtureKernel(3, ard_num_dims=2).double()(points(900)).to_dense()
     ),
     "to_dense of RootLinearOperator": lambda: RootLinearOperator(points()).to_dense(),
     "to_dense of DiagLinearOperator": lambda: DiagLinearOperator(points()[:, 0]).to_dense(),
     "to_dense of KroneckerProductLinearOperator": lambda: KroneckerProductLinearOperator(
         DenseLinearOperator(points(60, 60)), DenseLinearOperator(points(50, 50))
     ).to_dense(),
-    "_cholesky of DenseLinearOperator": lambda: DenseLinearOperator(torch.eye(FEW, dtype=torch.float64))._cholesky(),
+    "cholesky.m=3000": lambda: DenseLinearOperator(torch.eye(FEW, dtype=torch.float64))._cholesky(),
 }
 
 
@@ -111,7 +113,7 @@ def test_caches_of_predictions(enabled):
     with gpytorch.settings.max_cholesky_size(10**6), torch.no_grad():
         strategy = DefaultPredictionStrategy([x], prior, x.sum(-1), likelihood)
         for name in ("covar_cache", "mean_cache"):
-            with autokern.using(memory="100MiB"), pytest.raises(MemoryBudgetError, match=f"{name} of"):
+            with autokern.using(memory="100MiB"), pytest.raises(MemoryBudgetError, match="may be taken"):
                 getattr(strategy, name)
         assert strategy.mean_cache.isfinite().all()
 

@@ -102,7 +102,6 @@ def main() -> None:
     autokern.enable()
     if system.is_job():
         ranks.begin(timeout=float(sys.argv[1]))
-        system.held().even = True  # type: ignore[union-attr]
     before = system.held()._witness.call if system.held() else 0  # type: ignore[union-attr]
     found: dict[str, Any] = {}
     found["pivoted"], found["of pivoted"] = density(0.8)

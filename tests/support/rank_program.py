@@ -56,7 +56,6 @@ def error_of(call: object) -> str:
 
 
 def usual(here: ranks.Ranks) -> dict[str, object]:
-    here.even = True
     found = together()
     mine = V.clone()
     mine[5, 1] += here.rank * 1e-15
@@ -73,15 +72,12 @@ def usual(here: ranks.Ranks) -> dict[str, object]:
     else:
         found["program"] = error_of(lambda: over_ranks.product(tree(), None, V, PLAN))
 
-    def short(out: torch.Tensor, by: list[float]) -> None:
+    def short(out: torch.Tensor) -> None:
         if here.rank:
             raise MemoryError("no more")
 
     found["memory"] = error_of(lambda: here.summed("product", (1,), {}, V, 4, short))
     found["after"] = together()["same"]
-    here.even, here._seconds = False, 3.0 - 2 * here.rank
-    found["dealt"] = together()["same"]
-    found["shares"] = here.shares()
     return found
 
 

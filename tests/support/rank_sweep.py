@@ -129,7 +129,6 @@ def apart(case: Case, number: int, own: list[torch.Tensor], alone: list[torch.Te
 def main() -> None:
     timeout, step = float(sys.argv[1]), int(sys.argv[2])
     here = ranks.join(timeout)
-    here.even = True
     over_ranks.LEAST, over_ranks._MOST = 1, 0.0
     found = []
     second_ones = [Case(60, m, kernel=k, tile=16) for m in (None, 40) for k in ("rbf", "matern52")]

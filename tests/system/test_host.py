@@ -216,11 +216,6 @@ def test_the_cpu_can_be_injected_as_accelerator(monkeypatch):
     assert host.current(refresh=True).devices == ("cpu",)
 
 
-def test_accelerator_without_its_api(monkeypatch):
-    monkeypatch.delattr(torch, "accelerator")
-    assert host.accelerator() == (torch.device("cuda") if torch.cuda.is_available() else None)
-
-
 def test_synchronize(monkeypatch):
     host.synchronize("cpu")
     monkeypatch.setattr(torch, "get_device_module", lambda kind: FakeGpus())

@@ -1,4 +1,4 @@
-"""keops.py: what is told of KeOps without compiling, and the verdicts that are kept."""
+"""keops.py: obstacles to KeOps that are found without compiling."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ import threading
 import types
 from pathlib import Path
 
-import msgspec
 import pytest
 from support.fakes import as_if_of_autokern
 
 from autokern.core.errors import KeOpsError
-from autokern.core.settings import Settings
-from autokern.runtime.session import Session
-from autokern.system import keops, subprocess_probe
-from autokern.system.keops import Tool
-from autokern.tuning.calibration import calibrate
-from autokern.tuning.profile import Profile, decode
+from autokern.system import keops
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
@@ -69,7 +63,6 @@ def test_the_compiler_is_found_by_the_rule_of_keops(monkeypatch, tmp_path):
     (tmp_path / "mine").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "mine"))
     assert keops.compiler() == str(tmp_path / "mine")
-    assert keops.setting().endswith(("mine", "not installed"))
 
 
 def test_a_gpu_without_toolkit_is_told_before_it_crashes(pykeops, tmp_path):
@@ -140,58 +133,3 @@ def test_its_messages_are_off_while_it_works_and_as_before_afterwards(pykeops):
     with pytest.raises(KeOpsError):
         fails()
     assert (pykeops.verbose, core.verbose) == (True, False)
-
-
-# --- verdicts in profiles ---------------------------------------------------------------------------------------------
-
-BROKEN = Tool(False, "the C++ compiler g++ fails", 2.0, "pykeops 2.3, g++")
-
-
-def test_a_bad_verdict_holds_as_long_as_its_setting(pykeops, monkeypatch):
-    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
-    keops.believe(BROKEN)
-    assert "compiler g++ fails" in keops.keops_problem()
-    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.4, g++")
-    assert keops.keops_problem() is None
-    keops.believe(None)
-    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
-    assert keops.keops_problem() is None
-
-
-def test_verdicts_are_kept_merged_and_taken_over_from_the_profile_in_force(pykeops, monkeypatch):
-    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
-    profile = Profile(tools={"keops": BROKEN})
-    assert decode(msgspec.json.encode(profile)).tools == {"keops": BROKEN}
-    assert decode(msgspec.json.encode(Profile())).tools == {}
-    assert b"tools" not in msgspec.json.encode(Profile()), "who has no verdict writes what every reader knows"
-    works = Tool(True, "works", 5.0, "pykeops 2.3, g++")
-    assert profile.merge(Profile()).tools == {"keops": BROKEN}
-    assert profile.merge(Profile(tools={"keops": works})).tools == {"keops": works}
-    here = Session(Settings(calibrate="never"))
-    here.adopt(profile)
-    assert "compiler g++ fails" in keops.keops_problem()
-    here.adopt(Profile(tools={"keops": works}))
-    assert keops.keops_problem() is None
-
-
-@pytest.mark.parametrize(
-    ("level", "known", "budget", "tried"),
-    [
-        ("full", None, 1000.0, True),
-        ("full", BROKEN, 1000.0, True),
-        ("full", Tool(True, "works", 5.0, "pykeops 2.3, g++"), 1000.0, False),
-        ("full", Tool(True, "works", 5.0, "pykeops 2.2, g++"), 1000.0, True),
-        ("full", None, 20.0, False),
-        ("quick", None, 1000.0, False),
-    ],
-)
-def test_a_thorough_calibration_tries_it(pykeops, monkeypatch, make_op, level, known, budget, tried):
-    verdict = Tool(True, "compiles and works", 6.0, "pykeops 2.3, g++")
-    monkeypatch.setattr(keops, "setting", lambda: "pykeops 2.3, g++")
-    monkeypatch.setattr(subprocess_probe, "try_keops", lambda seconds: verdict)
-    op = make_op("toy")
-    op.candidate("stock")(lambda a: 2 * a)
-    op.candidate("compiles", compiles=True)(lambda a: a + a)
-    before = Profile(tools={"keops": known} if known else {})
-    found = calibrate([op], level, budget, ["cpu"], before, dtypes=())
-    assert found.tools.get("keops") == (verdict if tried else known)

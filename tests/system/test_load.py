@@ -24,25 +24,25 @@ def _reading(*snapshots: Snapshot) -> Load:
 
 
 def test_others_use_what_this_process_does_not():
-    found = _reading(Snapshot(10.0, 2, 100.0, 5.0, 1.0, 7, 0.0), Snapshot(12.0, 2, 103.0, 6.0, 2.0, 27, 1.0))
-    assert found == Load(cores=2, others=1.0, lost=0.5, switches=10.0, throttled=0.5)
-    alone = [Snapshot(0.0, 2, 0.0, 0.0, None, None, None), Snapshot(1.0, 2, 0.5, 0.9, None, None, None)]
+    found = _reading(Snapshot(10.0, 2, 100.0, 5.0, 1.0, 0.0), Snapshot(12.0, 2, 103.0, 6.0, 2.0, 1.0))
+    assert found == Load(cores=2, others=1.0, lost=0.5, throttled=0.5)
+    alone = [Snapshot(0.0, 2, 0.0, 0.0, None, None), Snapshot(1.0, 2, 0.5, 0.9, None, None)]
     assert _reading(*alone).others == 0
 
 
 def test_a_short_interval_tells_nothing_of_the_cores():
-    found = _reading(Snapshot(0.0, 2, 0.0, 0.0, 0.0, 0, 0.0), Snapshot(0.01, 2, 0.01, 0.0, 0.0, 3, 0.0))
+    found = _reading(Snapshot(0.0, 2, 0.0, 0.0, 0.0, 0.0), Snapshot(0.01, 2, 0.01, 0.0, 0.0, 0.0))
     assert found == Load(cores=2, lost=0.0)
 
 
 def test_what_the_system_does_not_count_is_unknown_and_disturbs_nobody():
-    found = _reading(*[Snapshot(float(at), 4, None, 0.0, None, None, None) for at in (0, 1)])
+    found = _reading(*[Snapshot(float(at), 4, None, 0.0, None, None) for at in (0, 1)])
     assert found == Load(cores=4)
     assert not found.crowded(4)
 
 
 def test_a_thread_that_ended_meanwhile_takes_its_wait_along():
-    assert _reading(Snapshot(0.0, 1, None, 0.0, 5.0, 0, None), Snapshot(1.0, 1, None, 1.0, 2.0, 0, None)).lost == 0.0
+    assert _reading(Snapshot(0.0, 1, None, 0.0, 5.0, None), Snapshot(1.0, 1, None, 1.0, 2.0, None)).lost == 0.0
 
 
 @pytest.mark.parametrize(

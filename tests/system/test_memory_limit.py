@@ -103,9 +103,9 @@ def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
     monkeypatch.setattr(memory_limit.buffers, "held", lambda: 0)
     size = 1 if left == GIB else 4
     with pytest.raises(MemoryBudgetError, match=rf"a matrix needs 7 GiB .* {size} GiB may be taken \({words}\)"):
-        memory_limit.refuse("a matrix", 7 * GIB, "cpu")
+        memory_limit.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
     with autokern.using(memory="512MiB"), pytest.raises(MemoryBudgetError, match=r"0.5 GiB .*AUTOKERN_MEMORY or using"):
-        memory_limit.refuse("a matrix", 7 * GIB, "cpu")
+        memory_limit.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
 
 
 def test_a_gpu_has_memory_of_its_own(free):
@@ -113,10 +113,18 @@ def test_a_gpu_has_memory_of_its_own(free):
 
 
 def test_advice_fits_the_dtype():
-    assert any("float32" in way for way in memory_limit.ways_out("torch.float64", of_kernel=False))
-    assert not any("float32" in way for way in memory_limit.ways_out("float32", of_kernel=True))
-    assert any("kernel_matmul" in way for way in memory_limit.ways_out("float32", of_kernel=True))
-    assert memory_limit.ways_out("float32", of_kernel=False) == []
+    def told(dtype: str, of_kernel: bool, need: int = 7) -> str:
+        limit = Limit(4, memory_limit.ORDER)
+        return str(memory_limit.refusal("a matrix", need, limit, "cpu", dtype, of_kernel)).partition("work: ")[2]
+
+    assert (
+        told("torch.float64", of_kernel=False)
+        == "float32, which takes half of it; fewer points at once, or more memory"
+    )
+    assert "float32" not in told("float64", of_kernel=False, need=9)
+    assert "float32" not in told("float32", of_kernel=True)
+    assert "kernel_matmul" in told("float32", of_kernel=True)
+    assert told("float32", of_kernel=False) == "fewer points at once, or more memory"
 
 
 @pytest.mark.parametrize(
@@ -182,18 +190,31 @@ def test_training_goes_on_where_only_the_frugal_way_fits():
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
+def peak(kernel, grad: bool = False) -> float:
+    return footprint.of_dense(kernel.requires_grad_(grad)(torch.rand(5, 3))).peak
+
+
 def test_what_is_not_known_counts_nothing():
     kernels = gpytorch.kernels
     unknown = kernels.LinearKernel()
-    assert footprint.of_kernel(unknown, 3, grad=True).peak == 0
-    assert footprint.of_kernel(kernels.ScaleKernel(unknown), 3, grad=True).peak == 0
-    assert footprint.of_kernel(unknown + kernels.LinearKernel(), 3, grad=False).peak == 0
-    assert footprint.of_kernel(unknown + kernels.RBFKernel(), 3, grad=False).peak == 1
+    assert peak(unknown, grad=True) == 0
+    assert peak(kernels.ScaleKernel(unknown), grad=True) == 0
+    assert peak(unknown + kernels.LinearKernel()) == 0
+    assert peak(unknown + kernels.RBFKernel()) == 1
 
     class Mine(kernels.RBFKernel):
         """May have another formula."""
 
-    assert footprint.of_kernel(Mine(), 3, grad=False).peak == 0
+    assert peak(Mine()) == 0
+
+
+@pytest.mark.parametrize(("grad", "most"), [(False, [3, 3, 3]), (True, [3, 5, 5])])
+def test_parts_of_sums_and_products_live_at_once(grad, most):
+    kernels = gpytorch.kernels
+    found = [peak(kernels.RBFKernel() + kernels.RBFKernel(), grad)]
+    found += [peak(operation(*(kernels.MaternKernel() for _ in range(2))), grad)
+              for operation in (kernels.AdditiveKernel, kernels.ProductKernel)]  # fmt: skip
+    assert found == most
 
 
 def test_what_is_dense_already_costs_nothing():

@@ -12,11 +12,11 @@ from autokern.system.witness import Witness
 
 
 @pytest.mark.parametrize("members", [1, 3])
-@pytest.mark.parametrize("by", [[0.5, 0.5], [0.2, 0.5, 0.3], [0.25] * 4])
-def test_ranks_cover_each_tile_once(by, members):
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_cover_each_tile_once(ranks, members):
     n, tile, seen = 1000, 60, set()
-    for rank in range(len(by)):
-        turns = partition.dealt(n, tile, members, by, rank)
+    for rank in range(ranks):
+        turns = partition.dealt(n, tile, members, ranks, rank)
         for number in range(members):
             own = [pairs[number::members] for pairs in turns]
             places = list(partition.tiles_of(own, tile, True, Alone()))
@@ -52,9 +52,6 @@ def test_two_ranks_compute_what_one_does():
         assert "rank 1 in kernels" in each["kernels"]
         assert "rank 1 asks for gradients" in each["program"]
         assert each["after"] < 1e-12
-        assert each["dealt"] < 1e-12
-        assert sum(each["shares"]) == pytest.approx(1)
-        assert each["shares"][0] < each["shares"][1]
     assert found[1]["memory"] == "MemoryError: no more"
     assert "rank 1 failed MemoryError: no more" in found[0]["memory"]
 

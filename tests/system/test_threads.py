@@ -49,29 +49,15 @@ def wrapped(count):
     return threads.limited(threads.current, count)()
 
 
-def in_scope(count):
-    with threads.scope(count):
-        return threads.current()
-
-
-either = pytest.mark.parametrize("count_inside", [wrapped, in_scope])
-
 # --- torch's threads --------------------------------------------------------------------------------------------------
 
 
 @each_way
-@either
 @pytest.mark.parametrize(("count", "inside"), [(1, 1), (2, 2), (3, 3), (4, 3), (10**6, 3)])
-def test_lowered_inside_and_never_raised(count_inside, count, inside):
-    assert count_inside(count) == inside
+def test_lowered_inside_and_never_raised(count, inside):
+    assert wrapped(count) == inside
     assert threads.current() == 3
-    assert elsewhere(lambda: (count_inside(count), threads.current())) == (inside, 3)
-
-
-@pytest.mark.parametrize("make", [lambda count: threads.limited(len, count), threads.scope])
-def test_no_thread_at_all_is_refused(make):
-    with pytest.raises(ValueError, match="1 or more, not 0"):
-        make(0)
+    assert elsewhere(lambda: (wrapped(count), threads.current())) == (inside, 3)
 
 
 def test_a_limited_function_is_what_it_was_before():
@@ -94,14 +80,10 @@ def test_restored_after_exceptions(error):
     with pytest.raises(error):
         threads.limited(fail, 1)()
     assert threads.current() == 3
-    with pytest.raises(error), threads.scope(1):
-        fail()
-    assert threads.current() == 3
 
 
-@either
 @pytest.mark.parametrize("step", range(4))
-def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, count_inside, step):
+def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, step):
     """Python raises an interrupt when a call has returned: after any of the four that lower and restore."""
     steps = iter(range(4))
 
@@ -118,7 +100,7 @@ def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, count_insi
     setters = threads._setters()
     monkeypatch.setattr(threads, "_setters", lambda: tuple(map(interrupted, setters)))
     with pytest.raises(KeyboardInterrupt):
-        count_inside(1)
+        wrapped(1)
     assert threads.current() == 3
     mkl_before = setters[1](3)
     setters[1](mkl_before)
@@ -129,12 +111,9 @@ def test_restored_when_the_interrupt_comes_while_setting(monkeypatch, count_insi
 def test_nested():
     @lambda run: threads.limited(run, 2)
     def outer():
-        seen = [threads.current(), wrapped(1), in_scope(1), wrapped(3), in_scope(3)]
-        return [*seen, threads.current()]
+        return [threads.current(), wrapped(1), wrapped(3), threads.current()]
 
-    assert outer() == [2, 1, 1, 2, 2, 2]
-    with threads.scope(2), threads.scope(1), threads.scope(2):
-        assert threads.current() == 1
+    assert outer() == [2, 1, 2, 2]
     assert threads.current() == 3
 
 
@@ -152,12 +131,16 @@ def test_other_threads_are_left_alone():
     thread = threading.Thread(target=lambda: old.append(wait()))
     thread.start()
     entered.wait(10)
-    with threads.scope(1):
+
+    @lambda run: threads.limited(run, 1)
+    def inside():
         leave.set()
         thread.join()
         assert old == [3]
         assert elsewhere(threads.current) == 3
         assert threads.current() == 1
+
+    inside()
     assert elsewhere(threads.current) == 3
 
 
@@ -167,14 +150,14 @@ def test_many_threads_at_once():
     def work(count):
         barrier.wait()
         for _ in range(200):
-            seen.add((count, wrapped(count), in_scope(count), threads.current()))
+            seen.add((count, wrapped(count), threads.current()))
 
     pool = [threading.Thread(target=work, args=(1 + i % 4,)) for i in range(8)]
     for thread in pool:
         thread.start()
     for thread in pool:
         thread.join()
-    assert seen == {(count, min(count, 3), min(count, 3), 3) for count in (1, 2, 3, 4)}
+    assert seen == {(count, min(count, 3), 3) for count in (1, 2, 3, 4)}
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux, which lists a process's threads")
@@ -205,7 +188,7 @@ def test_libraries_obey(work):
     torch.set_num_threads(3)
 
 
-def test_a_backward_pass_in_a_scope():
+def test_in_a_backward_pass():
     seen = []
 
     class Square(torch.autograd.Function):
@@ -216,9 +199,8 @@ def test_a_backward_pass_in_a_scope():
 
         @staticmethod
         def backward(ctx, g):
-            with threads.scope(1):
-                seen.append(threads.current())
-                return 2 * g * ctx.saved_tensors[0]
+            seen.append(wrapped(1))
+            return 2 * g * ctx.saved_tensors[0]
 
     x = torch.tensor(3.0, requires_grad=True)
     Square.apply(x).backward()
@@ -254,7 +236,7 @@ def test_off(monkeypatch):
     monkeypatch.setattr(host, "thread_ceiling", lambda: 1)
     with autokern.enabled():
         assert not threads.allowed()
-        assert (threads.current(), wrapped(1), in_scope(1)) == (3, 3, 3)
+        assert (threads.current(), wrapped(1)) == (3, 3)
     assert threads.allowed()
     assert wrapped(1) == 1
 

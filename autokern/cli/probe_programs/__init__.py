@@ -1,1 +1,1 @@
-"""Programs that `doctor` runs in processes of their own, like those of `autokern.system.probe_programs`."""
+"""The program of `probe`; no other module lies beside it, where Python would look for the libraries' imports."""

@@ -174,8 +174,8 @@ def _process(served: Served) -> Page:
         ("peak of this process", sized(host.peak_memory())),
     ]
     for device in host.current().devices:
-        there = memory_limit.named(memory_limit.current(device, dispatch.session().settings.memory), device)
-        facts.append((f"a call on {device} may take", f"{sized(there.bytes)} ({there.source})"))
+        there = memory_limit.current(device, dispatch.session().settings.memory)
+        facts.append((f"a call on {device} may take", f"{sized(there.bytes)} ({memory_limit.named(there, device)})"))
     return _section("Threads and memory", facts=facts)
 
 

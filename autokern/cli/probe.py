@@ -15,15 +15,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from autokern.system import keops
-from autokern.system.keops import Tool
 
-_FOLDER = Path(__file__).with_name("probe_programs")
-PROGRAMS = {
-    "torch.compile": _FOLDER / "try_compiler.py",
-    "KeOps": _FOLDER / "try_keops.py",
-    "GPU": _FOLDER / "try_gpu.py",
-}
-"""Programs by name; `doctor` adds programs that need more of autokern."""
+_TRIALS = Path(__file__).with_name("probe_programs") / "trials.py"
+PROGRAMS = dict.fromkeys(("torch.compile", "GPU", "KeOps", "hooks"), _TRIALS)
+"""Programs by the name of the trial, which is their argument."""
 
 
 class Answer(NamedTuple):
@@ -49,12 +44,12 @@ class Probe:
             "AUTOKERN_CALIBRATE": "never",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "KEOPS_CACHE_FOLDER": self._folder.name,  # an earlier compiled result proves no compiler
-            "PYTHONOPTIMIZE": "",  # the programs check by assertions
+            "PYTHONOPTIMIZE": "",  # trials check by assertions
             "PYTHONPATH": os.pathsep.join(_path()),
         }
         self._began = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, PROGRAMS[self._name]],
+            [sys.executable, PROGRAMS[self._name], self._name],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -101,12 +96,3 @@ def _path() -> list[str]:
     """Return the module path for another working directory, without the build folder that pykeops has put there."""
     built = keops.build_folder()
     return [place for place in sys.path if place and (built is None or Path(place) != built)]
-
-
-def try_keops(seconds: float) -> Tool:
-    """Compile and run a small reduction by KeOps in a process of its own, within a time limit."""
-    deadline = time.monotonic() + seconds
-    with Probe("KeOps") as probe:
-        while (answer := probe.poll(give_up=time.monotonic() > deadline)) is None:
-            time.sleep(0.05)
-    return Tool(answer.works, answer.text, round(answer.seconds, 3), keops.setting())
