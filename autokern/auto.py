@@ -7,8 +7,9 @@ import warnings as _warnings
 
 import autokern as _autokern
 from autokern.core.errors import AutokernWarning as _AutokernWarning
+from autokern.core.recovery import caught as _caught
 
 try:
     _autokern.enable()
-except Exception as _error:
+except _caught(Exception) as _error:
     _warnings.warn(f"autokern stays off: {_error}", _AutokernWarning, stacklevel=2)

@@ -1,15 +1,17 @@
-"""Values that are kept beside an object as long as it lives, without any code that runs when it ends.
+"""Values that are kept for an object as long as it lives, without any Python code that runs when it ends.
 
 The callbacks of weak dictionaries are Python code that may run between any two steps of a program. A ``Ctrl-C`` that
-comes meanwhile is lost there. So the values are in the object's own dictionary, where they end with it.
+comes meanwhile is lost there. So `Beside` puts values into the object's own dictionary, where they end with it, and the
+callbacks of `Weak` are the methods of a plain dictionary.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Beside"]
+__all__ = ["Beside", "Weak"]
 
 Value = TypeVar("Value")
 _KEY = "_autokern_beside"
@@ -50,3 +52,20 @@ class Beside(Generic[Value]):
     def drop(self, owner: Any) -> None:
         """Keep nothing of an object."""
         self._of(owner).pop(self, None)
+
+
+class Weak(Generic[Value]):
+    """One value for each object of any kind; a value that refers to its object keeps both alive for ever."""
+
+    def __init__(self) -> None:
+        self._by: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, owner: Any, default: Any = None) -> Value | Any:
+        """Return the value of an object, or else the default."""
+        found = self._by.get(id(owner))
+        return found[1] if found is not None and found[0]() is owner else default
+
+    def put(self, owner: Any, value: Value) -> Value:
+        """Keep a value, and return it."""
+        self._by[id(owner)] = weakref.ref(owner, functools.partial(self._by.pop, id(owner))), value
+        return value

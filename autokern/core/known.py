@@ -15,6 +15,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from autokern.core.recorded import functions, matches, original, root_of, table
+from autokern.core.recovery import uninterrupted
 
 __all__ = ["Relied", "admits", "is_known", "leave_out", "relied", "trust", "unknown", "untested"]
 
@@ -179,7 +180,7 @@ class Relied:
             for names, space, found in self._named:
                 if names(space) != found:
                     return False
-        except Exception:  # a name that is gone, or objects that do not compare
+        except uninterrupted(Exception):  # a name that is gone, or objects that do not compare
             return False
         return True
 

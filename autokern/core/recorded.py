@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from autokern.core.fingerprints import definitions, of_function
+from autokern.core.recovery import suppressed
 
 __all__ = ["functions", "is_ours", "is_within", "matches", "original", "root_of", "table"]
 
@@ -41,7 +42,7 @@ def _wrappers() -> frozenset[str]:
 
 @functools.lru_cache(8)
 def _sources(path: str) -> list[tuple[str, str, str]]:
-    with contextlib.suppress(OSError, SyntaxError, ValueError), open(path, encoding="utf-8") as file:
+    with suppressed(OSError, SyntaxError, ValueError), open(path, encoding="utf-8") as file:
         return list(definitions(file.read(), path))
     return []
 
@@ -91,7 +92,7 @@ def _held(function: FunctionType) -> list[Any]:
         return [function.__dict__["__wrapped__"]]
     cells = []
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty one
+        with suppressed(ValueError):  # an empty one
             cells.append(cell.cell_contents)
     return [one for one in cells if isinstance(one, FunctionType)]
 

@@ -71,10 +71,7 @@ def mapped(seen: Inspected, model: Any, x: torch.Tensor) -> tuple[Array, Array]:
         seen.unchanging(seen.buffer(model, "_task_mapper"))
     if x.dim() != 2:
         raise UnreadError("a batch of models of tasks")
-    try:
-        with torch.no_grad():
-            before, tasks, after = model._split_inputs(x)
-    except (ValueError, RuntimeError, IndexError) as error:
-        raise UnreadError("values that are no tasks") from error
+    with torch.no_grad():
+        before, tasks, after = model._split_inputs(x)
     whole: Array = torch.cat([before, tasks, after], -1).numpy().astype(np.float64)
     return whole, tasks[:, 0].numpy().astype(np.int64)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import caught
 from autokern.system import blas
 
 __all__ = ["Array", "Solved", "solved"]
@@ -59,9 +59,7 @@ def _alone() -> Any:
         own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
         found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
         found.__loader__.exec_module(found)  # type: ignore[union-attr]
-    except Exception as error:  # another layout, a library that is not found: a matter of speed
-        if not recoverable(error):
-            raise
+    except caught(Exception):  # another layout, a library that is not found: a matter of speed
         return None
     if "scipy.linalg" not in sys.modules:
         sys.modules.pop(name, None)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
+from operator import gt, lt, ne
 from typing import Any, NamedTuple
 
 import gpytorch
@@ -37,13 +37,14 @@ DEFAULT_SIZES = (800, 4096)
 """The defaults of `max_cholesky_size`: of linear_operator, and of BoTorch, which sets it at its import."""
 TIGHT, _CHECKED = "tight", 1e-3
 """The word of a problem whose `cg_tolerance` is below what some candidates check their solutions by."""
-_EVALUATED = 0.01
-"""The default of `eval_cg_tolerance`, which is the tolerance of predictions."""
 
 
 def is_default_size(limit: float) -> bool:
-    """Whether this is a value of `max_cholesky_size` that a library set, not the user."""
-    return limit == DEFAULT_SIZES[0] or (limit == DEFAULT_SIZES[1] and "botorch" in sys.modules)
+    """Whether this is the value of `max_cholesky_size` that the libraries set, not the user.
+
+    The import of BoTorch sets another, as it switches the default of fast computations off.
+    """
+    return limit == DEFAULT_SIZES[not library.fast_computations.log_prob._default]
 
 
 class Row(NamedTuple):
@@ -51,7 +52,7 @@ class Row(NamedTuple):
 
     setting: Any  # the library's class
     default: float
-    orders: Callable[[Any], bool]  # whether a value other than the default is an order
+    orders: Callable[[Any, Any], bool]  # whether a value is an order, given the default
     of: tuple[str, ...]  # what is iterated otherwise
 
     @property
@@ -64,42 +65,37 @@ class Row(NamedTuple):
         return self.setting.on() if hasattr(self.setting, "on") else self.setting.value()
 
 
-def _differs(value: Any) -> bool:
-    return True
-
-
-def _tolerates(value: float) -> bool:
+def _tolerates(value: float, default: float) -> bool:
     """Whether the tolerance in force is that of predictions, and looser than theirs."""
-    return bool(value > _EVALUATED and library.cg_tolerance.value() == value)
+    return bool(value > default and library.cg_tolerance.value() == value)
+
+
+def _is_size(limit: float, default: float) -> bool:
+    return not is_default_size(limit)
 
 
 ROWS = (
-    Row(library.max_cholesky_size, DEFAULT_SIZES[0], lambda limit: not is_default_size(limit), (SOLVES, TRACES, ROOTS)),
-    Row(library.cg_tolerance, 1, lambda value: value > 1, (SOLVES, TRACES)),
-    Row(gpytorch.settings.eval_cg_tolerance, _EVALUATED, _tolerates, (SOLVES,)),
-    Row(library.max_cg_iterations, 1000, lambda value: value < 1000, (SOLVES, TRACES)),
-    Row(library.terminate_cg_by_size, False, _differs, (SOLVES, TRACES)),
-    Row(library.max_preconditioner_size, 15, _differs, (SOLVES, TRACES)),
-    Row(library.min_preconditioning_size, 2000, _differs, (SOLVES, TRACES)),
-    Row(library.preconditioner_tolerance, 1e-3, _differs, (SOLVES, TRACES)),
-    Row(library.num_trace_samples, 10, lambda value: value < 10, (TRACES,)),
-    Row(library.max_lanczos_quadrature_iterations, 20, lambda value: value < 20, (TRACES,)),
-    Row(library.deterministic_probes, False, _differs, (TRACES,)),
-    Row(library.skip_logdet_forward, False, _differs, (TRACES,)),
-    Row(library.max_root_decomposition_size, 100, lambda value: value < 100, (ROOTS,)),
-    Row(library.tridiagonal_jitter, 1e-6, _differs, (ROOTS,)),
+    Row(library.max_cholesky_size, DEFAULT_SIZES[0], _is_size, (SOLVES, TRACES, ROOTS)),
+    Row(library.cg_tolerance, 1, gt, (SOLVES, TRACES)),
+    Row(gpytorch.settings.eval_cg_tolerance, 0.01, _tolerates, (SOLVES,)),
+    Row(library.max_cg_iterations, 1000, lt, (SOLVES, TRACES)),
+    Row(library.terminate_cg_by_size, False, ne, (SOLVES, TRACES)),
+    Row(library.max_preconditioner_size, 15, ne, (SOLVES, TRACES)),
+    Row(library.min_preconditioning_size, 2000, ne, (SOLVES, TRACES)),
+    Row(library.preconditioner_tolerance, 1e-3, ne, (SOLVES, TRACES)),
+    Row(library.num_trace_samples, 10, lt, (TRACES,)),
+    Row(library.max_lanczos_quadrature_iterations, 20, lt, (TRACES,)),
+    Row(library.deterministic_probes, False, ne, (TRACES,)),
+    Row(library.skip_logdet_forward, False, ne, (TRACES,)),
+    Row(library.max_root_decomposition_size, 100, lt, (ROOTS,)),
+    Row(library.tridiagonal_jitter, 1e-6, ne, (ROOTS,)),
 )
 _OF = {what: tuple(row for row in ROWS if what in row.of) for what in (SOLVES, TRACES, ROOTS)}
 
 
 def orders(*what: str) -> str:
     """Return the words that tell, in the variant of a problem, what the user orders of iterations for something."""
-    found = {
-        row.name: value
-        for each in what
-        for row in _OF[each]
-        if (value := row.value()) != row.default and row.orders(value)
-    }
+    found = {row.name: value for each in what for row in _OF[each] if row.orders(value := row.value(), row.default)}
     return "".join(f"/order:{name}={float(value):g}" for name, value in found.items())
 
 

@@ -12,11 +12,11 @@ estimate the error ``tr((W - K^-1) dK)`` of each hyperparameter (Hutchinson 1990
 from __future__ import annotations
 
 import logging
-import weakref
 from typing import Any
 
 import torch
 
+from autokern.core.beside import Weak
 from autokern.gp import likelihood
 from autokern.gp.factors import inverted
 from autokern.kernels import products
@@ -80,12 +80,12 @@ class Mixed:
         return likelihood.gradients_by(state, inverted, noise, wanted, grad)
 
 
-_kept: weakref.WeakKeyDictionary[Any, Mixed] = weakref.WeakKeyDictionary()
+_kept = Weak[Mixed]()
 
 
 def mixed_for(owner: Any) -> Mixed:
     """Return what is kept for an owner, a kernel."""
-    return _kept.setdefault(owner, Mixed())
+    return _kept.get(owner) or _kept.put(owner, Mixed())
 
 
 def _by_single(

@@ -17,8 +17,9 @@ from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
+from autokern.core.beside import Weak
 from autokern.core.locks import Lock
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import caught
 from autokern.gp import small
 from autokern.gp.botorch_inputs import is_mapping, mapped, transformed
 from autokern.gp.forwards import modules_of
@@ -38,6 +39,7 @@ _INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "n
 DTYPES = (torch.float32, torch.float64)
 """Precisions of models that are read."""
 _TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
+_NEW: Any = object()
 _log = logging.getLogger("autokern")
 
 
@@ -246,27 +248,19 @@ class Readings(Generic[Read]):
 
     def __init__(self, make: Callable[..., Read]) -> None:
         self._make = make
-        self._known: weakref.WeakKeyDictionary[Any, Read] = weakref.WeakKeyDictionary()
-        self._left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known = Weak[Read | None]()
 
     def of(self, owner: Any, *how: Any) -> Read | None:
         """Return the reading of an object as it is now, None where it is left alone."""
-        known = self._known.get(owner)
-        if known is not None and known.holds(*how):
+        known = self._known.get(owner, _NEW)
+        if known is None or (known is not _NEW and known.holds(*how)):
             return known
-        if owner in self._left_alone:
-            return None
         try:
             made = self._make(owner, *how)
             if made.holds(*how):
-                self._known[owner] = made
-                return made
+                return self._known.put(owner, made)
             reason: object = "it is not in training mode, or is hooked"
-        except Exception as error:  # the library decides about it
-            if not recoverable(error):
-                raise
+        except caught(Exception) as error:  # the library decides about it
             reason = error
         _log.debug("a %s is not evaluated in one piece: %s", type(owner).__name__, reason)
-        self._left_alone.add(owner)
-        self._known.pop(owner, None)
-        return None
+        return self._known.put(owner, None)

@@ -17,6 +17,7 @@ import torch
 from gpytorch.priors import Prior
 
 from autokern.core.autograd import version
+from autokern.core.recovery import uninterrupted
 from autokern.gp.frozen import LIBRARIES
 from autokern.gp.mirrors import as_bytes
 
@@ -142,7 +143,7 @@ def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]] 
 def _alike(read: Callable[[dict[str, Any]], tuple[Any, ...]], own: dict[str, Any], then: tuple[Any, ...]) -> bool:
     try:
         return read(own) == then  # compares what is not identical
-    except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or a tensor was replaced by another
+    except uninterrupted(KeyError, RuntimeError, ValueError):  # an attribute is gone, or a tensor was replaced
         return False
 
 

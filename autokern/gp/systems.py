@@ -6,6 +6,7 @@ first took more than a few products, then the one that took fewer. The residual 
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -105,19 +106,8 @@ def _tensors(tree: Tree, noise: torch.Tensor) -> list[torch.Tensor]:
     return [noise, *tree.points, *tree.shapes, *tree.weights]
 
 
-_latest: list[_System] = []
+_latest: dict[str, tuple[_System, weakref.ref[torch.Tensor]]] = {}
 """The last system: predictions solve with the same one again and again. It goes when the caller drops its points."""
-
-
-def _keep(system: _System, points: torch.Tensor) -> None:
-    _latest[:] = [system]
-    one = weakref.ref(system)
-    weakref.finalize(points, _drop, one).atexit = False
-
-
-def _drop(one: weakref.ref[_System]) -> None:
-    if _latest and _latest[0] is one():
-        _latest.clear()
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -134,10 +124,10 @@ def of_tree(
     owner: torch.Tensor,  # the points as the caller holds them; what is kept lives as long
 ) -> torch.Tensor | None:
     """Return the solution of a system whose covariance is that of points; None where iterations do not converge."""
-    system = next((known for known in list(_latest) if known.is_of(tree, noise)), None)
+    system = next((known for known, _ in list(_latest.values()) if known.is_of(tree, noise)), None)
     if system is None:
         system = _System(tree, noise)
-        _keep(system, owner)
+        _latest["last"] = system, weakref.ref(owner, functools.partial(_latest.pop, "last"))
     for name in system.names():
         try:
             inverse = system.inverse(name)

@@ -28,6 +28,7 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import add_to_cache
 
+from autokern.core.recovery import caught
 from autokern.gp import footprint, memoized, prior_state
 from autokern.gp.relied import MEMORY
 from autokern.hooks import matrixfree
@@ -112,7 +113,7 @@ def _guard_distances(kernel: Any, x1: Any, x2: Any, matrices: int) -> None:
     """Refuse matrices of distances that do not fit; shapes that do not match are left to the library."""
     try:
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # type: ignore[no-untyped-call]
-    except RuntimeError:
+    except caught(RuntimeError):
         return
     need = matrices * batch.numel() * x1.shape[-2] * x2.shape[-2] * x1.element_size()
     points = f"{x1.shape[-2]} x {x2.shape[-2]} points, {x1.shape[-1]} dimensions"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autokern.core.errors import AutokernError
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import caught
 
 __all__ = ["trivial", "unless_it_fails"]
 
@@ -27,9 +27,7 @@ def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
             return read(*args, **kwargs)
         except AutokernError:
             raise
-        except Exception as error:
-            if not recoverable(error):
-                raise
+        except caught(Exception) as error:
             _log.debug("%s could not be read, so stock runs: %r", read.__qualname__, error)
             return None
 

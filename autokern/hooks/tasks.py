@@ -39,7 +39,7 @@ def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | 
     product = distribution._covar.evaluate_kernel()
     if product.__class__ is not KroneckerProductLinearOperator or len(product.linear_ops) != 2:
         return None
-    points, tasks = product.linear_ops
+    points, tasks = product.representation_tree()(*product.representation()).linear_ops  # their caches stay empty
     return points.to_dense(), tasks.to_dense(), _noise(likelihood, tasks.shape[-1]), distribution.mean
 
 

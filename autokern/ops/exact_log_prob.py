@@ -24,6 +24,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
+from autokern.core.recovery import caught
 from autokern.gp import array_density, likelihood, originals, repeats
 from autokern.gp.library_orders import TRACES, words
 from autokern.gp.marginal import Marginal, ingredients, read
@@ -119,7 +120,7 @@ class _ExactLogProb(Iterated, Op):
             rows = torch.broadcast_shapes(mean.shape, value.shape)
             if not mean.dim() or not value.dim() or rows[-1] != n or torch.broadcast_shapes(rows[:-1], batch) != batch:
                 return None
-        except RuntimeError:  # stock has something to say of it
+        except caught(RuntimeError):  # stock has something to say of it
             return None
         if not any(t.requires_grad for t in (x, *tensors)):
             return None

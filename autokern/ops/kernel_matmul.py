@@ -21,6 +21,7 @@ from linear_operator import to_linear_operator
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
+from autokern.core.recovery import caught
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import over_ranks
@@ -69,7 +70,7 @@ class _KernelMatmul(Op):
         own = torch.Size() if isinstance(kernel, Embedded) else kernel.batch_shape
         try:
             batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], rhs.shape[:-2], own)
-        except RuntimeError:
+        except caught(RuntimeError):
             return None
         grads = []
         if torch.is_grad_enabled():

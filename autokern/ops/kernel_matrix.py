@@ -21,6 +21,7 @@ from linear_operator import to_dense
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
+from autokern.core.recovery import caught
 from autokern.kernels import graph
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -73,7 +74,7 @@ class _KernelMatrix(Op):
             return None  # stock promotes
         try:
             batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
-        except RuntimeError:
+        except caught(RuntimeError):
             return None
         grads = []
         if torch.is_grad_enabled():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.feasibility import Feasibility
 from autokern.core.op import Candidate, inside
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import caught, recoverable
 from autokern.core.settings import Settings
 from autokern.core.solved import aside
 from autokern.runtime.memo import NEVER, Entry
@@ -113,9 +113,7 @@ def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
         with randomness.untouched(), aside():
             found, truth = (trial(op, candidate.run, problem, args)() for candidate in (entry.candidate, exact))
         return relative_error(op, found, truth)
-    except Exception as failure:
-        if not recoverable(failure, op, entry.candidate.run, exact.run):
-            raise
+    except caught(Exception, by=(op, entry.candidate.run, exact.run)):
         _log.debug("could not check the accuracy of %s", problem, exc_info=True)
         return 0.0
     finally:

@@ -21,7 +21,7 @@ from autokern.core.feasibility import Feasibility
 from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import caught, recoverable
 from autokern.core.settings import Settings, from_environment, revised
 from autokern.runtime import checks, floors, orders
 from autokern.runtime.memo import Entry, counted
@@ -153,9 +153,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
             key = key_of(*args)
             table = memo.get(name)
             entry = None if table is None else table.get(key)
-        except Exception as error:  # stock decides about arguments that cannot be read
-            if not recoverable(error, of):
-                raise
+        except caught(Exception, by=(of,)):  # stock decides about arguments that cannot be read
             return stock(*args)
         if entry is None:
             made = here.entry(of, args, here.settings if overlay is None else overlay.settings)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import torch
 
+from autokern.core.recovery import uninterrupted
 from autokern.system import host, pages
 
 SMALLEST = 2**20
@@ -140,7 +141,7 @@ def _fresh(need: int) -> _Buffer:
     like = torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
         flat = pages.empty((size,), like)
-    except (RuntimeError, MemoryError):
+    except uninterrupted(RuntimeError, MemoryError):
         free()
         size = need
         flat = pages.empty((size,), like)
@@ -201,7 +202,7 @@ def _alone() -> tuple[int, int] | None:
         name = tensor.untyped_storage()
         del tensor
         return alone if seen != alone and _references(buffer) != alone and name.nbytes() == 8 else None
-    except (AttributeError, TypeError, RuntimeError):
+    except uninterrupted(AttributeError, TypeError, RuntimeError):
         return None
 
 

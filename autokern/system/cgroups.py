@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from autokern.core.recovery import uninterrupted
+
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
@@ -77,5 +79,5 @@ def text_of(path: Path) -> str:
     """Return the text of a system file, empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+    except uninterrupted(OSError):
         return ""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autokern.core.errors import ProfileError
+from autokern.core.recovery import suppressed
 
 Version = tuple[int, int, int, int]  # identifies a version of a file: device, inode, time, size
 
@@ -88,7 +89,7 @@ class Folder:
     def remove(self, name: str) -> bool:
         """Remove a file or an empty folder; return whether it is gone; a failure to clean up is no error."""
         for undo in (os.unlink, os.rmdir):
-            with contextlib.suppress(OSError):
+            with suppressed(OSError):
                 undo(self._at(name), dir_fd=self.fd)
                 return True
         return False
@@ -134,7 +135,7 @@ class Folder:
                 yield held
             finally:
                 if held:  # explicitly: a forked child's copy of the descriptor would keep a lock that is only closed
-                    with contextlib.suppress(OSError):
+                    with suppressed(OSError):
                         fcntl.flock(fd, fcntl.LOCK_UN)
 
     def _at(self, name: str) -> str:
@@ -218,7 +219,7 @@ def opened(fd: int) -> Iterator[int]:
     try:
         yield fd
     except BaseException:
-        with contextlib.suppress(OSError):
+        with suppressed(OSError):
             os.close(fd)
         raise
     os.close(fd)

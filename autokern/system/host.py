@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+from autokern.core.recovery import uninterrupted
 from autokern.core.versions import installed
 from autokern.system.cgroups import cpu_quota, memory_left, text_of
 
@@ -244,7 +245,7 @@ def _accelerators(kind: str) -> tuple[dict[str, Any], ...]:
 def _gpus(kind: str) -> list[dict[str, Any]]:
     try:
         return [dict(gpu) for gpu in _accelerators(kind)]
-    except (RuntimeError, AssertionError):  # CUDA does not work in a child forked after its initialisation
+    except uninterrupted(RuntimeError, AssertionError):  # CUDA does not work in a child forked after its initialisation
         return [{"kind": kind}]
 
 

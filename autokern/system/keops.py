@@ -24,7 +24,7 @@ import torch
 
 from autokern.core.errors import KeOpsError
 from autokern.core.locks import Lock
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import caught
 
 _ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
 _ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section headers: offset, size of each, number
@@ -141,9 +141,7 @@ def at_work(device: str = "cpu") -> Iterator[None]:
             yield
     except (MemoryError, torch.OutOfMemoryError, KeOpsError):
         raise
-    except Exception as error:
-        if not recoverable(error):
-            raise
+    except caught(Exception) as error:
         found = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, (ImportError, OSError)):  # a formula that failed to compile fails to import
             found = _failure = f"KeOps could not build or load a formula in this process ({found})"

@@ -7,7 +7,6 @@ system keeps no such counter, a figure is None.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import suppressed, uninterrupted
 from autokern.system import cgroups
 
 __all__ = ["Load", "Snapshot", "Waited", "Watch", "snapshot"]
@@ -98,9 +97,9 @@ class Waited:
 
     def __init__(self, tasks: Path = _TASKS) -> None:
         self._files: list[int] = []
-        with contextlib.suppress(OSError):
+        with suppressed(OSError):
             for folder in itertools.islice(tasks.iterdir(), _MOST_THREADS):  # the oldest first
-                with contextlib.suppress(OSError):  # the thread has ended
+                with suppressed(OSError):  # the thread has ended
                     self._files.append(os.open(folder / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
         self.known = bool(self._files) and self._total() is not None
 
@@ -118,7 +117,7 @@ class Waited:
     def _total(self) -> float | None:
         total = 0
         for file in self._files:
-            with contextlib.suppress(OSError):
+            with suppressed(OSError):
                 fields = os.pread(file, 80, 0).split()
                 if len(fields) != 3:
                     return None
@@ -158,8 +157,6 @@ def busy_seconds(text: str, cpus: set[int] | None) -> float | None:
         import psutil
 
         times = psutil.cpu_times()
-    except Exception as error:  # whatever the system refuses
-        if not recoverable(error):
-            raise
+    except uninterrupted(Exception):  # whatever the system refuses
         return None
     return float(times.user + times.system + getattr(times, "nice", 0.0))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from autokern.core.recovery import uninterrupted
+
 __all__ = ["apply"]
 
 _log = logging.getLogger("autokern")
@@ -25,7 +27,7 @@ class _Handler(logging.Handler):
         if not others and sys.stderr is not None:
             try:
                 print(f"autokern: {record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
-            except Exception:  # as every handler of logging
+            except uninterrupted(Exception):  # as every handler of logging
                 self.handleError(record)
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from autokern.core.recovery import uninterrupted
+
 _SMALLEST = 8 * 2**20
 """Below this many bytes the C library recycles memory by itself, so huge pages save nothing."""
 _HUGE = 2 * 2**20
@@ -34,7 +36,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
             if "[never]" in file.read():
                 return None
         madvise = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
+    except uninterrupted(OSError, AttributeError):
         return None
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return madvise

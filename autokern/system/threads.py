@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from autokern.core.recovery import uninterrupted
 from autokern.system import host
 
 _Run = TypeVar("_Run", bound=Callable[..., Any])
@@ -101,5 +102,5 @@ def _torch_library() -> ctypes.PyDLL | None:
     """
     try:
         return ctypes.PyDLL(torch._C.__file__, mode=os.RTLD_NOLOAD)
-    except (OSError, AttributeError):  # Windows has no such mode
+    except uninterrupted(OSError, AttributeError):  # Windows has no such mode
         return None

@@ -18,6 +18,7 @@ import msgspec
 
 from autokern.core.errors import AutokernWarning
 from autokern.core.problem import Problem
+from autokern.core.recovery import uninterrupted
 from autokern.tuning.forest import Forest
 from autokern.tuning.profile import Timing, Trial
 
@@ -44,9 +45,9 @@ def shipped() -> Shipped:
         found = Shipped() if data is None else msgspec.msgpack.decode(data, type=Shipped)
         if all(forest.is_whole for forest in found.forests.values()):
             return found
-    except OSError:
+    except uninterrupted(OSError):
         return Shipped()
-    except _DAMAGES:
+    except uninterrupted(*_DAMAGES):
         pass
     _warn_of_damage()
     return Shipped()
@@ -70,7 +71,7 @@ def unpacked(data: bytes) -> Sequence[Trial]:
     try:
         rows = msgspec.msgpack.decode(zlib.decompress(data), type=list[tuple[Problem, dict[str, int]]])
         return [trial(*row) for row in rows]
-    except _DAMAGES:
+    except uninterrupted(*_DAMAGES):
         _warn_of_damage()
         return ()
 

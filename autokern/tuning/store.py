@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from autokern.core.errors import AutokernWarning, ProfileError
-from autokern.core.recovery import recoverable
+from autokern.core.recovery import suppressed, uninterrupted
 from autokern.core.settings import Settings
 from autokern.system.files import FLAGS, LARGEST, Folder, contents, opened, write_whole
 from autokern.tuning.profile import SCHEMA, NewerError, Profile, decode
@@ -46,15 +46,13 @@ def home(settings: Settings) -> Path | None:
             import platformdirs
 
             path = platformdirs.user_cache_path("autokern")
-        except Exception as error:  # without HOME and passwd entry: any error of the platform's own look-up
-            if not recoverable(error):
-                raise
+        except uninterrupted(Exception):  # without HOME and passwd entry: any error of the platform's own look-up
             return None
         if not path.is_absolute():  # a literal `~` that could not be expanded
             return None
     try:
         return None if "~" in path.parts else path.absolute()
-    except OSError:  # a relative path in a working directory that is gone
+    except uninterrupted(OSError):  # a relative path in a working directory that is gone
         return None
 
 
@@ -92,7 +90,7 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
             return _kept(folder, fingerprint)
     except FileNotFoundError:
         return None
-    except (OSError, ProfileError) as error:
+    except uninterrupted(OSError, ProfileError) as error:
         message = f"asked for the profile of host {fingerprint} in {home(settings)}; found: {error}. "
         message += "It is not used; measuring again replaces it, unless a newer autokern wrote it."
         if settings.strict:
@@ -112,7 +110,7 @@ def save(settings: Settings, profile: Profile) -> Path | None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(_opened_home(settings, create=True))
             name, lock = _named(f"{profile.fingerprint}.json"), f"{profile.fingerprint}.lock"
-            with contextlib.suppress(OSError):
+            with suppressed(OSError):
                 stack.enter_context(folder.locked(lock, _PATIENCE))
             for _ in range(_TRIES):
                 version = folder.version(name)  # taken first: a file that is replaced while being read is read again
@@ -123,7 +121,7 @@ def save(settings: Settings, profile: Profile) -> Path | None:
                         folder.sync()
                         return folder.path / name
             raise ProfileError(f"{name} was replaced by other processes {_TRIES} times")
-    except (OSError, ProfileError) as error:
+    except uninterrupted(OSError, ProfileError) as error:
         message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
         message += "They serve this process only; set AUTOKERN_HOME to a private folder that can be written."
         if settings.strict:
@@ -140,7 +138,7 @@ def read_file(path: Path) -> Profile:
             raise ProfileError("it is a folder, and one file is read")
         with opened(os.open(path, os.O_RDONLY | FLAGS)) as fd:
             return decode(contents(fd, path, private=False))
-    except (OSError, ProfileError) as error:
+    except uninterrupted(OSError, ProfileError) as error:
         advice = "Name one file, a copy of what `autokern profile export FILE` or `calibrate --output FILE` wrote"
         raise ProfileError(f"asked for the profile in {path}; found: {error}. {advice}") from error
 
@@ -149,7 +147,7 @@ def write_file(path: Path, profile: Profile) -> None:
     """Write a profile as indented JSON, all or nothing."""
     try:
         write_whole(path, msgspec.json.format(_encoded(profile), indent=2) + b"\n")
-    except (OSError, ProfileError) as error:
+    except uninterrupted(OSError, ProfileError) as error:
         raise ProfileError(f"asked to write a profile to {path}; found: {error}. Name another file") from error
 
 
@@ -160,7 +158,7 @@ def clear(settings: Settings) -> list[Path]:
             return [folder.path / name for name in folder.names() if _OURS.fullmatch(name) and folder.remove(name)]
     except FileNotFoundError:
         return []
-    except (OSError, ProfileError) as error:
+    except uninterrupted(OSError, ProfileError) as error:
         if settings.strict:
             raise ProfileError(f"asked to clear {home(settings)}; found: {error}. Remove it by hand") from error
         return []
@@ -177,7 +175,7 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
         try:
             folder = stack.enter_context(_opened_home(settings, create=True))
             granted = stack.enter_context(folder.locked(_named(f"{fingerprint}.{op}.lock")))
-        except (OSError, ProfileError):
+        except uninterrupted(OSError, ProfileError):
             granted = True
         yield granted
 
@@ -218,7 +216,7 @@ def _kept(folder: Folder, fingerprint: str) -> Profile:
 
 def _added(folder: Folder, profile: Profile) -> Profile:
     """Return the kept and the given profile as one; a bad file loses its name, and stale temporaries are removed."""
-    with contextlib.suppress(OSError):
+    with suppressed(OSError):
         for name in folder.names():
             if name.endswith(".tmp") and _OURS.fullmatch(name) and folder.modified(name) < time.time() - _STALE:
                 folder.remove(name)
@@ -228,7 +226,7 @@ def _added(folder: Folder, profile: Profile) -> Profile:
         return profile
     except NewerError:  # its autokern still reads it
         raise
-    except (OSError, ProfileError) as error:
+    except uninterrupted(OSError, ProfileError) as error:
         if isinstance(error, OSError) and error.errno not in _FOREIGN:
             raise
         if _first(f"load {profile.fingerprint}: {error}"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import weakref
 
-from autokern.core.beside import Beside
+from autokern.core.beside import Beside, Weak
 
 
 class Owner:
@@ -53,3 +54,19 @@ def test_copies_and_pickles_are_without():
 def test_objects_without_a_dictionary_have_none():
     assert KEPT.get(3) is None
     assert KEPT.get(None) is None
+
+
+def test_what_is_kept_weakly_ends_with_its_object_without_a_line_of_python():
+    kept, owner, other = Weak[Value](), Owner(), Owner()
+    ended = weakref.ref(kept.put(owner, Value()))
+    kept.put(owner, value := Value())
+    assert ended() is None
+    assert (kept.get(owner), kept.get(other), kept.get(other, 3)) == (value, None, 3)
+    ended, lines = weakref.ref(value), []
+    sys.setprofile(lambda frame, event, argument: lines.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del owner, value
+    finally:
+        sys.setprofile(None)
+    assert ended() is None
+    assert lines == []

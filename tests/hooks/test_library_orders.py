@@ -200,6 +200,22 @@ def test_the_bounds_of_a_step_hold_together(monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_default_of_linear_operator_is_an_order_where_botorch_has_set_another(monkeypatch):
+    for kind in (library._fast_log_prob, library._fast_solves, library._fast_covar_root_decomposition):
+        monkeypatch.setattr(kind, "_default", False)  # as the import of BoTorch does
+    monkeypatch.setattr(library.max_cholesky_size, "_global_value", 4096)
+
+    def order(stack):
+        stack.enter_context(library.fast_computations())
+        stack.enter_context(library.max_cholesky_size(800))
+
+    (expected, products, _), (found, own, _) = both(training, order, monkeypatch, 820)
+    assert own == products != []
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+
+
 @pytest.mark.parametrize("how", ["globally", "in another thread"])
 def test_an_order_counts_however_it_was_set(how, monkeypatch):
     monkeypatch.setattr(library.num_trace_samples, "_global_value", 10)
@@ -589,14 +605,22 @@ def test_every_candidate_that_obeys_an_order_is_named():
 def test_the_defaults_are_those_of_the_libraries():
     program = """
 import json, gpytorch, linear_operator.settings as library
-from autokern.gp.library_orders import ROWS
+from autokern.gp.library_orders import ROWS, SOLVES, orders
 def read(): return {row.name: row.value() for row in ROWS}
-before = read()
+def ordered():
+    found = []
+    for size in (800, 4096):
+        with library.max_cholesky_size(size):
+            found.append(orders(SOLVES))
+    return found
+before, told = read(), ordered()
 import botorch
-print(json.dumps([before, read()]))
+print(json.dumps([before, read(), told, ordered()]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    before, after = json.loads(done.stdout.splitlines()[-1])
+    before, after, told, told_after = json.loads(done.stdout.splitlines()[-1])
+    assert told == ["", "/order:max_cholesky_size=4096"]
+    assert told_after == ["/order:max_cholesky_size=800", ""]
     assert before == {row.name: row.default for row in library_orders.ROWS}
     assert {name for name in before if before[name] != after[name]} == {"max_cholesky_size"}
     assert after["max_cholesky_size"] == library_orders.DEFAULT_SIZES[1]

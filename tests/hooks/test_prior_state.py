@@ -8,10 +8,10 @@ import pickle
 import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.means import ConstantMean
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import LinearKernel, MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 import autokern
@@ -87,6 +87,70 @@ def test_a_prior_after_a_step_is_that_of_the_density(candidate, density, kind, c
 
     expected = found()
     with autokern.enabled(), autokern.using(force=dict([candidate])):
+        for one, other in zip(found(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+class Tasks(gpytorch.models.ExactGP):
+    def __init__(self, kernel):
+        x = torch.linspace(0, 1, N, dtype=torch.float64).unsqueeze(-1)
+        super().__init__(x, torch.cat([(4 * x).sin(), (3 * x).cos()], -1), MultitaskGaussianLikelihood(num_tasks=2))
+        self.mean_module = MultitaskMean(ConstantMean(), num_tasks=2)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.covar_module = MultitaskKernel(kernel, num_tasks=2)
+        self.double().train()
+
+    def forward(self, x):
+        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+PAIR = torch.Size([2])
+
+
+class Batch(gpytorch.models.ExactGP):
+    def __init__(self, likelihood, shape=PAIR):
+        x = torch.linspace(0, 1, N, dtype=torch.float64).unsqueeze(-1)
+        super().__init__(x, torch.stack([(4 * x[:, 0]).sin(), (3 * x[:, 0]).cos()]), likelihood)
+        self.mean_module = ConstantMean(batch_shape=shape)
+        self.covar_module = ScaleKernel(MaternKernel(1.5, batch_shape=shape), batch_shape=shape)
+        self.double().train()
+
+    forward = Regression.forward
+
+
+SEVERAL = {
+    "tasks": lambda: Tasks(RBFKernel()),
+    "tasks, linear": lambda: Tasks(LinearKernel()),
+    "batch": lambda: Batch(GaussianLikelihood(batch_shape=PAIR)),
+    "batch, fixed noise": lambda: Batch(
+        FixedNoiseGaussianLikelihood(torch.full((2, N), 0.1, dtype=torch.float64), batch_shape=PAIR)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Negative variance")
+@pytest.mark.parametrize("make", SEVERAL.values(), ids=SEVERAL)
+@pytest.mark.parametrize("change", [adam, written])
+@pytest.mark.parametrize("first", ["density", "covariance", "observations", "variance"])
+def test_a_prior_of_several_tasks_or_models_after_a_step_is_stocks(make, change, first):
+    """Of several tasks, the library's own operators refer to the factor of their covariance, and see the step."""
+
+    def found():
+        model = make()
+        prior, mll = model(*model.train_inputs), ExactMarginalLogLikelihood(model.likelihood, model)
+        read = {
+            "density": lambda: mll(prior, model.train_targets),
+            "covariance": lambda: prior.covariance_matrix,
+            "observations": lambda: model.likelihood(prior).log_prob(model.train_targets),
+            "variance": lambda: prior.variance,
+        }
+        mll(prior, model.train_targets).sum().neg().backward(retain_graph=True)
+        change(model)
+        return [read[first](), *(each() for each in read.values())]
+
+    expected = found()
+    with autokern.enabled():
         for one, other in zip(found(), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 

@@ -129,7 +129,7 @@ MUTATIONS = [
     Mutation(
         "errors of the system pass through",
         "tuning/store.py",
-        '    except (OSError, ProfileError) as error:\n        message = f"asked to keep',
+        '    except uninterrupted(OSError, ProfileError) as error:\n        message = f"asked to keep',
         '    except ProfileError as error:\n        message = f"asked to keep',
         "boundaries",
     ),

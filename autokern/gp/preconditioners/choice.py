@@ -6,12 +6,12 @@ is kept is never wrong: it only makes a preconditioner worse, and residuals are 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from autokern.core.beside import Weak
 from autokern.gp.preconditioners.base import Preconditioner
 from autokern.gp.preconditioners.pivoted import Pivoted, most, pivots
 from autokern.gp.preconditioners.vecchia import Conditioning, Vecchia, conditioning
@@ -105,12 +105,10 @@ def footprint(n: int) -> int:
     return n * 8 * max(6 * most(n), 2 * _NUMBERS * (_NEIGHBOURS + 1))
 
 
-_kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
+_kept = Weak[Kept]()
 
 
 def kept_for(owner: Any, points: torch.Tensor) -> Kept:
     """Return what is kept for an owner, a kernel, and points; nothing yet where the points are others."""
     found = _kept.get(owner)
-    if found is None or not found.is_of(points):
-        found = _kept[owner] = Kept(points)
-    return found
+    return found if found is not None and found.is_of(points) else _kept.put(owner, Kept(points))

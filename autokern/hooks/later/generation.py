@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from autokern.core.recovery import uninterrupted
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook
 
@@ -71,7 +72,7 @@ def obstacle() -> str | None:
         return "this SciPy is built with 64-bit integers"
     try:
         agree = all(_agree(bounds) for bounds in _BOUNDS)
-    except Exception as error:
+    except uninterrupted(Exception) as error:
         return f"a trial failed: {type(error).__name__}: {error}"
     return None if agree else "a trial ended elsewhere than SciPy's own minimize"
 

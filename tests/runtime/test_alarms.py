@@ -1,0 +1,137 @@
+"""A signal handler's error reaches the user wherever it is raised: nothing takes it for a failure of its own."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import types
+
+import gpytorch
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from support.matern import Model
+
+import autokern
+from autokern.runtime import dispatch
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no SIGALRM"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+N, D = 30, 2
+_PLACES = 30
+
+# the frame that raises the signal must not be one of the user's
+_counting = types.ModuleType("autokern.counting")
+exec(
+    """
+import signal
+
+def counter(last):
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        if event in ("call", "c_call"):
+            count += 1
+            if count == last:
+                signal.raise_signal(signal.SIGALRM)
+
+    return profile, lambda: count
+""",
+    _counting.__dict__,
+)
+
+
+def points(n, seed=0):
+    return torch.rand(n, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def values(x):
+    return (6 * x[:, 0]).sin() + x[:, 1]
+
+
+def stepping():
+    model = Model(points(N), values(points(N))).double().train()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    for _ in range(2):
+        (-mll(model(*model.train_inputs), model.train_targets)).backward()
+    del model, mll
+    gc.collect()
+
+
+def fitting():
+    model = SingleTaskGP(points(N), values(points(N)).unsqueeze(-1))
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": {"maxiter": 2}})
+    del model
+    gc.collect()
+
+
+def posterior():
+    model = SingleTaskGP(points(N), values(points(N)).unsqueeze(-1), covar_module=ScaleKernel(MaternKernel())).eval()
+    for seed in (1, 2):
+        x = points(2, seed).requires_grad_()
+        found = model.posterior(x)
+        (found.mean.sum() + found.variance.sum()).backward()
+        found.rsample(torch.Size([2]))
+    del model, found
+    gc.collect()
+
+
+def predicting():
+    model = Model(points(N), values(points(N))).double().eval()
+    with torch.no_grad(), gpytorch.settings.fast_pred_var():
+        model(points(7, 1)).variance
+        model.get_fantasy_model(points(2, 2), values(points(2, 2)))(points(7, 1)).variance
+    del model
+    gc.collect()
+
+
+def iterating():
+    with gpytorch.settings.max_cholesky_size(1), autokern.using(force={"solve": "preconditioned"}):
+        predicting()
+
+
+def handler(number, frame):
+    raise TimeoutError("time is over")
+
+
+@pytest.fixture
+def alarm():
+    before = signal.signal(signal.SIGALRM, handler)
+    yield
+    sys.setprofile(None)
+    signal.signal(signal.SIGALRM, before)
+
+
+def run(work, last):
+    """Run some work whose call of this number is interrupted; return the number of calls."""
+    profile, count = _counting.counter(last)
+    dispatch.reset()
+    with autokern.enabled():
+        sys.setprofile(profile)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+            torch.set_grad_enabled(True)  # torch's own contexts may be left half way
+    return count()
+
+
+@pytest.mark.parametrize("work", [stepping, fitting, posterior, predicting, iterating])
+def test_an_alarm_reaches_the_user(work, alarm):
+    run(work, 0)
+    calls, swallowed = run(work, 0), []
+    for place in range(1, calls, max(1, calls // _PLACES)):
+        try:
+            run(work, place)
+        except TimeoutError:
+            continue
+        swallowed.append(place)
+    assert not swallowed
