@@ -22,7 +22,7 @@ _INK = {"#010101": "var(--ink)", "#020202": "var(--soft)", "#030303": "var(--gri
 _INK |= {f"#0a0a{k:02x}": f"var(--s{k})" for k in range(_COLOURS)}
 """Colours that stand for variables of the style sheet until the plot is drawn."""
 _TEXT, _SOFT, _GRID = list(_INK)[:3]
-_MOST_TICKS = 7
+_LEAST_TICKS, _MOST_TICKS = 3, 7
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11, "text.color": _TEXT,
     "axes.edgecolor": _SOFT, "axes.labelcolor": _TEXT, "xtick.color": _TEXT, "ytick.color": _TEXT,
@@ -71,17 +71,13 @@ def svg(plot: dict[str, Any], number: int) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return some round numbers from one end to the other: decades, or their halves and fifths, or steps between."""
-    from matplotlib.ticker import MaxNLocator
-
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for parts in ((1,), (1, 2, 5)):
-        found = [part * 10.0**k for k in range(first, last + 1) for part in parts if low <= part * 10.0**k <= high]
-        if 3 <= len(found) <= _MOST_TICKS:
-            return found
-    if len(found) > _MOST_TICKS:
-        return [10.0**k for k in range(first, last + 1, 1 + (last - first) // _MOST_TICKS)]
-    return [value for value in MaxNLocator(4).tick_values(low, high) if low <= value <= high]
+    """Return some round numbers from one end to the other, the ends where there is none between."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for parts in ((1,), (1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)):
+        found = [part * 10.0**k for k in decades for part in parts if low <= part * 10.0**k <= high]
+        if len(found) >= _LEAST_TICKS:
+            break
+    return found[:: 1 + len(found) // _MOST_TICKS] or [low, high]
 
 
 def _inline(text: str, title: str) -> str:
