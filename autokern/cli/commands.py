@@ -161,8 +161,7 @@ def run_program(
     Python processes that it starts are served too (AUTOKERN_WORKERS=0: forked ones only).
     """
     flags = ["--stats"] * stats + ["--explain"] * decisions + (["--report", str(html)] if html else [])
-    order = run.parse([*flags, *(["-m", module] if module else []), *context.args])
-    raise typer.Exit(0 if order is None else run.execute(order))
+    raise typer.Exit(run.started([*flags, *(["-m", module] if module else []), *context.args]) or 0)
 
 
 @app.command("compare", options_metavar="[OPTIONS] [--] SCRIPT | -m MODULE [ARGS]...", context_settings=_PROGRAM)

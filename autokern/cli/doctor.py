@@ -1,7 +1,6 @@
 """Doctor: tries the parts of this machine, and advises on those that fail.
 
-Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in processes of their own
-(`probe`).
+Parts that may hang, crash or print (compilers, KeOps, drivers) are tried in processes of their own (`probe`).
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""  # the remedy; empty where none is needed
 
 
-def _seen(name: str, found: str, advice: str = "", status: str = "note") -> Finding:
+def _seen(name: str, found: str, advice: str = "") -> Finding:
     """Return a finding that is fine unless there is advice."""
-    return Finding(name, status if advice else "ok", found, advice)
+    return Finding(name, "note" if advice else "ok", found, advice)
 
 
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:

@@ -6,7 +6,6 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -166,15 +165,14 @@ def winners(profile: Profile) -> list[Winner]:
     return [_winner(trial) for trial in sorted(profile.trials, key=lambda trial: place(trial.problem))]
 
 
-def kind(problem: Problem) -> tuple[Any, ...]:
-    """Return all that problems have in common which one plot shows: everything but ``m`` and ``n``."""
-    p = problem
-    return p.op, p.device, p.dtype, p.variant, p.grad, p.batch, p.d, p.rhs
+def kind(problem: Problem) -> Problem:
+    """Return what problems have in common which one plot shows: everything but ``m`` and ``n``."""
+    return problem.replace(m=1, n=1)
 
 
 def commonest(trials: Iterable[Trial], group: tuple[str, str, str]) -> list[Trial]:
     """Return those trials of an op, dtype and device whose kind of problem has most sizes, by size."""
-    kinds: dict[tuple[Any, ...], list[Trial]] = {}
+    kinds: dict[Problem, list[Trial]] = {}
     for trial in trials:
         if trial.problem.group == group:
             kinds.setdefault(kind(trial.problem), []).append(trial)

@@ -184,7 +184,7 @@ def _process(served: Served) -> Page:
 
 def _crossings(served: Served) -> list[Page]:
     """Return plots of the kinds of problems on which stock would spend most, of several batches the one that does."""
-    kinds: dict[object, list[tuple[float, Problem]]] = {}
+    kinds: dict[Problem, list[tuple[float, Problem]]] = {}
     for decision, calls in served:
         if "stock" in decision.predicted and len(decision.predicted) > 1:
             some = decision.problem.replace(batch=min(decision.problem.batch, 2))  # one plot for all batches
