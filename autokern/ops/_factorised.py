@@ -1,4 +1,4 @@
-"""Candidates of `exact_log_prob` that factorise the whole covariance: by LAPACK, in arrays, and on other devices."""
+"""Candidates of `exact_log_prob` that factorise: by LAPACK, in arrays, one row for equal points, on other devices."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from autokern.core.op import Op
-from autokern.core.problem import Problem
-from autokern.gp import array_density, leaves, likelihood
+from autokern.core.problem import Features, Problem
+from autokern.gp import array_density, leaves, likelihood, repeats
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.originals import psd_safe_cholesky as ladder
 from autokern.kernels import tree as trees
@@ -59,6 +59,18 @@ def _arrays_memory(problem: Problem) -> int:
     return in_place(5.0, 5.0)(problem.replace(batch=1, dtype="float64"))
 
 
+def _merged_unsupported(problem: Problem) -> str | None:
+    if problem.n < repeats.LEAST or not 0 < problem.m <= repeats.MOST_DISTINCT * problem.n:
+        return "too few points repeat"
+    if problem.device != "cpu" or problem.batch > 1 or "x" in problem.grad.split("/"):
+        return "for single models on the CPU, without gradients by the points"
+    return of_trees(problem)
+
+
+def _of_points(problem: Problem) -> int:
+    return 12 * problem.n * (problem.d + 4) * problem.itemsize
+
+
 def _elsewhere(there: torch.device, marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     tree, added, residual = ingredients(marginal, value)
     away = tree.each(lambda t: t.to(there))
@@ -87,6 +99,22 @@ def register(op: Op) -> None:
             return found
         unread = trees.form(marginal.lazy.kernel, keops=exact) is None
         return (stock if unread else fused)(marginal, value, exact)
+
+    def rows_features(problem: Problem) -> Features:
+        few = op.features(problem.replace(n=min(problem.m, problem.n)))
+        return Features(few.calls + 40, few.flops, few.bytes + _of_points(problem))
+
+    def rows_memory(problem: Problem) -> int:
+        return op.memory(problem.replace(n=min(problem.m, problem.n))) + _of_points(problem)
+
+    @op.candidate(
+        "merged", accuracy="better", unsupported=_merged_unsupported, features=rows_features, memory=rows_memory
+    )
+    @or_iterate(stock)
+    def merged(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
+        """The density of each point's mean observation, with the noise of that: one row for equal points."""
+        found = repeats.log_prob(marginal, value, exact, ladder)
+        return (fused if exact else stock)(marginal, value, exact) if found is None else found
 
     on_other_devices(
         op,

@@ -237,11 +237,6 @@ def of_trees(problem: Problem) -> str | None:
     return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
 
 
-def merged_rows(problem: Problem) -> int:
-    """Return how many points differ, which `m` says."""
-    return min(problem.m, problem.n)
-
-
 def is_paged(problem: Problem) -> bool:
     """Whether every matrix of the problem's size is fresh memory, fetched page by page."""
     return problem.batch * problem.m * problem.n * problem.itemsize > PAGED

@@ -30,7 +30,7 @@ from autokern.gp.library_orders import TRACES, words
 from autokern.gp.marginal import Marginal, ingredients, read
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
-from autokern.ops import _factorised, _large, _state_space, _structured
+from autokern.ops import _factorised, _large, _state_space
 from autokern.ops._factorised import arrays_unsupported, in_place
 from autokern.ops._iterations import Iterated, exact_up_to, is_preconditioned
 from autokern.ops._models import kernel_of, points_of
@@ -252,5 +252,5 @@ def formless(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tens
         return stock(marginal, value, exact)
 
 
-for _part in (_state_space, _factorised, _large, _structured):
+for _part in (_state_space, _factorised, _large):
     _part.register(EXACT_LOG_PROB)

@@ -146,7 +146,6 @@ def problem(op: str, **fields: Any) -> Problem:
         if one in fields:
             fields.setdefault(other, fields[one])
     grid = get(op).grid("quick", dtype, fields.get("device", "cpu")) or get(op).grid("quick", "float64", "cpu")
-    grid = [p for p in grid if not set(p.words) & set(get(op).structures)]
     usual = grid[0]
     if get(op).composite and fields.get("n"):  # what stock runs depends on the size
         usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
