@@ -111,9 +111,8 @@ def _cut(size: int) -> int:
 
 
 class Features(msgspec.Struct, frozen=True):
-    """Counts of a candidate's work on a problem; times are extrapolated by a fitted coefficient for each count."""
+    """Counts of work on a problem, by which the time of stock on the nearest measured problem is scaled."""
 
     calls: float = 1.0  # library calls in sequence
     flops: float = 0.0  # of matrix products and decompositions
     bytes: float = 0.0  # moved through memory by element-wise passes
-    copied: float = 0.0  # bytes moved between devices, both ways, or fetched from the system as fresh pages
