@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import torch
@@ -26,6 +26,7 @@ from autokern.system import host, randomness
 from autokern.system.progress import Progress, silent
 from autokern.tuning.chooser import Chooser, fitted, nearest
 from autokern.tuning.drawing import draw, measurable
+from autokern.tuning.forest import Estimate
 from autokern.tuning.measuring import Measurer
 from autokern.tuning.policy import CONFIDENCE, NOISE
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key, key_of, pools
@@ -198,14 +199,18 @@ class _Calibration:
 
     def _try(self, pool: _Pool, problem: Problem) -> None:
         """Run a trial and keep what can be trusted of it; a problem that others disturbed is tried once more later."""
-        timed = self._timed.setdefault(key_of(problem), [])
-        promising = (c for c in pool.able[problem] if self._may_win(pool, problem, c))
+        timed, told = self._timed.setdefault(key_of(problem), []), self._others.estimates(problem)
+        promising = (c for c in pool.able[problem] if pool.thorough or _may_win(c, told.get(c.name)))
         candidates = self._measurer.runnable(problem, promising)
         known = next((t for t in timed if t.problem == problem), None)
         if len(candidates) < 2 or (known and not known.disturbed and {c.name for c in candidates} <= {*known.timings}):
             return
         share = _NEAR_SHARE if problem == pool.near else _SHARE[self._level]
-        expected = self._expected(pool.op, problem, candidates, timed)
+        near, work = nearest(pool.op, problem, timed), pool.op.stock.features(problem)
+        near = near or self._others.nearest(pool.op, problem)
+        once = 1e-4 + (work.flops + work.bytes) / _RATE if near is None else near.seconds * 2 ** (0.2 * near.octaves)
+        ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
+        expected = _ONCE + _ROUNDS * once * sum(ratios)
         if pool.slower * expected > min(self._left, share * self._budget):
             return
         began, timings, seconds = self._clock(), dict[str, Timing](), min(self._left, _TIMING_SHARE * self._budget)
@@ -223,31 +228,22 @@ class _Calibration:
             self._found.trials.append(trial)
             timed.append(trial)
             self._fresh.add(key_of(problem))
-            pool.proven = pool.proven + 1 if self._is_right(problem, timings) else 0
+            pool.proven = pool.proven + 1 if _is_right(told, timings) else 0
         undone = not timings and len(self._measurer.runnable(problem, candidates)) > 1
         if undone or any(timing.disturbed for timing in timings.values()):
             pool.disturbed.append(problem)
 
-    def _may_win(self, pool: _Pool, problem: Problem, candidate: Candidate) -> bool:
-        """Whether a candidate is measured: stock, what may win, and that of which errors are wanted."""
-        found = None if pool.thorough else self._others.estimates(problem).get(candidate.name)
-        most = -NOISE if candidate.compiles else _HOPELESS
-        rough = candidate.accuracy == "approximate"
-        return found is None or rough or found.log_ratio - CONFIDENCE * found.sigma < most
 
-    def _is_right(self, problem: Problem, timings: dict[str, Timing]) -> bool:
-        """Whether the choice by other hosts alone is within the noise of the best that was measured."""
-        told = {name: found.log_ratio for name, found in self._others.estimates(problem).items() if name in timings}
-        if not told or any(name not in told for name in timings):
-            return False
-        chosen = min(told, key=told.__getitem__)
-        chosen = chosen if told[chosen] < -NOISE else "stock"
-        return timings[chosen].ratio <= math.exp(NOISE) * min(timing.ratio for timing in timings.values())
+def _may_win(candidate: Candidate, told: Estimate | None) -> bool:
+    """Whether a candidate is measured: what may win by what other hosts tell, and that of which errors are wanted."""
+    most = -NOISE if candidate.compiles else _HOPELESS
+    return told is None or candidate.accuracy == "approximate" or told.log_ratio - CONFIDENCE * told.sigma < most
 
-    def _expected(self, op: Op, problem: Problem, candidates: list[Candidate], timed: list[Trial]) -> float:
-        """Return the seconds that a trial is expected to take, by the nearest trial of this machine or another one."""
-        near, work = nearest(op, problem, timed) or self._others.nearest(op, problem), op.stock.features(problem)
-        once = 1e-4 + (work.flops + work.bytes) / _RATE if near is None else near.seconds * 2 ** (0.2 * near.octaves)
-        told = self._others.estimates(problem)
-        ratios = (math.exp(min(told[c.name].log_ratio, _HOPELESS)) if c.name in told else 1.0 for c in candidates)
-        return _ONCE + _ROUNDS * once * sum(ratios)
+
+def _is_right(told: Mapping[str, Estimate], timings: Mapping[str, Timing]) -> bool:
+    """Whether the choice by other hosts alone is within the noise of the best that was measured."""
+    if not told or any(name not in told for name in timings):
+        return False
+    chosen = min((name for name in told if name in timings), key=lambda name: told[name].log_ratio)
+    chosen = chosen if told[chosen].log_ratio < -NOISE else "stock"
+    return timings[chosen].ratio <= math.exp(NOISE) * min(timing.ratio for timing in timings.values())

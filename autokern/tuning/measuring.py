@@ -41,13 +41,10 @@ class Measurer:
 
     def runnable(self, problem: Problem, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Return the candidates that are not banned and fit the memory twice; none where stock is not among them."""
-        usual = [c for c in candidates if not self.is_banned(c, problem)]
+        where = problem.dtype, problem.device
+        usual = [c for c in candidates if (problem.op, c.name, *where) not in self._out]
         found = [c for c in usual if memory_limit.fits(_BESIDE * c.memory(problem), problem.device)]
         return found if any(c.name == "stock" for c in found) else []
-
-    def is_banned(self, candidate: Candidate, problem: Problem) -> bool:
-        """Whether a candidate does not run on problems of a group."""
-        return (problem.op, candidate.name, problem.dtype, problem.device) in self._out
 
     def timings(self, op: Op, problem: Problem, candidates: list[Candidate], seconds: float) -> dict[str, Timing]:
         """Return the timings of candidates in about so many seconds; none where they cannot be trusted."""
