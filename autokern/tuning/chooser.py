@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from autokern.core.feasibility import Feasibility
 from autokern.core.locks import once
 from autokern.core.op import Op
 from autokern.core.problem import Problem
@@ -21,7 +22,7 @@ from autokern.tuning import recorded, store
 from autokern.tuning.forest import Estimate, Forest, words
 from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key, key_of, pools
 
-__all__ = ["Chooser", "Nearest", "fitted", "load", "nearest"]
+__all__ = ["Chooser", "Nearest", "expected", "fitted", "load", "nearest"]
 
 _WORD, _DTYPE = 2.0, 1.0  # octaves between problems that differ in one word, and in the dtype
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # of a call: seconds, flops and bytes a second, to carry them to other sizes
@@ -122,6 +123,27 @@ def nearest(op: Op, problem: Problem, trials: Collection[Trial]) -> Nearest | No
         return None
     scale = supposed(problem) / supposed(trial.problem)
     return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale)
+
+
+def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:
+    """Return the estimates for systems as users have them: the time of iterative solvers depends on the numbers.
+
+    Estimates of candidates that are not measured by themselves follow from the others.
+    """
+    op, problem = table.op, table.problem
+    if store.leaves_aside(settings):
+        return {}
+    names = {c.name for c in table.candidates if not c.tight}
+    found = {name: estimate for name, estimate in chooser.estimates(problem).items() if name in names}
+    derived = [c for c in op.listed if c.derived is not None and c.why_not(problem) is None] if found else []
+    near = chooser.nearest(op, problem) if derived else None
+    if near is not None:
+        times = {name: near.seconds * math.exp(estimate.log_ratio) for name, estimate in found.items()}
+        for c in derived:
+            if c.derived is not None and (seconds := c.derived(problem, times)) is not None:
+                found[c.name] = found["stock"]._replace(log_ratio=math.log(seconds / near.seconds))
+    harder = {name: math.log(op.harder(problem, op[name])) for name in found}
+    return {n: e._replace(log_ratio=e.log_ratio + harder[n] - harder["stock"]) for n, e in found.items()}
 
 
 def load(settings: Settings) -> Profile:

@@ -22,8 +22,7 @@ from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.core.units import sized
 from autokern.system.memory_limit import Limit, least, refusal
-from autokern.tuning.chooser import Chooser
-from autokern.tuning.forest import Estimate
+from autokern.tuning.chooser import Chooser, expected
 from autokern.tuning.store import leaves_aside
 
 __all__ = ["CONFIDENCE", "NOISE", "decide", "described"]
@@ -76,7 +75,7 @@ def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decis
     """Return a decision with the costs of the candidates; seconds follow from the nearest trial, which is named."""
     op, problem = get(decision.problem.op), decision.problem
     table = Feasibility(op, problem)
-    estimates, near = _estimates(table, chooser, settings), chooser.nearest(op, problem)
+    estimates, near = expected(table, chooser, settings), chooser.nearest(op, problem)
     flops, harder = op.features(problem).flops, op.harder(problem, op.stock)
     rough = [name for name, why in decision.excluded.items() if why.startswith(_ROUGH)]
     times, costs, told = dict[str, float](), dict[str, Cost](), ""
@@ -103,27 +102,6 @@ def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decis
     return msgspec.structs.replace(decision, predicted=times, costs=costs, nearest=told)
 
 
-def _estimates(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:
-    """Return the estimates for systems as users have them: the time of iterative solvers depends on the numbers.
-
-    Estimates of candidates that are not measured by themselves follow from the others.
-    """
-    op, problem = table.op, table.problem
-    if leaves_aside(settings):
-        return {}
-    names = {c.name for c in table.candidates if not c.tight}
-    found = {name: estimate for name, estimate in chooser.estimates(problem).items() if name in names}
-    derived = [c for c in op.listed if c.derived is not None and c.why_not(problem) is None] if found else []
-    near = chooser.nearest(op, problem) if derived else None
-    if near is not None:
-        times = {name: near.seconds * math.exp(estimate.log_ratio) for name, estimate in found.items()}
-        for c in derived:
-            if c.derived is not None and (seconds := c.derived(problem, times)) is not None:
-                found[c.name] = found["stock"]._replace(log_ratio=math.log(seconds / near.seconds))
-    harder = {name: math.log(op.harder(problem, op[name])) for name in found}
-    return {n: e._replace(log_ratio=e.log_ratio + harder[n] - harder["stock"]) for n, e in found.items()}
-
-
 class _Case:
     """One problem and all that its decision follows from."""
 
@@ -141,7 +119,7 @@ class _Case:
                     why = f"needs {sized(need)}, and {sized(limit.bytes)} may be taken"
             if why is not None:
                 self.excluded[c.name] = why
-        found = _estimates(table, chooser, settings)
+        found = expected(table, chooser, settings)
         self.estimates = {n: e for n, e in found.items() if n == "stock" or n not in self.excluded}
         self.loose = self.op.approximates(self.problem)
         self.may_cost = self.op.may_cost(self.problem) if self.loose else 1.0
