@@ -1,48 +1,25 @@
-"""Hooks into gpytorch's modules: what would change nothing is left out.
+"""Hooks into gpytorch's modules: conversions that change nothing are left out, `MultiDeviceKernel` needs no devices.
 
-BoTorch puts a model into evaluation mode at each posterior, and its analytic acquisition functions convert it to the
-dtype and device of the points. Both walk through all modules and set what is set already.
+BoTorch's analytic acquisition functions convert the model to the dtype and device of the points at each evaluation,
+which walks through all modules. torch leaves the devices of a `DataParallel` module empty where there is no
+accelerator, and gpytorch's kernel then fails: the kernel in it computes. Stock candidates call it too, so it serves
+wherever hooks are installed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import gpytorch
 import torch
 from gpytorch.constraints import Interval
+from gpytorch.kernels import MultiDeviceKernel
 from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.models import ExactGP
+from gpytorch.settings import lazily_evaluate_kernels
 
 from autokern.hooks.bypass import stay_out
-from autokern.hooks.install import hook, stock_of
+from autokern.hooks.install import hook, is_enabled, stock_of
 from autokern.hooks.reading import unless_it_fails
-
-_stock_train = stock_of(gpytorch.Module, "train")
-
-
-@hook(gpytorch.Module, "train", relies=("torch.nn.modules.module:Module.train",))
-def _train(self: Any, mode: bool = True) -> Any:
-    if mode is False and self.__dict__.get("training") is False and not stay_out() and _rests(self):
-        return self
-    return _stock_train(self, mode)
-
-
-_TRAINS = (torch.nn.Module.train, _stock_train, _train)
-
-
-def _rests(root: Any) -> bool:
-    """Whether all modules in one are in evaluation mode, and none has another idea of it."""
-    stack = list(root._modules.values())
-    while stack:
-        module = stack.pop()
-        if module is not None:
-            own = module.__dict__
-            if own.get("training") is not False or type(module).train not in _TRAINS or "train" in own:
-                return False
-            stack += own["_modules"].values()
-    return True
-
 
 _RELIES = (
     "torch.nn.modules.module:Module._apply", "torch.nn.modules.module:Module.to",
@@ -97,3 +74,16 @@ def _tensors(model: Any) -> list[torch.Tensor | None]:
         found += [p.grad for p in parameters if p is not None and p.is_leaf]
         stack += [part for part in own["_modules"].values() if part is not None]
     return found
+
+
+_stock_several = stock_of(MultiDeviceKernel, "forward")
+
+
+@hook(MultiDeviceKernel, "forward")
+def _several(self: Any, x1: Any, x2: Any, diag: bool = False, **kwargs: Any) -> Any:
+    if type(self) is not MultiDeviceKernel or self.device_ids or not is_enabled():
+        return _stock_several(self, x1, x2, diag=diag, **kwargs)
+    if self.module.active_dims is None:
+        return self.module.forward(x1, x2, diag=diag, **kwargs)
+    with lazily_evaluate_kernels(False):
+        return self.module(x1, x2, diag=diag, **kwargs)
