@@ -22,7 +22,7 @@ from autokern.core.registry import registered
 from autokern.runtime import dispatch
 from autokern.system import host
 from autokern.tuning import measuring, store
-from autokern.tuning.profile import Ban, Profile, Timing, Trial
+from autokern.tuning.profile import Ban, Examined, Profile, Timing, Trial
 
 
 @pytest.fixture
@@ -390,11 +390,14 @@ def test_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     profile = _profile()
     problem = Problem(op="kernel_matrix", m=4000, n=4000, d=32, variant="matern52/cross/ard", grad="theta/x", batch=256)
     long = Trial(problem, {"stock": Timing(1e-3), "tiled": Timing(5e-4, 0.5)})
-    profile = msgspec.structs.replace(profile, trials=[*profile.trials, long])
+    exam = [Examined(task="a step of training, 100 points", seconds=1e-3, shipped=0.5, new=0.4, kept="stock")]
+    profile = msgspec.structs.replace(profile, trials=[*profile.trials, long], exam=exam)
     found = summary.known(profile, ["qr", "kernel_matrix"])
-    tables.show(*tables.of_known(found, "a title"), *tables.winners(found.winners))
+    tables.show(*tables.of_known(summary.known(profile), "a title"), *tables.winners(found.winners))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
+    assert any("training, 100 points" in line and "2.00" in line and "2.50" in line for line in lines)
+    assert any("(here stock choices are kept)" in line for line in lines)
     assert any("256 × (4000, 4000) d=32" in line and "2.00" in line for line in lines)
 
 

@@ -107,7 +107,7 @@ def test_what_calls_saved_follows_from_their_decisions():
     assert found.saved == pytest.approx(0.01)
     assert found.low < found.saved < found.high
     assert facts.gain([(decided("stock", margin=1.0, uncertainty=0.0), 5)]).saved == 0.0
-    assert facts.gain([(decided(predicted={}), 5)]) is None
+    assert str(facts.gain([(decided(predicted={}), 5)])) == "not measured"
     slower = decided(margin=0.5), 2
     assert str(facts.gain([slower])) == "−1.00 ms"
     assert str(facts.gain([(decided(), 10), slower])) == "9.00 ms"

@@ -54,14 +54,15 @@ def without_paths(text: str) -> str:
 
 
 class Gain(NamedTuple):
-    """Seconds that calls are predicted to have saved, and the bounds at one standard deviation."""
+    """Calls of which something was measured, the seconds that they are predicted to have saved, and the bounds."""
 
-    saved: float
-    low: float
-    high: float
+    calls: int = 0
+    saved: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
     def __str__(self) -> str:
-        return _signed(self.saved)
+        return _signed(self.saved) if self.calls else "not measured"
 
     @property
     def bounds(self) -> str:
@@ -73,21 +74,20 @@ def _signed(seconds: float) -> str:
     return f"−{duration(-seconds)}" if seconds < 0 else duration(seconds) if seconds else "0 s"
 
 
-def gain(rows: Served) -> Gain | None:
-    """Return what calls are predicted to have saved; None where nothing was measured of any."""
-    found = [[calls * seconds for seconds in d.saved] for d, calls in rows if d.saved is not None]
-    return Gain(*map(sum, zip(*found, strict=True))) if found else None
+def gain(rows: Served) -> Gain:
+    """Return what the calls of decisions are predicted to have saved."""
+    found = [(calls, *(calls * seconds for seconds in d.saved)) for d, calls in rows if d.saved is not None]
+    return Gain(*map(sum, zip(*found, strict=True)))
 
 
 def of_program(name: str, seconds: float) -> Page:
     """Return the page of the program that this process has run: what it saved, as predicted, what ran and why."""
     served, fields = dispatch.decisions(), host.current().fields
     total, counted = gain(served), sum(sum(by.values()) for by in dispatch.stats().values())
-    measured = sum(calls for decision, calls in served if decision.saved is not None)
-    bounds = f"{total.bounds}, {measured:,} of {counted:,} calls" if total else "nothing is measured"
+    bounds = f"{total.bounds}, {total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
     others = sum(decision.candidate != "stock" for decision, _ in served)
     tiles = [
-        ("saved, predicted", str(total or "not known"), bounds),
+        ("saved, predicted", str(total), bounds),
         ("program ran", duration(seconds), "first line to end, measured"),
         ("calls served", f"{counted:,}", f"of {len({d.problem.op for d, _ in served})} ops"),
         ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
@@ -110,8 +110,8 @@ def _notes(served: Served, counted: int) -> list[str]:
     ]
     told = {"other hosts": "rest on what other machines measured", "extrapolated": "are extrapolated from measurements"}
     for source, what in told.items():
-        if part := gain([row for row in served if row[0].source == source]):
-            notes.append(f"{part} of them {what}.")
+        part = gain([row for row in served if row[0].source == source])
+        notes += [f"{part} of them {what}."] if part.saved else []
     unknown = [(d, calls) for d, calls in served if d.saved is None and d.source != "only choice"]
     if unknown:
         ops = ",".join(sorted({decision.problem.op for decision, _ in unknown}))
@@ -130,38 +130,34 @@ def _by_op(served: Served) -> list[Page]:
         ops.setdefault(decision.problem.op, []).append((decision, calls))
     saved = {op: gain(rows) for op, rows in ops.items()}
     rows = []
-    for op in sorted(ops, key=lambda op: -_seconds(saved[op])):
+    for op in sorted(ops, key=lambda op: -saved[op].saved):
         ran = Counter[str]()
         for decision, calls in ops[op]:
             ran[decision.candidate] += calls
         words = ", ".join(f"{name} {count:,}" for name, count in ran.most_common())
-        rows.append((op, f"{sum(ran.values()):,}", words, str(saved[op] or "not measured")))
+        rows.append((op, f"{sum(ran.values()):,}", words, str(saved[op])))
     table = Table("", ("op", ">calls", "what ran, calls", ">saved, predicted"), rows)
     note = "Ops that call others, which are served too, include those."
     return [_section("Saved by op", note, tables=[table])]
 
 
-def _seconds(found: Gain | None) -> float:
-    return found.saved if found else 0.0
-
-
 def _by_key(served: Served) -> list[Page]:
     """Return the section of keys, each with the choice, the reason and its candidates, largest differences first."""
-    rows = sorted(served, key=lambda row: (-abs(_seconds(gain([row]))), -row[1]))
+    rows = sorted(served, key=lambda row: (-abs(gain([row]).saved), -row[1]))
     cards = []
     for decision, calls in rows[:_MOST_CARDS]:
         found = gain([(decision, calls)])
-        factor = f", {decision.margin:.2f} times as fast as stock" if decision.candidate != "stock" and found else ""
-        value = str(found or ("no choice" if decision.source == "only choice" else "not measured"))
+        factor = f", {decision.margin:.2f} times as fast as stock" if decision.margin != 1.0 else ""
+        value = "no choice" if decision.source == "only choice" else str(found)
         lines = [*decision.notes(), *decision.meanings()]
-        lines += [f"saved, predicted: {value}, {found.bounds}"] if found and found.saved else []
+        lines += [f"saved, predicted: {value}, {found.bounds}"] if found.saved else []
         words = f"runs {decision.candidate}{factor}; {calls:,} {'call' if calls == 1 else 'calls'}"
         head = {"title": str(decision.problem), "words": words, "value": value}
         table = _clean(tables.candidates(decision))
         cards.append({**head, "lines": list(map(without_paths, lines)), "table": table})
     notes = ["The key names a problem; each opens and says why its candidate was chosen. Largest differences first."]
     if rest := rows[_MOST_CARDS:]:
-        notes.append(f"{len(rest):,} more keys, with {gain(rest) or '0 s'} predicted to be saved, are not listed.")
+        notes.append(f"{len(rest):,} more keys are not listed (saved, predicted: {gain(rest)}).")
     return [_section("Saved by key, and why", *notes, cards=cards)]
 
 
