@@ -19,7 +19,7 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 
-from autokern.gp import mixtures, parts, small, tables
+from autokern.gp import parts, small, tables
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Columns, Parameter
 
@@ -49,6 +49,10 @@ class _Place:
         several = self.dims if dims is None else dims
         return self.seen.parameter(self.kernel, name, (1, 1 if raw is not None and raw.shape[-1:] == (1,) else several))
 
+    def scale(self) -> Parameter:
+        """Return the lengthscale."""
+        return self.parameter("raw_lengthscale")
+
     def number(self, name: str) -> Parameter:
         """Return a parameter ``(1,)``."""
         return self.seen.parameter(self.kernel, name, (1,))
@@ -59,25 +63,8 @@ def _smooth(at: _Place, name: str, scale: Parameter) -> small.Part:
 
 
 def _matern(at: _Place) -> small.Part:
-    scale = at.parameter("raw_lengthscale")
-    name = _name(at.kernel)
+    scale, name = at.scale(), _name(at.kernel)
     return parts.Rough(at.columns(), scale) if name == "matern12" else _smooth(at, name, scale)
-
-
-def _rational(at: _Place) -> small.Part:
-    return parts.RationalQuadratic(at.columns(), at.parameter("raw_lengthscale"), at.number("raw_alpha"))
-
-
-def _periodic(at: _Place) -> small.Part:
-    return parts.Periodic(at.columns(), at.parameter("raw_lengthscale"), at.parameter("raw_period_length"))
-
-
-def _cosine(at: _Place) -> small.Part:
-    return _smooth(at, "cosine", at.parameter("raw_period_length", 1))
-
-
-def _linear(at: _Place) -> small.Part:
-    return parts.Linear(at.raw(), at.parameter("raw_variance"))
 
 
 def _polynomial(at: _Place) -> small.Part:
@@ -93,15 +80,7 @@ def _mixture(at: _Place) -> small.Part:
     count = 0 if raw is None else raw.shape[-1]
     weights = at.seen.parameter(at.kernel, "raw_mixture_weights", (count,))
     means, scales = (at.seen.parameter(at.kernel, f"raw_{name}", (count, 1, at.dims)) for name in names[1:])
-    return mixtures.SpectralMixture(at.columns(), weights, means, scales)
-
-
-def _constant(at: _Place) -> small.Part:
-    return tables.Constant(at.number("raw_constant"))
-
-
-def _index(at: _Place) -> small.Part:
-    return _table(at, "covar_factor", None)
+    return parts.SpectralMixture(at.columns(), weights, means, scales)
 
 
 def _positive_index(at: _Place) -> small.Part:
@@ -123,26 +102,26 @@ def _table(at: _Place, name: str, unit: int | None) -> small.Part:
     return made
 
 
-def _categorical(at: _Place) -> small.Part:
-    return tables.Categorical(at.raw(), at.parameter("raw_lengthscale"))
-
-
 _READ: dict[type, tuple[str, Callable[[_Place], small.Part]]] = {
-    RBFKernel: ("rbf", lambda at: _smooth(at, "rbf", at.parameter("raw_lengthscale"))),
+    RBFKernel: ("rbf", lambda at: _smooth(at, "rbf", at.scale())),
     MaternKernel: ("", _matern),
-    RQKernel: ("rq", _rational),
-    PeriodicKernel: ("periodic", _periodic),
-    CosineKernel: ("cosine", _cosine),
-    LinearKernel: ("linear", _linear),
+    RQKernel: ("rq", lambda at: parts.RationalQuadratic(at.columns(), at.scale(), at.number("raw_alpha"))),
+    PeriodicKernel: (
+        "periodic", lambda at: parts.Periodic(at.columns(), at.scale(), at.parameter("raw_period_length"))
+    ),
+    CosineKernel: ("cosine", lambda at: _smooth(at, "cosine", at.parameter("raw_period_length", 1))),
+    LinearKernel: ("linear", lambda at: parts.Linear(at.raw(), at.parameter("raw_variance"))),
     PolynomialKernel: ("polynomial", _polynomial),
-    ConstantKernel: ("constant", _constant),
-    IndexKernel: ("index", _index),
+    ConstantKernel: ("constant", lambda at: tables.Constant(at.number("raw_constant"))),
+    IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
     SpectralMixtureKernel: ("mixture", _mixture),
-}
+}  # fmt: skip
 _OF_BOTORCH: dict[str, tuple[str, str, Callable[[_Place], small.Part]]] = {
-    "CategoricalKernel": ("botorch.models.kernels.categorical", "categorical", _categorical),
+    "CategoricalKernel": (
+        "botorch.models.kernels.categorical", "categorical", lambda at: tables.Categorical(at.raw(), at.scale())
+    ),
     "PositiveIndexKernel": ("botorch.models.kernels.positive_index", "index", _positive_index),
-}
+}  # fmt: skip
 """By module and class, because BoTorch may not have been imported."""
 
 
@@ -171,7 +150,7 @@ def leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -
 
 
 def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], small.Part]]:
-    module, *found = _OF_BOTORCH.get(kind.__name__, ("", "", _constant))
+    module, *found = _OF_BOTORCH.get(kind.__name__, ("", "", _polynomial))
     if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
         raise UnreadError(f"a kernel {kind.__name__}")
     return found[0], found[1]  # type: ignore[return-value]

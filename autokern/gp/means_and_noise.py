@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
@@ -11,88 +12,16 @@ from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticN
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 
 from autokern.gp.inspected import Inspected, UnreadError
-from autokern.gp.small import Array, Parameter
+from autokern.gp.small import Array
 
-__all__ = ["Given", "Mean", "Noise", "mean_of", "noise_of"]
-
-
-class Mean(Protocol):
-    """The mean at the points."""
-
-    def value(self) -> Any:
-        """Return the mean of each point, or of all."""
-
-    def backward(self, by_mean: Array) -> None:
-        """Add the gradient by the parameters."""
+__all__ = ["Given", "Noise", "Values", "mean_of", "noise_of"]
 
 
-class _Constant:
-    def __init__(self, constant: Parameter) -> None:
-        self._constant = constant
+class Values(NamedTuple):
+    """The mean, or the variances of the noise, of each point, or one of all."""
 
-    def value(self) -> Any:
-        return self._constant.value
-
-    def backward(self, by_mean: Array) -> None:
-        self._constant.accumulate(by_mean.sum())
-
-
-class _Linear:
-    def __init__(self, x: Array, weights: Parameter, bias: Parameter | None) -> None:
-        self._x, self._weights, self._bias = x, weights, bias
-
-    def value(self) -> Any:
-        found = (self._x @ self._weights.value)[:, 0]
-        return found if self._bias is None else found + self._bias.value
-
-    def backward(self, by_mean: Array) -> None:
-        self._weights.accumulate((by_mean @ self._x)[:, None])
-        if self._bias is not None:
-            self._bias.accumulate(by_mean.sum())
-
-
-class _MeansOfTasks:
-    """A constant for each task."""
-
-    def __init__(self, constants: list[Parameter], tasks: Array) -> None:
-        self._constants, self._tasks = constants, tasks
-
-    def value(self) -> Any:
-        return np.array([constant.value for constant in self._constants])[self._tasks]
-
-    def backward(self, by_mean: Array) -> None:
-        sums = np.bincount(self._tasks, by_mean, len(self._constants))
-        for constant, total in zip(self._constants, sums, strict=True):
-            constant.accumulate(total)
-
-
-def mean_of(seen: Inspected, mean: Any, x: Array, tasks: Array | None) -> Mean | None:
-    """Return the mean of points, None for zero; BoTorch's model selects of several means by the tasks."""
-    kind = type(mean)
-    if kind is MultitaskMean and tasks is not None:
-        several = seen.module(mean, "base_means")
-        inner = [mean_of(seen, seen.module(several, name), x, None) for name in several._modules]
-        constants = [one._constant for one in inner if isinstance(one, _Constant)]
-        if len(constants) < len(inner) or tasks.min() < 0 or tasks.max() >= len(constants):
-            raise UnreadError("means of tasks that are no constants")
-        return _MeansOfTasks(constants, tasks)
-    if kind is LinearMean:
-        bias = seen.parameter(mean, "bias", (1,)) if "bias" in mean._parameters else None
-        return _Linear(x, seen.parameter(mean, "weights", (x.shape[1], 1)), bias)
-    seen.attribute(mean, "batch_shape")
-    if kind not in (ConstantMean, ZeroMean) or mean.batch_shape != seen.batch:
-        raise UnreadError(f"a mean {kind.__name__}, or one with another batch")
-    return _Constant(seen.parameter(mean, "raw_constant")) if kind is ConstantMean else None
-
-
-class Noise(Protocol):
-    """The variances of the noise at the points."""
-
-    def value(self) -> Array:
-        """Return the variance of each point, or of all."""
-
-    def backward(self, by_noise: Array) -> None:
-        """Add the gradient by the parameters, from that by the variance of each point."""
+    value: Callable[[], Any]
+    backward: Callable[[Array], object]  # adds the gradient by the parameters, from that by each point's value
 
 
 class Given:
@@ -110,55 +39,78 @@ class Given:
         self.by_noise = by_noise
 
 
-class _Same:
-    def __init__(self, noise: Parameter) -> None:
-        self._noise = noise
-
-    def value(self) -> Array:
-        return self._noise.value
-
-    def backward(self, by_noise: Array) -> None:
-        self._noise.accumulate(np.add.reduce(by_noise))
+Noise = Given | Values
+"""Variances of noise."""
 
 
-class _Known:
-    def __init__(self, noise: Array) -> None:
-        self._noise = noise
-
-    def value(self) -> Array:
-        return self._noise
-
-    def backward(self, by_noise: Array) -> None:
-        """Nothing is to be fitted."""
-
-
-class _NoiseOfTasks:
-    """A variance for each task, and none for what is no task: the library compares and never maps."""
-
-    def __init__(self, noise: Parameter, tasks: Array) -> None:
-        self._noise = noise
-        self._each = np.equal(tasks[:, None], np.arange(noise.value.size)).astype(np.float64)
-
-    def value(self) -> Array:
-        found: Array = self._each @ self._noise.value
-        return found
-
-    def backward(self, by_noise: Array) -> None:
-        self._noise.accumulate(by_noise @ self._each)
+def mean_of(seen: Inspected, mean: Any, x: Array, tasks: Array | None) -> Values | None:
+    """Return the mean of points, None for zero; BoTorch's model selects of several means by the tasks."""
+    kind = type(mean)
+    if kind is MultitaskMean and tasks is not None:
+        several = seen.module(mean, "base_means")
+        inner = [seen.module(several, name) for name in several._modules]
+        if any(type(one) is not ConstantMean for one in inner) or tasks.min() < 0 or tasks.max() >= len(inner):
+            raise UnreadError("means of tasks that are no constants")
+        return _means_of_tasks([_constant(seen, one) for one in inner], tasks)
+    if kind is LinearMean:
+        bias = seen.parameter(mean, "bias", (1,)) if "bias" in mean._parameters else None
+        return _linear(x, seen.parameter(mean, "weights", (x.shape[1], 1)), bias)
+    if kind is ZeroMean:
+        _look_at_batch(seen, mean)
+        return None
+    if kind is not ConstantMean:
+        raise UnreadError(f"a mean {kind.__name__}")
+    constant = _constant(seen, mean)
+    return Values(lambda: constant.value, lambda by_mean: constant.accumulate(by_mean.sum()))
 
 
-def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Noise:
+def _look_at_batch(seen: Inspected, mean: Any) -> None:
+    seen.attribute(mean, "batch_shape")
+    if mean.batch_shape != seen.batch:
+        raise UnreadError("a mean with another batch")
+
+
+def _constant(seen: Inspected, mean: Any) -> Any:
+    _look_at_batch(seen, mean)
+    return seen.parameter(mean, "raw_constant")
+
+
+def _linear(x: Array, weights: Any, bias: Any) -> Values:
+    def value() -> Array:
+        found: Array = (x @ weights.value)[:, 0]
+        return found if bias is None else found + bias.value
+
+    def backward(by_mean: Array) -> None:
+        weights.accumulate((by_mean @ x)[:, None])
+        if bias is not None:
+            bias.accumulate(by_mean.sum())
+
+    return Values(value, backward)
+
+
+def _means_of_tasks(constants: list[Any], tasks: Array) -> Values:
+    def backward(by_mean: Array) -> None:
+        sums = np.bincount(tasks, by_mean, len(constants))
+        for constant, total in zip(constants, sums, strict=True):
+            constant.accumulate(total)
+
+    return Values(lambda: np.array([constant.value for constant in constants])[tasks], backward)
+
+
+def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:
     """Return the noise that a likelihood adds at points, which it gets as the caller has them."""
     covariance = seen.module(likelihood, "noise_covar")
     kinds = type(likelihood), type(covariance)
     if kinds == (GaussianLikelihood, HomoskedasticNoise):
-        return _Same(seen.parameter(covariance, "raw_noise", (1,)))
+        noise: Any = seen.parameter(covariance, "raw_noise", (1,))
+        return Values(lambda: noise.value, lambda by_noise: noise.accumulate(np.add.reduce(by_noise)))
     if kinds == (FixedNoiseGaussianLikelihood, FixedGaussianNoise):
         seen.module(likelihood, "second_noise_covar")
-        noise = seen.attribute(covariance, "noise")
-        if getattr(likelihood, "second_noise_covar", None) is not None or noise.shape != (*seen.batch, len(x)):
+        fixed = seen.attribute(covariance, "noise")
+        if getattr(likelihood, "second_noise_covar", None) is not None or fixed.shape != (*seen.batch, len(x)):
             raise UnreadError("further noise")
-        return _Known(seen.data(noise)[seen.at])
+        known = seen.data(fixed)[seen.at]
+        return Values(lambda: known, lambda by_noise: None)
     if kinds == (HadamardGaussianLikelihood, MultitaskHomoskedasticNoise):
         column = seen.attribute(likelihood, "task_feature_index") if x.shape[1] > 1 else 0
         several = seen.attribute(likelihood, "num_tasks")
@@ -166,5 +118,11 @@ def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Noise:
             raise UnreadError("noise of tasks in no column")
         with np.errstate(invalid="ignore"):
             tasks = x[:, column].astype(np.int64)
-        return _NoiseOfTasks(seen.parameter(covariance, "raw_noise", (several,)), tasks)
+        return _noise_of_tasks(seen.parameter(covariance, "raw_noise", (several,)), tasks)
     raise UnreadError(f"a likelihood {type(likelihood).__name__}")
+
+
+def _noise_of_tasks(noise: Any, tasks: Array) -> Values:
+    """Return a variance for each task, and none for what is no task: the library compares and never maps."""
+    each = np.equal(tasks[:, None], np.arange(noise.value.size)).astype(np.float64)
+    return Values(lambda: each @ noise.value, lambda by_noise: noise.accumulate(by_noise @ each))

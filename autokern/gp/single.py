@@ -11,7 +11,7 @@ from gpytorch.means import ConstantMean
 
 from autokern.gp import small
 from autokern.gp.inspected import Inspected
-from autokern.gp.means_and_noise import Mean, Noise
+from autokern.gp.means_and_noise import Noise, Values
 from autokern.gp.priors import Term, term
 from autokern.gp.small import Array
 
@@ -26,7 +26,7 @@ class Single:
 
     __slots__ = ("_kernel", "_mean", "_targets", "_terms", "_x", "by_residual", "noise")
 
-    def __init__(self, kernel: small.Part, noise: Noise, terms: Sequence[Term], mean: Mean | None = None) -> None:
+    def __init__(self, kernel: small.Part, noise: Noise, terms: Sequence[Term], mean: Values | None = None) -> None:
         self._kernel, self._terms, self._mean = kernel, terms, mean
         self.noise: Any = noise
 
