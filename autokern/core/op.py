@@ -81,8 +81,6 @@ class Op(abc.ABC):
         may keep caches, so every trial gets fresh ones.
     nesting : int
         Larger than that of every op which its candidates call: a calibration measures the innermost ops first.
-    structures : tuple of str
-        Words for structure in the points of a problem, with which variants may end.
 
     Attributes
     ----------
@@ -96,7 +94,6 @@ class Op(abc.ABC):
     raises: tuple[type[BaseException], ...] = ()
     composite: bool = False
     nesting: int = 0
-    structures: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.listed: list[Candidate] = []

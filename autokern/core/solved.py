@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-__all__ = ["Solved", "aside", "collecting", "is_watched", "joined", "latest", "note", "overall"]
+__all__ = ["Solved", "aside", "collecting", "is_watched", "joined", "note", "overall"]
 
 
 class Solved(msgspec.Struct, frozen=True):
@@ -103,9 +103,8 @@ def _worse(one: Solved, other: Solved) -> Solved:
 
 
 class _Own(threading.local):
-    """The last record of this thread, and those of the call under way, if anything asks for them."""
+    """The records of the call under way in this thread, if anything asks for them."""
 
-    latest: Solved | None = None
     seen: list[Solved] | None = None
 
 
@@ -113,15 +112,9 @@ _own = _Own()
 
 
 def note(found: Solved) -> None:
-    """Keep a record as this thread's last one."""
-    _own.latest = found
+    """Give a record to what collects in this thread."""
     if _own.seen is not None:
         _own.seen.append(found)
-
-
-def latest() -> Solved | None:
-    """Return the record of the last system that this thread solved, or None."""
-    return _own.latest
 
 
 def is_watched() -> bool:

@@ -90,7 +90,6 @@ class _ExactLogProb(Iterated, Op):
     raises = (NanError, NotPSDError)
     composite = True
     nesting = 3
-    structures = (_state_space.LINE,)
 
     def key(self, marginal: Marginal, value: Any, exact: bool) -> Any:
         if not isinstance(value, torch.Tensor):

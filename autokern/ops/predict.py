@@ -73,7 +73,6 @@ class _Predict(Loose, Op):
     raises = (NanError, NotPSDError)
     composite = True
     nesting = 3
-    structures = (_state_space.LINE,)
     looseness = Error("residual 0.01", "stock iterates, by default to a residual of 0.01 on the mean of its columns")
 
     def key(self, query: Query) -> Any:

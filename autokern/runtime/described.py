@@ -12,6 +12,7 @@ from autokern.core.op import Op
 from autokern.core.problem import Problem
 from autokern.gp.library_orders import ROWS
 from autokern.kernels.family import families
+from autokern.ops._state_space import LINE
 
 __all__ = ["known", "variant", "words"]
 
@@ -50,7 +51,7 @@ def variant(op: Op, given: str, usual: str, there: Iterable[Problem]) -> str:
         names = {"constant", "linear", "mixture", "polynomial", *(family.name for family in families(shaped=True))}
         places |= dict.fromkeys(names - places.keys(), places["rbf"])
     found = usual.split("/")
-    places |= dict.fromkeys(op.structures, len(found))
+    places |= {LINE: len(found)} if "state-space" in op.names() else {}
     for word in filter(None, given.split("/")):
         at = {places.get(part) for part in word.split("+")}
         place = at.pop()

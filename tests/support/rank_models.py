@@ -14,7 +14,7 @@ import gpytorch
 import torch
 
 import autokern
-from autokern.core.solved import latest
+from autokern.core.solved import Solved, collecting
 from autokern.gp import iterated_density
 from autokern.hooks.kernel_operator import matrix_free
 from autokern.kernels import over_ranks
@@ -50,14 +50,13 @@ def density(lengthscale: float, several: bool = False, double: bool = True) -> t
     model = Model(lengthscale, several)
     iterated_density._REFINED = 1.0 if double else REFINED
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    with autokern.using(force={"exact_log_prob": "preconditioned"}):
+    seen: list[Solved] = []
+    with autokern.using(force={"exact_log_prob": "preconditioned"}), collecting(seen.extend):
         for _ in range(2):
             model.zero_grad()
             loss = -mll(model(X), Y)
             loss.backward()
-    report = latest()
-    assert report is not None
-    return [loss.item(), *(float(p.grad.sum()) for p in model.parameters())], report.preconditioner
+    return [loss.item(), *(float(p.grad.sum()) for p in model.parameters())], seen[-1].preconditioner
 
 
 def predictions() -> dict[str, list[float]]:
