@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import torch
 
-from autokern.cli import plugin_check, quiet, ranks_check
+from autokern.cli import quiet
+from autokern.cli.findings import Finding, of_plugins, of_ranks, seen
 from autokern.cli.probe import Answer, Probe
 from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
@@ -39,20 +40,6 @@ _SLOW_GEMM = 2e9
 """Flops a second of a matrix product below which a BLAS counts as unoptimised."""
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One result of the examination."""
-
-    name: str
-    status: str  # "ok", "note", which costs speed at most, or "problem"
-    found: str  # the result, in words
-    advice: str = ""  # the remedy; empty where none is needed
-
-
-def _seen(name: str, found: str, advice: str = "") -> Finding:
-    """Return a finding that is fine unless there is advice."""
-    return Finding(name, "note" if advice else "ok", found, advice)
-
-
 def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
     """Examine everything, in less than half a minute."""
     load = _load(quiet.look())  # before anything of ours runs
@@ -66,14 +53,14 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         progress(0.1, ", ".join(names))
         answers = _gather(probes, progress)
         progress(0.95, "BLAS")
-        found += [Finding(*each) for each in ranks_check.look(settings)]
+        found += of_ranks(settings)
         found += [_blas(), _gpu(answers.get("GPU")), _tf32()]
         works = "put in and taken out again; a small model agrees with stock"
         found.append(_probed("hooks", answers["hooks"], f"{works} ({answers['hooks'].seconds:.1f} s)"))
         found += _optimiser()
         if not quick:
             found += [_compiler(answers["torch.compile"]), _keops(answers.get("KeOps"), keops.keops_problem())]
-        found += [Finding(*each) for each in plugin_check.look()]
+        found += of_plugins()
     progress(1.0, "done")
     return found
 
@@ -188,12 +175,12 @@ def _threads(settings: Settings) -> Finding:
         return Finding("threads", "problem", text, f"too many threads wait for each other: OMP_NUM_THREADS={ceiling}")
     idle = used < ceiling and not os.environ.get("OMP_NUM_THREADS")
     physical = f"that leaves {ceiling - used} CPUs idle, which is right if they are hyper-threads"
-    return _seen("threads", text, f"{physical}; else OMP_NUM_THREADS={ceiling}" if idle else "")
+    return seen("threads", text, f"{physical}; else OMP_NUM_THREADS={ceiling}" if idle else "")
 
 
 def _load(found: Load) -> Finding:
     advice = "what is measured now counts as disturbed; measure when others have left the cores"
-    return _seen("load", str(found), advice if found.crowded(torch.get_num_threads()) else "")
+    return seen("load", str(found), advice if found.crowded(torch.get_num_threads()) else "")
 
 
 def _memory() -> Finding:
@@ -202,7 +189,7 @@ def _memory() -> Finding:
     free, total = host.available_memory("cpu"), psutil.virtual_memory().total
     text = f"{free / 2**30:.1f} GiB available, of {total / 2**30:.1f} GiB"
     advice = f"enough for some {(free / 32) ** 0.5:.0f} points in float64; free some for more"
-    return _seen("memory", text, advice if free < _LITTLE_MEMORY else "")
+    return seen("memory", text, advice if free < _LITTLE_MEMORY else "")
 
 
 def _huge_pages() -> Finding:
@@ -226,7 +213,7 @@ def _blas() -> Finding:
     text = f"torch: {own or versions.get('blas', 'unknown')}, {speeds[0] / 1e9:.0f} Gflop/s in float64; "
     text += f"numpy: {', '.join([*names, f'{speeds[1] / 1e9:.0f}'])}"
     advice = "a matrix product is far too slow: look for other processes, throttling or a reference BLAS"
-    return _seen("BLAS", text, advice if min(speeds) < _SLOW_GEMM else "")
+    return seen("BLAS", text, advice if min(speeds) < _SLOW_GEMM else "")
 
 
 def _speed(product: Callable[[], object]) -> float:
@@ -249,10 +236,9 @@ def _tf32() -> Finding:
     settings: dict[str, Any] = {"CUDA devices": torch.backends.cuda, "the CPU": torch.backends.mkldnn}
     precisions = {where: library.matmul.fp32_precision for where, library in settings.items()}
     low = [f"{precision} on {where}" for where, precision in precisions.items() if precision not in ("none", "ieee")]
-    if not low:
-        return Finding("TF32", "ok", "off: float32 products are float32")
+    text = f"float32 products run in {', '.join(low)}, where that is supported"
     advice = "a GP loses digits that it needs: torch.set_float32_matmul_precision('highest')"
-    return Finding("TF32", "problem", f"float32 products run in {', '.join(low)}, where that is supported", advice)
+    return seen("TF32", text, advice, "problem") if low else seen("TF32", "off: float32 products are float32")
 
 
 def _probed(name: str, answer: Answer, works: str, mend: str = _REPORT, slow: str = "", missing: str = "") -> Finding:
@@ -278,7 +264,7 @@ def _optimiser() -> list[Finding]:
     obstacle = generation.obstacle()
     advice = "acquisitions take two to four times as long: `pip install 'scipy<1.18'`, or a later BoTorch"
     found = f"{text}; {obstacle or 'autokern puts it back, after a trial'}"
-    return [_seen("BoTorch's optimiser", found, advice if obstacle else "")]
+    return [seen("BoTorch's optimiser", found, advice if obstacle else "")]
 
 
 def _compiler(answer: Answer) -> Finding:

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table as Rendered
 from rich.text import Text
 
-from autokern.cli.doctor import Finding
+from autokern.cli.findings import Finding
 from autokern.cli.summary import Known, Winner
 from autokern.cli.thresholds import Line
 from autokern.core.decision import Decision

@@ -16,7 +16,7 @@ import torch
 
 import autokern
 from autokern import op
-from autokern.cli import plugin_check
+from autokern.cli.findings import Finding, of_plugins
 from autokern.core import registry
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.problem import Problem
@@ -219,21 +219,21 @@ def test_doctor_lists_every_plugin(install):
         others="raise ValueError('no')",
         idle="",
     )
-    good, bad, idle = plugin_check.look()
-    assert good == ("plugin a:good", "ok", "qr.theirs: available", "")
-    assert bad[:3] == ("plugin b:bad", "problem", "could not be loaded: ValueError: no")
-    assert idle[:3] == ("plugin c:idle", "note", "adds no candidate")
-    assert bad[3]
-    assert idle[3]
+    good, bad, idle = of_plugins()
+    assert good == Finding("plugin a:good", "ok", "qr.theirs: available", "")
+    assert (bad.name, bad.status, bad.found) == ("plugin b:bad", "problem", "could not be loaded: ValueError: no")
+    assert (idle.name, idle.status, idle.found) == ("plugin c:idle", "note", "adds no candidate")
+    assert bad.advice
+    assert idle.advice
 
 
 def test_backends_that_are_absent_say_what_to_install(monkeypatch):
     from autokern.backends import xla
 
     monkeypatch.setattr(xla, "installed", lambda package: False)
-    ((status, words, advice),) = [found[1:] for found in plugin_check.look() if found[0] == "plugin xla"]
-    assert (status, bool(advice)) == ("note", True)
-    assert "pip install 'autokern[xla]'" in words
+    (plugin,) = [found for found in of_plugins() if found.name == "plugin xla"]
+    assert (plugin.status, bool(plugin.advice)) == ("note", True)
+    assert "pip install 'autokern[xla]'" in plugin.found
 
 
 def test_source_survives_where_candidates_are_shown():
@@ -248,7 +248,7 @@ def test_an_answer_that_raises_means_that_it_cannot_serve(install):
     assert get("qr")["theirs"].why_not(Problem(op="qr", m=9, n=4)) == (
         "its unsupported raised ZeroDivisionError: division by zero"
     )
-    assert "ZeroDivisionError" in plugin_check.look()[0][2]
+    assert "ZeroDivisionError" in of_plugins()[0].found
 
 
 def test_a_package_that_imports_autokern_and_holds_the_entry_point_waits_for_its_import(install, monkeypatch):

@@ -1,0 +1,97 @@
+"""Findings of `doctor`, and those about plugins and about the ranks of a job."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from autokern.core.errors import RanksError
+from autokern.core.op import Candidate, Op
+from autokern.core.problem import Problem
+from autokern.core.registry import Plugin, plugins, registered
+from autokern.core.settings import Settings
+from autokern.core.units import sized
+from autokern.runtime.ranks import facts, timeout_of, unlike
+from autokern.system import host, ranks
+
+__all__ = ["Finding", "is_first", "of_plugins", "of_ranks", "seen"]
+
+_SLOW = 1e8
+"""Bytes in a second below which a link is slow."""
+_met = True
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One result of the examination."""
+
+    name: str
+    status: str  # "ok", "note", which costs speed at most, or "problem"
+    found: str  # the result, in words
+    advice: str = ""  # the remedy; empty where none is needed
+
+
+def seen(name: str, found: str, advice: str = "", status: str = "note") -> Finding:
+    """Return a finding that is fine unless there is advice."""
+    return Finding(name, status if advice else "ok", found, advice)
+
+
+def of_plugins() -> list[Finding]:
+    """Say of each installed plugin whether it was loaded, what it adds, and what keeps that from serving."""
+    return [_of_plugin(f"plugin {plugin.source}", plugin) for plugin in plugins()]
+
+
+def _of_plugin(name: str, plugin: Plugin) -> Finding:
+    if plugin.failure:
+        advice = "update or remove its package; until then its candidates are left out, all else works"
+        return Finding(name, "problem", f"could not be loaded: {plugin.failure}", advice)
+    own = [(op, candidate) for op in registered() for candidate in op.candidates if candidate.source == plugin.source]
+    if not own:
+        return Finding(name, "note", "adds no candidate", "ask its author")
+    words = ", ".join(f"{op.name}.{candidate.name}" for op, candidate in own)
+    if obstacle := _obstacle(own):
+        return Finding(name, "note", f"{words}: {obstacle}", "it is optional: its candidates are left out until then")
+    return Finding(name, "ok", f"{words}: available")
+
+
+def _obstacle(own: list[tuple[Op, Candidate]]) -> str | None:
+    """Return the commonest reason why candidates serve no problem of a quick calibration here; None where one does."""
+    reasons = Counter(candidate.why_not(problem) for op, candidate in own for problem in _problems(op))
+    return None if None in reasons or not reasons else reasons.most_common(1)[0][0]
+
+
+def _problems(op: Op) -> list[Problem]:
+    kinds = [(dtype, device) for device in host.current().devices for dtype in ("float64", "float32")]
+    return [problem for dtype, device in kinds for problem in op.grid("quick", dtype, device)]
+
+
+def is_first() -> bool:
+    """Whether this process prints: it is alone, or rank 0, or did not find the others."""
+    return _met
+
+
+def of_ranks(settings: Settings) -> list[Finding]:
+    """Look at the ranks of a job, their devices, and the links between them; none where this process is one alone."""
+    global _met
+    if not ranks.is_job() or settings.ranks == "off":
+        return []
+    try:
+        here = ranks.join(min(timeout_of(settings), 60.0))
+        everyone = here.objects(facts())
+    except (RanksError, RuntimeError) as error:
+        advice = "look at the ranks that are named, and at the network between them"
+        return [Finding("ranks", "problem", str(error), advice)]
+    _met, link = here.rank == 0, here.link
+    here.barrier()
+    here.leave()
+    devices = Counter(f"{one['cpu']}, threads: {one['common']['threads']}" for one in everyone)
+    text = "; ".join(f"{count} on {device}" for device, count in devices.items())
+    text += f"; least memory {sized(min(one['memory'] for one in everyone))}"
+    same = "give all ranks the same libraries and OMP_NUM_THREADS"
+    differ = unlike(everyone)
+    told = f"all-reduce takes {link.latency * 1e3:.2g} ms; {link.bandwidth / 1e9:.2g} GB/s for 4 MiB"
+    slow = "ranks share only products that take much longer than their results need on the way"
+    return [
+        seen("ranks", f"{text}; {differ}" if differ else text, same if differ else "", "problem"),
+        seen("links", told, slow if link.bandwidth < _SLOW else ""),
+    ]
