@@ -300,9 +300,9 @@ def test_what_is_kept_of_a_system_lives_as_long_as_its_covariance():
     with autokern.enabled(), autokern.using(force={"solve": "preconditioned"}), torch.no_grad():
         matrix = system.matrix(formed=False)
         matrix.solve(system.rhs)
-        (first,) = systems._latest
+        (first,) = systems._latest.values()
         matrix.solve(system.rhs + 1)
-        assert systems._latest == [first]
+        assert list(systems._latest.values()) == [first]
         del matrix
         gc.collect()
         assert not systems._latest
