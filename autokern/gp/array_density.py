@@ -19,12 +19,13 @@ from autokern.core.autograd import computed, readable
 from autokern.core.locks import Lock
 from autokern.gp import likelihood, prior_state, small
 from autokern.gp.inspected import Inspected
+from autokern.gp.leaves import forwarded
 from autokern.gp.marginal import Marginal
 from autokern.gp.means_and_noise import Given, Noise
 from autokern.gp.mirrors import fetched, placed
 from autokern.gp.parts import arranged
 from autokern.gp.priors import Term
-from autokern.gp.reading import Readings, forwarded
+from autokern.gp.reading import Readings
 from autokern.gp.relied import DENSITY
 from autokern.gp.single import Single
 from autokern.gp.small import Array

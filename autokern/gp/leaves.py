@@ -1,12 +1,13 @@
-"""Kernels without kernels in them, taken apart by exact type."""
+"""Kernels taken apart by exact type."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from gpytorch.kernels import (
+    AdditiveKernel,
     ConstantKernel,
     CosineKernel,
     IndexKernel,
@@ -14,8 +15,10 @@ from gpytorch.kernels import (
     MaternKernel,
     PeriodicKernel,
     PolynomialKernel,
+    ProductKernel,
     RBFKernel,
     RQKernel,
+    ScaleKernel,
     SpectralMixtureKernel,
 )
 
@@ -23,7 +26,7 @@ from autokern.gp import parts, small, tables
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Columns, Parameter
 
-__all__ = ["FAMILIES", "leaf"]
+__all__ = ["FAMILIES", "Made", "called", "forwarded"]
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
@@ -136,7 +139,7 @@ def _name(kernel: Any) -> str:
     return name
 
 
-def leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
+def _leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
     """Return the evaluation of a kernel without kernels in it, on the columns that were chosen."""
     kind = type(kernel)
     name, read = _READ.get(kind) or _of_botorch(kind)
@@ -154,3 +157,51 @@ def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], small.Part]]:
     if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
         raise UnreadError(f"a kernel {kind.__name__}")
     return found[0], found[1]  # type: ignore[return-value]
+
+
+class Made(NamedTuple):
+    """What the evaluation of a kernel is made of."""
+
+    leaf: Callable[[Inspected, Any, small.Array | None, int], Any]  # of a kernel on columns, None for so many
+    scale: Callable[[Inspected, Any, Any], Any]  # of a ScaleKernel and the evaluation of its base
+    sum: Callable[[Sequence[Any]], Any]
+    product: Callable[[Sequence[Any]], Any]
+
+
+def _scaled(seen: Inspected, kernel: Any, inner: small.Part) -> small.Part:
+    return small.Scale(inner, seen.parameter(kernel, "raw_outputscale"))
+
+
+_PARTS = Made(_leaf, _scaled, small.Sum, small.Product)
+
+
+def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int, of: Made = _PARTS) -> Any:
+    """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already.
+
+    UnreadError where anything is not exactly known.
+    """
+    if kernel is None:
+        raise UnreadError("no kernel")
+    chosen = seen.chosen(kernel)
+    if chosen is not None:
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
+            raise UnreadError("active dimensions that there are not")
+        columns, dims = (chosen if columns is None else columns[chosen]), len(chosen)
+    return forwarded(seen, kernel, columns, dims, of)
+
+
+def forwarded(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int, of: Made = _PARTS) -> Any:
+    """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
+    kind = type(kernel)
+    seen.attribute(kernel, "_batch_shape")
+    if kernel.batch_shape != seen.batch:
+        raise UnreadError("a kernel with another batch")
+    if kind is ScaleKernel:
+        return of.scale(seen, kernel, forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims, of))
+    if kind not in (AdditiveKernel, ProductKernel):
+        return of.leaf(seen, kernel, columns, dims)
+    several = seen.module(kernel, "kernels")
+    children = [called(seen, seen.module(several, name), columns, dims, of) for name in several._modules]
+    if not children:
+        raise UnreadError("a sum or product of nothing")
+    return of.sum(children) if kind is AdditiveKernel else of.product(children)

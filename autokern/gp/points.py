@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from gpytorch.kernels import AdditiveKernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 
 from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.leaves import Made, called
 from autokern.gp.small import FAMILIES, Array, Formula, Parameter
 from autokern.kernels.family import family_of
 
@@ -199,49 +200,30 @@ def _but(factors: list[Array], index: int = -1, first: Any = 1.0) -> Array:
     return total
 
 
-def part_of(seen: Inspected, kernel: Any, train: Array, columns: Array | None = None) -> Part:
-    """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already.
+def part_of(seen: Inspected, kernel: Any, train: Array) -> Part:
+    """Return the evaluation of a kernel that is called, for training points ``(k, n, d)``.
 
-    Training points are ``(k, n, d)``; `columns` were chosen by the kernels around this one. UnreadError where anything
-    is not exactly known.
+    UnreadError where anything is not exactly known.
     """
-    if kernel is None:
-        raise UnreadError("no kernel")
-    chosen = seen.chosen(kernel)
-    if chosen is not None:
-        dims = train.shape[-1] if columns is None else len(columns)
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
-            raise UnreadError("active dimensions that there are not")
-        if len(set(chosen.tolist())) < len(chosen):
+
+    def leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
+        found = family_of(kernel) if type(kernel) in (RBFKernel, MaternKernel) else None
+        if found is None or found.name not in FAMILIES:
+            raise UnreadError(f"a kernel {type(kernel).__name__}")
+        if columns is not None and len(set(columns.tolist())) < len(columns):
             raise UnreadError("an active dimension that is chosen twice")
-        columns = chosen if columns is None else columns[chosen]
-    return _forwarded(seen, kernel, train, columns)
+        seen.attribute(kernel, "nu")
+        seen.families.append(found.name)
+        raw = kernel._parameters.get("raw_lengthscale")
+        lengthscale = value_of(seen, kernel, "raw_lengthscale", 1, dims if raw is None or raw.shape[-1] != 1 else 1)
+        return Leaf(FAMILIES[found.name], columns, lengthscale, train)
+
+    made: Part = called(seen, kernel, None, train.shape[-1], Made(leaf, _scaled, Sum, Product))
+    return made
 
 
-def _forwarded(seen: Inspected, kernel: Any, train: Array, columns: Array | None) -> Part:
-    """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
-    kind = type(kernel)
-    seen.attribute(kernel, "_batch_shape")
-    if kernel.batch_shape != seen.batch:
-        raise UnreadError("a kernel of another batch")
-    if kind is ScaleKernel:
-        inner = _forwarded(seen, seen.module(kernel, "base_kernel"), train, columns)
-        return Scale(inner, value_of(seen, kernel, "raw_outputscale"))
-    if kind in (AdditiveKernel, ProductKernel):
-        several = seen.module(kernel, "kernels")
-        parts = [part_of(seen, seen.module(several, name), train, columns) for name in several._modules]
-        if not parts:
-            raise UnreadError("a sum or product of nothing")
-        return (Sum if kind is AdditiveKernel else Product)(parts)
-    found = family_of(kernel) if kind in (RBFKernel, MaternKernel) else None
-    if found is None or found.name not in FAMILIES:
-        raise UnreadError(f"a kernel {kind.__name__}")
-    seen.attribute(kernel, "nu")
-    seen.families.append(found.name)
-    raw = kernel._parameters.get("raw_lengthscale")
-    dims = train.shape[-1] if columns is None else len(columns)
-    lengthscale = value_of(seen, kernel, "raw_lengthscale", 1, dims if raw is None or raw.shape[-1] != 1 else 1)
-    return Leaf(FAMILIES[found.name], columns, lengthscale, train)
+def _scaled(seen: Inspected, kernel: Any, inner: Part) -> Part:
+    return Scale(inner, value_of(seen, kernel, "raw_outputscale"))
 
 
 def value_of(seen: Inspected, owner: Any, name: str, *shape: int) -> Parameter:

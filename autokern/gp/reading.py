@@ -13,18 +13,16 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
-from gpytorch.kernels import AdditiveKernel, ProductKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 
 from autokern.core.beside import Weak
 from autokern.core.locks import Lock
 from autokern.core.recovery import caught
-from autokern.gp import small
 from autokern.gp.botorch_inputs import is_mapping, mapped, transformed
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
-from autokern.gp.leaves import leaf
+from autokern.gp.leaves import called
 from autokern.gp.means_and_noise import mean_of, noise_of
 from autokern.gp.mirrors import Mirrors, sent
 from autokern.gp.parameters import Mirrored
@@ -33,7 +31,7 @@ from autokern.gp.relied import DENSITY
 from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
 
-__all__ = ["DTYPES", "Reading", "Readings", "forwarded"]
+__all__ = ["DTYPES", "Reading", "Readings"]
 
 _INHERITED = ("__call__", "__getattr__", "train_targets", "added_loss_terms", "named_added_loss_terms", "named_priors")
 DTYPES = (torch.float32, torch.float64)
@@ -41,35 +39,6 @@ DTYPES = (torch.float32, torch.float64)
 _TRANSFORM = ("botorch.models.model", "Model.transform_inputs")
 _NEW: Any = object()
 _log = logging.getLogger("autokern")
-
-
-def _called(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> small.Part:
-    """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already."""
-    if kernel is None:
-        raise UnreadError("no kernel")
-    chosen = seen.chosen(kernel)
-    if chosen is not None:
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
-            raise UnreadError("active dimensions that there are not")
-        columns, dims = (chosen if columns is None else columns[chosen]), len(chosen)
-    return forwarded(seen, kernel, columns, dims)
-
-
-def forwarded(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> small.Part:
-    """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
-    kind = type(kernel)
-    seen.attribute(kernel, "_batch_shape")
-    if kernel.batch_shape != seen.batch:
-        raise UnreadError("a kernel with another batch")
-    if kind is ScaleKernel:
-        inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims)
-        return small.Scale(inner, seen.parameter(kernel, "raw_outputscale"))
-    if kind in (AdditiveKernel, ProductKernel):
-        several = seen.module(kernel, "kernels")
-        names = list(several._modules)
-        children = [_called(seen, seen.module(several, name), columns, dims) for name in names]
-        return (small.Sum if kind is AdditiveKernel else small.Product)(children)
-    return leaf(seen, kernel, columns, dims)
 
 
 def _named(function: Any) -> tuple[str, str]:
@@ -128,7 +97,7 @@ class Reading:
             own = x if x.ndim == 2 else x[at]
             mapped_x, numbers = (own, None) if tasks is None else tasks
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
-            kernel = _called(seen, seen.module(model, names[1]), None, seen.dims)
+            kernel = called(seen, seen.module(model, names[1]), None, seen.dims)
             one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
             with np.errstate(all="ignore"):
                 self._ones.append(one.on(arranged(mapped_x, seen.raw), targets[at]))
