@@ -202,7 +202,7 @@ class _ExactLogProb(Iterated, Op):
         most = exact_up_to(problem) if iterates(problem) else _FUSED
         iterated, merged = self["preconditioned"], self["merged"]
         large = problem.n > most and iterated.unsupported(problem) is None
-        if merged.unsupported(problem) is None:
+        if problem.m < problem.n and merged.unsupported(problem) is None:
             few = 2 * problem.m <= problem.n and problem.m <= _FUSED
             little = large and problem.m <= _ROWS
             if few or (little and merged.features(problem).flops < iterated.features(problem).flops):

@@ -31,18 +31,9 @@ from autokern.runtime.session import Session
 from autokern.system import memory_limit, ranks
 
 __all__ = [
-    "Session",
-    "bypassed",
-    "decisions",
-    "explain",
-    "forced",
-    "reset",
-    "route",
-    "session",
-    "stats",
-    "transformed",
+    "Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "transformed",
     "using",
-]
+]  # fmt: skip
 
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
@@ -80,12 +71,7 @@ def _settings() -> Settings:
     return session().settings if overlay is None else overlay.settings
 
 
-def _ordered_memory() -> int | None:
-    """Return the bytes that a call in this thread may take by the user's order."""
-    return _settings().memory
-
-
-memory_limit.orders_from(_ordered_memory)
+memory_limit.orders_from(lambda: _settings().memory)
 
 _session: Session | None = None
 _session_lock = Lock()

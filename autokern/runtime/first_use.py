@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.feasibility import Feasibility
@@ -19,13 +18,16 @@ from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
-from autokern.core.settings import Settings
+from autokern.runtime.overlay import apart
 from autokern.system import host, threads
 from autokern.system.load import Load, Watch
 from autokern.system.progress import display
 from autokern.tuning import store
 from autokern.tuning.chooser import Chooser, load
 from autokern.tuning.profile import Profile, dated, group_key
+
+if TYPE_CHECKING:
+    from autokern.runtime.session import Session
 
 __all__ = ["FirstUse"]
 
@@ -59,19 +61,10 @@ class Ledger:
 
 
 class FirstUse:
-    """Measurements at first use in a session, within its budget of seconds.
+    """Measurements at first use in a session, within its budget of seconds."""
 
-    `adopt` puts a profile in force; in the context that `apart` returns, calls of this thread have a memo of their own.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        chooser: Callable[[], Chooser],
-        adopt: Callable[[Profile], None],
-        apart: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._settings, self._chooser, self._adopt, self._apart = settings, chooser, adopt, apart
+    def __init__(self, session: Session) -> None:
+        self._session, self._settings = session, session.settings
         self._measuring = Lock()
         self._spent, self._began = 0.0, time.perf_counter()
         self._tried: set[tuple[str, ...]] = set()
@@ -134,7 +127,7 @@ class FirstUse:
 
     def _is_settled(self, table: Feasibility, accuracy: str) -> bool:
         """Whether an op is not to be measured in this process: by order, or since nothing could be learnt."""
-        settings, chooser = self._settings, self._chooser()
+        settings, chooser = self._settings, self._session.chooser
         ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
         if ordered or _knows(chooser, table, accuracy) or _tried_lately(chooser.profile, table.problem, accuracy):
             return True
@@ -145,31 +138,31 @@ class FirstUse:
         kept = load(self._settings)
         if not _tried_lately(kept, table.problem, accuracy) and not _knows(Chooser(kept), table, accuracy):
             return False
-        self._adopt(self._chooser().profile.merge(kept))
+        self._session.adopt(self._session.chooser.profile.merge(kept))
         return True
 
     def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str, near: Problem | None) -> None:
         def publish(profile: Profile) -> None:
             store.save(self._settings, profile)
-            self._adopt(profile)
+            self._session.adopt(profile)
 
         from autokern.tuning.calibration import calibrate
 
         what = f"autokern measures {op.name} ({problem.dtype}, {problem.device}) once, for {budget:.0f} s at most"
-        with self._apart(), display(what) as shown:
+        with apart(self._settings), display(what) as shown:
             calibrate(
                 [op],
                 "quick",
                 budget,
                 [problem.device],
-                self._chooser().profile,
+                self._session.chooser.profile,
                 dtypes=(problem.dtype,),
                 accuracy=accuracy,
                 near=near,
                 progress=shown,
                 publish=publish,
             )
-        chooser = self._chooser()
+        chooser = self._session.chooser
         if not chooser.knows(problem):  # the next process does not try again
             publish(chooser.profile.merge(Profile(fruitless={group_key(*problem.group): dated()})))
 

@@ -5,7 +5,6 @@ Measuring, predicting and choosing are imported by the first call that is not in
 
 from __future__ import annotations
 
-import functools
 import logging
 import warnings
 from collections import Counter
@@ -23,7 +22,7 @@ from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
-from autokern.runtime import checks, floors, orders, overlay
+from autokern.runtime import checks, floors, orders
 from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, Shared, counted, is_large, served, stock_entry
 from autokern.system import host, logs, memory_limit
 
@@ -200,8 +199,7 @@ class Session:
 
             registry.load()
             registry.announce(self.settings.strict)
-            apart = functools.partial(overlay.apart, self.settings)
-            self._first_use = FirstUse(self.settings, lambda: self.chooser, self.adopt, apart)
+            self._first_use = FirstUse(self)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
 
     def decide(self, table: Feasibility, settings: Settings, seen: int = 0) -> Decision:

@@ -6,6 +6,7 @@ import contextlib
 import time
 
 import pytest
+import sklearn.ensemble  # noqa: F401  (its import would count as spent, if these tests came first)
 import torch
 from support.fakes import as_if_of_autokern
 from support.loads import busy
