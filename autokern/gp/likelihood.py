@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -166,31 +166,21 @@ class _LogProb(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, parts, ladder, gradients, noise, residual, *tensors):  # type: ignore[no-untyped-def]
-        n = residual.shape[-1]
         differentiated = any(ctx.needs_input_grad)
-        lease = buffers.borrow((*residual.shape, n), residual)
-        buffer = lease.tensor
-        try:
-            tree = parts.tree(tensors)
-            blocks = Blocks(tree)
-            factor = _factorise(tree, blocks, noise, buffer, ladder, keep=differentiated)
-            white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
-            density = _density(factor, white)
-        except BaseException:
-            lease.release()
-            raise
+        state = _stated(parts, ladder, (noise, residual, *tensors), keep=differentiated)
+        density = _density(state.factor, state.white)
         if differentiated:
             ctx.parts, ctx.ladder, ctx.gradients = parts, ladder, gradients
-            ctx.state, ctx.threads = State(lease, factor, blocks, white), threads.current()
+            ctx.state, ctx.threads = state, threads.current()
             ctx.save_for_backward(noise, residual, *tensors)
         else:
-            lease.release()
+            state.lease.release()
         return density
 
     @staticmethod
     @each_cotangent
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        noise, residual, *tensors = ctx.saved_tensors
+        noise, _, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return None, None, None, *plain(ctx.parts, ctx.saved_tensors, wanted, grad)
@@ -198,7 +188,7 @@ class _LogProb(torch.autograd.Function):
         def gradients() -> list[torch.Tensor | None]:
             state, ctx.state = ctx.state, None
             if state is None:  # a second backward pass: the first one has used the memory of the factor
-                state = _again(ctx, noise, residual, tuple(tensors))
+                state = _stated(ctx.parts, ctx.ladder, ctx.saved_tensors, keep=True)
             with state.lease:
                 found: list[torch.Tensor | None] = ctx.gradients(ctx.parts.tree(tensors), state, noise, wanted, grad)
             return found
@@ -215,12 +205,18 @@ class State(NamedTuple):
     white: torch.Tensor
 
 
-def _again(ctx: Any, noise: torch.Tensor, residual: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> State:
+def _stated(parts: Parts, ladder: Ladder, tensors: tuple[torch.Tensor, ...], keep: bool) -> State:
+    """Factorise in a borrowed buffer; arguments as `at_once` has them."""
+    noise, residual, *rest = tensors
     lease = buffers.borrow((*residual.shape, residual.shape[-1]), residual)
-    tree = ctx.parts.tree(tensors)
-    blocks = Blocks(tree)
-    factor = _factorise(tree, blocks, noise, lease.tensor, ctx.ladder, keep=True)
-    white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+    try:
+        tree = parts.tree(rest)
+        blocks = Blocks(tree)
+        factor = _factorise(tree, blocks, noise, lease.tensor, ladder, keep)
+        white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
+    except BaseException:
+        lease.release()
+        raise
     return State(lease, factor, blocks, white)
 
 
