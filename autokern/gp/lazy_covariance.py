@@ -164,20 +164,6 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
         """Return the matrix itself, as the library requires before it computes."""
         return self.formed()
 
-    def to_dense(self) -> torch.Tensor:
-        """Return the matrix as a tensor."""
-        dense: torch.Tensor = self.formed().to_dense()
-        return dense
-
-    def representation(self) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that the matrix is made of."""
-        found: tuple[torch.Tensor, ...] = self.formed().representation()
-        return found
-
-    def representation_tree(self) -> Any:
-        """Return the tree of these tensors."""
-        return self.formed().representation_tree()
-
     @property
     def dtype(self) -> torch.dtype:
         """Of the matrix: a kernel and its points may have two."""
@@ -200,10 +186,6 @@ class PosteriorCovariance(LinearOperator):  # type: ignore[misc]
     def _transpose_nonbatch(self) -> LinearOperator:
         return self
 
-    def _matmul(self, rhs: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = self.formed()._matmul(rhs)
-        return product
-
     def __reduce__(self) -> Any:
         return copy.copy, (self.formed(),)
 
@@ -222,9 +204,9 @@ def _as_formed(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "_bilinear_derivative", "_expand_batch", "_get_indices", "_permute_batch", "_prod_batch", "_sum_batch",
+    "_bilinear_derivative", "_expand_batch", "_get_indices", "_matmul", "_permute_batch", "_prod_batch", "_sum_batch",
     "_t_matmul", "_unsqueeze_batch", "clone", "cpu", "cuda", "detach", "double", "float", "half", "repeat",
-    "requires_grad_", "to", "type",
+    "representation", "representation_tree", "requires_grad_", "to", "to_dense", "type",
 ):  # fmt: skip
     setattr(PosteriorCovariance, _name, _as_formed(_name))
 
