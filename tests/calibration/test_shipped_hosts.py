@@ -25,6 +25,10 @@ def shipped() -> Shipped:
     return msgspec.msgpack.decode(ship.FILE.read_bytes(), type=Shipped)
 
 
+def test_the_file_says_below_which_sizes_stock_serves(shipped):
+    assert all(shipped.forests[f"{op}@cpu"].floor > 1000 for op in ("cholesky", "matmul", "qr"))
+
+
 def test_the_check_of_the_file_sees_other_hosts_and_other_trials(shipped):
     assert ship.same(shipped, msgspec.msgpack.decode(ship.FILE.read_bytes(), type=Shipped))
     assert not ship.same(msgspec.structs.replace(shipped, hosts=shipped.hosts[1:]), shipped)
