@@ -25,7 +25,6 @@ LARGEST = 64 * 2**20  # largest file that is read, in bytes
 FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | FLAGS
-_MOST_LINKS = 40  # on the way to one folder
 _BY_NAME = os.open not in os.supports_dir_fd  # Windows: folders have no descriptors, and files no owners to check
 
 
@@ -157,21 +156,17 @@ def write_whole(path: Path, data: bytes | None) -> None:
         folder.sync()
 
 
-def _reached(path: Path, create: bool) -> int:
+def _reached(path: Path, create: bool, links: int = 40) -> int:
     """Open a folder name by name, so that no part of its path can be exchanged for a link after the check."""
     fd = os.open(path.anchor, _FOLDER)
-    rest, links = list(reversed(path.parts[1:])), 0
     try:
-        while rest:
-            name = rest.pop()
+        for place, name in enumerate(path.parts[1:], 1):
             step = _step(fd, name, create)
-            if step is None:
-                links += 1
-                target = Path(_link(fd, name, path))
-                if links > _MOST_LINKS:
+            if step is None:  # a link, with no other before it: its target takes the place of both
+                if links == 0:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-                rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-                step = os.open(target.anchor, _FOLDER) if target.is_absolute() else os.dup(fd)
+                target = Path(*path.parts[:place], _link(fd, name, path), *path.parts[place + 1 :])
+                return _reached(target, create, links - 1)
             os.close(fd)
             fd = step
         return os.open(".", _FOLDER, dir_fd=fd)
@@ -199,18 +194,15 @@ def _step(fd: int, name: str, create: bool) -> int | None:
 
 def _link(fd: int, name: str, path: Path) -> str:
     """Return where a link leads that this user or root has made; one that changes meanwhile leads nowhere."""
-
-    def looked_at() -> tuple[int, int, int, int]:
+    seen = []
+    for _ in range(2):
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        return info.st_uid, info.st_dev, info.st_ino, info.st_ctime_ns
-
-    before = looked_at()
-    if before[0] not in (0, os.geteuid()):
-        raise ProfileError(f"{path} leads through {name}, a link that another user made")
-    target = os.readlink(name, dir_fd=fd)
-    if looked_at() != before:
+        if info.st_uid not in (0, os.geteuid()):
+            raise ProfileError(f"{path} leads through {name}, a link that another user made")
+        seen.append((info.st_dev, info.st_ino, info.st_ctime_ns, os.readlink(name, dir_fd=fd)))
+    if seen[0] != seen[1]:
         raise ProfileError(f"{path} leads through {name}, a link that is being changed")
-    return target
+    return seen[0][-1]
 
 
 @contextlib.contextmanager

@@ -264,7 +264,7 @@ MUTATIONS = [
     Mutation(
         "links of others are followed",
         "system/files.py",
-        "if before[0] not in (0, os.geteuid()):",
+        "if info.st_uid not in (0, os.geteuid()):",
         "if False:",
         "planted",
     ),
