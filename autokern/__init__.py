@@ -32,7 +32,7 @@ else:
             from autokern.core.problem import Problem
             from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
             from autokern.hooks.calibrate import calibrate
-            from autokern.hooks.install import disable, enable, enabled
+            from autokern.hooks.install import Status, disable, enable, enabled, status
             from autokern.runtime.api import Explanation, explain, op, profile
             from autokern.runtime.dispatch import stats, using
             from autokern.runtime.ranks import ranks
@@ -59,6 +59,7 @@ __all__ = [
     "ProfileError",
     "RanksError",
     "SettingsError",
+    "Status",
     "calibrate",
     "covariance",
     "disable",
@@ -70,6 +71,7 @@ __all__ = [
     "profile",
     "ranks",
     "stats",
+    "status",
     "using",
 ]
 

@@ -2,6 +2,7 @@
 
 Small models of the program of torture T14 run without autokern, and every recorded function is noted that returns
 numbers. Classes of kernels, means, constraints, priors and likelihoods are left out: readings rely on those by type.
+What is named here returns none, is of torch, or is run only before or after.
 With ``--check`` nothing is written, and the exit status tells whether the file is what was found.
 """
 
@@ -25,6 +26,64 @@ from autokern.core import known
 HERE = Path(__file__).parent
 FILE = HERE.parent / "autokern" / "gp" / "relied.json"
 BY_TYPE = ("gpytorch.kernels", "gpytorch.means", "gpytorch.constraints", "gpytorch.priors", "gpytorch.likelihoods")
+_OPERATORS = "linear_operator.operators."
+_MEMOIZE = "linear_operator.utils.memoize:"
+_OPERATOR = f"{_OPERATORS}_linear_operator:LinearOperator."
+_TRIANGULAR = f"{_OPERATORS}triangular_linear_operator:TriangularLinearOperator."
+_LAZY = "gpytorch.lazy.lazy_evaluated_kernel_tensor:LazyEvaluatedKernelTensor."
+_STRATEGY = "gpytorch.models.exact_prediction_strategies:"
+_NORMAL = "distributions.multivariate_normal:MultivariateNormal."
+_TORCH = {"torch.nn.functional:": "softplus", "torch:": "exp sigmoid"}
+BESIDE: dict[str, dict[str, str]] = {
+    "algebra": {
+        _OPERATOR: "_kwargs add_diagonal batch_shape inv_quad_logdet representation_tree size to_dense",
+        f"{_OPERATORS}added_diag_linear_operator:AddedDiagLinearOperator.": "__init__",
+        f"{_OPERATORS}chol_linear_operator:CholLinearOperator.": "_chol_diag inv_quad_logdet",
+        f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.": "__init__ _cholesky_solve _size",
+        f"{_OPERATORS}diag_linear_operator:ConstantDiagLinearOperator.": "_size",
+        f"{_OPERATORS}root_linear_operator:RootLinearOperator.": "to_dense",
+        f"{_OPERATORS}sum_linear_operator:SumLinearOperator.": "__init__",
+        _TRIANGULAR: "__init__ _cholesky_solve",
+        _MEMOIZE: "_is_in_cache",
+        f"torch.{_NORMAL}": "mean",
+        "torch.distributions.utils:lazy_property.": "__get__",
+    },
+    "density": {
+        **_TORCH,
+        f"gpytorch.{_NORMAL}": "_unbroadcasted_scale_tril",
+        f"torch.{_NORMAL}": "log_prob",
+        "torch.distributions.multivariate_normal:": "_batch_mahalanobis",
+        _LAZY: "representation_tree",
+        "gpytorch.module:": "_extract_named_added_loss_terms _extract_named_priors",
+    },
+    "tasks": {},
+    "prediction": {
+        **_TORCH,
+        f"gpytorch.{_NORMAL}": "__init__",
+        _LAZY: "representation_tree",
+        f"{_STRATEGY}DefaultPredictionStrategy.": "__init__ num_train train_shape",
+        _STRATEGY: "prediction_strategy",
+        "linear_operator.functions._matmul:": "Matmul",
+        "linear_operator.functions._solve:": "Solve",
+        _OPERATOR: "_choose_root_method",
+        _TRIANGULAR: "inverse solve",
+    },
+    "fantasy": {
+        f"{_STRATEGY}DefaultPredictionStrategy.": "get_fantasy_strategy",
+        f"{_OPERATORS}root_linear_operator:RootLinearOperator.": "__init__",
+        f"{_OPERATORS}chol_linear_operator:CholLinearOperator.": "__init__",
+        "linear_operator.utils.pinverse:": "stable_pinverse",
+        "linear_operator.utils.qr:": "stable_qr",
+    },
+    "memory": {
+        _MEMOIZE: "_add_to_cache _cached _get_from_cache _is_in_cache add_to_cache clear_cache_hook",
+        _OPERATOR: "_args _kwargs evaluate_kernel representation representation_tree",
+        f"{_OPERATORS}linear_operator_representation_tree:LinearOperatorRepresentationTree.": "__call__",
+    },
+}
+"""By route, what returns no numbers, is of torch, or is run only before or after: modules and classes, and names."""
+BEYOND = {"density": "algebra", "tasks": "density", "prediction": "algebra", "fantasy": "prediction"}
+"""The route that each one has as a part."""
 sys.path.insert(0, str(HERE.parent / "tests" / "torture"))
 program, trace = (importlib.import_module(f"release_{name}") for name in ("program", "trace"))
 
@@ -86,7 +145,7 @@ def fantasy(model: Any) -> None:
 
 
 def recorded() -> dict[str, list[str]]:
-    """Return the functions by route."""
+    """Return the names of functions by route."""
     exact = [program.constrained, program.bounded, program.composed, program.one_dimensional, fixed_noise, batch]
     switches = [(fast, grad) for fast in (False, True) for grad in (False, True)]
     runs: dict[str, list[Callable[[], None]]] = {
@@ -104,8 +163,10 @@ def recorded() -> dict[str, list[str]]:
                 if named and seen.returned and not function.module.startswith((*BY_TYPE, "botorch")):
                     names.add(f"{function.module}:{function.outer}")
         found[route] = sorted(names)
-    for route, base in (("tasks", "density"), ("fantasy", "prediction")):
-        found[route] = sorted({*found[route]} - {*found[base]})
+    found["algebra"] = sorted({*found["density"]} & {*found["prediction"]})
+    for route, beside in BESIDE.items():
+        names = {f"{place}{name}" for place, several in beside.items() for name in several.split()}
+        found[route] = sorted(names.union(found.get(route, ()), found.get(BEYOND.get(route, ""), ())))
     return found
 
 

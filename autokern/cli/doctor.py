@@ -20,7 +20,6 @@ import torch
 from autokern.cli import quiet
 from autokern.cli.findings import Finding, of_plugins, of_ranks, seen
 from autokern.cli.probe import Answer, Probe
-from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment
@@ -84,12 +83,12 @@ def _versions() -> Finding:
     names = ("python", "torch", "gpytorch", "linear_operator")
     text = ", ".join(f"{name} {found['versions'].get(name) or '?'}" for name in names)
     text = f"autokern {found['remarks']['autokern']}, {text}"
-    untested = [library for library, (_, recorded) in releases.versions().items() if not recorded]
-    install.try_out()
-    if unknown := known.unknown():
+    seen = install.status()
+    untested = [library for library, (_, tested) in seen.versions.items() if not tested]
+    if seen.unknown:
+        listed = "; ".join(f"{name} {why}" for name, why in sorted(seen.unknown.items()))
         tested = "; ".join(f"{library}: {', '.join(table()['releases'][library])}" for library in untested)
         text += f"; tested are {tested}" if tested else ""
-        listed = "; ".join(f"{name} {why}" for name, why in sorted(unknown.items()))
         advice = "install tested releases, or set AUTOKERN_UNKNOWN=trust; until then stock runs what relies on these"
         return Finding("versions", "problem" if untested else "note", f"{text}; {listed}", advice)
     if untested:

@@ -1,15 +1,17 @@
-"""Fingerprints of functions: hashes of their code and of their syntax, without lines, comments and docstrings."""
+"""Fingerprints of functions, classes and constants: hashes of code, syntax, bases and values, without docstrings."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import hashlib
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["definitions", "fingerprint", "of_function"]
+__all__ = ["definitions", "fingerprint", "of_function", "of_value"]
 
 _FUNCTION, _DOCUMENTED = 0x1, 0x4000000
 """Flags of code objects: of a function, and, from Python 3.13 on, of one that has a docstring as its first constant."""
@@ -24,6 +26,7 @@ def _hashed(content: object, code: bytes = b"") -> str:
     return found.hexdigest()
 
 
+@functools.cache
 def fingerprint(code: CodeType) -> str:
     """Return the fingerprint of a code object."""
     constants, flags = code.co_consts, code.co_flags
@@ -51,6 +54,13 @@ def _with(code: str, defaults: Any) -> str:
     return _hashed((code, defaults)) if any(defaults) else code
 
 
+def of_value(value: Any) -> str:
+    """Return the fingerprint of a constant that is a literal, or of a class by the names of its bases; else nothing."""
+    if isinstance(value, type):
+        return _hashed(["bases", *(base.__name__ for base in value.__bases__)])
+    return "" if (plain := _plain(value)) is ... or (type(plain) is tuple and ... in plain) else _hashed(["is", plain])
+
+
 def of_function(function: FunctionType) -> tuple[str, str]:
     """Return the fingerprints of a function: with its defaults, and without those, marked by ``~``."""
     code = fingerprint(function.__code__)
@@ -74,14 +84,34 @@ def _plain(value: Any) -> Any:
 def definitions(source: str, path: str) -> Iterator[tuple[str, str, str]]:
     """Yield of all functions in a source the qualified name and the fingerprints, of the code and of the syntax.
 
-    The former begins with ``~`` where it leaves defaults out, whose values are known only at run time.
+    The former begins with ``~`` where it leaves defaults out, whose values are known only at run time. Of classes, and
+    of constants of modules and classes, both are that of the value.
     """
     tree, nodes = ast.parse(source), {}
+    imported = (name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names)
+    yield from _values(tree, "", {name.asname: name.name for name in imported if name.asname})
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
             nodes[first, getattr(node, "name", "<lambda>")] = node
     yield from _within(compile(source, path, "exec", dont_inherit=True), "", nodes)
+
+
+def _values(holder: Any, prefix: str, aliases: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    for node in holder.body:
+        mark, name = "", ""
+        if isinstance(node, ast.ClassDef):
+            yield from _values(node, f"{prefix}{node.name}.", aliases)
+            bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+            names = [getattr(base, "id", getattr(base, "attr", "")) for base in bases]
+            name, mark = node.name, _hashed(["bases", *(aliases.get(name, name) for name in names or ["object"])])
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            name = getattr(target, "id", "")
+            with contextlib.suppress(ValueError):
+                mark = of_value(ast.literal_eval(node.value))
+        if name and mark:
+            yield f"{prefix}{name}", mark, mark
 
 
 def _within(code: CodeType, prefix: str, nodes: dict[tuple[int, str], Any]) -> Iterator[tuple[str, str, str]]:

@@ -1,81 +1,66 @@
 """Which functions of the libraries are known: their code is that of a release on which the suites passed.
 
-`known.json` has the fingerprints of the functions that autokern hooks, computes in place of, or relies on, for all
-recorded releases and versions of Python. A `Relied` compares what it names with the table when it is first asked, and
-again when an object behind one of the names is another one.
+`known.json` has the fingerprints of the functions, classes and constants that autokern hooks, computes in place of, or
+relies on, for all recorded releases and versions of Python. A `Relied` compares what it names with the table when it is
+first asked, and again when an object behind one of the names is another one.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from operator import attrgetter, eq, itemgetter
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from operator import attrgetter, itemgetter
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from autokern.core.recorded import functions, matches, original, root_of, table
-from autokern.core.recovery import uninterrupted
+from autokern.core import releases
+from autokern.core.errors import AutokernWarning
+from autokern.core.fingerprints import of_value
+from autokern.core.recorded import functions, is_of, is_ours, is_recorded, original, table
+from autokern.core.recovery import suppressed, uninterrupted
 
-__all__ = ["Relied", "admits", "is_known", "leave_out", "relied", "trust", "unknown", "untested"]
+__all__ = ["Relied", "admits", "full_name", "is_known", "leave_out", "relied", "trust", "unknown"]
 
 _MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
-_MISSING, _OTHER = "is missing, or elsewhere", "is not the code of a tested release"
-_PATCHED, _RELIES = "was replaced by code from elsewhere", "relies on "
-_left_out: dict[str, str] = {}
-_trusted = False
+_MISSING, _OTHER, _OVERRIDES = "is missing, or elsewhere", "is not that of a tested release", "overrides a base class"
+_PATCHED = "was replaced by code from elsewhere"
 _LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
+_TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
+"""Where the libraries find the functions of torch that they compute with, as modules and classes."""
 _SETTING_UP = (
-    "__del", "__get", "__init__", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set", "_strict",
-    "constraint", "expand", "get_", "hyper", "initialize", "load", "local_", "named_", "pyro", "register", "sample",
-    "set_", "sub_", "to_py", "to_random", "update", "variational",
+    "__del", "__get", "__init__", "__iter", "__repr", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set",
+    "_strict", "check", "constraint", "expand", "extra", "get_", "hyper", "initial", "load", "local_", "name", "num_",
+    "pyro", "register", "sample", "set_", "sub_", "to_py", "to_random", "update", "variational",
 )  # fmt: skip
 """Functions that compute nothing: that their code stays the same object is not asked again in each step."""
-_code = attrgetter("__code__")
-_checked: dict[tuple[Any, ...], bool] = {}
+_left_out: dict[str, str] = {}
 _made: dict[frozenset[Any], Relied] = {}
+_trusted = False
 
 
 def is_known(module: str, name: str, found: Any) -> bool:
     """Whether an attribute is the one that is recorded under its qualified name, or a hook of autokern in its place."""
-    if _trusted:
-        return True
-    found, code = original(found), table()["code"]
-    marks = code.get(module, {}).get(name)
-    if marks is None:  # a module may hold what another one defines
-        home, defined = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
-        marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == name.rpartition(".")[2] else None
-    if marks is None:
-        return isinstance(found, BuiltinFunctionType) and found.__name__ == name and module.startswith("torch")
-    layers = [found] if type(found) is FunctionType and not found.__dict__ else functions(found)
-    each = [(f.__code__, repr(f.__defaults__) if f.__defaults__ else "", repr(f.__kwdefaults__)) for f in layers]
-    key = module, name, type(found), *each
-    if key not in _checked:
-        _checked[key] = matches(found, frozenset(marks.split()), root_of(module))
-    return _checked[key]
+    return _trusted or is_recorded(module, name, original(found))
 
 
-def admits(owner: Any, name: str, found: Any, more: Relied) -> bool:
-    """Whether a hook may take the place of an attribute; one that is missing or unknown is listed."""
-    kind = isinstance(owner, type)
-    module, qualified = (owner.__module__, f"{owner.__qualname__}.{name}") if kind else (owner.__name__, name)
-    if module.partition(".")[0] not in table()["releases"]:
+def full_name(owner: Any, name: str) -> str:
+    """Return the name by which `relied` finds an attribute of a module or class."""
+    return f"{owner.__module__}:{owner.__qualname__}.{name}" if isinstance(owner, type) else f"{owner.__name__}:{name}"
+
+
+def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
+    """Whether a hook may take the place of an attribute: what was there `before`, and not the user's; else list it."""
+    module, _, qualified = full_name(owner, name).partition(":")
+    library = module.partition(".")[0]
+    if library not in _LIBRARIES | {"torch"}:
         return found is not None
-    full, why = f"{module}:{qualified}", _MISSING if found is None else ""
-    if not why and not is_known(module, qualified, found):
-        why = _reason(module, found)
-    if not why and not more.holds():
-        why = _RELIES + ", ".join(more.unknown)
+    why = _MISSING if found is None else _PATCHED
+    if found is not None and (_trusted or found is before):
+        why = "" if is_of(library, original(found)) or is_known(module, qualified, found) else why
     if why:
-        leave_out(full, why)
+        leave_out(f"{module}:{qualified}", why)
     return not why
-
-
-def _reason(module: str, found: Any) -> str:
-    """Return what is wrong with an unknown attribute: the library has other code, or somebody replaced it."""
-    root, layers = root_of(module), list(functions(original(found)))
-    return _OTHER if layers and all(f.__code__.co_filename.startswith(root) for f in layers) else _PATCHED
 
 
 def leave_out(name: str, why: str) -> None:
@@ -92,23 +77,38 @@ def trust(everything: bool) -> None:
     _trusted = everything
 
 
+def unknown(every: bool = True) -> dict[str, str]:
+    """Return what is unknown by its name, and why: of hooks that stay out, and of all that `every` one relies on."""
+    found = _left_out.copy()
+    for one in list(_made.values()) if every else ():
+        if not one.holds():
+            found |= one.unknown
+    return found
+
+
+def warn(found: dict[str, str]) -> None:
+    """Warn once of what is unknown although nobody replaced it: another release, or other sources."""
+    if any(why != _PATCHED for why in found.values()):
+        releases.warn(found)
+
+
 @functools.cache
 def _members(module: str, kind: str) -> dict[str, bool]:
-    """Return the names of the functions that are recorded of a class, and whether each must be there."""
+    """Return the names of the attributes that are recorded of a class, and whether each must be there."""
     space, start = table()["code"].get(module, {}), f"{kind}."
     names = {name[len(start) :]: _MAYBE not in marks for name, marks in space.items() if name.startswith(start)}
     return {name: must for name, must in names.items() if "." not in name}
 
 
 @functools.cache
-def _by_value(code: CodeType) -> frozenset[str]:
-    """Return the names in a code object that are those of functions of a library's modules."""
-    return _of_modules().intersection(code.co_names)
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names that a code object, or one within it, looks up."""
+    return frozenset(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 @functools.cache
 def _of_modules() -> frozenset[str]:
-    """Return the names of all functions that are recorded of a library's modules, and of no class."""
+    """Return the names of all functions and constants that are recorded of a library's modules, and of no class."""
     spaces = (space for module, space in table()["code"].items() if module.partition(".")[0] in _LIBRARIES)
     return frozenset(name for space in spaces for name in space if "." not in name)
 
@@ -134,20 +134,6 @@ def relied(*names: Any) -> Relied:
     return _made.get(key) or _made.setdefault(key, Relied(key))
 
 
-def unknown() -> dict[str, str]:
-    """Return what was found to be unknown, by its name, and what is wrong with it."""
-    found = _left_out.copy()
-    for one in list(_made.values()):
-        if one.unknown and not one.holds():
-            found |= one.unknown
-    return found
-
-
-def untested() -> list[str]:
-    """Return what is unknown although nobody replaced it: another release, or other sources."""
-    return [name for name, why in unknown().items() if why != _PATCHED and not why.startswith(_RELIES)]
-
-
 class Relied:
     """What something computes in place of, or relies on; `relied` makes it.
 
@@ -158,119 +144,126 @@ class Relied:
     """
 
     def __init__(self, names: frozenset[Any]) -> None:
-        self._names, self._looked = names, False
+        self._names = names
         self.unknown: dict[str, str] = {}
+        self.forget()
 
     def forget(self) -> None:
         """Look again when next asked."""
-        self._looked = False
+        self._asked: list[tuple[Any, Any]] = []
+        self._answers: list[Any] | None = None
 
     def holds(self) -> bool:
         """Whether all of it is known, as it is now."""
-        if not (self._looked and self._is_same()):
-            self._look()
+        try:
+            same = [ask(of) for ask, of in self._asked] == self._answers
+        except uninterrupted(Exception):  # a name that is gone, or objects that do not compare
+            same = False
+        if not same:
+            look = _Look(self._names)
+            self._asked, self._answers, self.unknown = look.asked, [ask(of) for ask, of in look.asked], look.unknown
+            with suppressed(AutokernWarning):  # where warnings are errors, the call goes on
+                warn(self.unknown)
         return not self.unknown
 
-    def _is_same(self) -> bool:
-        try:
-            if list(map(_code, self._functions)) != self._codes or not all(map(eq, self._spaces, self._copies)):
-                return False
-            if self._gone and any(name in space for space, name in self._gone):
-                return False
-            for names, space, found in self._named:
-                if names(space) != found:
-                    return False
-        except uninterrupted(Exception):  # a name that is gone, or objects that do not compare
-            return False
-        return True
 
-    def _look(self) -> None:
-        self.unknown, self._looked = {}, True
-        self._functions: list[FunctionType] = []
-        self._spaces: list[Any] = []
-        self._gone: list[tuple[Any, str]] = []
-        self._copies: list[dict[str, Any]] = []
-        self._named: list[tuple[Callable[[Any], Any], Any, Any]] = []
-        self._there: dict[tuple[str, str], tuple[Any, list[str]]] = {}
-        spaces: dict[tuple[str, str], list[str]] = {}
-        for kind in (name for name in self._names if isinstance(name, type)):
-            self._class(kind)
-        for name in sorted(name for name in self._names if isinstance(name, str)):
+class _Look:
+    """One look at functions, classes and constants of the libraries.
+
+    Attributes
+    ----------
+    unknown : dict
+        As that of a `Relied`.
+    asked : list
+        Functions, each with an argument, whose values stay the same as long as nothing is replaced.
+    """
+
+    def __init__(self, names: frozenset[Any]) -> None:
+        self.unknown: dict[str, str] = {}
+        self.asked: list[tuple[Any, Any]] = []
+        self._functions: dict[FunctionType, None] = {}
+        self._parts: dict[tuple[str, str], tuple[Any, dict[str, None]]] = {}
+        for kind in (name for name in names if isinstance(name, type)):
+            self._whole(kind)
+        for name in sorted(name for name in names if isinstance(name, str)):
             module, _, qualified = name.partition(":")
             owner, _, last = qualified.rpartition(".")
-            spaces.setdefault((module, owner), []).append(last)
-        for (module, owner), names in spaces.items():
-            holder = sys.modules.get(module)
-            space = (
-                vars(getattr(holder, owner, None) if owner else holder) if hasattr(holder, owner or "__dict__") else {}
-            )
-            self._some(module, owner, space, names)
-        self._held()
-        self._functions = list(dict.fromkeys(self._functions))
-        self._codes: list[CodeType] = list(map(_code, self._functions))
-        for space, there in self._there.values():
-            if there and space not in self._spaces:  # those are compared as a whole
-                get = itemgetter(*dict.fromkeys(there))
-                self._named.append((get, space, get(space)))
+            self._named(module, owner, last)
+        self._used()
+        for space, there in self._parts.values():
+            self.asked.append((itemgetter(*there), space))
+        self.asked.append((_codes, list(self._functions)))
 
-    def _held(self) -> None:
-        """Look at what the functions find by value in their modules, where somebody may have put something else."""
-        names: dict[str, set[str]] = {}
-        spaces = {}
-        for function in self._functions:
-            space = function.__globals__
-            module = space.get("__name__", "")
-            if module.partition(".")[0] in _LIBRARIES:
-                spaces[module] = space
-                names.setdefault(module, set()).update(_by_value(function.__code__) & space.keys())
-        for module, used in sorted(names.items()):
-            space, there = self._there.setdefault((module, ""), (spaces[module], []))
-            held = (name for name in used if not isinstance(space[name], (type, ModuleType)))
-            there += [name for name in sorted(held) if name not in there and self._one(module, name, space, name)]
-
-    def _some(self, module: str, owner: str, space: Any, names: list[str]) -> None:
-        """Look at functions of a module or class, and at whole classes of a module."""
-        kinds = [name for name in names if isinstance(space.get(name), type)]
-        for name in kinds:
-            self._class(space[name])
-        _, there = self._there.setdefault((module, owner), (space, []))
-        there += [
-            name
-            for name in names
-            if name not in kinds and self._one(module, f"{owner}.{name}" if owner else name, space, name)
-        ]
+    def _named(self, module: str, owner: str, name: str) -> None:
+        """Look at one function or constant of a module or class, or at a whole class of a module."""
+        holder = sys.modules.get(module)
+        holder = getattr(holder, owner, None) if owner else holder
+        if holder is None:
+            self.asked.append((sys.modules.get, module))
+        space = {} if holder is None else vars(holder)
+        if isinstance(space.get(name), type):
+            self._whole(space[name])
+        elif self._one(module, f"{owner}.{name}" if owner else name, space, name):
+            self._parts.setdefault((module, owner), (space, {}))[1][name] = None
 
     def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
-        """Look at one function; say whether it is there."""
+        """Look at one attribute; say whether it is there."""
+        full, found = f"{module}:{qualified}", space.get(name)
         if name not in space:
             if not _trusted:
-                self.unknown[f"{module}:{qualified}"] = _MISSING
-                self._gone.append((space, name))
+                self.unknown[full] = _MISSING
+            self.asked.append((space.get, name))
             return False
-        found = space[name]
-        self._functions += [] if name.startswith(_SETTING_UP) else functions(getattr(found, "fget", found))
+        if not name.startswith(_SETTING_UP):
+            self._functions.update((one, None) for one in functions(getattr(found, "fget", found)) if not is_ours(one))
         if not is_known(module, qualified, found):
-            self.unknown[f"{module}:{qualified}"] = _reason(module, found)
+            self.unknown[full] = _OTHER if is_of(module.partition(".")[0], original(found)) else _PATCHED
         return True
 
-    def _class(self, kind: type) -> None:
+    def _whole(self, kind: type) -> None:
         """Look at a class as a whole: nothing recorded is missing or other, and nothing new overrides anything."""
         module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
         members = _members(module, qualified)
         if module.startswith("torch."):  # large, and not to be compared as a whole
-            self._some(module, qualified, space, [name for name, must in members.items() if must])
+            for name in (name for name, must in members.items() if must):
+                self._named(module, qualified, name)
             return
-        self._spaces.append(space)
-        self._copies.append(dict(space))
+        self.asked.append((tuple, space.values()))
+        if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
+            self.unknown[f"{module}:{qualified}"] = _OTHER
         for name, must in members.items():
             if must or name in space:
                 self._one(module, f"{qualified}.{name}", space, name)
         for name, value in space.items():
-            if (
-                name not in members
-                and next(functions(value), None)
-                and any(name in _overridable(base) for base in kind.__mro__[1:-1])
-            ):
-                alias = f"{qualified}.{getattr(value, '__name__', name)}"
-                if not is_known(module, alias, value):
-                    self.unknown[f"{module}:{qualified}.{name}"] = "overrides that of a base class"
+            means = next(functions(value), None) or (
+                name[:2] != "__" and not isinstance(value, type) and of_value(value)
+            )
+            new = name not in members and means and any(name in _overridable(base) for base in kind.__mro__[1:-1])
+            if new and not is_known(module, f"{qualified}.{getattr(value, '__name__', name)}", value):
+                self.unknown[f"{module}:{qualified}.{name}"] = _OVERRIDES
+
+    def _used(self) -> None:
+        """Look at what the functions find by name in modules, where somebody may have put something else."""
+        used: dict[tuple[str, str], set[str]] = {place: set() for place in _TORCH}
+        for function in self._functions:
+            module, names = function.__globals__.get("__name__", ""), _names(function.__code__)
+            if module.partition(".")[0] in _LIBRARIES:
+                used.setdefault((module, ""), set()).update(names & _of_modules())
+            for place in _TORCH:
+                used[place].update(names)
+        for (module, owner), names in used.items():
+            holder = sys.modules[module]
+            space = vars(getattr(holder, owner) if owner else holder)
+            for name in sorted(names & space.keys()):
+                skipped = name[0] == "_" or not callable(space[name]) if (module, owner) in _TORCH else False
+                if not (skipped or isinstance(space[name], (type, ModuleType))):
+                    self._named(module, owner, name)
+        self.asked.append((len, vars(sys.modules["torch"].Tensor)))
+
+
+def _codes(several: list[FunctionType]) -> list[CodeType]:
+    """Return the code objects of functions."""
+    return list(map(_code, several))
+
+
+_code = attrgetter("__code__")

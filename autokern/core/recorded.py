@@ -1,4 +1,4 @@
-"""The table of recorded releases, and whether functions of the libraries are in it."""
+"""The table of recorded releases, and whether functions, classes and constants of the libraries are in it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import contextlib
 import functools
 import json
 import os
-import sys
 from collections.abc import Iterator
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
-from autokern.core.fingerprints import definitions, of_function
+from autokern.core.fingerprints import definitions, of_function, of_value
 from autokern.core.recovery import suppressed
 
-__all__ = ["functions", "is_ours", "is_within", "matches", "original", "root_of", "table"]
+__all__ = ["functions", "is_of", "is_ours", "is_recorded", "is_within", "original", "table"]
 
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 """The folder of the package, with the separator at its end."""
 _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
 """Where properties and other decorators keep the functions that they decorate."""
+_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 _DEEP = 6
 """Layers of decorators beyond which a function is not known."""
 _CONTEXT = contextlib.contextmanager(iter).__code__
@@ -59,31 +59,55 @@ def original(found: Any) -> Any:
     return found
 
 
-def _is_recorded(function: FunctionType, marks: frozenset[str], root: str) -> bool:
+def is_of(library: str, found: Any) -> bool:
+    """Whether an attribute is C code, or consists of functions that a library or autokern defined."""
+    names = [f.__globals__.get("__name__", "").partition(".")[0] for f in functions(found)]
+    return {library, "autokern"}.issuperset(names) if names else isinstance(found, _BUILT_IN)
+
+
+def is_recorded(module: str, name: str, found: Any) -> bool:
+    """Whether an attribute is recorded under its qualified name; of torch, whether it is torch's own function."""
+    code = table()["code"]
+    marks = code.get(module, {}).get(name)
+    if marks is None:  # a module may hold what another one defines
+        home, defined = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
+        marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == name.rpartition(".")[2] else None
+    if marks is None and module.partition(".")[0] == "autokern":
+        return True
+    if marks is None:
+        last = name.rpartition(".")[2]
+        theirs = module.partition(".")[0] == "torch" and is_of("torch", found)
+        return theirs and getattr(found, "__name__", "").endswith(last)
+    return _matches(found, frozenset(marks.split()))
+
+
+def _is_marked(function: FunctionType, marks: frozenset[str]) -> bool:
     """Whether a function has one of these fingerprints; on a Python that nobody recorded, by its syntax."""
     ours, path = of_function(function), function.__code__.co_filename
-    if not marks.isdisjoint(ours):
+    if not marks.isdisjoint(ours) or is_ours(function):  # one that has other code while autokern is enabled
         return True
+    written = _sources(path) if path == function.__globals__.get("__file__") else ()
     name = function.__code__.co_name
-    written = _sources(path) if path.startswith(root) else ()
     return any(code in ours and syntax in marks and at.endswith(name) for at, code, syntax in written)
 
 
-def matches(found: Any, marks: frozenset[str], root: str, depth: int = 0) -> bool:
-    """Whether all layers of an attribute are recorded, and the innermost ones for its name."""
+def _matches(found: Any, marks: frozenset[str], depth: int = 0) -> bool:
+    """Whether all layers of an attribute are recorded, and the innermost ones for its name; or it is such a value."""
     if depth > _DEEP:
         return False
     if not isinstance(found, FunctionType):
         layers = _layers(found)
-        return bool(layers) and all(matches(layer, marks, root, depth + 1) for layer in layers)
-    if "__wrapped__" not in found.__dict__ and _is_recorded(found, marks, root):
+        return all(_matches(one, marks, depth + 1) for one in layers) if layers else of_value(found) in marks
+    if "__wrapped__" not in found.__dict__ and _is_marked(found, marks):
         return True
-    wrapped = any(matches(layer, marks, root, depth + 1) for layer in _held(found))
-    return wrapped and (found.__code__ is _CONTEXT or _is_recorded(found, _wrappers(), root))
+    wrapped = any(_matches(layer, marks, depth + 1) for layer in _held(found))
+    return wrapped and (found.__code__ is _CONTEXT or _is_marked(found, _wrappers()))
 
 
 def _layers(found: Any) -> list[Any]:
-    return [layer for name in _INNER if (layer := getattr(found, name, None)) is not None]
+    own = () if isinstance(found, type) else getattr(found, "__dict__", ())
+    there = (name for name in _INNER if name in own or (hasattr(type(found), name) and not isinstance(found, type)))
+    return [layer for name in there if (layer := getattr(found, name, None)) is not None]
 
 
 def _held(function: FunctionType) -> list[Any]:
@@ -102,15 +126,8 @@ def functions(found: Any, depth: int = 0) -> Iterator[FunctionType]:
     if isinstance(found, FunctionType):
         yield found
     layers = _held(found) if isinstance(found, FunctionType) else _layers(found)
-    for layer in layers if depth < _DEEP and not isinstance(found, type) else ():
+    for layer in layers if depth < _DEEP else ():
         yield from functions(layer, depth + 1)
-
-
-@functools.cache
-def root_of(module: str) -> str:
-    """Return the folder of the library that a module belongs to."""
-    file = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None) or os.devnull
-    return os.path.join(os.path.dirname(os.path.abspath(file)), "")
 
 
 def is_within(function: FunctionType) -> bool:

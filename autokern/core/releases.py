@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from autokern.core.errors import AutokernWarning
-from autokern.core.known import unknown, untested
 from autokern.core.recorded import table
 from autokern.core.versions import installed
 
-__all__ = ["summary", "versions", "warn"]
+__all__ = ["summary", "untested", "versions", "warn"]
 
 _FEW = 6
 """Names that a warning lists."""
@@ -24,9 +24,14 @@ def versions() -> dict[str, tuple[str, bool]]:
     }
 
 
-def summary() -> str:
+def untested() -> list[str]:
+    """Return the libraries that are loaded in a version that is not recorded."""
+    loaded = (library for library in table()["releases"] if library in sys.modules)
+    return [library for library in loaded if installed(library).partition("+")[0] not in table()["releases"][library]]
+
+
+def summary(names: dict[str, str]) -> str:
     """Return in one sentence which functions are unknown, of which versions, and what to do; or nothing."""
-    names = unknown()
     if not names:
         return ""
     found, named = versions(), sorted(names)
@@ -45,9 +50,9 @@ def summary() -> str:
     )
 
 
-def warn(how: str) -> None:
-    """Warn once of hooks that stay out, but for functions that the user replaced."""
+def warn(names: dict[str, str]) -> None:
+    """Warn once that functions are unknown."""
     global _warned
-    if not _warned and how != "trust" and untested():
+    if not _warned:
         _warned = True
-        warnings.warn(summary(), AutokernWarning, stacklevel=5)
+        warnings.warn(summary(names), AutokernWarning, stacklevel=5)

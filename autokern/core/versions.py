@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 
 __all__ = ["__version__", "installed"]
 
@@ -11,8 +12,12 @@ __version__ = "0.1.0"
 
 
 def installed(distribution: str) -> str:
-    """Return the version of a distribution, as its metadata say without an import; empty where it is not installed."""
+    """Return the version of a distribution without an import; empty where it is not installed.
+
+    A module that is loaded says it itself: the metadata may be those of another copy.
+    """
+    found = getattr(sys.modules.get(distribution), "__version__", None)
     try:
-        return importlib.metadata.version(distribution)
+        return found if isinstance(found, str) else importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""

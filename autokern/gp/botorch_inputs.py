@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autokern.core.known import relied
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Array
 
@@ -37,6 +38,8 @@ def transformed(seen: Inspected, transform: torch.nn.Module, x: torch.Tensor) ->
             raise UnreadError("an input transform in evaluation mode")
         _settings(seen, part)
     seen.look(*parts)
+    if not relied(*map(type, parts)).holds():  # each call may change what an unknown one holds
+        raise UnreadError("an input transform that is not known")
     found: torch.Tensor = transform(x)
     for part in parts:
         for name in part._buffers:

@@ -137,7 +137,7 @@ def _asked_before(covariance: Any) -> bool:
 _stock_objective = stock_of(ExactMarginalLogLikelihood, "forward")
 
 
-@hook(ExactMarginalLogLikelihood, "forward")
+@hook(ExactMarginalLogLikelihood, "forward", relies=None)
 def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwargs: Any) -> Any:
     botorch.look()
     if kwargs or stay_out_of_models():
@@ -219,5 +219,5 @@ def _use_keops(x1: Any, x2: Any) -> bool:
 if _stock_use_keops is not None:
     hook(_keops, "_use_keops", everywhere="gpytorch.kernels.keops")(_use_keops)
 for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, CosineKernel):
-    hook(_kind, "forward")(_hooked(_kind))
-hook(ScaleKernel, "forward")(_hooked_scale())
+    hook(_kind, "forward", relies=None)(_hooked(_kind))
+hook(ScaleKernel, "forward", relies=None)(_hooked_scale())

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeVar, cast
 
+import msgspec
 import torch
 
 from autokern import hooks
 from autokern.core import known, releases
-from autokern.core.known import Relied, relied
+from autokern.core.known import relied
 from autokern.core.locks import Lock
 from autokern.core.recorded import is_ours, is_within
 from autokern.core.settings import Settings, from_environment
@@ -30,6 +31,7 @@ from autokern.system import ranks as joining
 
 __all__ = [
     "Patch",
+    "Status",
     "disable",
     "enable",
     "enabled",
@@ -38,27 +40,26 @@ __all__ = [
     "patches",
     "put_declared",
     "recode",
+    "status",
     "stock_of",
-    "try_out",
 ]
 
 _Replacement = TypeVar("_Replacement")
 
 
 class Patch(NamedTuple):
-    """An attribute of a module or class, its replacement, and what that relies on besides."""
+    """An attribute of a module or class, and its replacement."""
 
     owner: Any
     name: str
     replacement: Any
-    relied: Relied
 
 
 _hooks: dict[tuple[Any, str], tuple[Patch, str]] = {}
 
 
 def hook(
-    owner: Any, name: str, everywhere: str = "", relies: Iterable[str] = ()
+    owner: Any, name: str, everywhere: str = "", relies: Iterable[str] | None = ()
 ) -> Callable[[_Replacement], _Replacement]:
     """Return a decorator that declares what takes the place of an attribute while autokern is enabled.
 
@@ -73,28 +74,29 @@ def hook(
         Name of the attribute.
     everywhere : str
         Package in all of whose modules, itself included, the function is replaced where they hold it by value.
-    relies : iterable of str
-        Other functions of the libraries, by the names that `known.relied` takes. The hook stays out where they, or what
-        it replaces, are missing or not those of a tested release, and calls what it replaces while they are patched.
+    relies : iterable of str, optional
+        Other functions of the libraries, by the names that `known.relied` takes. The hook calls what it replaces where
+        that, or one of them, is missing or not that of a tested release. None where the hook asks by itself.
     """
-    before, needed = stock_of(owner, name), relied(*relies)
+    before = stock_of(owner, name)
 
     def declare(replacement: _Replacement) -> _Replacement:
-        placed: Any = _unless_patched(replacement, before, needed) if relies else replacement
+        placed: Any = replacement
+        if before is not None and relies is not None and is_ours(replacement) and isinstance(replacement, FunctionType):
+            placed = _unless_unknown(replacement, before, relied(known.full_name(owner, name), *relies).holds)
         if isinstance(placed, FunctionType) and before is not None:
             functools.update_wrapper(placed, before)
         placed.__wrapped__ = before
-        _hooks[owner, name] = Patch(owner, name, placed, needed), everywhere
+        _hooks[owner, name] = Patch(owner, name, placed), everywhere
         return cast("_Replacement", placed)
 
     return declare
 
 
-def _unless_patched(replacement: Any, before: Any, needed: Relied) -> Callable[..., Any]:
-    holds = needed.holds
-
+def _unless_unknown(replacement: Any, before: Any, holds: Callable[[], bool]) -> Callable[..., Any]:
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        return replacement(*args, **kwargs) if holds() else before(*args, **kwargs)
+        # a compiler cannot trace the question, and a hook stays out then
+        return replacement(*args, **kwargs) if torch.compiler.is_compiling() or holds() else before(*args, **kwargs)
 
     return hooked
 
@@ -228,9 +230,10 @@ def _install(settings: Settings) -> None:
     known.trust(settings.unknown == "trust")
     for patch in patches():
         _put(patch)
-    if known.unknown() and settings.unknown == "stock":
+    every = settings.unknown == "stock" or bool(releases.untested())  # else each hook asks when it is first called
+    known.warn(found := known.unknown(every))
+    if found and settings.unknown == "stock":
         _remove()
-    releases.warn(settings.unknown)
     if not _originals:
         return
     for function, (_, ours) in _codes.items():
@@ -242,17 +245,51 @@ def _install(settings: Settings) -> None:
         _limit_threads(settings)
 
 
-def try_out() -> None:
-    """Find out which hooks would stay out, if autokern is not enabled."""
+class Status(msgspec.Struct, frozen=True):
+    """What is on, and what is off; prints as text.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether hooks are installed.
+    versions : dict
+        The version of each library, and whether it is tested.
+    unknown : dict
+        Functions of the libraries that are not those of a tested release, each with what is wrong with it. Stock runs
+        where autokern relies on one of them.
+    """
+
+    enabled: bool
+    versions: dict[str, tuple[str, bool]]
+    unknown: dict[str, str]
+
+    def __str__(self) -> str:
+        versions = (
+            f"{name} {version}{'' if tested else ', not tested'}" for name, (version, tested) in self.versions.items()
+        )
+        off = [f"{name} {why}" for name, why in sorted(self.unknown.items())]
+        head = f"autokern is {'on' if self.enabled else 'off'}; {'; '.join(versions)}"
+        return "\n".join([head, *(["stock runs where it relies on"] if off else []), *off])
+
+
+def status() -> Status:
+    """Return whether autokern is enabled, the libraries' versions, and which of their functions leave it off.
+
+    Examples
+    --------
+    >>> autokern.status().enabled
+    False
+    """
     with _lock.here():
         for patch in () if _originals else patches():
             _admits(patch, stock_of(patch.owner, patch.name))
+        return Status(bool(_originals), releases.versions(), known.unknown())
 
 
 def _admits(patch: Patch, present: Any) -> bool:
-    """Whether a hook may take the place of what is there: that is known, and all that the hook relies on."""
-    ours = is_ours(patch.replacement)
-    return not ours or known.admits(patch.owner, patch.name, present, patch.relied)
+    """Whether a hook may take the place of what is there."""
+    ours, before = is_ours(patch.replacement), patch.replacement.__wrapped__
+    return not ours or known.admits(patch.owner, patch.name, present, before)
 
 
 def _limit_threads(settings: Settings) -> None:
@@ -271,6 +308,8 @@ def put_declared() -> None:
         for patch in patches() if _originals else ():
             if (patch.owner, patch.name) not in there:
                 _put(patch)
+        if _originals:
+            known.warn(known.unknown(bool(releases.untested())))
 
 
 def _put(patch: Patch) -> None:

@@ -97,8 +97,8 @@ def _t_matmul(self: Any, rhs: Any) -> Any:
 
 
 _PRODUCTS = (
-    "linear_operator.operators.triangular_linear_operator:TriangularLinearOperator._matmul",
-    "linear_operator.operators.dense_linear_operator:DenseLinearOperator._matmul",
+    *MEMORY, "linear_operator.operators.triangular_linear_operator:TriangularLinearOperator",
+    "linear_operator.operators.dense_linear_operator:DenseLinearOperator",
     "linear_operator.operators._linear_operator:LinearOperator._t_matmul",
     "linear_operator.functions._matmul:Matmul", "linear_operator.utils.broadcasting:_matmul_broadcast_shape",
 )  # fmt: skip

@@ -21,7 +21,7 @@ _DISABLED = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
 def _plainly(name: str, stock: Callable[..., Any]) -> None:
     plain: Callable[..., Any] = stock.__wrapped__  # type: ignore[attr-defined]
 
-    @hook(Optimizer, name)
+    @hook(Optimizer, name, relies=None)
     def called(*args: Any, **kwargs: Any) -> Any:
         return (plain if is_enabled() and "torch._dynamo" not in sys.modules else stock)(*args, **kwargs)
 

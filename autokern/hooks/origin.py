@@ -93,9 +93,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
     known = kernel is not None and is_library(kernel) and is_library(model.likelihood)
     if type(strategy) is not DefaultPredictionStrategy or not known or not strategy.num_train:
         return False
-    code = relied(
-        *PREDICTION, *DISTANCES, *{type(module) for part in (kernel, model.likelihood) for module in part.modules()}
-    )
+    code = relied(*PREDICTION, *DISTANCES, *map(type, model.modules()))
     if not code.holds():
         return False
     if parent is None:

@@ -36,7 +36,7 @@ _log = logging.getLogger("autokern")
 _stock = stock_of(ExactGP, "__call__")
 
 
-@hook(ExactGP, "__call__")
+@hook(ExactGP, "__call__", relies=None)
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     botorch.look()
     plain = len(args) == 1 and not kwargs and not self.training

@@ -43,7 +43,7 @@ def _stay_out() -> bool:
 _stock_init = stock_of(DefaultPredictionStrategy, "__init__")
 
 
-@hook(DefaultPredictionStrategy, "__init__")
+@hook(DefaultPredictionStrategy, "__init__", relies=None)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
     origin.made(None if _stay_out() else self)
@@ -243,7 +243,7 @@ def _keeps_noise(likelihood: Any) -> bool:
 _stock_fantasy = stock_of(DefaultPredictionStrategy, "get_fantasy_strategy")
 
 
-@hook(DefaultPredictionStrategy, "get_fantasy_strategy")
+@hook(DefaultPredictionStrategy, "get_fantasy_strategy", relies=None)
 def _get_fantasy_strategy(
     self: Any, inputs: Any, targets: Any, full_inputs: Any, full_targets: Any, full_output: Any, **kwargs: Any
 ) -> Any:

@@ -40,7 +40,7 @@ def _default_preconditioner(x: Any) -> Any:
     return _stock_default(x)
 
 
-@hook(linear_operator.utils, "linear_cg")
+@hook(linear_operator.utils, "linear_cg", relies=None)
 def _linear_cg(matmul_closure: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
     multiply = matmul_closure.matmul if torch.is_tensor(matmul_closure) else matmul_closure
     try:

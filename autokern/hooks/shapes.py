@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from gpytorch.kernels import Kernel
 
+from autokern.core.known import relied
 from autokern.hooks.install import hook, recode, stock_of
 
 stock: Any = stock_of(torch, "broadcast_shapes")
@@ -60,11 +61,12 @@ class _Property(property):
 
 
 _stock_batch_shape: Any = stock_of(Kernel, "batch_shape")
+_stock = relied("gpytorch.kernels.kernel:Kernel.batch_shape")
 
 
 def _batch_shape(kernel: Any) -> Any:
     own, waiting, seen = kernel._batch_shape, [kernel], {id(kernel)}
-    same = own.__class__ is torch.Size and not torch.compiler.is_compiling()
+    same = own.__class__ is torch.Size and not torch.compiler.is_compiling() and _stock.holds()
     while same and waiting:
         for child in waiting.pop()._modules.values():
             if child is None or id(child) in seen:

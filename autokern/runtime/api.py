@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from autokern import ops as _ops  # noqa: F401  (importing it registers every Op)
-from autokern.core import releases
+from autokern.core import known, releases
 from autokern.core.decision import Decision
 from autokern.core.errors import SettingsError
 from autokern.core.op import Op
@@ -80,7 +80,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
         return str(self)
 
     def __str__(self) -> str:
-        off = releases.summary()
+        off = releases.summary(known.unknown())
         if not self.decisions:
             return "\n".join(filter(None, ["autokern has taken no decision in this process", off]))
         rows = [("calls", "problem", "runs", "x stock", "why")]

@@ -119,14 +119,24 @@ def patched(when: str, known: Known) -> Iterator[Change]:
             way = ("wraps", "plain", "everywhere")[edits.chance("way", when, function) % 3]
             prepare = functools.partial(_patch_of, function, way)
             yield Change(f"{function.qualified} ({way})", known.parts(function), prepare=prepare, when=when)
-    for place, name in TORCH:
-        prepare = functools.partial(_patch, place, name, "wraps")
-        yield Change(f"{place}.{name} (torch)", tuple(known.program), prepare=prepare, when=when)
+
+
+def of_torch(known: Known) -> Iterator[Change]:
+    """Functions of torch, in C and in Python, that a user replaces."""
+    for place, name, when in sorted(
+        ((*one, when) for one in TORCH for when in WHEN), key=lambda one: edits.chance(*one)
+    ):
+        way = ("wraps", "plain")[edits.chance("way", name, when) % 2]
+        prepare = functools.partial(_patch, place, name, way)
+        yield Change(f"{place}.{name} ({when}, {way})", tuple(known.program), prepare=prepare, when=when)
 
 
 TORCH = (
     ("torch.nn.Softplus", "forward"), ("torch.distributions.Normal", "log_prob"),
     ("torch.distributions.Gamma", "log_prob"), ("torch.nn.functional", "softplus"),
+    ("torch.linalg", "cholesky_ex"), ("torch.linalg", "solve_triangular"), ("torch.linalg", "qr"),
+    ("torch.linalg", "eigh"), ("torch", "cdist"), ("torch", "cholesky_solve"), ("torch", "matmul"), ("torch", "exp"),
+    ("torch.Tensor", "exp"), ("torch.Tensor", "matmul"), ("torch.Tensor", "clamp_min_"), ("torch.Tensor", "sum"),
 )  # fmt: skip
 """Functions of torch that the libraries compute with, and users patch."""
 
@@ -140,7 +150,7 @@ def _patch(place: str, name: str, way: str) -> Callable[[], None]:
     owner = _object(place)
 
     def put() -> None:
-        raw = vars(owner)[name]
+        raw = vars(owner)[name] if name in vars(owner) else getattr(owner, name)  # a tensor inherits its methods
         new = _patched(raw, way == "wraps")
         setattr(owner, name, new)
         for module in list(sys.modules.values()) if way == "everywhere" and inspect.ismodule(owner) else ():
@@ -173,6 +183,23 @@ def _patched(raw: Any, wraps: bool) -> Any:
         return (found[0] * edits.FACTOR, *found[1:]) if isinstance(found, tuple) else found * edits.FACTOR
 
     return functools.wraps(raw)(mine) if wraps else mine
+
+
+def constant(known: Known) -> Iterator[Change]:
+    """Constants of modules and classes by turns in the source, and as a user sets them."""
+    near = {(one.module, one.holder): one for one in reversed(known.ordered("constant")) if known.parts(one)}
+    found = [(module, name) for module in sorted({module for module, _ in near}) for name in edits.constants(module)]
+    for module, name in sorted(found, key=lambda one: edits.chance("constant", one)):
+        holder, last = name.rpartition(".")[::2]
+        parts = known.parts(near.get((module, holder)) or next(one for (of, _), one in near.items() if of == module))
+        yield Change(f"{module}.{name}", parts, functools.partial(edits.revalued, module, name))
+        for when in WHEN:
+            prepare = functools.partial(_set, f"{module}.{holder}".strip("."), last, edits.constants(module)[name])
+            yield Change(f"{module}.{name} ({when})", parts, prepare=prepare, when=when)
+
+
+def _set(place: str, name: str, value: Any) -> Callable[[], None]:
+    return functools.partial(setattr, _object(place), name, value)
 
 
 def in_place(known: Known) -> Iterator[Change]:
@@ -308,6 +335,8 @@ KINDS: dict[str, Callable[[Known], Iterator[Change]]] = {
     "patched after it": functools.partial(patched, "after"),
     "patched while models live": functools.partial(patched, "amid"),
     "code replaced in place": in_place,
+    "function of torch replaced": of_torch,
+    "constant changed": constant,
     "renamed": new_name,
     "moved to a base class": to_a_base,
     "module or torch name gone": gone,

@@ -11,7 +11,18 @@ from typing import Any
 
 from release_sources import Definition, Function, at, modules, naming, rewritten, tree
 
-__all__ = ["Sources", "chance", "computes", "edited", "grown", "moved", "renamed_module", "scaled"]
+__all__ = [
+    "Sources",
+    "chance",
+    "computes",
+    "constants",
+    "edited",
+    "grown",
+    "moved",
+    "renamed_module",
+    "revalued",
+    "scaled",
+]
 
 Sources = dict[str, str]
 """New text of modules, by dotted name."""
@@ -77,6 +88,31 @@ def _sites(node: Any) -> Iterator[Any]:
             found = isinstance(child, ast.Call) and getattr(child.func, "attr", "") in _METHODS
         if found:
             yield child
+
+
+def _assigned(holder: Any, prefix: str = "") -> Iterator[tuple[str, ast.Assign | ast.AnnAssign]]:
+    """Yield the names of a module and its classes that are given a number or a truth value."""
+    for node in holder.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _assigned(node, f"{prefix}{node.name}.")
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and type(node.value.value) in (bool, int, float):
+                yield f"{prefix}{target.id}", node
+
+
+@functools.cache
+def constants(module: str) -> dict[str, Any]:
+    """Return other values of the constants of a module and its classes, by qualified name."""
+    found = {name: node.value.value for name, node in _assigned(_parsed(module))}  # type: ignore[union-attr]
+    return {name: not value if type(value) is bool else value * FACTOR + 1 for name, value in found.items()}
+
+
+def revalued(module: str, name: str) -> Sources:
+    """Give a constant another value."""
+    parsed = tree(module)
+    dict(_assigned(parsed))[name].value = ast.Constant(constants(module)[name])
+    return {module: ast.unparse(parsed)}
 
 
 def _scaled(parsed: ast.Module, function: Function, returned: str) -> bool:

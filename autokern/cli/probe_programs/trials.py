@@ -105,9 +105,9 @@ def hooks() -> None:
 
     stock = value()
     with autokern.enabled():
-        for patch, found in zip(patches, before, strict=True):
+        for patch in patches:
             put = install.stock_of(patch.owner, patch.name) is patch.replacement
-            assert put is known.admits(patch.owner, patch.name, found, patch.relied), f"{patch.name} is hooked: {put}"
+            assert put or known.full_name(patch.owner, patch.name) in known.unknown(), f"{patch.name} is not hooked"
         assert abs(value() - stock) < 1e-6 * abs(stock), "a small model differs from stock"
         if not known.unknown():
             assert autokern.stats(), "no call was served"
