@@ -124,13 +124,13 @@ def relied(*names: Any) -> Relied:
 
     Parameters
     ----------
-    *names : str or type
-        ``module:function``, ``module:Class.method``, ``module:Class`` for all that is recorded of a class, or a class
-        itself with all its bases that are recorded.
+    *names : str, type or tuple
+        ``module:function``, ``module:Class.method``, ``module:Class`` for all that is recorded of a class, a class
+        itself with all its bases that are recorded, or a name with the function that had it.
     """
     kinds = [name for name in names if isinstance(name, type)]
     bases = [base for kind in kinds for base in kind.__mro__ if _members(base.__module__, base.__qualname__)]
-    key = frozenset((*bases, *(name for name in names if isinstance(name, str))))
+    key = frozenset((*bases, *(name for name in names if not isinstance(name, type))))
     return _made.get(key) or _made.setdefault(key, Relied(key))
 
 
@@ -185,6 +185,8 @@ class _Look:
         self._parts: dict[tuple[str, str], tuple[Any, dict[str, None]]] = {}
         for kind in (name for name in names if isinstance(name, type)):
             self._whole(kind)
+        for name, found in (name for name in names if isinstance(name, tuple)):
+            self._itself(*name.split(":"), found)
         for name in sorted(name for name in names if isinstance(name, str)):
             module, _, qualified = name.partition(":")
             owner, _, last = qualified.rpartition(".")
@@ -208,17 +210,20 @@ class _Look:
 
     def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
         """Look at one attribute; say whether it is there."""
-        full, found = f"{module}:{qualified}", space.get(name)
-        if name not in space:
-            if not _trusted:
-                self.unknown[full] = _MISSING
-            self.asked.append((space.get, name))
-            return False
-        if not name.startswith(_SETTING_UP):
+        if name in space:
+            self._itself(module, qualified, space[name])
+            return True
+        if not _trusted:
+            self.unknown[f"{module}:{qualified}"] = _MISSING
+        self.asked.append((space.get, name))
+        return False
+
+    def _itself(self, module: str, qualified: str, found: Any) -> None:
+        if not qualified.rpartition(".")[2].startswith(_SETTING_UP):
             self._functions.update((one, None) for one in functions(getattr(found, "fget", found)) if not is_ours(one))
         if not is_known(module, qualified, found):
-            self.unknown[full] = _OTHER if is_of(module.partition(".")[0], original(found)) else _PATCHED
-        return True
+            other = is_of(module.partition(".")[0], original(found))
+            self.unknown[f"{module}:{qualified}"] = _OTHER if other else _PATCHED
 
     def _whole(self, kind: type) -> None:
         """Look at a class as a whole: nothing recorded is missing or other, and nothing new overrides anything."""

@@ -9,7 +9,7 @@ from autokern.core.errors import AutokernWarning
 from autokern.core.recorded import table
 from autokern.core.versions import installed
 
-__all__ = ["summary", "untested", "versions", "warn"]
+__all__ = ["summary", "versions", "warn"]
 
 _FEW = 6
 """Names that a warning lists."""
@@ -17,17 +17,10 @@ _warned = False
 
 
 def versions() -> dict[str, tuple[str, bool]]:
-    """Return the versions of the libraries, and whether each is recorded."""
-    found = {library: installed(library).partition("+")[0] for library in table()["releases"]}
-    return {
-        library: (version, version in table()["releases"][library]) for library, version in found.items() if version
-    }
-
-
-def untested() -> list[str]:
-    """Return the libraries that are loaded in a version that is not recorded."""
-    loaded = (library for library in table()["releases"] if library in sys.modules)
-    return [library for library in loaded if installed(library).partition("+")[0] not in table()["releases"][library]]
+    """Return the versions of the libraries that are loaded, and whether each is recorded."""
+    recorded = table()["releases"]
+    found = {library: installed(library).partition("+")[0] for library in recorded if library in sys.modules}
+    return {library: (version, version in recorded[library]) for library, version in found.items()}
 
 
 def summary(names: dict[str, str]) -> str:

@@ -83,7 +83,7 @@ def hook(
     def declare(replacement: _Replacement) -> _Replacement:
         placed: Any = replacement
         if before is not None and relies is not None and is_ours(replacement) and isinstance(replacement, FunctionType):
-            placed = _unless_unknown(replacement, before, relied(known.full_name(owner, name), *relies).holds)
+            placed = _unless_unknown(replacement, before, relied((known.full_name(owner, name), before), *relies).holds)
         if isinstance(placed, FunctionType) and before is not None:
             functools.update_wrapper(placed, before)
         placed.__wrapped__ = before
@@ -230,9 +230,7 @@ def _install(settings: Settings) -> None:
     known.trust(settings.unknown == "trust")
     for patch in patches():
         _put(patch)
-    every = settings.unknown == "stock" or bool(releases.untested())  # else each hook asks when it is first called
-    known.warn(found := known.unknown(every))
-    if found and settings.unknown == "stock":
+    if _told(settings.unknown == "stock") and settings.unknown == "stock":
         _remove()
     if not _originals:
         return
@@ -243,6 +241,13 @@ def _install(settings: Settings) -> None:
     threads.allow(settings.threads != "off")
     if threads.allowed():
         _limit_threads(settings)
+
+
+def _told(every: bool = False) -> bool:
+    """Warn of what is unknown, and say whether anything is; of tested releases, most hooks ask when first called."""
+    tested = all(tested for _, tested in releases.versions().values())
+    known.warn(found := known.unknown(every or not tested))
+    return bool(found)
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -264,12 +269,11 @@ class Status(msgspec.Struct, frozen=True):
     unknown: dict[str, str]
 
     def __str__(self) -> str:
-        versions = (
-            f"{name} {version}{'' if tested else ', not tested'}" for name, (version, tested) in self.versions.items()
-        )
-        off = [f"{name} {why}" for name, why in sorted(self.unknown.items())]
-        head = f"autokern is {'on' if self.enabled else 'off'}; {'; '.join(versions)}"
-        return "\n".join([head, *(["stock runs where it relies on"] if off else []), *off])
+        versions = [
+            f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in self.versions.items()
+        ]
+        off = [f"stock runs where it relies on {name}, which {why}" for name, why in sorted(self.unknown.items())]
+        return "\n".join([f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}", *off])
 
 
 def status() -> Status:
@@ -309,7 +313,7 @@ def put_declared() -> None:
             if (patch.owner, patch.name) not in there:
                 _put(patch)
         if _originals:
-            known.warn(known.unknown(bool(releases.untested())))
+            _told()
 
 
 def _put(patch: Patch) -> None:

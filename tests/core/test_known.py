@@ -1,6 +1,7 @@
 """Known functions of the libraries: what changes a fingerprint, what leaves a hook out, and what a program is told."""
 
 import functools
+import importlib
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from linear_operator import to_linear_operator
 from linear_operator.utils import cholesky as cholesky_module
 
 import autokern
-from autokern.core import known, recorded
+from autokern.core import known, recorded, releases
 from autokern.core.fingerprints import definitions, of_function
 from autokern.core.known import relied
 from autokern.hooks import install
@@ -233,3 +234,89 @@ def test_a_factor_function_replaced_after_the_hooks_is_used_by_a_log_determinant
     with autokern.enabled(), mock.patch.object(holder, "psd_safe_cholesky", wrapped(holder.psd_safe_cholesky)):
         found = to_linear_operator(matrix).inv_quad_logdet(matrix[:, :1], logdet=True)[1]
     torch.testing.assert_close(found, 6 * torch.tensor(3 * 1.5**2, dtype=torch.float64).log())
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "of"),
+    [
+        (torch.linalg, "cholesky_ex", "linear_operator.utils.cholesky:_psd_safe_cholesky"),
+        (torch.linalg, "qr", "linear_operator.utils.qr:stable_qr"),
+        (torch, "cdist", "gpytorch.kernels.kernel:dist"),
+        (torch.Tensor, "clamp_min_", "gpytorch.kernels.kernel:sq_dist"),
+    ],
+)
+def test_a_replaced_function_of_torch_is_seen_where_it_is_used(place, name, of):
+    rely, kept = relied(of), getattr(place, name)
+    assert rely.holds()
+    with mock.patch.object(place, name, wrapped(kept)):
+        assert not rely.holds()
+        assert name in str(rely.unknown)
+    assert rely.holds()
+
+
+def test_a_factor_is_that_of_a_function_of_torch_that_the_user_replaced():
+    matrix = torch.eye(5, dtype=torch.float64) * 4
+
+    def other_factor(a, **more):
+        return torch.full_like(a, 7.0), torch.zeros((), dtype=torch.int32)
+
+    with autokern.enabled(), mock.patch.object(torch.linalg, "cholesky_ex", other_factor):
+        assert (cholesky_module._psd_safe_cholesky(matrix) == 7.0).all()
+
+
+def test_another_constant_or_base_of_a_class_is_seen():
+    rely = relied(RBFKernel)
+    assert rely.holds()
+    with mock.patch.object(RBFKernel, "has_lengthscale", False):
+        assert "has_lengthscale" in str(rely.unknown if not rely.holds() else "")
+    assert rely.holds()
+
+    def found(source):
+        return {name: mark for name, mark, _ in definitions(source, "file.py")}
+
+    then = found("class Half(Base):\n    of = 2")
+    assert found("class Half(More, Base):\n    of = 2") == {**then, "Half": mock.ANY} != then
+    assert found("class Half(Base):\n    of = 3") == {**then, "Half.of": mock.ANY} != then
+    assert found("from here import Base as B\nclass Half(B):\n    of = 2") == then
+
+
+def test_the_version_is_that_of_the_module_that_is_loaded(monkeypatch):
+    monkeypatch.setattr(gpytorch, "__version__", "9.9.9+local")
+    assert releases.versions()["gpytorch"] == ("9.9.9", False)
+
+
+def test_status_lists_what_is_unknown():
+    assert not autokern.status().unknown
+    with mock.patch.object(Kernel, "covar_dist", other), autokern.enabled():
+        found = autokern.status()
+        assert found.enabled
+        assert found.versions["torch"][1]
+        assert "gpytorch.kernels.kernel:Kernel.covar_dist" in found.unknown
+        assert "Kernel.covar_dist" in str(found)
+        assert "covar_dist" in str(autokern.explain())
+
+
+def test_a_patched_input_transform_is_called_as_often_as_by_stock():
+    """BoTorch keeps what a call makes of its coefficient, so that one call more is another model."""
+    models = pytest.importorskip("botorch.models")
+    transforms = importlib.import_module("botorch.models.transforms.input")
+    raw, x = vars(transforms.AffineInputTransform)["coefficient"], torch.rand(9, 2, dtype=torch.float64)
+    calls = []
+
+    def coefficient(self):
+        calls.append(self)
+        return raw.fget(self) * 1.5
+
+    def counted():
+        calls.clear()
+        model = models.SingleTaskGP(x, x.sum(-1, keepdim=True), input_transform=transforms.Normalize(2))
+        mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        closures = importlib.import_module("botorch.optim.closures")
+        closure = closures.get_loss_closure_with_grads(mll, dict(model.named_parameters()))
+        closure()
+        return len(calls)
+
+    with mock.patch.object(transforms.AffineInputTransform, "coefficient", property(coefficient)):
+        expected = counted()
+        with autokern.enabled():
+            assert counted() == expected
