@@ -249,7 +249,9 @@ class _Look:
 
     def _used(self) -> None:
         """Look at what the functions find by name in modules, where somebody may have put something else."""
-        used: dict[tuple[str, str], set[str]] = {place: set() for place in _TORCH}
+        tensor, used = sys.modules["torch"].Tensor, {place: set[str]() for place in _TORCH}
+        used["torch", "Tensor"].update(dir(tensor.__base__))  # which it inherits, unless somebody replaced them
+        self.asked.append((len, vars(tensor)))
         for function in self._functions:
             module, names = function.__globals__.get("__name__", ""), _names(function.__code__)
             if module.partition(".")[0] in _LIBRARIES:
@@ -263,7 +265,6 @@ class _Look:
                 skipped = name[0] == "_" or not callable(space[name]) if (module, owner) in _TORCH else False
                 if not (skipped or isinstance(space[name], (type, ModuleType))):
                     self._named(module, owner, name)
-        self.asked.append((len, vars(sys.modules["torch"].Tensor)))
 
 
 def _codes(several: list[FunctionType]) -> list[CodeType]:

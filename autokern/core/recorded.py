@@ -72,6 +72,8 @@ def is_recorded(module: str, name: str, found: Any) -> bool:
     if marks is None:  # a module may hold what another one defines
         home, defined = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
         marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == name.rpartition(".")[2] else None
+    if marks is None and (value := of_value(found)):  # one does not say where it comes from
+        marks = " ".join(space[name] for space in code.values() if name in space and value in space[name])
     if marks is None and module.partition(".")[0] == "autokern":
         return True
     if marks is None:
