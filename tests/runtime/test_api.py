@@ -36,6 +36,7 @@ NAMES = [
     "ProfileError",
     "RanksError",
     "SettingsError",
+    "Status",
     "calibrate",
     "covariance",
     "disable",
@@ -47,6 +48,7 @@ NAMES = [
     "profile",
     "ranks",
     "stats",
+    "status",
     "using",
 ]
 
