@@ -637,6 +637,7 @@ def test_the_covariance_of_all_test_points_is_not_formed_for_variances(make, can
     assert not [shape for shape in shapes if min(shape) >= m]
 
 
+@pytest.mark.usefixtures("trusted")
 @pytest.mark.thin
 @each_way
 @either_cache
@@ -739,6 +740,7 @@ def test_thirty_fantasies_are_as_good_as_a_refit(model):
     assert "stock" not in dispatch.stats()["fantasy"]
 
 
+@pytest.mark.usefixtures("trusted")
 def test_fantasies_of_large_models_are_exact_and_take_no_qr():
     model, x = regression(850), points(12, seed=8)
     with ours(), torch.no_grad(), mock.patch("torch.linalg.qr", side_effect=AssertionError("QR")):

@@ -244,6 +244,7 @@ def test_a_wrapper_that_somebody_kept_is_stock_once_disabled():
     assert autokern.stats() == {}
 
 
+@pytest.mark.usefixtures("trusted")
 def test_cholesky_ex_is_called_once_by_name():
     """GPyTorch's own tests count the calls."""
     for name in get("cholesky").names():

@@ -253,6 +253,7 @@ def test_the_joint_covariance_is_never_built_for_variances(maker, way):
     assert largest < m / 2
 
 
+@pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("fast", [False, True])
 def test_one_factorisation(fast):
     count, plain = 0, torch.linalg.cholesky_ex
@@ -276,6 +277,7 @@ def test_one_factorisation(fast):
     assert count == 1
 
 
+@pytest.mark.usefixtures("trusted")
 def test_a_solve_is_differentiated_with_its_own_factor():
     def gradients():
         x = points(20, 2)

@@ -173,6 +173,7 @@ def test_quadratic_forms_are_solved_as_well(candidate):
     assert all(far(one, exact) < 1e-3 for one, exact in zip(own, slopes, strict=True))
 
 
+@pytest.mark.usefixtures("trusted")
 def test_by_default_what_fits_a_factor_is_exact_and_one_factor_serves_both_passes(monkeypatch):
     system, count = System(), []
     factorise = torch.linalg.cholesky_ex

@@ -313,6 +313,7 @@ def _unlucky(*_, **__):
     raise RuntimeError("no luck")
 
 
+@pytest.mark.usefixtures("trusted")
 def test_one_factorisation_by_name_and_buffers_given_back_after_errors():
     with autokern.enabled(), autokern.using(force=FUSED):
         real, count = torch.linalg.cholesky_ex, []  # a mock would keep the arguments, and with them the buffer
