@@ -89,7 +89,8 @@ def _versions() -> Finding:
         listed = "; ".join(f"{name} {why}" for name, why in sorted(seen.unknown.items()))
         tested = "; ".join(f"{library}: {', '.join(table()['releases'][library])}" for library in untested)
         text += f"; tested are {tested}" if tested else ""
-        advice = "install tested releases, or set AUTOKERN_UNKNOWN=trust; until then stock runs what relies on these"
+        remedy = "install tested releases" if untested else "take out what replaces them"
+        advice = f"{remedy}, or set AUTOKERN_UNKNOWN=trust; until then stock runs what relies on these"
         return Finding("versions", "problem" if untested else "note", f"{text}; {listed}", advice)
     if untested:
         text += f"; {', '.join(untested)} not tested, but all that is relied on is known"

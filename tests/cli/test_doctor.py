@@ -9,6 +9,7 @@ import time
 import msgspec
 import pytest
 import torch
+from gpytorch.kernels import RBFKernel
 from typer.testing import CliRunner
 
 from autokern.cli import doctor
@@ -65,6 +66,14 @@ def test_everything_is_looked_at_and_hooks_are_really_tried():
 def test_compilers_are_tried_unless_quick(no_probes):
     assert {"torch.compile", "KeOps"} <= set(_by_name(quick=False))
     assert not {"torch.compile", "KeOps"} & set(_by_name())
+
+
+def test_functions_that_the_program_replaced_are_named_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(RBFKernel, "forward", lambda self, x1, x2, **params: None)
+    finding = doctor._versions()
+    assert finding.status == "note"
+    assert "RBFKernel.forward was replaced by code from elsewhere" in finding.found
+    assert finding.advice.startswith("take out what replaces them, or set AUTOKERN_UNKNOWN=trust")
 
 
 def test_findings_are_printed_with_advice(no_probes, monkeypatch):
