@@ -30,9 +30,10 @@ else:
                 SettingsError,
             )
             from autokern.core.problem import Problem
+            from autokern.core.releases import Status
             from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
             from autokern.hooks.calibrate import calibrate
-            from autokern.hooks.install import Status, disable, enable, enabled, status
+            from autokern.hooks.install import disable, enable, enabled, status
             from autokern.runtime.api import Explanation, explain, op, profile
             from autokern.runtime.dispatch import stats, using
             from autokern.runtime.ranks import ranks

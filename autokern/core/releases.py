@@ -5,15 +5,43 @@ from __future__ import annotations
 import sys
 import warnings
 
+import msgspec
+
 from autokern.core.errors import AutokernWarning
 from autokern.core.recorded import table
 from autokern.core.versions import installed
 
-__all__ = ["summary", "versions", "warn"]
+__all__ = ["Status", "summary", "versions", "warn"]
 
 _FEW = 6
 """Names that a warning lists."""
 _warned = False
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What is on, and what is off; prints as text.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether hooks are installed.
+    versions : dict
+        The version of each library, and whether it is tested.
+    unknown : dict
+        Functions of the libraries that are not those of a tested release, each with what is wrong with it. Stock runs
+        where autokern relies on one of them.
+    """
+
+    enabled: bool
+    versions: dict[str, tuple[str, bool]]
+    unknown: dict[str, str]
+
+    def __str__(self) -> str:
+        versions = [
+            f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in self.versions.items()
+        ]
+        off = [f"stock runs where it relies on {name}, which {why}" for name, why in sorted(self.unknown.items())]
+        return "\n".join([f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}", *off])
 
 
 def versions() -> dict[str, tuple[str, bool]]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeVar, cast
 
-import msgspec
 import torch
 
 from autokern import hooks
@@ -24,6 +23,7 @@ from autokern.core import known, releases
 from autokern.core.known import relied
 from autokern.core.locks import Lock
 from autokern.core.recorded import is_ours, is_within
+from autokern.core.releases import Status
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
 from autokern.system import buffers, host, threads
@@ -31,7 +31,6 @@ from autokern.system import ranks as joining
 
 __all__ = [
     "Patch",
-    "Status",
     "disable",
     "enable",
     "enabled",
@@ -248,32 +247,6 @@ def _told(every: bool = False) -> bool:
     tested = all(tested for _, tested in releases.versions().values())
     known.warn(found := known.unknown(every or not tested))
     return bool(found)
-
-
-class Status(msgspec.Struct, frozen=True):
-    """What is on, and what is off; prints as text.
-
-    Parameters
-    ----------
-    enabled : bool
-        Whether hooks are installed.
-    versions : dict
-        The version of each library, and whether it is tested.
-    unknown : dict
-        Functions of the libraries that are not those of a tested release, each with what is wrong with it. Stock runs
-        where autokern relies on one of them.
-    """
-
-    enabled: bool
-    versions: dict[str, tuple[str, bool]]
-    unknown: dict[str, str]
-
-    def __str__(self) -> str:
-        versions = [
-            f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in self.versions.items()
-        ]
-        off = [f"stock runs where it relies on {name}, which {why}" for name, why in sorted(self.unknown.items())]
-        return "\n".join([f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}", *off])
 
 
 def status() -> Status:
