@@ -6,7 +6,6 @@ import copy
 import gc
 import pickle
 import sys
-import types
 import warnings
 from unittest import mock
 
@@ -509,14 +508,12 @@ def test_no_jump_above_800_rows():
         (4096, 4096, True, regimes.EXACT),
         (4096, 4097, True, regimes.ITERATIVE),
         (4096, 4097, False, regimes.ORDERED),
-        (800, 801, True, regimes.ITERATIVE),
+        (800, 801, True, regimes.ORDERED),
     ],
 )
 def test_a_threshold_that_the_user_set_is_an_order(limit, n, botorch, expected, monkeypatch):
-    monkeypatch.delitem(sys.modules, "botorch", raising=False)
-    if botorch:
-        monkeypatch.setitem(sys.modules, "botorch", types.ModuleType("botorch"))
-    with gpytorch.settings.max_cholesky_size(limit):
+    monkeypatch.setattr(linear_operator.settings.fast_computations.log_prob, "_default", not botorch)
+    with gpytorch.settings.max_cholesky_size(limit), gpytorch.settings.fast_computations(log_prob=True):
         assert regimes.regime(n) == expected
         with gpytorch.settings.fast_computations(log_prob=False):
             assert regimes.regime(n) == regimes.EXACT
