@@ -32,7 +32,7 @@ PERIODIC = Family(
     -0.5,
     exponential,
     decay,
-    (torch.exp,) * 5,
+    (exponential,) * 5,
     plain,
     slope_is_value=True,
     kernels=(PeriodicKernel, keops.PeriodicKernel),  # the same parameters in both

@@ -36,7 +36,7 @@ RBF = Family(
     -0.5,
     exponential,
     decay,
-    (torch.exp,) * 5,
+    (exponential,) * 5,
     plain,
     slope_is_value=True,
     kernels=(RBFKernel, keops.RBFKernel),

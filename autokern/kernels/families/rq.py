@@ -32,7 +32,7 @@ def _value(u: Any, alpha: Any) -> Any:
 
 
 def _first(u: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-    return -alpha * torch.exp(-(alpha + 1) * torch.log1p(u))
+    return -alpha * (-(alpha + 1) * u.log1p()).exp()
 
 
 def _epilogue(u: torch.Tensor, slope: torch.Tensor | None, alpha: torch.Tensor) -> torch.Tensor:
