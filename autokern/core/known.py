@@ -186,7 +186,8 @@ class _Look:
         for kind in (name for name in names if isinstance(name, type)):
             self._whole(kind)
         for name, found in (name for name in names if isinstance(name, tuple)):
-            self._itself(*name.split(":"), found)
+            module, _, qualified = name.partition(":")
+            self._itself(module, qualified, found)
         for name in sorted(name for name in names if isinstance(name, str)):
             module, _, qualified = name.partition(":")
             owner, _, last = qualified.rpartition(".")
@@ -253,11 +254,11 @@ class _Look:
         used["torch", "Tensor"].update(dir(tensor.__base__))  # which it inherits, unless somebody replaced them
         self.asked.append((len, vars(tensor)))
         for function in self._functions:
-            module, names = function.__globals__.get("__name__", ""), _names(function.__code__)
+            module, found = function.__globals__.get("__name__", ""), _names(function.__code__)
             if module.partition(".")[0] in _LIBRARIES:
-                used.setdefault((module, ""), set()).update(names & _of_modules())
+                used.setdefault((module, ""), set()).update(found & _of_modules())
             for place in _TORCH:
-                used[place].update(names)
+                used[place].update(found)
         for (module, owner), names in used.items():
             holder = sys.modules[module]
             space = vars(getattr(holder, owner) if owner else holder)

@@ -105,7 +105,8 @@ def _assigned(holder: Any, prefix: str = "") -> Iterator[tuple[str, ast.Assign |
 def constants(module: str) -> dict[str, Any]:
     """Return other values of the constants of a module and its classes, by qualified name."""
     found = {name: node.value.value for name, node in _assigned(_parsed(module))}  # type: ignore[union-attr]
-    return {name: not value if type(value) is bool else value * FACTOR + 1 for name, value in found.items()}
+    others = {name: not value if type(value) is bool else value * FACTOR + 1 for name, value in found.items()}
+    return {name: value for name, value in others.items() if not name.startswith("SCIPY_")}  # another optimiser
 
 
 def revalued(module: str, name: str) -> Sources:

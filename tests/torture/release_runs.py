@@ -278,7 +278,8 @@ def verdict(change: Change, known: dict[str, Ran], folder: Path, ways: tuple[dic
         return Verdict("no effect")
     warned = ""
     for orders in ways:
-        found = in_fork(lambda orders=orders: _run(change, parts, True, orders))
+        # all parts, since a change while models live falls into the first of them
+        found = in_fork(lambda orders=orders: _run(change, change.parts, True, orders))
         if isinstance(found, Died):
             return Verdict("call crashes", f"ended with {found.status}")
         warned = warned or next(iter(found[2]), "")
