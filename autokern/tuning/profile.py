@@ -239,7 +239,8 @@ def decode(data: bytes) -> Profile:
     if schema > SCHEMA:
         raise NewerError(f"a newer autokern wrote it (schema {schema}, this one reads {SCHEMA}); upgrade autokern")
     if schema < SCHEMA or (claim and claim[1]):
-        raise ProfileError(f"an earlier autokern wrote it (schema {schema}, this one reads {SCHEMA}); measure again")
+        form = f"schema {schema}, this one reads {SCHEMA}" if schema < SCHEMA else "with a checksum, as none is now"
+        raise ProfileError(f"an earlier autokern wrote it ({form}); measure again")
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
