@@ -18,6 +18,7 @@ from support.matern import Model
 
 import autokern
 from autokern.runtime import dispatch
+from autokern.system.blas import one_thread
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -34,13 +35,18 @@ exec(
 import inspect
 import signal
 
+# modules that end call _dynamo back once it is imported; NumPy's array_equal takes any error for "not equal"
+_THEIRS = ("_dynamo", "numpy")
+
 def counter(last):
     count = 0
 
     def profile(frame, event, argument):
         nonlocal count
         code = frame.f_code
-        if "_dynamo" in code.co_filename:  # once it is imported, modules that end call it back, in stock too
+        if any(each in code.co_filename for each in _THEIRS):
+            return
+        if event == "c_call" and argument.__name__ in ("__exit__", "release"):  # a real signal waits for its end
             return
         generator = code.co_flags & inspect.CO_GENERATOR  # one that is let go is called, and runs no line
         if event == "c_call" or (event == "call" and not generator):
@@ -135,8 +141,10 @@ def test_an_alarm_reaches_the_user(work, alarm):
     calls, swallowed = run(work, 0), []
     for place in range(1, calls, max(1, calls // _PLACES)):
         try:
-            run(work, place)
+            reached = run(work, place) >= place
         except TimeoutError:
             continue
-        swallowed.append(place)
+        if reached:
+            swallowed.append(place)
     assert not swallowed
+    assert not one_thread._lock.entered()
