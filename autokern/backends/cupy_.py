@@ -18,8 +18,6 @@ from autokern.core.problem import Problem
 from autokern.ops.cholesky import CHOLESKY, with_ladder
 from autokern.ops.qr import QR, Pair, differentiable_qr
 
-__all__ = ["cholesky_by_cupy", "qr_by_cupy"]
-
 
 def _unsupported(problem: Problem) -> str | None:
     return None if problem.device == "cuda" else "CuPy needs data on a CUDA device"

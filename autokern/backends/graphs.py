@@ -22,8 +22,6 @@ import torch
 from autokern.core.locks import Lock
 from autokern.core.recovery import recoverable
 
-__all__ = ["allow", "forget", "recorded", "unavailable"]
-
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")
 _KEPT = 8

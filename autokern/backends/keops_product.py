@@ -23,8 +23,6 @@ from autokern.ops._shared import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system.keops import at_work, keops_problem
 
-__all__ = ["product", "unsupported"]
-
 _WIDTHS = (1, 4, 16, 64)
 """Compiled numbers of columns; others are padded with zeros, or split into groups of 64."""
 _MOST_DIMENSIONS = {"cpu": 200, "cuda": 100}

@@ -24,8 +24,6 @@ from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.ops.inv_quad_logdet import INV_QUAD_LOGDET, dense_and_diagonal
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 
-__all__ = ["in_lower_precision"]
-
 
 def in_lower_precision(
     kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, precision: str = ""

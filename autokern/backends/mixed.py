@@ -14,8 +14,6 @@ import torch
 from autokern.gp.factors import factorised, inverted
 from autokern.ops._quadratic_forms import Method, factorise
 
-__all__ = ["MIXED", "solved"]
-
 _ROUNDS = 40
 """The largest number of products."""
 _RESIDUAL = 1e-10

@@ -20,8 +20,6 @@ from autokern.kernels.parts import Parts
 from autokern.ops._factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
-__all__ = ["by_recording"]
-
 _MOST_BYTES = 2**23
 """Bytes of a matrix (1,000 points in float64) above which computing takes longer than launching."""
 

@@ -32,8 +32,6 @@ from autokern.ops._shared import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system import host, threads
 
-__all__ = ["by_xla", "product"]
-
 _BLOCK = {"cpu": 2**22, "cuda": 2**26}
 """Bytes of a block of rows, about."""
 _GPU_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")

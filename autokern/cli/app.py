@@ -8,8 +8,6 @@ import sys
 from autokern.cli import run
 from autokern.core.errors import AutokernError
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run the command line of this process; return its exit status: 0 fine, 1 a finding, 2 a usage error."""

@@ -19,8 +19,6 @@ from autokern.core.errors import AutokernError
 from autokern.core.units import duration, sized
 from autokern.system import load, threads
 
-__all__ = ["Comparison", "Run", "compare", "interval"]
-
 _LEAST, _CLOSE, _PART = 3, 0.03, 0.25
 """Pairs from which on the difference may be known: if its interval is this narrow, or this part of the difference."""
 _SHORT, _UNSTEADY = 1.0, 0.1

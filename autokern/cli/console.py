@@ -14,8 +14,6 @@ from typer.core import TyperGroup
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.units import legible
 
-__all__ = ["Json", "app", "document", "emit", "message"]
-
 SCHEMA = 2
 """Version of the JSON documents, as of profiles; fields may be added, and none is removed or changes its meaning."""
 

@@ -15,8 +15,6 @@ from autokern.core.units import sized
 from autokern.runtime.ranks import facts, timeout_of, unlike
 from autokern.system import host, ranks
 
-__all__ = ["Finding", "is_first", "of_plugins", "of_ranks", "seen"]
-
 _SLOW = 1e8
 """Bytes in a second below which a link is slow."""
 _met = True

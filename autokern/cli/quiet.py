@@ -17,8 +17,6 @@ from autokern.tuning.calibration import DTYPES
 from autokern.tuning.drawing import measurable
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, group_key
 
-__all__ = ["disturbed", "look", "verdict", "wait"]
-
 _SHARE, _LONGEST = 0.25, 60.0
 """Part of the budget, and most seconds, that waiting takes."""
 _LOOK, _STEP = 0.25, 1.0

@@ -20,11 +20,6 @@ from autokern.core.decision import Decision
 from autokern.core.problem import Problem
 from autokern.core.units import duration, legible
 
-__all__ = [
-    "Table", "candidates", "counted", "decisions", "findings", "of_known", "ops", "show", "stats", "thresholds",
-    "winners",
-]  # fmt: skip
-
 _GAIN, _LOSS = 1.05, 0.95
 _LEAST_ROOM, _LONG_WORD = 14, 40
 """Characters for the last column below which rows are sentences, unless a longer word asks for more; and most of it."""

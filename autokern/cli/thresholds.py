@@ -18,8 +18,6 @@ from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
 from autokern.tuning.profile import Crossover, Profile, Trial, key_of
 
-__all__ = ["Line", "crossovers", "lines"]
-
 _TIE = 0.05  # log ratio within which stock wins, or the winner at the size below
 _MOST = 24  # kinds of problems of an op that are shown, those with the most trials
 _LEAST = 3  # trials of a kind below which nothing is shown of it

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["in_float64", "itself", "rebuilt", "tensors_in"]
-
 
 @functools.singledispatch
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

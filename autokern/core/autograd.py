@@ -14,21 +14,6 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd import forward_ad
 
-__all__ = [
-    "SPENT",
-    "Lent",
-    "Unsaved",
-    "computed",
-    "each_cotangent",
-    "has_duals",
-    "keeps_graph",
-    "plain_gradients",
-    "readable",
-    "spent_by_backward",
-    "times",
-    "version",
-]
-
 SPENT = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
     "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "

@@ -11,8 +11,6 @@ import functools
 import weakref
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Beside", "Weak"]
-
 Value = TypeVar("Value")
 _KEY = "_autokern_beside"
 

@@ -10,8 +10,6 @@ import msgspec
 from autokern.core.problem import Features, Problem
 from autokern.core.recovery import interrupted
 
-__all__ = ["ACCURACIES", "UNKNOWN", "WITHIN", "Candidate", "Derived", "Error", "Obeys", "Run", "nothing", "obedient"]
-
 ACCURACIES = ("same", "better", "approximate")
 
 Run = Callable[..., Any]

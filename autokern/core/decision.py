@@ -12,8 +12,6 @@ from autokern.core.shown import Shown
 from autokern.core.solved import Solved
 from autokern.core.units import duration, legible, sized
 
-__all__ = ["Cost", "Decision"]
-
 _ROUGHLY = 1.5
 """Spread of a margin from which on its digits mean nothing."""
 

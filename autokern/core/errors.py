@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "AutokernError",
-    "AutokernWarning",
-    "KeOpsError",
-    "MemoryBudgetError",
-    "ProfileError",
-    "RanksError",
-    "SettingsError",
-]
-
 
 class AutokernError(Exception):
     """Base of every error of autokern's own."""

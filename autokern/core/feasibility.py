@@ -6,8 +6,6 @@ from autokern.core.candidate import Candidate
 from autokern.core.op import Op
 from autokern.core.problem import Problem
 
-__all__ = ["Feasibility"]
-
 
 class Feasibility:
     """The table of one problem that a decision is made from: each entry is evaluated at most once, when first read.

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["definitions", "fingerprint", "of_function", "of_value"]
-
 _FUNCTION, _DOCUMENTED = 0x1, 0x4000000
 """Flags of code objects: of a function, and, from Python 3.13 on, of one that has a docstring as its first constant."""
 _SIMPLE = {bool, bytes, complex, float, int, str, type(None), type(...)}

@@ -19,8 +19,6 @@ from autokern.core.fingerprints import of_value
 from autokern.core.recorded import functions, is_of, is_ours, is_recorded, original, table
 from autokern.core.recovery import suppressed, uninterrupted
 
-__all__ = ["Relied", "admits", "full_name", "is_known", "leave_out", "relied", "trust", "unknown"]
-
 _MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
 _MISSING, _OTHER, _OVERRIDES = "is missing, or elsewhere", "is not that of a tested release", "overrides a base class"

@@ -12,8 +12,6 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Lock", "once"]
-
 _process = 0  # how many forks this process is away from the first one
 
 

@@ -21,14 +21,7 @@ from autokern.core.candidate import ACCURACIES, Candidate, Derived, Error, Obeys
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
 
-__all__ = [
-    "ACCURACIES",
-    "LEVELS",
-    "Candidate",
-    "Op",
-    "Run",
-    "inside",
-]
+__all__ = ["ACCURACIES", "LEVELS", "Candidate", "Op", "Run", "inside"]
 
 LEVELS = ("quick", "full")
 WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}

@@ -9,23 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Pairs",
-    "count",
-    "exclude",
-    "flag",
-    "force",
-    "one_of",
-    "one_path",
-    "parse_bytes",
-    "path",
-    "ranks",
-    "relative_error",
-    "seconds",
-    "threads",
-    "threshold",
-]
-
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.@\-]*")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

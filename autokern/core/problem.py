@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["SIZES", "Features", "Problem"]
-
 SIZES = ("m", "n", "d", "rhs", "batch")
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from autokern.core.fingerprints import definitions, of_function, of_value
 from autokern.core.recovery import suppressed
 
-__all__ = ["functions", "is_of", "is_ours", "is_recorded", "is_within", "original", "table"]
-
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 """The folder of the package, with the separator at its end."""
 _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")

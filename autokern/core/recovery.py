@@ -10,8 +10,6 @@ import traceback
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["caught", "interrupted", "recoverable", "suppressed", "uninterrupted"]
-
 Kind = TypeVar("Kind", bound=BaseException)
 
 _LIBRARIES = (

@@ -26,8 +26,6 @@ from autokern.core.recovery import interrupted
 if TYPE_CHECKING:
     from autokern.core.op import Op
 
-__all__ = ["GROUP", "Plugin", "add", "announce", "declare", "get", "known", "load", "plugins", "present", "registered"]
-
 GROUP = "autokern.candidates"
 
 _ops: dict[str, Op] = {}

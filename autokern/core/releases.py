@@ -11,8 +11,6 @@ from autokern.core.errors import AutokernWarning
 from autokern.core.recorded import table
 from autokern.core.versions import installed
 
-__all__ = ["Status", "summary", "versions", "warn"]
-
 _FEW = 6
 """Names that a warning lists."""
 _warned = False

@@ -16,8 +16,6 @@ import msgspec
 from autokern.core import parsers
 from autokern.core.errors import AutokernWarning, SettingsError
 
-__all__ = ["LEVELS_OF_ACCURACY", "ROWS", "Settings", "from_environment", "revised", "table"]
-
 LEVELS_OF_ACCURACY = ("same", "approximate")
 """Candidates within the bound of their op, or lower precision too."""
 

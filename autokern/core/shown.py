@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["Shown", "shown"]
-
 
 def shown(form: str, *given: Any) -> Any:
     """Return what a function of the command line's module of notebooks makes of a result."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-__all__ = ["Solved", "aside", "collecting", "is_watched", "joined", "note", "overall"]
-
 
 class Solved(msgspec.Struct, frozen=True):
     """How a system was solved, or the worst of several.

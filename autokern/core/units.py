@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["duration", "legible", "sized"]
-
 _PLAIN = {ord(one): other for one, other in zip("µ×–→✓•✗é₂⁰¹²³⁴⁵⁶⁷⁸⁹", "ux->+*!e20123456789", strict=True)} | {
     ord("…"): "...",
     ord("≤"): "<=",

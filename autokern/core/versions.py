@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 
-__all__ = ["__version__", "installed"]
-
 __version__ = "0.1.0"
 """Where the version is stated; the package's metadata read it here."""
 

@@ -15,8 +15,6 @@ from autokern.kernels.far import UNSEEN, reach, settled
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
-__all__ = ["Blocks", "Points", "bytes_on", "row_blocks"]
-
 _Rows = tuple[int, int]
 """First row of a block and the row after its last; its columns go from 0 up to its width."""
 _LAUNCHED = 2**26

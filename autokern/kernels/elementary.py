@@ -14,8 +14,6 @@ import torch
 
 from autokern.system import host
 
-__all__ = ["decay", "exp_", "root_"]
-
 _LOG2_E = math.log2(math.e)
 _TINY = 1e-30
 """Keeps the reciprocal root of zero finite."""

@@ -17,8 +17,6 @@ from autokern.kernels.family import family
 from autokern.kernels.far import centre_of
 from autokern.kernels.tree import Node, Tree
 
-__all__ = ["Embedded", "both", "embed", "key", "node_of", "parameters", "plain", "read"]
-
 
 class Embedded(NamedTuple):
     """A kernel with embedded points: tensors and a plain form."""

@@ -21,21 +21,6 @@ from gpytorch.kernels import Kernel
 from autokern.core.autograd import each_cotangent
 from autokern.core.known import Relied, relied
 
-__all__ = [
-    "DISTANCES",
-    "TINY",
-    "Family",
-    "Shape",
-    "Spare",
-    "by_lengthscale",
-    "families",
-    "family",
-    "family_of",
-    "is_known",
-    "known_family",
-    "of_unit_lengthscale",
-]
-
 TINY = 1e-30
 """Added under roots: quotients by a distance then stay finite where it is zero, and meet a zero difference."""
 

@@ -14,18 +14,6 @@ import torch
 
 from autokern.kernels.family import Family
 
-__all__ = [
-    "FAR",
-    "UNSEEN",
-    "Reach",
-    "are_numbers",
-    "centre_of",
-    "centred",
-    "reach",
-    "same_points",
-    "settled",
-]
-
 FAR = 1e-6
 """The rounding of k at no distance from which on products are taken in double precision.
 

@@ -22,8 +22,6 @@ from autokern.kernels.matrix import matrix
 from autokern.kernels.parts import Parts, apart
 from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, leaves
 
-__all__ = ["by_cdist", "compiled", "compiler_problem", "script_problem", "scripted", "vmapped"]
-
 
 def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     """Return the kernel matrix of single sets of points by torch.vmap over both; batch dimensions must be ones."""

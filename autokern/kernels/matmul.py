@@ -18,8 +18,6 @@ from autokern.kernels.parts import apart, flattened
 from autokern.kernels.tree import Tree
 from autokern.system import pages
 
-__all__ = ["Multiply", "gradients", "matmul", "matrix"]
-
 _NONE = torch.Size()
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
 """A product as `products.product` has it: tree, points of the columns, right-hand sides, plan."""

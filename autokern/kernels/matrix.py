@@ -23,8 +23,6 @@ from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 from autokern.system import pages
 
-__all__ = ["LAYOUTS", "block_bytes", "both", "matrix"]
-
 LAYOUTS = ("whole", "tiled")
 _CACHED = 2**21
 """A block of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""

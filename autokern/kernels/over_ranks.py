@@ -18,8 +18,6 @@ from autokern.kernels.tree import Node, Tree
 from autokern.system import ranks, thread_pool
 from autokern.system.ranks import Ranks
 
-__all__ = ["LEAST", "by_points", "gradients", "measure", "pays", "product", "seconds"]
-
 LEAST = 2**24
 """Elements of a matrix below which ranks share nothing: a product takes some milliseconds."""
 _MOST = 2.0

@@ -15,22 +15,6 @@ import torch
 
 from autokern.system.thread_pool import Member
 
-__all__ = [
-    "ALIGNED",
-    "Bounds",
-    "Pairs",
-    "Place",
-    "Plan",
-    "bounds",
-    "dealt",
-    "latin",
-    "round_robin",
-    "rounds",
-    "shares",
-    "tiles_of",
-    "usual",
-]
-
 Bounds = list[tuple[int, int]]
 Pairs = list[tuple[tuple[int, int], tuple[int, int]]]
 _SHARES = 16

@@ -10,8 +10,6 @@ import torch
 
 from autokern.kernels.tree import Node, Tree
 
-__all__ = ["Parts", "apart", "flattened"]
-
 
 class Parts(NamedTuple):
     """The form of a tree and its numbers of tensors, in their order; `columns` is None where points are the same."""

@@ -15,8 +15,6 @@ import torch
 
 from autokern.core.locks import Lock
 
-__all__ = ["EPS", "at_precision", "distances", "extended", "holds"]
-
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "tf32": 2.0**-11}
 """Relative rounding of the factors, by precision."""
 _STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16, "tf32": torch.float32}

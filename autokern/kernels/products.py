@@ -19,8 +19,6 @@ from autokern.kernels.tree import Tree, peeled
 from autokern.system import thread_pool
 from autokern.system.thread_pool import Member
 
-__all__ = ["filled", "gradients", "gradients_by", "gradients_from", "product"]
-
 
 def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
     return like.new_empty((tile + partition.ALIGNED) ** 2)

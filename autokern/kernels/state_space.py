@@ -13,8 +13,6 @@ import torch
 
 from autokern.kernels.tree import Node
 
-__all__ = ["Chain", "Leaf", "chain", "leaves_of"]
-
 _FEEDBACK = {
     "matern12": [[-1.0]],
     "matern32": [[0.0, 1.0], [-1.0, -2.0]],

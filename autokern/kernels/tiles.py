@@ -18,8 +18,6 @@ from autokern.kernels.partition import Place
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
 
-__all__ = ["Sides", "Tiles", "sides"]
-
 
 class Side(NamedTuple):
     """The points of one leaf on both sides, centred, with their squared norms.

@@ -19,22 +19,6 @@ from gpytorch.kernels.keops import KeOpsKernel
 from autokern.kernels.family import OWN, Family, family, family_of, is_known
 from autokern.kernels.far import centre_of, reach
 
-__all__ = [
-    "BRANCHES",
-    "Node",
-    "Tree",
-    "by_leaf",
-    "dense",
-    "diagonal",
-    "evaluated",
-    "family_name",
-    "form",
-    "key",
-    "leaves",
-    "peeled",
-    "read",
-]
-
 _MOST_DIFFERENCES = 2**24
 """Elements above which differences of all points are not formed."""
 BRANCHES = {AdditiveKernel: "sum", ProductKernel: "product"}

@@ -16,8 +16,6 @@ import torch
 from autokern.kernels.family import Family
 from autokern.kernels.tree import Node
 
-__all__ = ["Gradients", "Leaf", "Walk"]
-
 Place = TypeVar("Place")
 
 

@@ -24,8 +24,6 @@ if _given is None:  # child processes inherit what the import sets
 from autokern.core.locks import Lock  # noqa: E402
 from autokern.system import threads  # noqa: E402
 
-__all__ = ["look_again", "one_thread"]
-
 _WHAT = ("get", "set")
 Get = Callable[[], int]
 Put = Callable[[int], object]

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-__all__ = ["import_later", "is_asked"]
-
 _EXECUTED = ("autokern.__main__", "autokern.cli.commands")
 
 

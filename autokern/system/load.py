@@ -17,8 +17,6 @@ from typing import NamedTuple
 from autokern.core.recovery import suppressed, uninterrupted
 from autokern.system import cgroups
 
-__all__ = ["Load", "Snapshot", "Waited", "Watch", "snapshot"]
-
 _STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
 _LEAST = 0.08
 """Seconds below which ticks of 10 ms tell nothing about the cores."""

@@ -11,8 +11,6 @@ import sys
 
 from autokern.core.recovery import uninterrupted
 
-__all__ = ["apply"]
-
 _log = logging.getLogger("autokern")
 
 

@@ -26,8 +26,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 from autokern.core.errors import RanksError
 from autokern.system.witness import Witness
 
-__all__ = ["TIMEOUT", "Link", "Ranks", "active", "held", "is_job", "join", "use"]
-
 TIMEOUT = 300.0
 """Seconds after which a rank that does not answer ends the job, by default."""
 _NUMBERS = 10

@@ -10,8 +10,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["importing"]
-
 _BORN = 1000
 """Frozen objects of an interpreter that nobody has told to freeze: 375 in Python 3.12; whoever freezes has 4,000."""
 

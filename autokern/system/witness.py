@@ -9,8 +9,6 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-__all__ = ["Sign", "Witness"]
-
 _SLACK = 3.0
 """Intervals between two signs of life that are compared."""
 

@@ -28,8 +28,6 @@ from autokern.runtime import dispatch
 from autokern.system import host, memory_limit, threads
 from autokern.tuning.profile import Profile, Trial
 
-__all__ = ["of_profile", "of_program", "without_paths"]
-
 Page = dict[str, Any]
 Served = Sequence[tuple[Decision, int]]
 

@@ -13,8 +13,6 @@ from gpytorch.kernels import CosineKernel, Kernel, RBFKernel
 
 from autokern.kernels.family import TINY, Family
 
-__all__ = ["COSINE"]
-
 _SMALL = 1e-3
 """Below this the quotients of the second derivative lose their digits, and its series takes over."""
 

@@ -14,9 +14,6 @@ from gpytorch.kernels import Kernel, MaternKernel, keops
 from autokern.kernels.elementary import decay, root_
 from autokern.kernels.family import TINY, Family, Spare, of_unit_lengthscale
 
-__all__ = ["MATERN12", "MATERN32", "MATERN52"]
-
-
 _ZERO = 2e-15
 """Distances up to here are zero: there the slope of the Matérn 1/2 is infinite and meets a zero difference."""
 

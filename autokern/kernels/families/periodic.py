@@ -14,8 +14,6 @@ from gpytorch.kernels import Kernel, PeriodicKernel, keops
 from autokern.kernels.families.rbf import decay, exponential, plain
 from autokern.kernels.family import Family
 
-__all__ = ["PERIODIC"]
-
 
 def _embed(kernel: Kernel, x: torch.Tensor) -> torch.Tensor:
     angle = x * (2 * math.pi) / kernel.period_length

@@ -10,8 +10,6 @@ from gpytorch.kernels import Kernel, RBFKernel, keops
 from autokern.kernels.elementary import exp_
 from autokern.kernels.family import Family, of_unit_lengthscale
 
-__all__ = ["RBF", "decay", "exponential", "plain"]
-
 
 def exponential(u: Any) -> Any:
     """Return the exponential of u."""

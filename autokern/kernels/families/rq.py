@@ -13,8 +13,6 @@ from gpytorch.kernels import Kernel, RQKernel
 from autokern.kernels.elementary import exp_
 from autokern.kernels.family import Family, Shape
 
-__all__ = ["RQ"]
-
 
 def _read(kernel: Kernel) -> torch.Tensor:
     alpha: torch.Tensor = kernel.alpha
