@@ -1,6 +1,7 @@
 """Record releases of the libraries, after the suites passed on them: fingerprints of what autokern hooks or relies on.
 
     python calibration/record_release.py FOLDER_OR_WHEEL ...   adds releases to autokern/core/known.json
+    ... --without 'gpytorch.models.exact_*'                    leaves out modules on which hooks do not fit a release
     python calibration/record_release.py --check               says whether what is installed is recorded
 
 Sources are compiled, not imported, by every Python that is found (python3.10 to python3.19 on the PATH, those given by
@@ -164,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path, help="folders with installed libraries, or wheels")
     parser.add_argument("--python", action="append", default=[], help="another interpreter")
+    parser.add_argument("--without", action="append", default=[], metavar="MODULE", help="stays unknown: stock runs")
     parser.add_argument("--fresh", action="store_true", help="forget the releases that are recorded")
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()
@@ -177,7 +179,12 @@ def main() -> None:
         for library, texts in sorted(sources(path).items()):
             version = version_of(library, path)
             versions, marks = release(texts, [sys.executable] if asked.check else interpreters(asked.python))
-            added(table, library, version, marks)
+            fits = {
+                module: names
+                for module, names in marks.items()
+                if not any(fnmatch.fnmatchcase(module, pattern) for pattern in asked.without)
+            }
+            added(table, library, version, fits)
             table["python"] = sorted({*table["python"], *versions}, key=lambda text: int(text.partition(".")[2]))
             print(f"{library} {version}, Python {', '.join(sorted(versions))}")
     if not asked.check:
