@@ -11,7 +11,7 @@ import functools
 import torch
 
 from autokern.backends import graphs
-from autokern.core.autograd import each_cotangent
+from autokern.core.autograd import computed
 from autokern.core.problem import Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients
@@ -29,32 +29,6 @@ def _step(parts: Parts, wanted: tuple[bool, ...], *tensors: torch.Tensor) -> tor
     density, info, gradients = likelihood.at_once(parts, wanted, tensors)
     failed = info.amax().to(density.dtype) if info.dim() else info.to(density.dtype)
     return torch.cat([part.reshape(-1) for part in (failed, density, *gradients) if part is not None])
-
-
-class _Recorded(torch.autograd.Function):
-    """A density with precomputed gradients; second derivatives use the plain formula."""
-
-    @staticmethod
-    def forward(ctx, parts, told, *tensors):  # type: ignore[no-untyped-def]
-        batch = tensors[1].shape[:-1]
-        sizes = [t.numel() for t, want in zip(tensors, ctx.needs_input_grad[2:], strict=True) if want]
-        _, density, *gradients = told.split([1, batch.numel(), *sizes])
-        ctx.parts, ctx.gradients = parts, gradients
-        ctx.save_for_backward(*tensors)
-        return density.view(batch).clone()  # no view: callers work on it in place
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        wanted, tensors = ctx.needs_input_grad[2:], ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return None, None, *likelihood.plain(ctx.parts, tensors, wanted, grad)
-        if grad.dim():
-            scaled = iter([(part.view(len(grad), -1) * grad[:, None]).view(-1) for part in ctx.gradients])
-        else:
-            scaled = iter(torch._foreach_mul(ctx.gradients, grad))
-        found = [next(scaled).view(t.shape) if want else None for t, want in zip(tensors, wanted, strict=True)]
-        return None, None, *found
 
 
 def _unsupported(problem: Problem) -> str | None:
@@ -83,5 +57,13 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
         failed = bool(told[0])
     if failed:
         return likelihood.log_prob(tree, added, residual, psd_safe_cholesky)
-    out: torch.Tensor = _Recorded.apply(parts, told, *tensors)
+
+    def plain(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return likelihood.reference(parts.tree(rest), noise, residual)
+
+    batch = tensors[1].shape[:-1]
+    _, density, *flat = told.split([1, batch.numel(), *(t.numel() for t in tensors if t.requires_grad)])
+    left = iter(flat)
+    gradients = [next(left).view(t.shape) if want else t for t, want in zip(tensors, wanted, strict=True)]
+    out = computed(density.view(batch).clone(), gradients, plain, saved=tensors)  # callers work on it in place
     return out if out.shape == shape else out.view(shape)

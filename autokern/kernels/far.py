@@ -61,11 +61,6 @@ def centre_of(x: torch.Tensor) -> torch.Tensor:
     return x.detach().mean(-2, keepdim=True) if x.shape[-2] else x.new_zeros(x.shape[-1])
 
 
-def centred(points: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-    """Return points less a centre in double precision."""
-    return points.double() - centre
-
-
 def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | None = None) -> torch.Tensor:
     """Return u without negative values from rounding, in place; a diagonal is 0, or NaN where its points are."""
     if diagonal is not None:

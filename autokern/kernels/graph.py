@@ -11,7 +11,7 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,14 +95,17 @@ def _is_far(tree: Tree, others: list[torch.Tensor] | None) -> bool:
     return any(reach(of, of.gamma, *own).far for (of, *_), own in zip(by_leaf(tree), norms, strict=True))
 
 
-def _arguments(
-    tree: Tree, others: list[torch.Tensor] | None, same: bool
-) -> tuple[Parts, list[torch.Tensor], torch.Tensor]:
-    """Return form, tensors, and the factor of distances: zero on the diagonal of equal points, else one."""
+def _applied(
+    make: Callable[[Parts, torch.dtype, bool], Callable[..., torch.Tensor]],
+    tree: Tree, others: list[torch.Tensor] | None, same: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Apply what `make` returns for a form, a dtype and whether points are the same; those too far take no formula."""
+    if _is_far(tree, others):
+        return matrix(tree, others, same)
     first = tree.points[0]
     off = 1 - torch.eye(first.shape[-2], dtype=first.dtype, device=first.device) if same else first.new_ones(())
     parts, tensors = apart(tree._replace(weights=[w[..., None, None] for w in tree.weights]), others)
-    return parts, tensors, off
+    return make(parts, first.dtype, same)(off, *tensors)
 
 
 @functools.cache
@@ -118,10 +121,7 @@ def compiled(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch
 
     Sizes are dynamic, but a size of one is a constant to the compiler.
     """
-    if _is_far(tree, others):
-        return matrix(tree, others, same)
-    parts, tensors, off = _arguments(tree, others, same)
-    return _compiled(parts, off.dtype, same)(off, *tensors)
+    return _applied(_compiled, tree, others, same)
 
 
 @functools.cache
@@ -138,24 +138,17 @@ def compiler_problem() -> str | None:
 @functools.cache
 def _scripted(parts: Parts) -> Callable[..., torch.Tensor]:
     """Trace a formula apart from all that the caller has switched on, which a trace would keep for ever."""
-    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), _without_autocast():
+    with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
         points = torch.eye(3, dtype=torch.float32, device="cpu")[:, :2]
         one = points.new_ones
         sets = [points] * parts.points + [points + 1] * (parts.columns or 0)
         arguments = (one(()), *sets, *[one(1, 1)] * (parts.shapes + parts.weights))
         traced: Any = torch.jit.trace(_formula(parts), arguments, check_trace=False)
     return traced
-
-
-@contextlib.contextmanager
-def _without_autocast() -> Iterator[None]:
-    """Switch autocast off for all kinds of devices that have it."""
-    with contextlib.ExitStack() as stack:
-        for device in ("cpu", "cuda", "mps", "xpu"):
-            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
 
 
 @functools.cache
@@ -166,7 +159,4 @@ def script_problem() -> str | None:
 
 def scripted(tree: Tree, others: list[torch.Tensor] | None, same: bool) -> torch.Tensor:
     """Return the kernel matrix by TorchScript."""
-    if _is_far(tree, others):
-        return matrix(tree, others, same)
-    parts, tensors, off = _arguments(tree, others, same)
-    return _scripted(parts)(off, *tensors)
+    return _applied(lambda parts, *_: _scripted(parts), tree, others, same)

@@ -99,11 +99,8 @@ class _Product(torch.autograd.Function):
         (parts, plan, shared), (rhs, *tensors) = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-
-            def times(rhs: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
-                return trees.dense(*parts.pair(own)) @ rhs
-
-            return None, None, None, *plain_gradients(times, (rhs, *tensors), wanted, grad)
+            plain = plain_gradients(lambda rhs, *own: parts.dense(*own) @ rhs, (rhs, *tensors), wanted, grad)
+            return None, None, None, *plain
         tree, others = parts.pair(tensors)
         found: list[Any] = [None] * len(tensors)
         by_rhs = None
@@ -134,11 +131,7 @@ class _Matrix(torch.autograd.Function):
         (parts, plan), tensors = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-
-            def dense(*own: torch.Tensor) -> torch.Tensor:
-                return trees.dense(*parts.pair(own))
-
-            return None, None, *plain_gradients(dense, tensors, wanted, grad)
+            return None, None, *plain_gradients(parts.dense, tensors, wanted, grad)
         tree, others = parts.pair(tensors)
         found = products.gradients_from(tree, others, grad, plan)
         return None, None, *_only(found, wanted)

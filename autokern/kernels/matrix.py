@@ -15,7 +15,6 @@ from gpytorch.kernels import Kernel
 
 from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels import embedded
-from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Points, bytes_on, row_blocks
 from autokern.kernels.far import same_points
 from autokern.kernels.parts import Parts, apart, flattened
@@ -170,11 +169,7 @@ class _Matrix(torch.autograd.Function):
         (parts, same, layout), (slope, *tensors) = ctx.fixed, ctx.saved_tensors
         wanted = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-
-            def dense(*own: torch.Tensor) -> torch.Tensor:
-                return trees.dense(*parts.pair(own))
-
-            return None, None, None, *plain_gradients(dense, tensors, wanted, grad)
+            return None, None, None, *plain_gradients(parts.dense, tensors, wanted, grad)
         if ctx.kept is None:
             found: Sequence[torch.Tensor | None] = _of_tree(_Blocks(parts, tensors, same), grad)
         else:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autokern.kernels.tree import Node, Tree
+from autokern.kernels.tree import Node, Tree, dense
 
 
 class Parts(NamedTuple):
@@ -34,6 +34,10 @@ class Parts(NamedTuple):
     def tree(self, tensors: Sequence[Any]) -> Tree:
         """Return tensors as a tree."""
         return self.pair(tensors)[0]
+
+    def dense(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Evaluate tensors by plain steps."""
+        return dense(*self.pair(tensors))
 
 
 def apart(tree: Tree, others: list[torch.Tensor] | None = None) -> tuple[Parts, list[torch.Tensor]]:

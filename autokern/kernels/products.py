@@ -7,7 +7,8 @@ two threads ever add to the same numbers, and every sum is taken in one order (`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -19,14 +20,11 @@ from autokern.kernels.tree import Tree, peeled
 from autokern.system import thread_pool
 from autokern.system.thread_pool import Member
 
+_OnTile = Callable[[Place, torch.Tensor], None]
+
 
 def _buffer(like: torch.Tensor, tile: int) -> torch.Tensor:
     return like.new_empty((tile + partition.ALIGNED) ** 2)
-
-
-def _workspaces(known: Sides, like: torch.Tensor, plan: Plan, members: int) -> list[tuple[Tiles, torch.Tensor]]:
-    """Return tiles and a buffer for each member, made beforehand: starting threads wait long for the interpreter."""
-    return [(Tiles(known), _buffer(like, plan.tile)) for _ in range(members)]
 
 
 def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
@@ -34,52 +32,64 @@ def _tile(memory: torch.Tensor, at: Place) -> torch.Tensor:
     return memory[: rows * columns].view(rows, columns)
 
 
-def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``; every member has its own columns."""
-    n, m = known.shape
-    members = thread_pool.size(vt.device)
-    rows, columns = partition.bounds(n, plan.tile, 1), partition.bounds(m, plan.tile, members)
-    members = min(members, len(columns))
-    out, workspaces = vt.new_zeros(vt.shape[0], m), _workspaces(known, vt, plan, members)
+def _each_tile(
+    known: Sides,
+    like: torch.Tensor,
+    plan: Plan,
+    members: int,
+    places: Callable[[Member], Iterator[Place]],
+    add: _OnTile,
+) -> None:
+    """Evaluate the tiles that each member has, and hand them to `add`."""
+    # made beforehand, since threads that start wait long for the interpreter
+    workspaces = [(Tiles(known), _buffer(like, plan.tile)) for _ in range(members)]
 
     def work(member: Member) -> None:
         tiles, memory = workspaces[member.number]
-        for left, right in columns[member.number :: member.count]:
-            total = out[:, left:right]
-            for top, bottom in rows:
-                member.check()
-                at = Place(top, bottom, left, right)
-                k = _tile(memory, at)
-                tiles.fill(at, k)
-                total.addmm_(vt[:, top:bottom], k)
+        for at in places(member):
+            k = _tile(memory, at)
+            tiles.fill(at, k)
+            add(at, k)
 
     thread_pool.run(work, members)
+
+
+def _in_stripes(known: Sides, like: torch.Tensor, plan: Plan, by_rows: bool, add: _OnTile) -> None:
+    """Hand all tiles to `add`; every member has its own rows, or its own columns."""
+    members = thread_pool.size(like.device)
+    own, others = known.shape if by_rows else known.shape[::-1]
+    stripes, across = partition.bounds(own, plan.tile, members), partition.bounds(others, plan.tile, 1)
+
+    def places(member: Member) -> Iterator[Place]:
+        for stripe, other in itertools.product(stripes[member.number :: member.count], across):
+            member.check()
+            yield Place(*stripe, *other) if by_rows else Place(*other, *stripe)
+
+    _each_tile(known, like, plan, min(members, len(stripes)), places, add)
+
+
+def _from_left(known: Sides, vt: torch.Tensor, plan: Plan) -> torch.Tensor:
+    """Return ``vt K`` for ``vt`` of shape ``(t, n)``: shape ``(t, m)``."""
+    out = vt.new_zeros(vt.shape[0], known.shape[1])
+
+    def add(at: Place, k: torch.Tensor) -> None:
+        out[:, at.left : at.right].addmm_(vt[:, at.top : at.bottom], k)
+
+    _in_stripes(known, vt, plan, False, add)
     return out
 
 
 def _by_columns(known: Sides, v: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``K v`` for ``v`` of shape ``(m, t)``, laid out in columns and padded: shape ``(n, t)``."""
-    n, m = known.shape
-    members = thread_pool.size(v.device)
-    rows, columns = partition.bounds(n, plan.tile, members), partition.bounds(m, plan.tile, 1)
-    t = v.shape[1]
+    (n, m), t = known.shape, v.shape[1]
     wide = v.new_zeros(m, -(-t // partition.ALIGNED) * partition.ALIGNED)
     wide[:, :t] = v
-    members = min(members, len(rows))
-    out, workspaces = v.new_zeros(n, wide.shape[1]), _workspaces(known, v, plan, members)
+    out = v.new_zeros(n, wide.shape[1])
 
-    def work(member: Member) -> None:
-        tiles, memory = workspaces[member.number]
-        for top, bottom in rows[member.number :: member.count]:
-            total = out[top:bottom]
-            for left, right in columns:
-                member.check()
-                at = Place(top, bottom, left, right)
-                k = _tile(memory, at)
-                tiles.fill(at, k)
-                total.addmm_(k, wide[left:right])
+    def add(at: Place, k: torch.Tensor) -> None:
+        out[at.top : at.bottom].addmm_(k, wide[at.left : at.right])
 
-    thread_pool.run(work, members)
+    _in_stripes(known, v, plan, True, add)
     return out[:, :t]
 
 
@@ -96,16 +106,11 @@ def _symmetric(known: Sides, vt: torch.Tensor, plan: Plan, only: list[Pairs] | N
     members = thread_pool.size(vt.device)
     rounds = partition.rounds(*known.shape, known.same, plan.tile, members) if only is None else only
     out = torch.zeros_like(vt)
-    workspaces = _workspaces(known, vt, plan, members)
 
-    def work(member: Member) -> None:
-        tiles, memory = workspaces[member.number]
-        for at in partition.tiles_of(rounds, plan.tile, known.same, member):
-            k = _tile(memory, at)
-            tiles.fill(at, k)
-            _multiply(known, at, vt, k, out)
+    def places(member: Member) -> Iterator[Place]:
+        return partition.tiles_of(rounds, plan.tile, known.same, member)
 
-    thread_pool.run(work, members)
+    _each_tile(known, vt, plan, members, places, lambda at, k: _multiply(known, at, vt, k, out))
     return out
 
 
@@ -128,9 +133,6 @@ def product(
             swapped = sides(inner._replace(points=others), inner.points, precision=plan.precision)
             out = _from_left(swapped, rhs.mT.contiguous(), plan).mT
     return (out if scale is None else out * scale).contiguous()
-
-
-_OnTile = Callable[[Place, torch.Tensor], None]
 
 
 def _gradients(

@@ -13,7 +13,7 @@ import torch
 
 from autokern.kernels import precision as narrow
 from autokern.kernels.family import Family
-from autokern.kernels.far import Reach, centred, reach, settled
+from autokern.kernels.far import Reach, reach, settled
 from autokern.kernels.partition import Place
 from autokern.kernels.tree import Tree, by_leaf
 from autokern.kernels.walk import Walk
@@ -59,8 +59,8 @@ def sides(tree: Tree, others: list[torch.Tensor] | None, graph: bool = False, pr
         norms = [torch.linalg.vecdot(p, p) for p in ((first,) if others is None else (first, second))]
         seen = reach(of, of.gamma, *norms)
         if seen.far and not precision:
-            first = centred(z, centre)
-            second = first if others is None else centred(others[index], centre)
+            first = z.double() - centre
+            second = first if others is None else others[index].double() - centre
         found.append(_side(of, first, second, seen, graph, precision))
     return Sides(tree, found, others is None)
 
