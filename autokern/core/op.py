@@ -128,10 +128,6 @@ class Op(abc.ABC):
         """Return a problem that there is, near to one of random sizes: points in a structure are not of any number."""
         return problem
 
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        """Return further coordinates for interpolation, in octaves, where sizes alone do not tell problems apart."""
-        return ()
-
     def canonical(self, out: Any) -> Any:
         """Return a result in the form that the contract makes unique (signs of a QR), to compare gradients by."""
         return out
@@ -246,8 +242,5 @@ class Op(abc.ABC):
         return [c for c in self.candidates if c.why_not(problem) is None]
 
     def coordinates(self, problem: Problem) -> tuple[float, ...]:
-        """Sizes in octaves and the op's extra features: the place of a problem for interpolation."""
-        return (
-            *(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES),
-            *self.extra_features(problem),
-        )
+        """Sizes in octaves: the place of a problem among those that were measured."""
+        return tuple(WEIGHTS[size] * math.log2(1 + getattr(problem, size)) for size in SIZES)

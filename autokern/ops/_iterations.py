@@ -29,7 +29,6 @@ __all__ = [
     "as_own_iterations",
     "counted",
     "exact_up_to",
-    "is_preconditioned",
     "or_iterate",
     "to_a_residual",
 ]
@@ -38,9 +37,6 @@ _MAY_COST = 1.3
 """Times of stock's time that exact gradients may take at least, where stock's are loose."""
 _OF_FAMILY, _FORMLESS = 12.0, 8.0
 """What the rest of a step takes, in products: of each family where the matrix is formed, and where it is not."""
-
-_PRECONDITIONED = 2000
-"""The library's default of `min_preconditioning_size`."""
 
 
 class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,11 +55,6 @@ def counted() -> Counted:
     """Return what the package ships."""
     text = importlib.resources.files("autokern.ops").joinpath("iterations.json").read_bytes()
     return msgspec.json.decode(text, type=Counted)
-
-
-def is_preconditioned(problem: Problem) -> bool:
-    """Whether the library makes a preconditioner, as it does by default from so many points on."""
-    return iterates(problem) and problem.n >= _PRECONDITIONED
 
 
 def _usual(n: int) -> float:

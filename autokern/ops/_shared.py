@@ -22,8 +22,6 @@ CG_ITERATIONS = 11
 """The least number of iterations of the library's conjugate gradients; `_iterations` has those of real densities."""
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
-PAGED = 2**25
-"""Bytes above which the C library maps fresh memory for every matrix, so that page faults dominate."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -235,13 +233,3 @@ def families(problem: Problem) -> list[str]:
 def of_trees(problem: Problem) -> str | None:
     """Return why a candidate that reads a kernel's tree cannot serve a problem."""
     return None if all(known_family(name) for name in families(problem)) else "for stationary kernels"
-
-
-def is_paged(problem: Problem) -> bool:
-    """Whether every matrix of the problem's size is fresh memory, fetched page by page."""
-    return problem.batch * problem.m * problem.n * problem.itemsize > PAGED
-
-
-def regime_features(problem: Problem) -> tuple[float, ...]:
-    """Return coordinates that separate conjugate gradients from Cholesky, and kept memory from fresh pages."""
-    return (6.0 if iterates(problem) else 0.0, 1.5 * is_paged(problem))

@@ -32,7 +32,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
 from autokern.ops import _factorised, _large, _state_space
 from autokern.ops._factorised import arrays_unsupported, in_place
-from autokern.ops._iterations import Iterated, exact_up_to, is_preconditioned
+from autokern.ops._iterations import Iterated, exact_up_to
 from autokern.ops._models import kernel_of, points_of
 from autokern.ops._shared import (
     CG_ITERATIONS,
@@ -48,7 +48,6 @@ from autokern.ops._shared import (
     needs_few,
     of_trees,
     random_matrix,
-    regime_features,
 )
 
 __all__ = ["EXACT_LOG_PROB", "stock"]
@@ -191,9 +190,6 @@ class _ExactLogProb(Iterated, Op):
 
     def memory(self, problem: Problem) -> int:
         return in_place(1.03, 1.0)(problem)
-
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        return (*regime_features(problem.replace(m=problem.n)), 0.5 * is_preconditioned(problem))
 
     def default_candidate(self, problem: Problem) -> str:
         """What structure allows; arrays for small models; one function at sizes where all hosts gained by it."""

@@ -155,9 +155,6 @@ class _Fantasy(Loose, Op):
     def memory(self, problem: Problem) -> int:
         return (3 * problem.n**2 + 4 * problem.batch * problem.rhs * problem.m * problem.n) * problem.itemsize + 2**22
 
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        return (6.0 if iterates(problem) else 0.0,)
-
     def canonical(self, out: Any) -> Any:
         return out[0]
 

@@ -45,7 +45,6 @@ from autokern.ops._shared import (
     on_other_devices,
     positive_definite,
     random_matrix,
-    regime_features,
     with_one_thread,
 )
 
@@ -205,9 +204,6 @@ class _InvQuadLogdet(Iterated, Op):
 
     def memory(self, problem: Problem) -> int:
         return _memory_of(1.1)(problem)
-
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        return regime_features(problem)
 
     def rest(self, problem: Problem, candidate: Candidate) -> float:
         """Return what the backward pass takes, in products."""

@@ -34,7 +34,6 @@ from autokern.ops._shared import (
     EPS,
     families,
     is_ours,
-    is_paged,
     matrix_problem,
     needs_few,
     on_other_devices,
@@ -141,9 +140,6 @@ class _KernelMatmul(Op):
 
     def memory(self, problem: Problem) -> int:
         return in_matrices(2)(problem)
-
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        return (1.5 * is_paged(problem),)
 
     def default_candidate(self, problem: Problem) -> str:
         if problem.m * problem.n < _MANY or needs_few(problem) is not None:

@@ -33,7 +33,6 @@ from autokern.ops._shared import (
     EPS,
     families,
     is_ours,
-    is_paged,
     matrix_problem,
     on_other_devices,
     random_matrix,
@@ -139,10 +138,6 @@ class _KernelMatrix(Op):
 
     def memory(self, problem: Problem) -> int:
         return (_batched if problem.batch > 1 else _single)(problem)
-
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        """Above 32 MiB the C library maps fresh memory for every result, and page faults decide."""
-        return (2.0 * is_paged(problem),)
 
 
 KERNEL_MATRIX = _KernelMatrix()

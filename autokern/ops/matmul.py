@@ -91,12 +91,6 @@ class _Matmul(Op):
         """The product, and a copy of the right-hand sides."""
         return _memory_of(problem, problem.rhs)
 
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        """Remainders of the columns by 4, 8, 12 and 16 (a BLAS computes them slowly), layout and batch."""
-        t = problem.rhs
-        aligned = tuple(1.5 if t % width else 0.0 for width in (4, 8, 12, 16))
-        return (*aligned, 4.0 if problem.variant == "columns" else 0.0, 1.5 if problem.batch > 1 else 0.0)
-
 
 MATMUL = _Matmul()
 

@@ -131,10 +131,6 @@ class _PinverseRoot(Op):
     def memory(self, problem: Problem) -> int:
         return 4 * problem.batch * problem.m * problem.n * problem.itemsize
 
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        """General roots need a QR, the others a triangular solve: one says little about the other."""
-        return (6.0 if problem.variant == "general" else 0.0,)
-
 
 PINVERSE_ROOT = _PinverseRoot()
 

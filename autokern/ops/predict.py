@@ -33,7 +33,7 @@ from autokern.ops import _by_factor, _state_space
 from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
-from autokern.ops._shared import EPS, PAGED, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
 __all__ = ["PREDICT"]
 
@@ -174,11 +174,6 @@ class _Predict(Loose, Op):
 
     def memory(self, problem: Problem) -> int:
         return _by_factor.memory_of(0, 2, 1)(problem)
-
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        """What stock does when it iterates says nothing of solving; large joint matrices are paged memory."""
-        joint = problem.batch * problem.m**2 * problem.itemsize > PAGED
-        return (6.0 if iterates(problem) else 0.0, 1.0 if is_fast(problem) else 0.0, 1.5 if joint else 0.0)
 
     def materialize(self, out: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and variances; of few points, the joint covariance is formed, as acquisition functions do."""

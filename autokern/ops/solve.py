@@ -42,7 +42,6 @@ from autokern.ops._shared import (
     matrix_problem,
     positive_definite,
     random_matrix,
-    regime_features,
 )
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_unstructured
 from autokern.system import buffers, pages
@@ -126,9 +125,6 @@ class _Solve(Iterated, Op):
     def memory(self, problem: Problem) -> int:
         """A factor in place of a copy of the sum; two sums of parts may be there."""
         return int(problem.batch * (2.1 * problem.n**2 + 3 * problem.n * problem.rhs) * problem.itemsize)
-
-    def extra_features(self, problem: Problem) -> tuple[float, ...]:
-        return regime_features(problem)
 
     def rest(self, problem: Problem, candidate: Candidate) -> float:
         """Nothing beside its products."""

@@ -107,10 +107,9 @@ def test_feasible(double):
     assert [c.name for c in double.feasible(Problem(op="double"))] == ["stock"]
 
 
-def test_coordinates_are_octaves_and_the_extra_features_of_the_op(make_op):
-    made = make_op("extra", extra_features=lambda problem: (5.0,))
-    assert made.coordinates(Problem(op="extra", m=3, n=7, batch=1)) == (
-        2 * WEIGHTS["m"], 3 * WEIGHTS["n"], 0.0, 0.0, WEIGHTS["batch"], 5.0,
+def test_coordinates_are_octaves(double):
+    assert double.coordinates(Problem(op="double", m=3, n=7, batch=1)) == (
+        2 * WEIGHTS["m"], 3 * WEIGHTS["n"], 0.0, 0.0, WEIGHTS["batch"],
     )  # fmt: skip
     assert set(WEIGHTS) == set(SIZES)
 
