@@ -23,8 +23,6 @@ _LEAST, _CLOSE, _PART = 3, 0.03, 0.25
 """Pairs from which on the difference may be known: if its interval is this narrow, or this part of the difference."""
 _SHORT, _UNSTEADY = 1.0, 0.1
 """Seconds below which a program is mostly its start, and the spread of times above which they are not steady."""
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09)
-"""97.5 % quantiles of Student's distribution, by degrees of freedom from 1 on."""
 _SERVED_NONE = "autokern served no call"
 _LAUNCH = """
 import os, sys, time
@@ -83,12 +81,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of ratios and its 95 % interval."""
+    from scipy.special import stdtrit  # only now: help imports no library
+
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
     if len(logs) < 2:
         return math.exp(middle), 0.0, math.inf
-    quantile = _T[min(len(logs) - 1, len(_T)) - 1]
-    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = float(stdtrit(len(logs) - 1, 0.975)) * statistics.stdev(logs) / math.sqrt(len(logs))  # by Student
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 

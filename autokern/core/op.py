@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from autokern.core import registry
-from autokern.core.candidate import ACCURACIES, Candidate, Derived, Error, Obeys, Run, nothing, obedient
+from autokern.core.candidate import ACCURACIES, Candidate, Error, Obeys, Run, nothing, obedient
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import SIZES, Features, Problem
 
@@ -170,47 +170,28 @@ class Op(abc.ABC):
         *,
         accuracy: str = "same",
         unsupported: Callable[[Problem], str | None] = nothing,
-        unavailable: Callable[[str], str | None] = nothing,
-        memory: Callable[[Problem], int] | None = None,
-        features: Callable[[Problem], Features] | None = None,
-        compiles: bool = False,
-        threads: int = 0,
-        parts: bool = False,
-        as_stock: bool = False,
-        derived: Derived | None = None,
-        error: Callable[[Problem], Error | None] = nothing,
         obeys: Obeys = nothing,
+        **fields: Any,
     ) -> Callable[[Run], Run]:
         """Return a decorator that registers a function as a candidate; the first one must be ``stock``.
 
-        `Candidate` says what the arguments are. `obeys` says whether the candidate obeys a value of a setting of the
-        libraries, by its name, for a problem; one that does not cannot serve where the user changed it.
+        `Candidate` says what the arguments are, and what further ones there may be; memory and features are the op's
+        by default. `obeys` says whether the candidate obeys a value of a setting of the libraries, by its name, for a
+        problem; one that does not cannot serve where the user changed it.
         """
+        is_stock = name == "stock"
         if accuracy not in ACCURACIES:
             raise AutokernError(f"{self.name}.{name}: accuracy {accuracy!r} is none of {', '.join(ACCURACIES)}")
-        if any(there.name == name for there in self.listed) or (not self.listed) != (name == "stock"):
+        if any(there.name == name for there in self.listed) or (not self.listed) != is_stock:
             raise AutokernError(f"{self.name}.{name}: registered twice, or not after 'stock'")
 
         def register(run: Run) -> Run:
-            summary = (run.__doc__ or "").strip().partition("\n")[0]
-            self.listed.append(
-                Candidate(
-                    name=name,
-                    run=run,
-                    accuracy=accuracy,
-                    unsupported=unsupported if name == "stock" else obedient(unsupported, obeys),
-                    unavailable=unavailable,
-                    memory=memory or self.memory,
-                    features=features or self.features,
-                    compiles=compiles,
-                    threads=threads,
-                    parts=parts or (self.composite and name == "stock"),
-                    as_stock=as_stock or name == "stock",
-                    derived=derived,
-                    error=error,
-                    summary=summary,
-                )
-            )
+            given = {"memory": self.memory, "features": self.features, **fields}
+            given["summary"] = (run.__doc__ or "").strip().partition("\n")[0]
+            if is_stock:
+                given |= {"as_stock": True, "parts": self.composite}
+            why = unsupported if is_stock else obedient(unsupported, obeys)
+            self.listed.append(Candidate(name, run, accuracy, why, **given))
             return run
 
         return register

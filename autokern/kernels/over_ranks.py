@@ -79,6 +79,12 @@ def _own(n: int, here: Ranks) -> slice:
     return slice(min(n, edges[0]), n if here.rank + 1 == here.size else min(n, edges[1]))
 
 
+def _stretches(n: int, m: int, here: Ranks) -> tuple[slice, slice] | None:
+    """Return this rank's stretch of the longer side and all of the other, as rows and columns; None if it is empty."""
+    rows, columns = (_own(n, here), slice(0, m)) if n >= m else (slice(0, n), _own(m, here))
+    return (rows, columns) if rows.start < rows.stop and columns.start < columns.stop else None
+
+
 def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Return ``K rhs``, with arguments and result of `products.product`."""
     n, t = tree.points[0].shape[-2], rhs.shape[-1]
@@ -93,14 +99,9 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
         if others is None:
             only = partition.dealt(n, plan.tile, thread_pool.size(rhs.device), here.size, here.rank)
             whole.copy_(products.product(tree, None, rhs, plan, only))
-        elif n >= m:
-            rows = _own(n, here)
-            if rows.stop > rows.start:
-                whole[rows] = products.product(tree.at(rows), others, rhs, plan)
-        else:
-            columns = _own(m, here)
-            if columns.stop > columns.start:
-                whole.copy_(products.product(tree, [z[columns] for z in others], rhs[columns], plan))
+        elif stretches := _stretches(n, m, here):
+            rows, columns = stretches
+            whole[rows] = products.product(tree.at(rows), [z[columns] for z in others], rhs[columns], plan)
 
     out = here.summed("product", (n, m, t, len(tree.points)), _data(tree, others, plan, rhs), rhs, n * t, work)
     return out.view(n, t)
@@ -129,19 +130,15 @@ def gradients(
             if not any(only):
                 return
             ours, own = products.gradients(tree, None, left, right, plan, want_rhs, only)
-        elif n >= m:
-            rows = _own(n, here)
-            if rows.start == rows.stop:
-                return
-            ours, own = products.gradients(tree.at(rows), others, left[rows], right, plan, want_rhs)
+        elif stretches := _stretches(n, m, here):
+            rows, columns = stretches
+            across = [z[columns] for z in others]
+            ours, own = products.gradients(tree.at(rows), across, left[rows], right[columns], plan, want_rhs)
             found[:points] = [total[rows] for total in found[:points]]
-        else:
-            columns = _own(m, here)
-            if columns.start == columns.stop:
-                return
-            ours, own = products.gradients(tree, [z[columns] for z in others], left, right[columns], plan, want_rhs)
             found[points : 2 * points] = [total[columns] for total in found[points : 2 * points]]
             last = last[columns] if last is not None else None
+        else:
+            return
         for total, one in zip(found, ours, strict=True):
             total.copy_(one.view_as(total))
         if last is not None and own is not None:
