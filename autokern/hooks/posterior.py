@@ -25,8 +25,6 @@ from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, SOLVE, regime
 from autokern.runtime.dispatch import route
 
-_MOST = 64
-"""Points of a set above which there is no gain."""
 _dispatch = route("posterior", looked=True)
 _known = Beside[Posterior]()
 """What was read of a model, by its prediction strategy."""
@@ -67,7 +65,7 @@ def _is_plain(x: Any) -> bool:
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return False
     plain = x.dtype is torch.float64 and x.layout is torch.strided and not x.is_meta
-    return plain and not x.is_neg() and not x._is_zerotensor() and x.dim() > 1 and x.shape[-2] <= _MOST
+    return plain and not x.is_neg() and not x._is_zerotensor() and x.dim() > 1
 
 
 def _asked(model: Any, x: torch.Tensor) -> bool:

@@ -803,7 +803,7 @@ def test_settings_that_ask_for_something_else_run_stock(name):
         close(*both(run, calls=0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("x", [torch.zeros(0, D, **F64), torch.zeros(65, D, **F64), torch.zeros(4, **F64)], ids=len)
+@pytest.mark.parametrize("x", [torch.zeros(0, D, **F64), torch.zeros(512, D, **F64), torch.zeros(4, **F64)], ids=len)
 def test_points_of_other_shapes_run_stock(x):
     def run():
         model = Regression(kernel=RBFKernel(active_dims=[0])) if x.dim() == 1 else Regression()
@@ -813,6 +813,19 @@ def test_points_of_other_shapes_run_stock(x):
             return [model.eval()(x).mean]
 
     close(*both(run, calls=0))
+
+
+@pytest.mark.parametrize("shape", [(150, D), (3, 70, D)], ids=str)
+def test_many_points_of_a_set_are_served(shape):
+    x = torch.rand(*shape, generator=torch.Generator().manual_seed(2), **F64)
+
+    def run():
+        found = Regression().eval()(x.requires_grad_())
+        (slopes,) = torch.autograd.grad(found.mean.sum() + found.variance.log().sum(), x)
+        return [found.mean.detach(), found.covariance_matrix.detach(), slopes]
+
+    with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+        close(*both(run))
 
 
 def test_views_that_negate_run_stock():
