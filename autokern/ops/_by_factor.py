@@ -18,20 +18,6 @@ from autokern.gp.lazy_covariance import Explains, PosteriorCovariance, by_blocks
 from autokern.ops._iterations import or_iterate
 from autokern.ops._shared import iterates
 
-__all__ = [
-    "Prediction",
-    "complete",
-    "explains",
-    "factor",
-    "features",
-    "is_fast",
-    "is_grown",
-    "memory_of",
-    "register",
-    "stock_features",
-    "stock_memory",
-]
-
 Prediction = tuple[torch.Tensor, LinearOperator]
 BLOCK = 1024
 """Test points of a block."""

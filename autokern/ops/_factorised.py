@@ -23,8 +23,6 @@ from autokern.ops._shared import (
 )
 from autokern.system.blas import one_thread
 
-__all__ = ["arrays_unsupported", "in_place", "register"]
-
 
 def in_place(single: float, batched: float) -> Callable[[Problem], int]:
     """Return the memory of so many matrices and of strips of rows, which do not grow; a batch is taken whole.

@@ -23,16 +23,6 @@ from autokern.core.problem import Problem
 from autokern.gp.systems import LONGEST, TOLERANCE
 from autokern.ops._shared import families, iterates
 
-__all__ = [
-    "Iterated",
-    "Loose",
-    "as_own_iterations",
-    "counted",
-    "exact_up_to",
-    "or_iterate",
-    "to_a_residual",
-]
-
 _MAY_COST = 1.3
 """Times of stock's time that exact gradients may take at least, where stock's are loose."""
 _OF_FAMILY, _FORMLESS = 12.0, 8.0

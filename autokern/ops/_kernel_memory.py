@@ -12,8 +12,6 @@ from autokern.kernels import matrix
 from autokern.kernels.family import known_family
 from autokern.ops._shared import families
 
-__all__ = ["by_family", "of_compiled", "of_differences", "of_each", "of_stock", "of_strips"]
-
 
 def by_family(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> Callable[[Problem], int]:
     """Return the memory of a candidate from the matrices that live at once at its peak, counted for each family."""

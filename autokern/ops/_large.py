@@ -25,8 +25,6 @@ from autokern.gp.systems import tolerance
 from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
 from autokern.ops._shared import families, iterates, of_trees
 
-__all__ = ["register"]
-
 _LEAST = 1000
 """Points below which other candidates take less time."""
 _PRODUCTS = 12

@@ -19,8 +19,6 @@ from autokern.core.problem import Problem
 from autokern.kernels import family
 from autokern.ops._shared import device_of, dtype_of, iterates, random_matrix
 
-__all__ = ["Trained", "kernel_of", "objective_model", "points_of", "prior_of", "trained"]
-
 
 def kernel_of(problem: Problem, generator: torch.Generator) -> Kernel:
     """Return a sum of scaled kernels of the families that a variant names first, with ARD unless it says `iso`."""

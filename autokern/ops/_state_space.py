@@ -20,8 +20,6 @@ from autokern.kernels import tree as trees
 from autokern.kernels.state_space import leaves_of
 from autokern.ops._shared import families
 
-__all__ = ["ENOUGH", "LINE", "prediction_word", "predicts", "register", "register_prediction", "unsupported", "word"]
-
 LINE = "line"
 """The word of a variant for a sum of Matérn kernels on many points of one dimension, of a single model."""
 ENOUGH = 400

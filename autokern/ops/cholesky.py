@@ -26,8 +26,6 @@ from autokern.ops._shared import (
 )
 from autokern.system import pages
 
-__all__ = ["CHOLESKY", "with_ladder"]
-
 _stock_cholesky = originals.psd_safe_cholesky
 Pair = tuple[torch.Tensor, torch.Tensor]
 

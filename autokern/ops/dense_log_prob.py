@@ -25,8 +25,6 @@ from autokern.ops._shared import EPS, density_error, is_ours, matrix_problem, po
 from autokern.ops.exact_log_prob import stock as _stock
 from autokern.system.blas import one_thread
 
-__all__ = ["DENSE_LOG_PROB"]
-
 _MOST = 1000
 """Points above which one thread is too few."""
 _SMALL = 150

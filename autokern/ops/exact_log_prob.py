@@ -50,8 +50,6 @@ from autokern.ops._shared import (
     random_matrix,
 )
 
-__all__ = ["EXACT_LOG_PROB", "stock"]
-
 _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500

@@ -30,8 +30,6 @@ from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
-__all__ = ["FANTASY"]
-
 _stock = originals.get_fantasy_strategy
 
 

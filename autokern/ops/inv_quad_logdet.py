@@ -48,8 +48,6 @@ from autokern.ops._shared import (
     with_one_thread,
 )
 
-__all__ = ["INV_QUAD_LOGDET", "dense_and_diagonal"]
-
 _stock = originals.inv_quad_logdet
 
 _SUMS = (SumLinearOperator, AddedDiagLinearOperator)

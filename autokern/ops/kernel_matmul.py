@@ -41,8 +41,6 @@ from autokern.ops._shared import (
 )
 from autokern.system import ranks
 
-__all__ = ["KERNEL_MATMUL"]
-
 _MANY = 2**18
 """Elements above which tiles are the default: stock makes several passes over all of them."""
 

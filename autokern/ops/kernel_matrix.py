@@ -38,8 +38,6 @@ from autokern.ops._shared import (
     random_matrix,
 )
 
-__all__ = ["KERNEL_MATRIX"]
-
 
 def _theta_wanted(kernel: Kernel) -> bool:
     return any(p.requires_grad for p in kernel.parameters())

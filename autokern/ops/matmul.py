@@ -18,8 +18,6 @@ from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.ops._shared import EPS, is_ours, matrix_problem, moved, on_other_devices, random_matrix
 
-__all__ = ["MATMUL"]
-
 _MOST_COLUMNS = 64
 
 

@@ -30,8 +30,6 @@ from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, LOW_RANK, families, is_small
 from autokern.system.blas import one_thread
 
-__all__ = ["OBJECTIVE"]
-
 _MOST = 1000
 """Points above which one thread is slower than the ops that stock consists of."""
 

@@ -25,8 +25,6 @@ from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_defin
 from autokern.ops.qr import cholesky_qr2
 from autokern.system import pages
 
-__all__ = ["PINVERSE_ROOT"]
-
 _stock_pinverse = originals.stable_pinverse
 _SINGULAR = 1e-6
 """Stock adds jitter where the diagonal of R is below this; the smallest singular value is a lower bound of it."""

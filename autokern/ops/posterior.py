@@ -26,8 +26,6 @@ from autokern.gp.posterior import Posterior
 from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, families, random_matrix
 
-__all__ = ["POSTERIOR"]
-
 _MOST = 2**22
 """Covariances between test and training points above which one thread is slower than torch."""
 _SMALL = 2**18

@@ -35,8 +35,6 @@ from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
 from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
-__all__ = ["PREDICT"]
-
 _stock = originals.exact_prediction
 _JOINT = 16
 """Test points whose joint covariance is read."""

@@ -25,8 +25,6 @@ from autokern.ops._shared import (
     random_matrix,
 )
 
-__all__ = ["QR", "Pair", "cholesky_qr2", "differentiable_qr"]
-
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

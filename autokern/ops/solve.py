@@ -46,8 +46,6 @@ from autokern.ops._shared import (
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_unstructured
 from autokern.system import buffers, pages
 
-__all__ = ["SOLVE"]
-
 _LEAST = 1000
 """Rows below which a factorisation takes less than iterations."""
 _COLUMNS = 72

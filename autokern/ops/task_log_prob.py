@@ -26,8 +26,6 @@ from autokern.gp import kronecker, originals
 from autokern.ops._shared import EPS, density_error, is_ours, matrix_problem, positive_definite, random_matrix
 from autokern.system.blas import one_thread
 
-__all__ = ["TASK_LOG_PROB"]
-
 _MOST = 1000
 """Points above which one thread is too few."""
 _MOST_TASKS = 32

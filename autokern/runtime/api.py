@@ -19,8 +19,6 @@ from autokern.core.units import legible
 from autokern.runtime import described, dispatch
 from autokern.tuning.profile import Profile
 
-__all__ = ["Explanation", "explain", "op", "problem", "profile"]
-
 
 def profile() -> Profile:
     """Return the profile in use: the measurements of this machine, or those that ``AUTOKERN_PROFILE`` names.

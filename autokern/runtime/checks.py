@@ -24,8 +24,6 @@ from autokern.system import memory_limit, randomness
 if TYPE_CHECKING:
     from autokern.runtime.session import Session
 
-__all__ = ["check", "checked", "schedule"]
-
 _log = logging.getLogger("autokern")
 
 

@@ -14,8 +14,6 @@ from autokern.gp.library_orders import ROWS
 from autokern.kernels.family import families
 from autokern.ops._state_space import LINE
 
-__all__ = ["known", "variant", "words"]
-
 _ORDERS = [row.name for row in ROWS]
 _GRADS = {"a", "rhs", "theta", "x"}
 

@@ -30,11 +30,6 @@ from autokern.runtime.overlay import current as _current
 from autokern.runtime.session import Session
 from autokern.system import memory_limit, ranks
 
-__all__ = [
-    "Session", "bypassed", "decisions", "explain", "forced", "reset", "route", "session", "stats", "transformed",
-    "using",
-]  # fmt: skip
-
 _compiling: Callable[[], bool] = torch.compiler.is_compiling
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 _transforming: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack

@@ -29,8 +29,6 @@ from autokern.tuning.profile import Profile, dated, group_key
 if TYPE_CHECKING:
     from autokern.runtime.session import Session
 
-__all__ = ["FirstUse"]
-
 _PATIENCE = 24 * 3600.0  # seconds until an op is tried again whose calibration measured nothing in its time
 _SHARE = 0.35  # of the budget that one op may take at its first use
 _OF_PROGRAM = 0.05  # share of the time since the first call of any op that measuring may take

@@ -16,8 +16,6 @@ from autokern.runtime.overlay import current
 if TYPE_CHECKING:
     from autokern.runtime.session import Session
 
-__all__ = ["Floor", "of", "publish"]
-
 _traced = torch.compiler.is_dynamo_compiling
 _ordered = current.get
 _plain = torch.Tensor

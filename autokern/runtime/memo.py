@@ -22,8 +22,6 @@ from autokern.core.settings import Settings
 from autokern.core.solved import Solved, collecting, joined
 from autokern.system import memory_limit
 
-__all__ = ["NEVER", "Entry", "LargeEntry", "Memo", "Served", "Shared", "counted", "is_large", "served", "stock_entry"]
-
 NEVER = sys.maxsize
 """A number of calls that no key reaches."""
 _keeping = Lock()

@@ -15,8 +15,6 @@ from autokern.core import registry
 from autokern.core.errors import AutokernWarning, SettingsError
 from autokern.core.settings import Settings
 
-__all__ = ["checked"]
-
 _REMOVED = (
     ("eigh", "*"), ("solve_triangular", "*"), ("cholesky_inverse", "*"), ("qr", "looped"), ("*", "*@[248]"),
     ("*", "*@16"), ("exact_log_prob", "recursive"), ("inv_quad_logdet", "recursive"), ("kernel_matrix", "symmetric"),

@@ -10,8 +10,6 @@ from autokern.core import solved
 from autokern.core.settings import Settings
 from autokern.runtime.memo import Memo
 
-__all__ = ["Overlay", "apart", "current"]
-
 
 class Overlay:
     """The settings of one block, with a memo of its own, inside of another block or of none."""

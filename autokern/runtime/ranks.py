@@ -18,10 +18,9 @@ from autokern.core.registry import registered
 from autokern.core.settings import Settings
 from autokern.core.versions import __version__
 from autokern.runtime import dispatch
+from autokern.runtime.session import Session
 from autokern.system import host, randomness
 from autokern.system import ranks as system
-
-__all__ = ["begin", "end", "facts", "ranks", "timeout_of", "unlike"]
 
 _OWN = ("home", "log", "ranks")
 """Settings that each rank keeps."""
@@ -77,7 +76,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
         settings, profile = _agreed(here, mine, min(one["memory"] for one in found))
         randomness.take(here.objects(randomness.states() if here.rank == 0 else None)[0])
         system.use(here)
-        dispatch.replace(dispatch.Session(settings, profile, mine.asked))
+        dispatch.replace(Session(settings, profile, mine.asked))
     except BaseException:
         end_of(here)
         raise

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from autokern.tuning.chooser import Chooser
     from autokern.tuning.profile import Profile
 
-__all__ = ["Session"]
-
 _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000  # a memo of this size is emptied: random shapes must not leak memory
 _MOST_EARLIER = 200  # the latest decisions, which are still reported after the memo was emptied

@@ -31,8 +31,6 @@ from autokern.tuning.measuring import Measurer
 from autokern.tuning.policy import CONFIDENCE, NOISE
 from autokern.tuning.profile import ENOUGH, Profile, Timing, Trial, dated, group_key, key_of, pools
 
-__all__ = ["DTYPES", "calibrate", "chosen_devices", "chosen_ops"]
-
 DTYPES = ("float64", "float32")
 _DRAWN = {"quick": 24, "full": 120}  # problems that are drawn for each op, dtype and device
 # Most flops and bytes of a call of stock that is drawn, where they are not those of studies.

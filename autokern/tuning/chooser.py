@@ -22,8 +22,6 @@ from autokern.tuning import recorded, store
 from autokern.tuning.forest import Estimate, Forest, words
 from autokern.tuning.profile import ENOUGH, Profile, Trial, group_key, key_of, pools
 
-__all__ = ["Chooser", "Nearest", "expected", "fitted", "load", "nearest"]
-
 _WORD, _DTYPE = 2.0, 1.0  # octaves between problems that differ in one word, and in the dtype
 _CALL, _FLOPS, _BYTES = 5e-6, 2e10, 1e10  # of a call: seconds, flops and bytes a second, to carry them to other sizes
 

@@ -19,8 +19,6 @@ from autokern.core.op import Op
 from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, kind, octaves, words
 from autokern.tuning.profile import Trial
 
-__all__ = ["candidates", "fit_own", "limits", "places", "table", "tree", "usable", "weights"]
-
 Array = npt.NDArray[np.float64]
 
 _TREES = 4  # of a machine's own trials

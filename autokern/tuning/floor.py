@@ -11,8 +11,6 @@ from autokern.core.problem import Problem
 from autokern.tuning.forest import Forest
 from autokern.tuning.policy import CONFIDENCE, NOISE
 
-__all__ = ["HIGHEST", "floor"]
-
 HIGHEST = 2**19
 """No floor is higher: the memory of larger calls is looked at, whoever serves them."""
 

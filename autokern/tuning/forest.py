@@ -16,8 +16,6 @@ import msgspec
 
 from autokern.core.problem import Problem
 
-__all__ = ["UNIT", "UNKNOWN", "Estimate", "Forest", "Limits", "Tree", "kind", "octaves", "words"]
-
 UNIT = 1e-3  # log units of the integers in which values are kept
 UNKNOWN = -32768  # the integer of a candidate that no trial of a leaf measured
 _FAR = 1.5  # octaves beyond the measured sizes from which on a forest says nothing

@@ -17,8 +17,6 @@ from autokern.tuning.accuracy import gradient_errors, relative_error, truth
 from autokern.tuning.profile import Ban, Timing
 from autokern.tuning.trial import Trialled, trial
 
-__all__ = ["WORTHLESS", "Measurer", "trusted"]
-
 _log = logging.getLogger("autokern")
 
 WORTHLESS = 0.3  # share of waiting for a core above which a timing is not kept

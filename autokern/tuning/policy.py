@@ -25,8 +25,6 @@ from autokern.system.memory_limit import Limit, least, refusal
 from autokern.tuning.chooser import Chooser, expected
 from autokern.tuning.store import leaves_aside
 
-__all__ = ["CONFIDENCE", "NOISE", "decide", "described"]
-
 NOISE = 0.05  # a predicted gain below this, in log units, is no gain
 CONFIDENCE = 0.3  # standard deviations that must lie between a prediction and a tie
 LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates, in log units

@@ -22,8 +22,6 @@ from autokern.core.recovery import uninterrupted
 from autokern.tuning.forest import Forest
 from autokern.tuning.profile import Timing, Trial
 
-__all__ = ["UNIT", "Shipped", "shipped", "trials", "unpacked"]
-
 UNIT = 0.01  # log units of the integers that stand for stock's seconds, and for the ratios of others to them
 _FILE = "recorded.msgpack"
 _DAMAGES = (msgspec.MsgspecError, zlib.error, UnicodeDecodeError, KeyError)

@@ -11,8 +11,6 @@ from autokern.core.arguments import rebuilt, tensors_in
 from autokern.core.op import Op, Run, inside
 from autokern.core.problem import Problem
 
-__all__ = ["Trialled", "trial"]
-
 
 class Trialled(NamedTuple):
     """What one trial gave: the candidate's result, and gradients with respect to the leaves of its arguments."""
