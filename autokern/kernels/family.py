@@ -1,6 +1,6 @@
 """Family: one stationary covariance function of the distance, its formula written once.
 
-Plain autograd, compilers and KeOps run the formula itself: it uses only methods and operators that tensors and
+Plain autograd, vmap, compilers and KeOps run the formula itself: it uses only methods and operators that tensors and
 KeOps' LazyTensors share. GEMM tiles use its closed forms, which tests hold against the formula. A new family is one
 file that creates a `Family`.
 

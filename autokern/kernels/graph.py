@@ -1,4 +1,4 @@
-"""A kernel matrix by torch's own machinery: cdist, torch.compile and TorchScript over raw tensors.
+"""A kernel matrix by torch's own machinery: vmap, cdist, torch.compile and TorchScript over raw tensors.
 
 Each of these is often recommended, so each is a candidate, which a calibration checks on this machine.
 """
@@ -21,6 +21,27 @@ from autokern.kernels.far import reach
 from autokern.kernels.matrix import matrix
 from autokern.kernels.parts import Parts, apart
 from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, leaves
+
+
+def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
+    """Return the kernel matrix of single sets of points by torch.vmap over both; batch dimensions must be ones."""
+    parts, tensors = apart(tree, others)
+    shape = torch.broadcast_shapes(*(t.shape[: t.dim() - dim] for t, dim in zip(tensors, parts.dims, strict=True)))
+    single = [t.reshape(t.shape[t.dim() - dim :]) for t, dim in zip(tensors, parts.dims, strict=True)]
+    flat, columns = parts.pair(single)
+
+    def of_two_points(first: list[torch.Tensor], second: list[torch.Tensor]) -> torch.Tensor:
+        pairs = iter(zip(first, second, strict=True))
+
+        def square() -> torch.Tensor:
+            a, b = next(pairs)
+            return (a - b).square().sum()
+
+        return _value(flat.node, square, [s.view(()) for s in flat.shapes], flat.weights)
+
+    over_columns = torch.vmap(of_two_points, in_dims=(None, 0))
+    k = torch.vmap(over_columns, in_dims=(0, None))(flat.points, columns or flat.points)
+    return k.expand(*shape, *k.shape)
 
 
 def _value(

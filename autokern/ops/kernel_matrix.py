@@ -196,6 +196,19 @@ def _forward_only(reason: str) -> Any:
     return unsupported
 
 
+def _vmap_unsupported(problem: Problem) -> str | None:
+    if problem.grad:
+        return "its second derivatives at equal points are wrong"
+    return "vmap goes over single matrices" if problem.batch > 1 else _explicit_unsupported(problem)
+
+
+@KERNEL_MATRIX.candidate("vmap", unsupported=_vmap_unsupported, memory=memory.of_differences)
+@_of_numbers
+def vmapped(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    """torch.vmap of the covariance of two points, over both sets."""
+    return graph.vmapped(*both(kernel, x1, x2)[:2])
+
+
 @KERNEL_MATRIX.candidate(
     "cdist",
     unsupported=_forward_only("torch.cdist has no second derivatives"),

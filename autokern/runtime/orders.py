@@ -21,7 +21,6 @@ _REMOVED = (
     ("kernel_matmul", "dense"), ("kernel_matmul", "tiled@512"), ("kernel_matmul", "tiled-symmetric@1536"),
     ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"),
     ("matmul", "padded-12"), ("matmul", "split"), ("predict", "rows@*"), ("exact_log_prob", "kronecker"),
-    ("kernel_matrix", "vmap"),
 )  # fmt: skip
 """Candidates of earlier versions, by op."""
 

@@ -222,7 +222,7 @@ def test_graph_routes(family, scaled, same, monkeypatch):
         cov, x1, x2 = tensors(family, 17, 13, 3, scaled=scaled)
         x2 = x1 if same else x2
         truth = reference(cov, x1, x2)
-        for route in (covariances.by_cdist, covariances.compiled, covariances.scripted):
+        for route in (covariances.vmapped, covariances.by_cdist, covariances.compiled, covariances.scripted):
             torch.testing.assert_close(route(cov, x1, x2), truth, rtol=1e-10, atol=1e-10)
     finally:
         graph._compiled.cache_clear()
