@@ -170,12 +170,6 @@ ROWS = (
 )  # fmt: skip
 
 
-def table() -> str:
-    """Return all variables as a Markdown table, as in `docs/environment.md`."""
-    lines = [f"| `{row.variable}` | {row.values} | {row.meaning} |" for row in ROWS]
-    return "\n".join(["| variable | values | meaning |", "|---|---|---|", *lines])
-
-
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
     """Return the settings of the environment; removed variables are ignored with a warning.
 

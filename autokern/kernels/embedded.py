@@ -6,7 +6,6 @@ leaves lie side by side in one tensor, shapes and weights follow, and the form i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -104,31 +103,27 @@ def plain(kernel: Embedded, dtype: torch.dtype) -> Kernel:
     Its pickle loads with gpytorch alone.
     """
     each = torch.arange(sum(kernel.widths), device="cpu").split(kernel.widths)
-    dims = each if len(each) > 1 else (None,)  # a single leaf takes all
+    dims = iter(each if len(each) > 1 else (None,))  # a single leaf takes all
+    shapes, weights = iter(kernel.shapes), iter(kernel.weights)
+
+    def made(node: Node) -> Kernel:
+        if node.kind == "leaf":
+            of = family(node.family)
+            leaf = of.plain(dtype, *(() if of.shape is None else (next(shapes),)))
+            leaf.active_dims = next(dims)
+            return leaf
+        if node.kind == "constant":
+            weight = next(weights)
+            constant = ConstantKernel(batch_shape=weight.shape).to(dtype)
+            constant.constant = weight.unsqueeze(-1)
+            return constant
+        if node.kind == "scale":
+            weight = next(weights)
+            scaled = ScaleKernel(made(node.children[0]), batch_shape=weight.shape).to(dtype)
+            scaled.outputscale = weight
+            return scaled
+        branch = next(kernel for kernel, kind in trees.BRANCHES.items() if kind == node.kind)
+        return branch(*map(made, node.children))
+
     with torch.no_grad():
-        found = _plain(kernel.node, dtype, iter(dims), iter(kernel.shapes), iter(kernel.weights))
-    return found.requires_grad_(False)
-
-
-def _plain(
-    node: Node, dtype: torch.dtype, dims: Iterator[torch.Tensor | None], shapes: Iterator[torch.Tensor],
-    weights: Iterator[torch.Tensor],
-) -> Kernel:  # fmt: skip
-    if node.kind == "leaf":
-        of = family(node.family)
-        leaf = of.plain(dtype, *(() if of.shape is None else (next(shapes),)))
-        leaf.active_dims = next(dims)
-        return leaf
-    if node.kind == "constant":
-        weight = next(weights)
-        constant = ConstantKernel(batch_shape=weight.shape).to(dtype)
-        constant.constant = weight.unsqueeze(-1)
-        return constant
-    if node.kind == "scale":
-        weight = next(weights)
-        scaled = ScaleKernel(_plain(node.children[0], dtype, dims, shapes, weights), batch_shape=weight.shape).to(dtype)
-        scaled.outputscale = weight
-        return scaled
-    children = [_plain(child, dtype, dims, shapes, weights) for child in node.children]
-    branch = next(kernel for kernel, kind in trees.BRANCHES.items() if kind == node.kind)
-    return branch(*children)
+        return made(kernel.node).requires_grad_(False)

@@ -7,6 +7,7 @@ The state of a leaf is the process and its first derivatives, by the distance ``
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ class Leaf(NamedTuple):
 
 def leaves_of(node: Node) -> list[Leaf] | None:
     """Return the leaves of a tree of sums and scales over Matérn families, None for any other tree."""
-    numbers = iter(range(node_weights(node)))
+    numbers = itertools.count()
 
     def collect(node: Node, above: tuple[int, ...]) -> list[Leaf] | None:
         if node.kind == "leaf":
@@ -47,11 +48,6 @@ def leaves_of(node: Node) -> list[Leaf] | None:
         return None if None in parts else [leaf for part in parts for leaf in part or ()]
 
     return collect(node, ())
-
-
-def node_weights(node: Node) -> int:
-    """Return the number of weights of a form."""
-    return (node.kind in ("scale", "constant")) + sum(node_weights(child) for child in node.children)
 
 
 class Chain(NamedTuple):

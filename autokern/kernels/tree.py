@@ -8,7 +8,6 @@ closed forms. Kernels are recognised by exact type: a subclass may have changed 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -198,21 +197,9 @@ def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], An
 
 def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Return the variances of points under a kernel whose `form` is not None: its values at distance zero."""
-
-    def value(kernel: Kernel) -> torch.Tensor | float:
-        kind = type(kernel)
-        if kind is ScaleKernel:
-            return kernel.outputscale[..., None] * value(kernel.base_kernel)
-        if kind is MultiDeviceKernel:
-            return value(kernel.module)
-        if kind is ConstantKernel:
-            return kernel.constant.squeeze(-1)[..., None]
-        if kind not in BRANCHES:
-            return 1.0  # every family is a correlation
-        values = [value(child) for child in kernel.kernels]
-        return sum(values) if BRANCHES[kind] == "sum" else math.prod(values)
-
-    found = value(kernel)
+    tree = read(kernel, x[..., :1, :])
+    weights = iter(tree.weights)
+    found = evaluated(tree.node, lambda of: 1.0, lambda: next(weights)[..., None])  # every family is a correlation
     return found.expand(shape) if isinstance(found, torch.Tensor) else x.new_full(shape, found)
 
 

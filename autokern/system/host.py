@@ -51,13 +51,11 @@ class Host(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]  # kinds, the CPU first
 
 
-def current(refresh: bool = False) -> Host:
+def current() -> Host:
     """Return the host of this process at its present number of threads.
 
-    The result is cached; `refresh` reads everything anew. Where there is a GPU, the first call initialises it.
+    The result is cached. Where there is a GPU, the first call initialises it.
     """
-    if refresh:
-        _reset()
     device = accelerator()
     key = (torch.get_num_threads(), device.type if device else "cpu")
     if key not in _hosts:
@@ -163,13 +161,6 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
-
-
-def _reset() -> None:
-    """Clear all cached results."""
-    _hosts.clear()
-    for kept in (accelerator, _cpu, _accelerators):
-        getattr(kept, "cache_clear", lambda: None)()  # a test may have put a plain function there
 
 
 def _describe(threads: int, kind: str) -> Host:

@@ -170,9 +170,3 @@ def _silence() -> Iterator[None]:
             _working -= 1
             if not _working:
                 pykeops.verbose, keopscore.verbose = _verbose
-
-
-def _reset() -> None:
-    """Clear all results and warnings (for tests)."""
-    global _failure, _intact
-    _failure, _intact = "", None

@@ -31,11 +31,24 @@ sys.modules["autokern"].__path__ = [{str(Path(host.__file__).parents[1])!r}]
 """
 
 
+def forget():
+    """Let everything be read anew."""
+    host._hosts.clear()
+    for kept in (host.accelerator, host._cpu, host._accelerators):
+        getattr(kept, "cache_clear", lambda: None)()  # a test may have put a plain function there
+
+
+def anew():
+    """Return the host of now."""
+    forget()
+    return host.current()
+
+
 @pytest.fixture(autouse=True)
 def _fresh():
-    host._reset()
+    forget()
     yield
-    host._reset()
+    forget()
 
 
 def leaves(fields, path=()):
@@ -94,7 +107,7 @@ def with_gpus(monkeypatch, *gpus) -> host.Host:
     fake = FakeGpus(*gpus)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: fake)
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cuda"))
-    return host.current(refresh=True)
+    return anew()
 
 
 # --- fingerprints ---------------------------------------------------------------------------------------------------
@@ -103,7 +116,7 @@ def with_gpus(monkeypatch, *gpus) -> host.Host:
 def test_current_describes_this_host():
     here = host.current()
     assert here is host.current()
-    assert here == host.current(refresh=True)
+    assert here == anew()
     assert json.loads(json.dumps(here.fields)) == here.fields
     assert re.fullmatch(r"[0-9a-f]{32}", here.fingerprint)
     assert here.devices[0] == "cpu"
@@ -157,12 +170,12 @@ def test_the_fingerprint_follows_the_thread_count():
 def test_the_fingerprint_follows_the_quota(monkeypatch):
     before = host.current()
     monkeypatch.setattr(host, "thread_ceiling", lambda: torch.get_num_threads() - 1)
-    assert host.current(refresh=True).fingerprint != before.fingerprint
+    assert anew().fingerprint != before.fingerprint
 
 
 def test_nothing_tells_whose_machine_it_is(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "secret-name")
-    text = json.dumps(host.current(refresh=True).fields)
+    text = json.dumps(anew().fields)
     private = {socket.gethostname(), os.uname().nodename, str(Path.home()), str(Path.cwd()), sys.prefix}
     private |= {os.environ.get("USER", ""), os.environ.get("HOSTNAME", "")}
     with contextlib.suppress(KeyError, OSError):
@@ -173,7 +186,7 @@ def test_nothing_tells_whose_machine_it_is(monkeypatch):
 def test_values_do_not_move_with_load(monkeypatch):
     before = host.current()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=7 * GIB, available=GIB))
-    assert host.current(refresh=True).fingerprint == before.fingerprint
+    assert anew().fingerprint == before.fingerprint
 
 
 # --- accelerators ---------------------------------------------------------------------------------------------------
@@ -212,8 +225,8 @@ def test_the_cpu_can_be_injected_as_accelerator(monkeypatch):
     before = host.current()
     monkeypatch.setattr(host, "accelerator", lambda: torch.device("cpu"))
     if before.devices == ("cpu",):
-        assert host.current(refresh=True) == before
-    assert host.current(refresh=True).devices == ("cpu",)
+        assert anew() == before
+    assert anew().devices == ("cpu",)
 
 
 def test_synchronize(monkeypatch):
