@@ -25,7 +25,7 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import interrupted
 from autokern.core.registry import get
 from autokern.runtime import dispatch
-from autokern.runtime.overlay import current
+from autokern.runtime.memo import current
 from autokern.runtime.session import Session
 from autokern.system import host, randomness
 from autokern.system.progress import Progress, silent

@@ -24,9 +24,8 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import caught, recoverable
 from autokern.core.settings import Settings, from_environment, revised
 from autokern.runtime import checks, floors, orders
-from autokern.runtime.memo import Entry, counted
-from autokern.runtime.overlay import Overlay
-from autokern.runtime.overlay import current as _current
+from autokern.runtime.memo import Entry, Overlay, counted
+from autokern.runtime.memo import current as _current
 from autokern.runtime.session import Session
 from autokern.system import memory_limit, ranks
 

@@ -18,7 +18,7 @@ from autokern.core.locks import Lock
 from autokern.core.op import Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
-from autokern.runtime.overlay import apart
+from autokern.runtime.memo import apart
 from autokern.system import host, threads
 from autokern.system.load import Load, Watch
 from autokern.system.progress import display

@@ -1,7 +1,7 @@
 """Floors: numbers of elements below which stock serves every call of an op, so that hooks need no decision.
 
-They follow from the choices of the session in force (`tuning.floor`), once its first decision has loaded those. A hook
-reads one integer, without a lock.
+They follow from the choices of the session in force (`tuning.fitting.floor`), once its first decision has loaded those.
+A hook reads one integer, without a lock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autokern.core.locks import Lock
-from autokern.runtime.overlay import current
+from autokern.runtime.memo import current
 
 if TYPE_CHECKING:
     from autokern.runtime.session import Session

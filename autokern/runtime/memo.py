@@ -5,10 +5,12 @@ Neighbours are decided together, so that a stream of growing sizes does not pay 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from autokern.core.locks import Lock
 from autokern.core.op import Candidate, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
-from autokern.core.solved import Solved, collecting, joined
+from autokern.core.solved import Solved, aside, collecting, joined
 from autokern.system import memory_limit
 
 NEVER = sys.maxsize
@@ -238,3 +240,29 @@ def _is_ordered(table: Feasibility, settings: Settings, decision: Decision) -> b
     """Whether the user orders a candidate that can serve a problem, if not those that share a decision with it."""
     name = settings.forced(table.op.name)
     return name is not None and name != decision.candidate and table.why_not(table.op[name]) is None
+
+
+class Overlay:
+    """The settings of one block, with a memo of its own, inside of another block or of none."""
+
+    def __init__(self, settings: Settings, outer: Overlay | None) -> None:
+        self.settings = settings
+        self.outer = outer
+        self.memo: Memo = {}
+
+
+current: ContextVar[Overlay | None] = ContextVar("autokern_using", default=None)
+
+
+@contextlib.contextmanager
+def apart(settings: Settings) -> Iterator[None]:
+    """Keep calls out of the memo of the program: measurements call what the program calls, and are not the user's.
+
+    What they decide is forgotten.
+    """
+    token = current.set(Overlay(settings, current.get()))
+    try:
+        with aside():
+            yield
+    finally:
+        current.reset(token)

@@ -155,8 +155,7 @@ def load(settings: Settings) -> Profile:
 
 def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
     """Return a profile with trees fitted to its trials, of some ``"op@device"`` or of all."""
-    from autokern.tuning.fitting import fit_own
-    from autokern.tuning.floor import floor
+    from autokern.tuning.fitting import fit_own, floor
 
     found, shipped = dict(profile.forests), recorded.shipped().forests
     for key, trials in pools(profile.trials).items():

@@ -16,13 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from autokern.core.op import Op
+from autokern.core.problem import Problem
 from autokern.tuning.forest import UNIT, UNKNOWN, Forest, Limits, Tree, kind, octaves, words
+from autokern.tuning.policy import CONFIDENCE, NOISE
 from autokern.tuning.profile import Trial
 
 Array = npt.NDArray[np.float64]
 
 _TREES = 4  # of a machine's own trials
 _ALONE = 0.3  # standard deviation of a value of the base that one trial alone tells
+HIGHEST = 2**19
+"""No floor is higher: the memory of larger calls is looked at, whoever serves them."""
 _WORST = 1.3  # a supported candidate that a trial left out counts as so many times slower than stock, or as the worst
 
 
@@ -133,3 +137,30 @@ def _packed(values: Array) -> bytes:
     """Return log ratios as integers of 16 bits."""
     whole = np.where(np.isfinite(values), np.round(np.nan_to_num(values) / UNIT), UNKNOWN)
     return np.asarray(np.clip(whole, UNKNOWN, 32767).astype("<i2")).tobytes()
+
+
+def floor(op: Op, forest: Forest, device: str) -> int:
+    """Return the number of elements below which trees choose nothing but stock, whatever else a problem is.
+
+    Trees compare several sizes, so no single threshold says it: the problems of the op's grid are asked for, each of
+    them halved until it is as small as can be. 0 for ops that may choose something unmeasured.
+    """
+    if type(op).default_candidate is not Op.default_candidate:
+        return 0
+    smaller: dict[Problem, None] = {}
+    for dtype in ("float64", "float32"):
+        for problem in op.grid("full", dtype, device):
+            for times in range(min(problem.m, problem.n).bit_length()):
+                smaller[problem.replace(m=problem.m >> times, n=problem.n >> times)] = None
+    won = (_elements(p) for p in sorted(smaller, key=_elements) if _is_won(op, forest, p))
+    return min(HIGHEST, next(won, 2 * HIGHEST) // 2)  # halved: problems in between are not asked for
+
+
+def _elements(problem: Problem) -> int:
+    return problem.batch * problem.m * problem.n
+
+
+def _is_won(op: Op, forest: Forest, problem: Problem) -> bool:
+    """Whether a candidate is predicted to be faster than stock by more than the uncertainty."""
+    faster = {n for n, e in forest.estimates(problem).items() if e.log_ratio + CONFIDENCE * e.sigma <= -NOISE}
+    return any(c.name in faster and c.unsupported(problem) is None for c in op.candidates)

@@ -88,7 +88,7 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
     met: dict[str, Limits] = {}  # the same of the own trees by `kind`: a trial says little of problems of another
     own: list[Tree] = []  # corrections by trials of this machine; log ratios of candidates that the base does not know
     trials: dict[str, int] = {}  # number of own trials by dtype
-    floor: int = 0  # elements below which nothing but stock is chosen, as `tuning/floor.py` finds
+    floor: int = 0  # elements below which nothing but stock is chosen, as `tuning/fitting.py` finds
 
     def place(self, problem: Problem, own: Collection[str]) -> list[float]:
         """Return the features of a problem."""

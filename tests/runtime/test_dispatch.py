@@ -20,7 +20,7 @@ from autokern.core.errors import AutokernWarning, MemoryBudgetError, ProfileErro
 from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.settings import Settings
-from autokern.runtime import dispatch, overlay
+from autokern.runtime import dispatch, memo
 from autokern.runtime import session as session_module
 from autokern.tuning import calibration, policy, store
 from autokern.tuning.chooser import fitted
@@ -104,7 +104,7 @@ def test_the_memo_is_bounded_and_counts_survive(toy, monkeypatch):
     with autokern.using(exclude=["fast"]):
         for n in range(1, 24):
             toy.call(matrix(n))
-        assert len(overlay.current.get().memo["double"]) <= 5
+        assert len(memo.current.get().memo["double"]) <= 5
 
 
 def test_another_profile_decides_afresh(toy):
@@ -263,7 +263,7 @@ def test_excluding(toy):
 def test_orders_that_cannot_be_obeyed_are_refused_at_once(toy, orders):
     with pytest.raises(SettingsError), autokern.using(**orders):
         pytest.fail("the block must not be entered")
-    assert overlay.current.get() is None
+    assert memo.current.get() is None
 
 
 def test_using_holds_for_one_thread(toy):
@@ -473,7 +473,7 @@ def test_a_memory_budget_that_only_a_frugal_candidate_fits(toy):
     toy.op.candidate("frugal", memory=lambda p: 8)(toy._runner("frugal"))
     with autokern.using(memory="100B"):
         toy.call(matrix(9))
-        (entry,) = overlay.current.get().memo["double"].values()
+        (entry,) = memo.current.get().memo["double"].values()
     assert toy.runs == ["frugal"]
     assert "memory" in entry.decision.reason
 

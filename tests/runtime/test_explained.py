@@ -26,7 +26,7 @@ from autokern.gp import iterated_density
 from autokern.gp.mixed_inverse import OF_TRACE
 from autokern.gp.systems import TOLERANCE
 from autokern.ops import _iterations
-from autokern.runtime import api, dispatch, overlay
+from autokern.runtime import api, dispatch, memo
 
 N = 1010
 LOOSE = Problem(op="exact_log_prob", m=N, n=N, d=2, variant="rbf/cg", grad="theta")
@@ -273,7 +273,7 @@ def test_what_is_measured_beside_calls_is_not_told(make_op):
     outer = make_op("around", approximates=lambda problem: True)
 
     def run(a):
-        with overlay.apart(dispatch.session().settings):
+        with memo.apart(dispatch.session().settings):
             inner(a)
         return inner(a)
 

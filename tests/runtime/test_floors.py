@@ -21,7 +21,7 @@ from autokern.runtime import dispatch, floors
 from autokern.system import host
 from autokern.tuning import store
 from autokern.tuning.chooser import fitted
-from autokern.tuning.floor import HIGHEST, floor
+from autokern.tuning.fitting import HIGHEST, floor
 from autokern.tuning.profile import Profile, Timing, Trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -126,17 +126,6 @@ def test_what_is_usual_is_read_from_the_study():
     assert "gradients are off by" in op.remark(LOOSE)
 
 
-def test_the_preconditioner_of_the_library_sets_problems_apart():
-    op = get("exact_log_prob")
-
-    def octaves(problem):
-        places = (op.coordinates(problem.replace(m=n, n=n)) for n in (1999, 2000))
-        return math.dist(*places)
-
-    assert octaves(LOOSE) == pytest.approx(0.5, abs=0.01)
-    assert octaves(LOOSE.replace(variant="rbf/cholesky")) < 0.01
-
-
 def test_other_problems_are_as_they_were():
     op, problem = get("exact_log_prob"), LOOSE.replace(variant="rbf/cholesky")
     assert op.may_cost(problem) == op.harder(problem, op.stock) == 1
