@@ -57,6 +57,11 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
         return (self.op, self.dtype, self.device)
 
     @property
+    def elements(self) -> int:
+        """Entries of an ``m`` by ``n`` matrix, or of all of a batch."""
+        return self.batch * self.m * self.n
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return 8 if self.dtype == "float64" else 4

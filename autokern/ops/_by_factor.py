@@ -39,7 +39,7 @@ def is_grown(problem: Problem) -> bool:
 
 def features(problem: Problem) -> Features:
     """Return what variances cost without the joint covariance."""
-    elements = problem.batch * problem.m * problem.n
+    elements = problem.elements
     first = problem.n**3 / 3 if iterates(problem) else 0.0
     passes = 12.0 if problem.grad else 6.0
     return Features(60.0, elements * (problem.n + 2.0 * problem.d) + first, passes * elements * problem.itemsize)

@@ -19,7 +19,7 @@ def by_family(forward: Mapping[str, int], with_gradients: Mapping[str, int]) -> 
     def memory(problem: Problem) -> int:
         counts = with_gradients if problem.grad else forward
         each = [counts.get(name, max(counts.values())) for name in families(problem)]
-        return problem.batch * problem.m * problem.n * problem.itemsize * (sum(each) + (len(each) > 1))
+        return problem.elements * problem.itemsize * (sum(each) + (len(each) > 1))
 
     return memory
 
@@ -41,7 +41,7 @@ def of_stock(problem: Problem) -> int:
         kept = [of.kept(problem.d) for of in others]
         most = sum(2 * k for k in kept) + 1 if problem.grad else sum(max(4, 2 * k // 3) for k in kept)
         most += 10 * (len(families(problem)) - len(others))
-        return problem.batch * problem.m * problem.n * problem.itemsize * most
+        return problem.elements * problem.itemsize * most
     _, points, ard = (*problem.variant.split("/"), "", "")[:3]
     if ard != "ard" and "x" not in problem.grad.split("/"):
         return _IN_ONE_FUNCTION(problem)
@@ -63,10 +63,10 @@ def _whole(problem: Problem) -> int:
 def of_differences(problem: Problem) -> int:
     """All differences at once, and what becomes of them."""
     wide = sum(2 if name == "periodic" else 1 for name in families(problem))
-    each = problem.batch * problem.m * problem.n * problem.itemsize * (2 if problem.grad else 1)
+    each = problem.elements * problem.itemsize * (2 if problem.grad else 1)
     return each * (2 * problem.d * wide + 1)
 
 
 def of_compiled(problem: Problem) -> int:
     """What distances are multiplied by, to clear the diagonal, is a matrix of its own."""
-    return problem.batch * problem.m * problem.n * problem.itemsize * (2 if "same" in problem.words else 1)
+    return problem.elements * problem.itemsize * (2 if "same" in problem.words else 1)

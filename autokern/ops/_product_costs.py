@@ -17,10 +17,6 @@ def is_same(problem: Problem) -> bool:
     return "same" in problem.words
 
 
-def _elements(problem: Problem) -> int:
-    return problem.batch * problem.m * problem.n
-
-
 def leaves(problem: Problem) -> int:
     """Return the number of families in the kernel's tree."""
     return len(families(problem))
@@ -29,7 +25,7 @@ def leaves(problem: Problem) -> int:
 def of_passes(problem: Problem, passes: float) -> Features:
     """Return the work of a product that passes so often over all elements of the matrix."""
     backward = 1 + 2 * bool(problem.grad)
-    count, parts = _elements(problem) * backward, leaves(problem)
+    count, parts = problem.elements * backward, leaves(problem)
     flops = 2.0 * count * (parts * (problem.d + 2) + problem.rhs)
     return Features(10.0 * parts * backward * problem.batch, flops, count * problem.itemsize * passes)
 
@@ -69,6 +65,6 @@ def in_matrices(matrices: float) -> Callable[[Problem], int]:
 
     def memory(problem: Problem) -> int:
         each = matrices if problem.grad else 1.0
-        return int(each * _elements(problem) * problem.itemsize) + of_outputs(problem)
+        return int(each * problem.elements * problem.itemsize) + of_outputs(problem)
 
     return memory

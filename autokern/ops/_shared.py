@@ -13,7 +13,11 @@ from linear_operator import settings as library
 from autokern.core.candidate import nothing
 from autokern.core.op import Op, Run
 from autokern.core.problem import Problem
+from autokern.core.recovery import caught
+from autokern.kernels import embedded
+from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
+from autokern.kernels.tree import Node
 from autokern.system import host, threads
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -59,6 +63,34 @@ def matrix_problem(op: str, a: torch.Tensor, square: bool = False, **more: Any) 
         "device": a.device.type,
     }
     return Problem(op=op, **{**fields, **more})
+
+
+def kernel_problem(op: str, node: Node, kernel: Any, *tensors: torch.Tensor, more: str = "") -> Problem | None:
+    """Return the problem of a kernel on two sets of points, and columns if there are any; None for stock's.
+
+    The kernel may be embedded; `more` are further words of the variant.
+    """
+    (x1, x2, *rhs), names, parameters = tensors, sorted(trees.leaves(node)), embedded.parameters(kernel)
+    if not names or x1.shape[-1] != x2.shape[-1]:
+        return None
+    if any(t.dtype is not x1.dtype or t.device != x1.device for t in parameters):
+        return None  # stock promotes
+    try:
+        batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors), getattr(kernel, "batch_shape", ()))
+    except caught(RuntimeError):
+        return None
+    wanted = {"theta": parameters, "x": (x1, x2), "rhs": rhs} if torch.is_grad_enabled() else {}
+    return matrix_problem(
+        op,
+        x1,
+        m=x1.shape[-2],
+        n=x2.shape[-2],
+        d=x1.shape[-1],
+        rhs=rhs[0].shape[-1] if rhs else 0,
+        batch=batch.numel(),
+        variant=f"{'+'.join(names)}/{'same' if x1 is x2 else 'cross'}{more}",
+        grad="/".join(word for word, of in wanted.items() if any(t.requires_grad for t in of)),
+    )
 
 
 def dtype_of(problem: Problem) -> torch.dtype:

@@ -147,7 +147,7 @@ class _Fantasy(Loose, Op):
         return problems + [p.replace(grad="x") for p in imagined] + imagined * full
 
     def features(self, problem: Problem) -> Features:
-        new = problem.batch * problem.m * problem.n
+        new = problem.elements
         return Features(120.0, 4.0 * new * problem.n, problem.n**2 * problem.itemsize)
 
     def memory(self, problem: Problem) -> int:

@@ -21,7 +21,6 @@ from linear_operator import to_linear_operator
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, inside
 from autokern.core.problem import Features, Problem
-from autokern.core.recovery import caught
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import over_ranks
@@ -34,7 +33,7 @@ from autokern.ops._shared import (
     EPS,
     families,
     is_ours,
-    matrix_problem,
+    kernel_problem,
     needs_few,
     on_other_devices,
     random_matrix,
@@ -59,32 +58,9 @@ class _KernelMatmul(Op):
         self, kernel: Kernel | Embedded, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor
     ) -> Problem | None:
         node = forms.node_of(kernel)
-        if node is None or not trees.leaves(node) or not is_ours(x1, x2, rhs) or x1.shape[-1] != x2.shape[-1]:
+        if node is None or not is_ours(x1, x2, rhs) or rhs.shape[-2] != x2.shape[-2]:
             return None
-        parameters = forms.parameters(kernel)
-        if rhs.shape[-2] != x2.shape[-2] or any(t.dtype is not x1.dtype or t.device != x1.device for t in parameters):
-            return None
-        own = torch.Size() if isinstance(kernel, Embedded) else kernel.batch_shape
-        try:
-            batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], rhs.shape[:-2], own)
-        except caught(RuntimeError):
-            return None
-        grads = []
-        if torch.is_grad_enabled():
-            grads += ["theta"] if any(p.requires_grad for p in parameters) else []
-            grads += ["x"] if x1.requires_grad or x2.requires_grad else []
-            grads += ["rhs"] if rhs.requires_grad else []
-        return matrix_problem(
-            "kernel_matmul",
-            x1,
-            m=x1.shape[-2],
-            n=x2.shape[-2],
-            d=x1.shape[-1],
-            rhs=rhs.shape[-1],
-            batch=batch.numel(),
-            variant=f"{'+'.join(sorted(trees.leaves(node)))}/{'same' if x1 is x2 else 'cross'}",
-            grad="/".join(grads),
-        )
+        return kernel_problem(self.name, node, kernel, x1, x2, rhs)
 
     def reference(self, kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
         return trees.dense(*forms.both(kernel, x1, x2)) @ rhs

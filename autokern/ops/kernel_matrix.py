@@ -21,7 +21,6 @@ from linear_operator import to_dense
 from autokern.core.arguments import in_float64
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
-from autokern.core.recovery import caught
 from autokern.kernels import graph
 from autokern.kernels import tree as trees
 from autokern.kernels.family import known_family
@@ -33,19 +32,10 @@ from autokern.ops._shared import (
     EPS,
     families,
     is_ours,
-    matrix_problem,
+    kernel_problem,
     on_other_devices,
     random_matrix,
 )
-
-
-def _theta_wanted(kernel: Kernel) -> bool:
-    return any(p.requires_grad for p in kernel.parameters())
-
-
-def _elements(problem: Problem) -> int:
-    return problem.batch * problem.m * problem.n
-
 
 _forward = memory.of_each(1, 1, 2, 2)
 _single = memory.by_family(_forward, {**memory.of_each(1, 2, 2, 3), "rq": 1, "periodic": 1, "cosine": 2})
@@ -64,23 +54,11 @@ class _KernelMatrix(Op):
 
     def problem_of(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> Problem | None:
         node = trees.form(kernel)
-        names = [] if node is None else trees.leaves(node)
-        if not names or not is_ours(x1, x2) or x1.shape[-1] != x2.shape[-1]:
+        if node is None or not is_ours(x1, x2):
             return None
-        if any(p.dtype is not x1.dtype or p.device != x1.device for p in kernel.parameters()):
-            return None  # stock promotes
-        try:
-            batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], kernel.batch_shape)
-        except caught(RuntimeError):
-            return None
-        grads = []
-        if torch.is_grad_enabled():
-            grads += ["theta"] if _theta_wanted(kernel) else []
-            grads += ["x"] if x1.requires_grad or x2.requires_grad else []
         several = any((getattr(part, "ard_num_dims", None) or 1) > 1 for part in kernel.modules())
-        sizes = {"m": x1.shape[-2], "n": x2.shape[-2], "d": x1.shape[-1], "batch": batch.numel()}
-        words = "/".join(("+".join(sorted(names)), "same" if x1 is x2 else "cross", "ard" if several else "iso"))
-        return matrix_problem("kernel_matrix", x1, **sizes, variant=words, grad="/".join(grads))
+        more = "/ard" if several else "/iso"
+        return kernel_problem(self.name, node, kernel, x1, x2, more=more)
 
     def reference(self, kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
         return trees.dense(*both(kernel, x1, x2)[:2])
@@ -130,8 +108,8 @@ class _KernelMatrix(Op):
         each = (of.stock_passes(problem.d) if (of := known_family(name)) else 60.0 for name in families(problem))
         return Features(
             calls=10.0 * (1 + len(words)),
-            flops=2.0 * _elements(problem) * problem.d * (1 + 2 * len(words)),
-            bytes=sum(each) * _elements(problem) * problem.itemsize * (1 + len(words)),
+            flops=2.0 * problem.elements * problem.d * (1 + 2 * len(words)),
+            bytes=sum(each) * problem.elements * problem.itemsize * (1 + len(words)),
         )
 
     def memory(self, problem: Problem) -> int:
@@ -179,7 +157,7 @@ def tiled(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 
 def _explicit_unsupported(problem: Problem) -> str | None:
-    return None if problem.d <= 8 and _elements(problem) <= 10**6 else "would hold n m d elements"
+    return None if problem.d <= 8 and problem.elements <= 10**6 else "would hold n m d elements"
 
 
 @KERNEL_MATRIX.candidate("broadcast", unsupported=_explicit_unsupported, memory=memory.of_differences)

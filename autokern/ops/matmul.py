@@ -80,7 +80,7 @@ class _Matmul(Op):
         return problems + [base.replace(m=m, n=n, rhs=t) for m, n in shapes for t in (11, 5)]
 
     def features(self, problem: Problem) -> Features:
-        entries = problem.batch * problem.m * problem.n
+        entries = problem.elements
         return Features(
             calls=1 + problem.batch * 0.2, flops=2.0 * entries * problem.rhs, bytes=float(entries * problem.itemsize)
         )

@@ -119,7 +119,7 @@ class _PinverseRoot(Op):
 
     def features(self, problem: Problem) -> Features:
         backward = 3 if problem.grad else 1
-        elements = problem.batch * problem.m * problem.n
+        elements = problem.elements
         return Features(
             calls=2 + problem.batch * backward,
             flops=backward * 5.0 * elements * min(problem.m, problem.n),
@@ -127,7 +127,7 @@ class _PinverseRoot(Op):
         )
 
     def memory(self, problem: Problem) -> int:
-        return 4 * problem.batch * problem.m * problem.n * problem.itemsize
+        return 4 * problem.elements * problem.itemsize
 
 
 PINVERSE_ROOT = _PinverseRoot()

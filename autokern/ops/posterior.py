@@ -102,7 +102,7 @@ class _Posterior(Op):
         return problems
 
     def features(self, problem: Problem) -> Features:
-        parts, elements = len(families(problem)), float(problem.batch * problem.m * problem.n)
+        parts, elements = len(families(problem)), float(problem.elements)
         again = 2.0 if problem.grad else 1.0
         flops = 2.6 * again * elements * (problem.n + problem.m + problem.d * parts)
         return Features(250.0 + again * (25.0 + 15.0 * parts), flops, again * 16.0 * 8.0 * elements * parts)
@@ -117,7 +117,7 @@ class _Posterior(Op):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        small = problem.device == "cpu" and problem.batch * problem.m * problem.n <= _SMALL
+        small = problem.device == "cpu" and problem.elements <= _SMALL
         return "arrays" if small and _unsupported(problem) is None else "stock"
 
 
@@ -157,7 +157,7 @@ def _unsupported(problem: Problem) -> str | None:
         return "for float64"
     if problem.batch * problem.m**2 > _OWN:
         return f"more than {_OWN} covariances of test points on one thread"
-    return None if problem.batch * problem.m * problem.n <= _MOST else f"more than {_MOST} covariances on one thread"
+    return None if problem.elements <= _MOST else f"more than {_MOST} covariances on one thread"
 
 
 @POSTERIOR.candidate("arrays", unsupported=_unsupported)

@@ -81,7 +81,7 @@ class _Qr(Op):
     def features(self, problem: Problem) -> Features:
         k = min(problem.m, problem.n)
         backward = 3 if problem.grad else 1
-        elements = problem.batch * problem.m * problem.n
+        elements = problem.elements
         return Features(
             calls=1 + 2 * problem.batch * backward,
             flops=backward * 4.0 * elements * k,

@@ -35,7 +35,7 @@ def contenders(problem: Problem, compiles: bool = False, free: int | None = None
 
 def measurable(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
     """Return the candidates that a calibration measures on a problem; approximate ones only if `accuracy` allows."""
-    rough = accuracy == "approximate" and problem.batch * problem.m * problem.n <= _MOST_TRUTH
+    rough = accuracy == "approximate" and problem.elements <= _MOST_TRUTH
     usual = [c for c in op.feasible(problem) if not c.tight and (level == "full" or not c.compiles)]
     return [c for c in usual if rough or c.accuracy != "approximate"]
 

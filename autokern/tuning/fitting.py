@@ -152,12 +152,8 @@ def floor(op: Op, forest: Forest, device: str) -> int:
         for problem in op.grid("full", dtype, device):
             for times in range(min(problem.m, problem.n).bit_length()):
                 smaller[problem.replace(m=problem.m >> times, n=problem.n >> times)] = None
-    won = (_elements(p) for p in sorted(smaller, key=_elements) if _is_won(op, forest, p))
+    won = (p.elements for p in sorted(smaller, key=lambda p: p.elements) if _is_won(op, forest, p))
     return min(HIGHEST, next(won, 2 * HIGHEST) // 2)  # halved: problems in between are not asked for
-
-
-def _elements(problem: Problem) -> int:
-    return problem.batch * problem.m * problem.n
 
 
 def _is_won(op: Op, forest: Forest, problem: Problem) -> bool:

@@ -114,5 +114,5 @@ def trusted(timings: Mapping[str, Timing]) -> dict[str, Timing]:
 
 def _kind(candidate: Candidate, problem: Problem) -> tuple[object, ...]:
     """Return what is checked once for a candidate: the variant if results are small, and otherwise the group."""
-    large = problem.batch * problem.m * problem.n > _CHECKED_ELEMENTS
+    large = problem.elements > _CHECKED_ELEMENTS
     return (*problem.group, candidate.name, () if large else problem.words, problem.batch > 1)
