@@ -23,7 +23,7 @@ import torch
 from measuring import Report
 
 from autokern.cli import summary
-from autokern.core.feasibility import Feasibility
+from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get, known, registered
 from autokern.core.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import documents
 import torch
 
-from autokern.core.feasibility import Feasibility
+from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings

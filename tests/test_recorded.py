@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autokern.cli import summary
-from autokern.core.feasibility import Feasibility
+from autokern.core.op import Feasibility
 from autokern.core.registry import get, known
 from autokern.core.settings import Settings
 from autokern.tuning.chooser import Chooser, fitted

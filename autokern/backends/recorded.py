@@ -16,7 +16,7 @@ from autokern.core.problem import Problem
 from autokern.gp import likelihood
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.originals import psd_safe_cholesky
-from autokern.kernels.parts import Parts
+from autokern.kernels.tree import Parts
 from autokern.ops._factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from autokern.core.feasibility import Feasibility
-from autokern.core.op import Op
+from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.tuning.chooser import Chooser

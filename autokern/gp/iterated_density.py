@@ -23,8 +23,7 @@ from autokern.gp.preconditioners.base import Preconditioner, UnfitError
 from autokern.gp.preconditioners.choice import Kept
 from autokern.kernels import over_ranks, products
 from autokern.kernels.partition import usual
-from autokern.kernels.parts import Parts
-from autokern.kernels.tree import Tree
+from autokern.kernels.tree import Parts, Tree
 from autokern.system import buffers
 
 __all__ = ["DENSE", "log_prob"]

@@ -17,8 +17,7 @@ from autokern.core.autograd import each_cotangent, plain_gradients
 from autokern.gp.factors import factorised, inverted
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
-from autokern.kernels.parts import Parts, apart, flattened
-from autokern.kernels.tree import Tree
+from autokern.kernels.tree import Parts, Tree, apart, flattened
 from autokern.system import buffers, threads
 
 __all__ = [

@@ -19,8 +19,7 @@ import torch
 from autokern.kernels.family import TINY, Family
 from autokern.kernels.far import reach
 from autokern.kernels.matrix import matrix
-from autokern.kernels.parts import Parts, apart
-from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, leaves
+from autokern.kernels.tree import Node, Parts, Tree, apart, by_leaf, evaluated, leaves
 
 
 def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:

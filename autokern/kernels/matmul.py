@@ -14,8 +14,7 @@ from autokern.core.autograd import each_cotangent, plain_gradients
 from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
-from autokern.kernels.parts import apart, flattened
-from autokern.kernels.tree import Tree
+from autokern.kernels.tree import Tree, apart, flattened
 from autokern.system import pages
 
 _NONE = torch.Size()

@@ -17,8 +17,7 @@ from autokern.core.autograd import Lent, each_cotangent, plain_gradients
 from autokern.kernels import embedded
 from autokern.kernels.blocks import Points, bytes_on, row_blocks
 from autokern.kernels.far import same_points
-from autokern.kernels.parts import Parts, apart, flattened
-from autokern.kernels.tree import Tree, by_leaf
+from autokern.kernels.tree import Parts, Tree, apart, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import pages
 

@@ -13,8 +13,7 @@ import torch
 
 from autokern.kernels import partition, products
 from autokern.kernels.partition import Plan
-from autokern.kernels.parts import apart
-from autokern.kernels.tree import Node, Tree
+from autokern.kernels.tree import Node, Tree, apart
 from autokern.system import ranks, thread_pool
 from autokern.system.ranks import Ranks
 

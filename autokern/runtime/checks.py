@@ -13,8 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from autokern.core.errors import AutokernError, AutokernWarning
-from autokern.core.feasibility import Feasibility
-from autokern.core.op import Candidate, inside
+from autokern.core.op import Candidate, Feasibility, inside
 from autokern.core.recovery import caught, recoverable
 from autokern.core.settings import Settings
 from autokern.core.solved import aside

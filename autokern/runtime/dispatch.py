@@ -17,9 +17,8 @@ from torch.autograd import forward_ad
 from autokern.core import registry
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, RanksError
-from autokern.core.feasibility import Feasibility
 from autokern.core.locks import Lock
-from autokern.core.op import Op, inside
+from autokern.core.op import Feasibility, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import caught, recoverable
 from autokern.core.settings import Settings, from_environment, revised

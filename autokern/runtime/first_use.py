@@ -13,9 +13,8 @@ import warnings
 from typing import TYPE_CHECKING
 
 from autokern.core.errors import AutokernError, AutokernWarning
-from autokern.core.feasibility import Feasibility
 from autokern.core.locks import Lock
-from autokern.core.op import Op, inside
+from autokern.core.op import Feasibility, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.runtime.memo import apart

@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 
 from autokern.core.decision import Decision
-from autokern.core.feasibility import Feasibility
 from autokern.core.locks import Lock
-from autokern.core.op import Candidate, Op, inside
+from autokern.core.op import Candidate, Feasibility, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.core.solved import Solved, aside, collecting, joined

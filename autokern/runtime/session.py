@@ -16,9 +16,8 @@ from autokern.backends import graphs
 from autokern.core import registry
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernError, AutokernWarning
-from autokern.core.feasibility import Feasibility
 from autokern.core.locks import Lock
-from autokern.core.op import Op, inside
+from autokern.core.op import Feasibility, Op, inside
 from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from autokern.core.feasibility import Feasibility
 from autokern.core.locks import once
-from autokern.core.op import Op
+from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
 from autokern.core.registry import get, known
 from autokern.core.settings import Settings

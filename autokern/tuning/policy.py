@@ -16,8 +16,7 @@ import msgspec
 from autokern.core.candidate import UNKNOWN, WITHIN
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
-from autokern.core.feasibility import Feasibility
-from autokern.core.op import ACCURACIES, Candidate
+from autokern.core.op import ACCURACIES, Candidate, Feasibility
 from autokern.core.registry import get
 from autokern.core.settings import Settings
 from autokern.core.units import sized

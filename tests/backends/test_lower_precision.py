@@ -14,13 +14,12 @@ from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.utils.warnings import NumericalWarning
 
 import autokern
-from autokern.backends import mixed
+from autokern.backends import lower_precision
 from autokern.backends.lower_precision import in_lower_precision
 from autokern.cli import summary
 from autokern.core.decision import Decision
 from autokern.core.errors import AutokernWarning, SettingsError
-from autokern.core.feasibility import Feasibility
-from autokern.core.op import inside
+from autokern.core.op import Feasibility, inside
 from autokern.core.problem import Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
@@ -380,7 +379,7 @@ def test_models_train_and_predict_in_lower_precision():
 
 
 def by_mixed_precision(*args):
-    return closed_form(*args, mixed.MIXED)
+    return closed_form(*args, lower_precision.MIXED)
 
 
 def spectrum(condition: float, n: int = 60, batch: tuple[int, ...] = ()) -> torch.Tensor:
@@ -396,7 +395,7 @@ def test_solutions_are_those_of_float64(condition, batch):
     k, rhs = spectrum(condition, batch=batch), normal(*batch, 60, 2, seed=3)
     lower, info = torch.linalg.cholesky_ex(k.float())
     assert not info.any()
-    found = mixed.solved(k, None, rhs, lower)
+    found = lower_precision.solved(k, None, rhs, lower)
     truth = torch.linalg.solve(k, rhs)
     assert accuracy.gap([found], [truth]) < 1e-9 * condition**0.5
     plainly = torch.cholesky_solve(rhs.float(), lower).double()
@@ -433,7 +432,7 @@ def test_zero_and_minute_columns_are_solved():
     rhs[:, 1] = 0
     rhs[:, 2] *= 1e-200
     lower = torch.linalg.cholesky(k.float())
-    found = mixed.solved(k, None, rhs, lower)
+    found = lower_precision.solved(k, None, rhs, lower)
     truth = torch.linalg.solve(k, rhs)
     for column in range(3):
         assert accuracy.gap([found[:, column]], [truth[:, column]]) < 1e-8

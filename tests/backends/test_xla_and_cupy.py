@@ -20,7 +20,7 @@ from autokern import covariance
 from autokern.backends import cupy_, xla
 from autokern.core.problem import Problem
 from autokern.core.registry import get
-from autokern.kernels import matmul, parts
+from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.runtime import dispatch
@@ -127,7 +127,7 @@ def test_first_and_second_derivatives_by_finite_differences(name, same):
     kernel, x1, x2, rhs = arguments(KERNELS[name], n=18, m=17, t=2, same=same)
     tree = trees.read(kernel, x1.detach())
     others = None if same else trees.read(kernel, x2.detach()).points
-    form, tensors = parts.apart(tree, others)
+    form, tensors = trees.apart(tree, others)
     tensors = [t.detach().clone().requires_grad_() for t in (rhs, *tensors)]
 
     def run(rhs, *rest):

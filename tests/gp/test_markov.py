@@ -9,7 +9,7 @@ from gpytorch.kernels import MaternKernel, ScaleKernel
 
 import autokern
 from autokern.core import registry
-from autokern.core.feasibility import Feasibility
+from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.gp import likelihood, markov

@@ -15,8 +15,7 @@ import autokern
 from autokern import kernels
 from autokern.gp import marginal
 from autokern.kernels import graph
-from autokern.kernels.parts import Parts
-from autokern.kernels.tree import Node
+from autokern.kernels.tree import Node, Parts
 
 RBF = Parts(Node("scale", "", (Node("leaf", "rbf"),)), 1, None, 0, 1)
 _LAYOUTS = {"gemm": "whole", "tiled": "tiled"}

@@ -18,7 +18,7 @@ from support.tiling import (
     truth,
 )
 
-from autokern.kernels import matmul, parts
+from autokern.kernels import matmul
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.system import thread_pool
@@ -262,7 +262,7 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
     kernel, x1, x2, rhs = arguments(make, n=18, m=17, t=2, same=same)
     tree = trees.read(kernel, x1.detach())
     others = None if same else trees.read(kernel, x2.detach()).points
-    form, tensors = parts.apart(tree, others)
+    form, tensors = trees.apart(tree, others)
     tensors = [t.detach().clone().requires_grad_() for t in (rhs, *tensors)]
 
     def run(rhs, *rest):

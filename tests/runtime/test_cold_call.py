@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from autokern.core.feasibility import Feasibility
+from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.core.settings import Settings

@@ -14,7 +14,7 @@ import torch
 from linear_operator.utils.errors import NotPSDError
 
 import autokern
-from autokern.core.feasibility import Feasibility
+from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings

@@ -23,8 +23,7 @@ from harness import Findings, Mutation, main
 from scipy.stats import norm
 from toy import GRID, op_of, powers
 
-from autokern.core.feasibility import Feasibility
-from autokern.core.op import Op
+from autokern.core.op import Feasibility, Op
 from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.tuning import calibration, timer

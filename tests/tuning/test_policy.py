@@ -10,7 +10,7 @@ from support.bases import fit_base
 
 from autokern.core.decision import Decision
 from autokern.core.errors import MemoryBudgetError, SettingsError
-from autokern.core.feasibility import Feasibility
+from autokern.core.op import Feasibility
 from autokern.core.problem import Features, Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings

@@ -16,8 +16,7 @@ from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, 
 from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import usual
-from autokern.kernels.parts import apart
-from autokern.kernels.tree import Tree
+from autokern.kernels.tree import Tree, apart
 
 __all__ = ["Pivoted", "by_columns", "most", "pivots"]
 

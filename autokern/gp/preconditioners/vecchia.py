@@ -17,8 +17,7 @@ import torch
 from autokern.gp.preconditioners.base import Gradients, Preconditioner, Probed, UnfitError, cholesky, in_double, views
 from autokern.kernels import over_ranks
 from autokern.kernels import tree as trees
-from autokern.kernels.parts import apart
-from autokern.kernels.tree import Tree
+from autokern.kernels.tree import Tree, apart
 from autokern.system import thread_pool, threads
 from autokern.system.thread_pool import Member
 
