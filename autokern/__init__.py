@@ -8,11 +8,10 @@ import io as _io
 from typing import Any as _Any
 
 from autokern.core.versions import __version__ as __version__
-from autokern.system import help_only as _help_only
 from autokern.system import start as _start
 
-if _help_only.is_asked():  # this process prints a text and ends
-    _help_only.import_later()
+if _start.only_helps():  # this process prints a text and ends
+    _start.import_later()
 else:
     try:
         with (

@@ -3,7 +3,7 @@
 Every command prints tables for people or, with ``--json``, one JSON document on standard output; progress and errors
 go to standard error. Exit status: 0 fine, 1 a finding, 2 a usage error, 130 interrupted.
 
-The modules of commands name what they use by its module, since help imports none of these (`system/help_only.py`).
+The modules of commands name what they use by its module, since help imports none of these (`system/start.py`).
 """
 
 from __future__ import annotations

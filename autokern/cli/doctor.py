@@ -25,7 +25,7 @@ from autokern.core.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment
 from autokern.hooks import install
 from autokern.hooks.later import generation
-from autokern.system import cgroups, host, keops, pages
+from autokern.system import buffers, cgroups, host, keops
 from autokern.system.files import Folder
 from autokern.system.load import Load
 from autokern.system.progress import Progress, silent
@@ -193,7 +193,7 @@ def _memory() -> Finding:
 
 
 def _huge_pages() -> Finding:
-    if pages.supported():
+    if buffers.has_huge():
         return Finding("huge pages", "ok", "provided on request")
     return Finding("huge pages", "note", "not provided here; large results fill a little more slowly")
 

@@ -15,7 +15,7 @@ from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.kernels.tree import Tree, apart, flattened
-from autokern.system import pages
+from autokern.system import buffers
 
 _NONE = torch.Size()
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
@@ -122,7 +122,7 @@ class _Matrix(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         tree, others = parts.pair(tensors)
         first, second = tree.points[0], (others or tree.points)[0]
-        return products.filled(tree, others, pages.empty((first.shape[0], second.shape[0]), first), plan)
+        return products.filled(tree, others, buffers.huge((first.shape[0], second.shape[0]), first), plan)
 
     @staticmethod
     @each_cotangent

@@ -19,7 +19,7 @@ from autokern.kernels.blocks import Points, bytes_on, row_blocks
 from autokern.kernels.far import same_points
 from autokern.kernels.tree import Parts, Tree, apart, by_leaf, flattened
 from autokern.kernels.walk import Walk
-from autokern.system import pages
+from autokern.system import buffers
 
 LAYOUTS = ("whole", "tiled")
 _CACHED = 2**21
@@ -113,7 +113,7 @@ class _Blocks(Walk[_Rows]):
     def _empty(self) -> torch.Tensor:
         leaf = self.leaves[0]
         size, like = (*leaf.z.shape[:-1], leaf.y.shape[-2]), leaf.z.new_empty(0, dtype=leaf.dtype)
-        return pages.empty(size, like) if len(size) == 2 else like.new_empty(size)
+        return buffers.huge(size, like) if len(size) == 2 else like.new_empty(size)
 
     def evaluated(
         self, layout: str, want_slope: bool, scale: torch.Tensor | None

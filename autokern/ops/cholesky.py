@@ -24,7 +24,7 @@ from autokern.ops._shared import (
     on_other_devices,
     positive_definite,
 )
-from autokern.system import pages
+from autokern.system import buffers
 
 _stock_cholesky = originals.psd_safe_cholesky
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -138,13 +138,13 @@ def _pages_unsupported(problem: Problem) -> str | None:
 
 
 def _no_pages(device: str) -> str | None:
-    return None if pages.supported() else "this system provides no huge pages"
+    return None if buffers.has_huge() else "this system provides no huge pages"
 
 
 @CHOLESKY.candidate("huge-pages", unsupported=_pages_unsupported, unavailable=_no_pages)
 @with_ladder
 def in_huge_pages(a: torch.Tensor) -> Pair:
     """The same factorisation with the factor in huge pages."""
-    out = (pages.empty(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
+    out = (buffers.huge(a.shape, a).mT, torch.empty(a.shape[:-2], dtype=torch.int32, device="cpu"))
     lower, info = torch.linalg.cholesky_ex(a, out=out)
     return lower, info

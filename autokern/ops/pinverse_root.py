@@ -23,7 +23,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import originals
 from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
 from autokern.ops.qr import cholesky_qr2
-from autokern.system import pages
+from autokern.system import buffers
 
 _stock_pinverse = originals.stable_pinverse
 _SINGULAR = 1e-6
@@ -191,7 +191,7 @@ def _solve_identity(lower: torch.Tensor) -> torch.Tensor:
 
 def _inverse_lower(lower: torch.Tensor) -> torch.Tensor:
     """Return the inverse ``(..., n, n)`` by recursion on halves, nearly all of it GEMM (Higham 2002, ch. 14)."""
-    inverse = pages.empty(lower.shape, lower).zero_()
+    inverse = buffers.huge(lower.shape, lower).zero_()
     _invert_into(lower, inverse)
     return inverse
 

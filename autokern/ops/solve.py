@@ -44,7 +44,7 @@ from autokern.ops._shared import (
     random_matrix,
 )
 from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_unstructured
-from autokern.system import buffers, pages
+from autokern.system import buffers
 
 _LEAST = 1000
 """Rows below which a factorisation takes less than iterations."""
@@ -185,7 +185,7 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch
         found = _refined(matrix, diagonal, lower, rhs)
         return stock(operator, rhs, kernel) if found is None else found
     kept = any(t.requires_grad for t in tensors_in((operator, rhs)))
-    with buffers.Lease(pages.empty(matrix.shape, matrix)) if kept else buffers.borrow(matrix.shape, matrix) as lease:
+    with buffers.Lease(buffers.huge(matrix.shape, matrix)) if kept else buffers.borrow(matrix.shape, matrix) as lease:
         k = lease.tensor.copy_(matrix)
         if diagonal is not None:
             k.diagonal(dim1=-2, dim2=-1).add_(diagonal)

@@ -5,13 +5,18 @@ tensors, so no autograd state stays with them. It hands a storage out only if no
 view that outlives its lease costs a reuse, never a wrong number. No code runs when a lease ends: a ``Ctrl-C`` would be
 lost there. There is no lock: every step that threads, the garbage collector or a signal could disturb is one operation
 of a dict, and the thread that pops an entry owns it.
+
+Fresh memory comes in huge pages where the system has them: 128 MB cost 32,768 faults of 4 KiB pages, or 64 of 2 MiB.
+Linux only (``MADV_HUGEPAGE``); elsewhere, and where the kernel forbids it, memory is left as it is.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import math
+import mmap
 import os
 import sys
 import threading
@@ -23,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from autokern.core.recovery import uninterrupted
-from autokern.system import host, pages
+from autokern.system import host
 
 SMALLEST = 2**20
 """Bytes below which the C library recycles memory by itself, and a buffer is not kept."""
@@ -37,6 +42,10 @@ _WATCHED = 32 * 2**20
 """A fresh buffer of so many bytes takes 4 ms to fill: asking for the free memory before, 0.3 ms, is cheap."""
 _MARGIN = 2**29
 """Bytes of memory that must stay free beside a fresh buffer while any buffer is kept."""
+_PAGED = 8 * 2**20
+"""Below this many bytes the C library recycles memory by itself, so huge pages save nothing."""
+_HUGE = 2 * 2**20
+_SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 class _Thread:
@@ -140,11 +149,11 @@ def _fresh(need: int) -> _Buffer:
     size = -(-need // step) * step
     like = torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
-        flat = pages.empty((size,), like)
+        flat = huge((size,), like)
     except uninterrupted(RuntimeError, MemoryError):
         free()
         size = need
-        flat = pages.empty((size,), like)
+        flat = huge((size,), like)
     return _Buffer(next(_keys), flat.untyped_storage(), size, _owner())
 
 
@@ -209,3 +218,35 @@ def _alone() -> tuple[int, int] | None:
 @functools.cache
 def _share() -> int:
     return host.available_memory("cpu") // _SHARE
+
+
+def has_huge() -> bool:
+    """Whether this system provides huge pages on request."""
+    return _madvise() is not None
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    try:
+        with open(_SETTING, encoding="utf-8") as file:
+            if "[never]" in file.read():
+                return None
+        madvise = ctypes.CDLL(None).madvise
+    except uninterrupted(OSError, AttributeError):
+        return None
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
+
+
+def huge(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Return an uninitialised ordinary tensor, in huge pages where that is possible and faster."""
+    out = torch.empty(shape, dtype=like.dtype, device=like.device)
+    size = out.numel() * out.element_size()
+    if size >= _PAGED and out.device.type == "cpu" and (madvise := _madvise()) is not None:
+        start = -(-out.data_ptr() // _HUGE) * _HUGE
+        length = (out.data_ptr() + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0:
+            madvise(start, length, mmap.MADV_HUGEPAGE)
+    return out

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import autokern
 from autokern.cli.commands import app
-from autokern.system import help_only
+from autokern.system import start
 
 SCRIPT = Path(sysconfig.get_path("scripts"), "autokern.exe" if os.name == "nt" else "autokern")
 HEAVY = {"torch", "numpy", "scipy", "gpytorch", "linear_operator", "pykeops"}
@@ -63,7 +63,7 @@ def test_the_installed_command_imports_no_library_for_its_version():
 def _asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], started_with: list[str]) -> bool:
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", started_with)
-    return help_only.is_asked()
+    return start.only_helps()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autokern
-from autokern.system import buffers, host, pages
+from autokern.system import buffers, host
 from autokern.system.buffers import SMALLEST, borrow
 
 MIB = 2**20
@@ -442,13 +442,13 @@ def test_failure_to_allocate_empties_the_pools_and_tries_again(monkeypatch, erro
     borrow((SIDE, SIDE), DOUBLE).release()
     asked = []
 
-    def scarce(shape, like, real=pages.empty):
+    def scarce(shape, like, real=buffers.huge):
         asked.append(shape[0])
         if buffers.held():
             raise error
         return real(shape, like)
 
-    monkeypatch.setattr(pages, "empty", scarce)
+    monkeypatch.setattr(buffers, "huge", scarce)
     with borrow((2 * SIDE, SIDE), DOUBLE) as lease:
         assert lease.tensor.shape == (2 * SIDE, SIDE)
         assert asked[-1] == 2 * SIDE * SIDE * 8 <= asked[0]
