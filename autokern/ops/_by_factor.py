@@ -78,18 +78,10 @@ def stock_memory(problem: Problem) -> int:
     return memory_of(3, 2 if is_fast(problem) else 3, 2, kept=2)(problem)
 
 
-def _only_grown(problem: Problem) -> str | None:
-    return "the inverse factor is all there is" if is_grown(problem) else None
-
-
 def _rows_unsupported(problem: Problem) -> str | None:
     if problem.grad:
         return "gradients keep the blocks anyway"
     return None if problem.m > BLOCK else f"no more than {BLOCK} test points"
-
-
-def _rows_memory(problem: Problem) -> int:
-    return memory_of(0, 3.5, 1)(problem.replace(m=min(problem.m, BLOCK)))
 
 
 def factor(strategy: Any) -> Conditioned:
@@ -151,7 +143,7 @@ def register(op: Op) -> None:
     @op.candidate(
         "lazy-product",
         accuracy="better",
-        unsupported=_only_grown,
+        unsupported=lambda p: "the inverse factor is all there is" if is_grown(p) else None,
         memory=memory_of(0, 2, 2, kept=1),
         parts=True,
     )
@@ -164,7 +156,7 @@ def register(op: Op) -> None:
         "rows",
         accuracy="better",
         unsupported=_rows_unsupported,
-        memory=_rows_memory,
+        memory=lambda p: memory_of(0, 3.5, 1)(p.replace(m=min(p.m, BLOCK))),
         parts=True,
     )
     @or_anew

@@ -53,10 +53,6 @@ def arrays_unsupported(problem: Problem) -> str | None:
     return None if set(families(problem)) <= leaves.FAMILIES else "for kernels that are taken apart"
 
 
-def _arrays_memory(problem: Problem) -> int:
-    return in_place(5.0, 5.0)(problem.replace(batch=1, dtype="float64"))
-
-
 def _merged_unsupported(problem: Problem) -> str | None:
     if problem.n < repeats.LEAST or not 0 < problem.m <= repeats.MOST_DISTINCT * problem.n:
         return "too few points repeat"
@@ -87,7 +83,12 @@ def register(op: Op) -> None:
 
     with_one_thread(op, "fused")
 
-    @op.candidate("arrays", accuracy="better", unsupported=arrays_unsupported, memory=_arrays_memory)
+    @op.candidate(
+        "arrays",
+        accuracy="better",
+        unsupported=arrays_unsupported,
+        memory=lambda p: in_place(5.0, 5.0)(p.replace(batch=1, dtype="float64")),
+    )
     @or_iterate(stock)
     def arrays(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """NumPy and LAPACK in float64 from the raw parameters to value and gradients, without autograd between them."""

@@ -63,10 +63,6 @@ def _mixed_error(problem: Problem) -> Error:
     return Error("checked", f"{words}, else one in double precision serves", gradients=_CANCELLED * OF_EACH)
 
 
-def _iterated_unsupported(problem: Problem) -> str | None:
-    return _too_small(problem) if iterates(problem) else "the covariance is factorised"
-
-
 def _is_held(problem: Problem) -> bool:
     return problem.n**2 * problem.itemsize <= iterated_density.DENSE
 
@@ -100,7 +96,7 @@ def register(op: Op) -> None:
     @op.candidate(
         "preconditioned",
         accuracy="better",
-        unsupported=_iterated_unsupported,
+        unsupported=lambda p: _too_small(p) if iterates(p) else "the covariance is factorised",
         features=_iterated_features,
         memory=_iterated_memory,
         parts=True,

@@ -151,6 +151,11 @@ def needs_few(problem: Problem) -> str | None:
     return "only for batches of at most 64 matrices" if problem.batch > 64 else None
 
 
+def needs_tall(problem: Problem) -> str | None:
+    """Return why a candidate that squares the condition number cannot serve a problem."""
+    return None if problem.m >= 2 * problem.n else "only for at least twice as many rows as columns"
+
+
 def needs_cpu_detour(problem: Problem) -> str | None:
     """Return why the data of a problem cannot move to the CPU."""
     return "the data is on the CPU already" if problem.device == "cpu" else None

@@ -137,11 +137,11 @@ def _pages_unsupported(problem: Problem) -> str | None:
     return None if problem.n >= 1000 else "below 1,000 rows huge pages gain nothing"
 
 
-def _no_pages(device: str) -> str | None:
-    return None if buffers.has_huge() else "this system provides no huge pages"
-
-
-@CHOLESKY.candidate("huge-pages", unsupported=_pages_unsupported, unavailable=_no_pages)
+@CHOLESKY.candidate(
+    "huge-pages",
+    unsupported=_pages_unsupported,
+    unavailable=lambda device: None if buffers.has_huge() else "this system provides no huge pages",
+)
 @with_ladder
 def in_huge_pages(a: torch.Tensor) -> Pair:
     """The same factorisation with the factor in huge pages."""

@@ -102,21 +102,16 @@ class _DenseLogProb(Op):
 DENSE_LOG_PROB = _DenseLogProb()
 
 
-def _stock_memory(problem: Problem) -> int:
-    return 7 * problem.itemsize * problem.n**2
-
-
-@DENSE_LOG_PROB.candidate("stock", memory=_stock_memory)
+@DENSE_LOG_PROB.candidate("stock", memory=lambda p: 7 * p.itemsize * p.n**2)
 def stock(marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
     """gpytorch's own: autograd through Cholesky."""
     return _stock(marginal, value, True)
 
 
-def _unsupported(problem: Problem) -> str | None:
-    return None if problem.device == "cpu" and problem.n <= _MOST else f"for {_MOST} points at most on the CPU"
-
-
-@DENSE_LOG_PROB.candidate("arrays", unsupported=_unsupported)
+@DENSE_LOG_PROB.candidate(
+    "arrays",
+    unsupported=lambda p: None if p.device == "cpu" and p.n <= _MOST else f"for {_MOST} points at most on the CPU",
+)
 def arrays(marginal: Marginal, value: torch.Tensor) -> torch.Tensor:
     """NumPy and LAPACK in float64, without operators and without autograd between matrix and value."""
     k = matrix_of(marginal)

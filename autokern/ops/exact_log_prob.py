@@ -75,11 +75,6 @@ def _stock_memory(problem: Problem) -> int:
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
 
-def _formless_memory(problem: Problem) -> int:
-    """Vectors of conjugate gradients; what the tiles take, products look at themselves."""
-    return CG_VECTORS * problem.batch * problem.n * problem.itemsize
-
-
 class _ExactLogProb(Iterated, Op):
     name = "exact_log_prob"
     summary = "log density of a Gaussian process prior with noise, gradients included"
@@ -227,14 +222,10 @@ def stock(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         return _stock(distribution, value)
 
 
-def _formless_unsupported(problem: Problem) -> str | None:
-    return needs_few(problem) if iterates(problem) else "the covariance is factorised"
-
-
 @EXACT_LOG_PROB.candidate(
     "matrix-free",
-    unsupported=_formless_unsupported,
-    memory=_formless_memory,
+    unsupported=lambda p: needs_few(p) if iterates(p) else "the covariance is factorised",
+    memory=lambda p: CG_VECTORS * p.batch * p.n * p.itemsize,  # what tiles take, products look at themselves
     parts=True,
     as_stock=True,
     obeys=lambda *_: True,

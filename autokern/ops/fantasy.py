@@ -53,10 +53,6 @@ def _stock_features(problem: Problem) -> Features:
     return Features(200.0, flops, 12.0 * elements * problem.itemsize)
 
 
-def _stock_memory(problem: Problem) -> int:
-    return 6 * problem.batch * (problem.n + problem.m) ** 2 * problem.itemsize
-
-
 class _Fantasy(Loose, Op):
     name = "fantasy"
     summary = "caches of a model after new observations"
@@ -178,7 +174,7 @@ def _noise(noise: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {} if noise is None else {"noise": noise}
 
 
-@FANTASY.candidate("stock", features=_stock_features, memory=_stock_memory)
+@FANTASY.candidate("stock", features=_stock_features, memory=lambda p: 6 * p.batch * (p.n + p.m) ** 2 * p.itemsize)
 def stock(update: Update) -> Any:
     """gpytorch's own, with the mean cache kept for where gradients are detached from it (gpytorch #2669).
 

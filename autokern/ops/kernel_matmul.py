@@ -197,10 +197,6 @@ def _distributed_unavailable(device: str) -> str | None:
     return None if ranks.active() else "this process shares its work with no other rank (AUTOKERN_RANKS)"
 
 
-def _distributed_memory(problem: Problem) -> int:
-    return in_tiles(usual(torch.device("cpu")).tile)(problem) + of_outputs(problem)
-
-
 def _over_ranks(problem: Problem, others: Mapping[str, float]) -> float | None:
     """Return the seconds that ranks take, by those of tiles on one."""
     here, alone = ranks.active(), others.get("tiled-symmetric" if is_same(problem) else "tiled")
@@ -221,7 +217,7 @@ def _pays_over_ranks(problem: Problem) -> bool:
     "distributed",
     unsupported=_distributed_unsupported,
     unavailable=_distributed_unavailable,
-    memory=_distributed_memory,
+    memory=lambda p: in_tiles(usual(torch.device("cpu")).tile)(p) + of_outputs(p),
     derived=_over_ranks,
 )
 def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:

@@ -137,12 +137,7 @@ def _parts(problem: Problem) -> int:
     return sum(4 * problem.d if name == "mixture" else 1 for name in families(problem))
 
 
-def _stock_memory(problem: Problem) -> int:
-    """What the most frugal of its parts takes; each part asks for itself."""
-    return problem.batch * problem.n**2 * problem.itemsize
-
-
-@OBJECTIVE.candidate("stock", memory=_stock_memory)
+@OBJECTIVE.candidate("stock", memory=lambda p: p.batch * p.n**2 * p.itemsize)  # each of its parts asks for itself
 def stock(reading: Known, forward: Forward | None, parameters: Parameters | None) -> Found | torch.Tensor:
     """The libraries' own: modules forward, autograd backward; what they call is dispatched."""
     if forward is None or parameters is None:

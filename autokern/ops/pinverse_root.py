@@ -21,7 +21,7 @@ from autokern.core.autograd import each_cotangent
 from autokern.core.op import Op, Run
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
-from autokern.ops._shared import EPS, matrix_key, matrix_problem, positive_definite, random_matrix
+from autokern.ops._shared import EPS, matrix_key, matrix_problem, needs_tall, positive_definite, random_matrix
 from autokern.ops.qr import cholesky_qr2
 from autokern.system import buffers
 
@@ -220,11 +220,7 @@ def recursive(a: torch.Tensor) -> torch.Tensor:
     return _inverse(a, _inverse_lower)
 
 
-def _tall_unsupported(problem: Problem) -> str | None:
-    return None if problem.m >= 2 * problem.n else "only for at least twice as many rows as columns"
-
-
-@PINVERSE_ROOT.candidate("choleskyqr2", unsupported=_tall_unsupported)
+@PINVERSE_ROOT.candidate("choleskyqr2", unsupported=needs_tall)
 def by_cholesky_qr2(a: torch.Tensor) -> torch.Tensor:
     """CholeskyQR2 and a triangular solve, for a tall root."""
     q, r = cholesky_qr2(a)

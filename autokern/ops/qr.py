@@ -21,6 +21,7 @@ from autokern.ops._shared import (
     matrix_problem,
     moved,
     needs_cpu_detour,
+    needs_tall,
     on_other_devices,
     random_matrix,
 )
@@ -32,11 +33,6 @@ def _memory_of(problem: Problem, matrices: float) -> int:
     k = min(problem.m, problem.n)
     elements = matrices * problem.m * problem.n + k * problem.n
     return int(problem.batch * problem.itemsize * elements) * (2 if problem.grad else 1)
-
-
-def _memory_of_rounds(problem: Problem) -> int:
-    """The factors Q of both rounds, and the copy that the triangular solve makes."""
-    return _memory_of(problem, 2.35)
 
 
 class _Qr(Op):
@@ -114,11 +110,7 @@ def stock(a: torch.Tensor) -> Pair:
     return native(a)
 
 
-def _native_unsupported(problem: Problem) -> str | None:
-    return None if _library_uses_cpu(problem) else "the same as stock for this problem"
-
-
-@QR.candidate("native", unsupported=_native_unsupported)
+@QR.candidate("native", unsupported=lambda p: None if _library_uses_cpu(p) else "the same as stock for this problem")
 def native(a: torch.Tensor) -> Pair:
     """Householder QR on the tensor's own device (geqrf and orgqr)."""
     q, r = torch.linalg.qr(a)
@@ -138,11 +130,7 @@ on_other_devices(
 )
 
 
-def _cholesky_unsupported(problem: Problem) -> str | None:
-    return None if problem.m >= 2 * problem.n else "only for at least twice as many rows as columns"
-
-
-@QR.candidate("choleskyqr2", unsupported=_cholesky_unsupported, memory=_memory_of_rounds)
+@QR.candidate("choleskyqr2", unsupported=needs_tall, memory=lambda p: _memory_of(p, 2.35))  # Q of both rounds, a copy
 def cholesky_qr2(a: torch.Tensor) -> Pair:
     """CholeskyQR2 for tall, well-conditioned matrices; Householder QR for all others.
 

@@ -157,11 +157,9 @@ def _stock_features(problem: Problem) -> Features:
     return Features(300.0, flops, 1.0 * CG_ITERATIONS * elements * problem.itemsize)
 
 
-def _vectors(problem: Problem) -> int:
-    return (CG_VECTORS + 10 * problem.rhs) * problem.batch * problem.n * problem.itemsize
-
-
-@SOLVE.candidate("stock", features=_stock_features, memory=_vectors)
+@SOLVE.candidate(
+    "stock", features=_stock_features, memory=lambda p: (CG_VECTORS + 10 * p.rhs) * p.batch * p.n * p.itemsize
+)
 def stock(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """linear_operator's conjugate gradients, with a preconditioner of rank 15 from 2,000 rows on."""
     found: torch.Tensor = originals.solve(operator, rhs)
@@ -172,11 +170,11 @@ _factors = Beside[torch.Tensor]()
 """Of operators that a backward pass solves with again: functions of the library make one of their own for each call."""
 
 
-def _no_factor(problem: Problem) -> str | None:
-    return "the covariance is not formed" if FREE in problem.words else None
-
-
-@SOLVE.candidate("cholesky", accuracy="better", unsupported=_no_factor)
+@SOLVE.candidate(
+    "cholesky",
+    accuracy="better",
+    unsupported=lambda p: "the covariance is not formed" if FREE in p.words else None,
+)
 def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
     """One Cholesky factorisation in borrowed memory, and two triangular solves; the residual is checked."""
     matrix, diagonal = dense_and_diagonal(operator)

@@ -117,11 +117,7 @@ def _stock_features(problem: Problem) -> Features:
     return Features(500.0, elements * problem.n * problem.d * 4 / 3, 30.0 * elements * problem.itemsize)
 
 
-def _stock_memory(problem: Problem) -> int:
-    return 8 * problem.itemsize * (problem.n * problem.d) ** 2
-
-
-@TASK_LOG_PROB.candidate("stock", features=_stock_features, memory=_stock_memory)
+@TASK_LOG_PROB.candidate("stock", features=_stock_features, memory=lambda p: 8 * p.itemsize * (p.n * p.d) ** 2)
 def stock(forward: Forward, *tensors: torch.Tensor) -> torch.Tensor:
     """gpytorch's own operators, and autograd through the matrix of all points and tasks."""
     return forward(*tensors)
