@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from autokern.core.autograd import each_cotangent
-from autokern.core.problem import Problem
 from autokern.kernels import embedded as forms
 from autokern.kernels.family import Family
 from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, peeled
@@ -166,12 +165,12 @@ def _formula(form: _Form, columns: int, gradients: bool) -> tuple[str, tuple[lis
     return result.formula, result.variables
 
 
-def _keops_unsupported(problem: Problem) -> str | None:
-    return needs_few(problem) or unsupported(problem.d * leaves(problem), problem.device)
-
-
 @KERNEL_MATMUL.candidate(
-    "keops", unsupported=_keops_unsupported, unavailable=keops_problem, memory=of_outputs, compiles=True
+    "keops",
+    unsupported=lambda problem: needs_few(problem) or unsupported(problem.d * leaves(problem), problem.device),
+    unavailable=keops_problem,
+    memory=of_outputs,
+    compiles=True,
 )
 def by_keops(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """KeOps with the family's formula, compiled once per form, dimensions and dtype."""

@@ -58,10 +58,6 @@ def _only_float64(problem: Problem) -> str | None:
     return None if problem.dtype == "float64" else "the data is float32 already"
 
 
-def _float32_unsupported(problem: Problem) -> str | None:
-    return _only_float64(problem) or needs_few(problem)
-
-
 def _tensor_cores_unsupported(problem: Problem) -> str | None:
     if problem.device != "cuda":
         return "only a GPU has tensor cores of this precision"
@@ -83,7 +79,10 @@ def _add(name: str, precision: str, summary: str, unsupported: Callable[[Problem
     KERNEL_MATMUL.candidate(name, accuracy="approximate", unsupported=unsupported, memory=_low_memory)(run)
 
 
-_add("float32", "", "Tile by tile in float32, for points and columns in float64.", _float32_unsupported)
+_add(
+    "float32", "", "Tile by tile in float32, for points and columns in float64.",
+    lambda problem: _only_float64(problem) or needs_few(problem),
+)  # fmt: skip
 _add("tf32", "tf32", "Tile by tile, products in TF32 on tensor cores.", _tensor_cores_unsupported)
 _add("float16", "float16", "Tile by tile, points in float16 on tensor cores.", _tensor_cores_unsupported)
 _add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores.", _tensor_cores_unsupported)

@@ -166,19 +166,11 @@ class Relied:
 
 
 class _Look:
-    """One look at functions, classes and constants of the libraries.
-
-    Attributes
-    ----------
-    unknown : dict
-        As that of a `Relied`.
-    asked : list
-        Functions, each with an argument, whose values stay the same as long as nothing is replaced.
-    """
+    """One look at functions, classes and constants of the libraries."""
 
     def __init__(self, names: frozenset[Any]) -> None:
-        self.unknown: dict[str, str] = {}
-        self.asked: list[tuple[Any, Any]] = []
+        self.unknown: dict[str, str] = {}  # as that of a `Relied`
+        self.asked: list[tuple[Any, Any]] = []  # functions of an argument, the same until something is replaced
         self._functions: dict[FunctionType, None] = {}
         self._parts: dict[tuple[str, str], tuple[Any, dict[str, None]]] = {}
         for kind in (name for name in names if isinstance(name, type)):

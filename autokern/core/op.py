@@ -29,15 +29,11 @@ WEIGHTS = {"m": 0.7, "n": 0.7, "d": 0.25, "rhs": 0.8, "batch": 0.5}
 
 
 class _Inside(threading.local):
-    """What this thread is doing.
+    """What this thread is doing."""
 
-    Whether it runs a candidate, so that its calls are not dispatched again; whether it calibrates; and whether kernel
-    matrices are to be multiplied without being formed.
-    """
-
-    active = False
-    measuring = False
-    formless = False
+    active = False  # it runs a candidate, so that its calls are not dispatched again
+    measuring = False  # it calibrates
+    formless = False  # it multiplies kernel matrices without forming them
 
     @contextlib.contextmanager
     def without_matrices(self) -> Iterator[None]:

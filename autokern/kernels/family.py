@@ -104,10 +104,6 @@ class Family(msgspec.Struct, frozen=True):
         """Return ``k`` by the epilogue, with memory from `spare` where it needs some."""
         return self.epilogue(u, slope, *shape, **({"spare": spare} if self.wants_spare else {}))
 
-    def clamp_(self, u: torch.Tensor) -> torch.Tensor:
-        """Push values that rounding carried across zero back to it, in place."""
-        return u.clamp_max_(0) if self.gamma < 0 else u.clamp_min_(0)
-
     def __call__(self, u: torch.Tensor, *shape: torch.Tensor) -> torch.Tensor:
         """Return ``k(u)``, differentiable to any order; ``u`` is unchanged."""
         return self.formula(u, *shape) if shape else _Chain.apply(u, self, 0)

@@ -65,7 +65,9 @@ def settled(of: Family, u: torch.Tensor, seen: Reach, diagonal: torch.Tensor | N
     """Return u without negative values from rounding, in place; a diagonal is 0, or NaN where its points are."""
     if diagonal is not None:
         diagonal.zero_() if seen.number else diagonal.mul_(0)
-    return torch.threshold_(u, seen.cut, 0.0) if seen.cut > 0 else of.clamp_(u)
+    if seen.cut > 0:
+        return torch.threshold_(u, seen.cut, 0.0)
+    return u.clamp_max_(0) if of.gamma < 0 else u.clamp_min_(0)
 
 
 def same_points(x1: torch.Tensor, x2: torch.Tensor) -> bool:

@@ -150,7 +150,6 @@ def _scripted(parts: Parts) -> Callable[..., torch.Tensor]:
     return traced
 
 
-@functools.cache
 def script_problem() -> str | None:
     """Return why TorchScript cannot work here."""
     return "TorchScript does not support Python 3.14 and later" if sys.version_info >= (3, 14) else None

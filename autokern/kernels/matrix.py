@@ -21,7 +21,6 @@ from autokern.kernels.tree import Parts, Tree, apart, by_leaf, flattened
 from autokern.kernels.walk import Walk
 from autokern.system import buffers
 
-LAYOUTS = ("whole", "tiled")
 _CACHED = 2**21
 """A block of rows this large stays in a CPU's cache between the GEMM and the passes of its epilogue."""
 _Rows = tuple[int, int]

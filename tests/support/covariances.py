@@ -13,7 +13,7 @@ from autokern.kernels.family import Family, family_of
 from autokern.kernels.far import same_points
 from autokern.kernels.tree import Node, Tree
 
-LAYOUTS = matrices.LAYOUTS
+LAYOUTS = ("whole", "tiled")
 
 
 class Covariance(NamedTuple):
