@@ -34,7 +34,8 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.runtime.dispatch import explain
 from autokern.system import host
-from autokern.tuning import accuracy, timer
+from autokern.tuning import timer
+from autokern.tuning import trial as accuracy
 from autokern.tuning.trial import trial
 
 HERE = Path(__file__).parent

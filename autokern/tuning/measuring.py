@@ -13,9 +13,8 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.system import host, memory_limit
 from autokern.tuning import timer
-from autokern.tuning.accuracy import gradient_errors, relative_error, truth
 from autokern.tuning.profile import Ban, Timing
-from autokern.tuning.trial import Trialled, trial
+from autokern.tuning.trial import Trialled, gradient_errors, relative_error, trial, truth
 
 _log = logging.getLogger("autokern")
 

@@ -31,7 +31,8 @@ from autokern.ops._quadratic_forms import closed_form, factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.runtime import checks, dispatch
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
-from autokern.tuning import accuracy, calibration
+from autokern.tuning import calibration
+from autokern.tuning import trial as accuracy
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Chooser, fitted
 from autokern.tuning.policy import decide, described

@@ -32,8 +32,7 @@ from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import host, threads
-from autokern.tuning.accuracy import gradient_errors, relative_error, truth
-from autokern.tuning.trial import Trialled, trial
+from autokern.tuning.trial import Trialled, gradient_errors, relative_error, trial, truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

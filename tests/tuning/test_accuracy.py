@@ -9,7 +9,7 @@ from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.hooks import install
-from autokern.tuning import accuracy
+from autokern.tuning import trial as accuracy
 from autokern.tuning.measuring import Measurer
 from autokern.tuning.trial import Trialled, trial
 
