@@ -84,7 +84,7 @@ def table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array,
     A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there, and so is one of lower
     precision, which is measured only where that is asked for.
     """
-    ever = {name for trial in trials for name in trial.timings}
+    ever = {name for trial in trials for name in trial.timings}.intersection(op.names())
     filled = np.empty((len(trials), len(names)))
     known = np.zeros(filled.shape, dtype=bool)
     for row, trial in enumerate(trials):

@@ -118,6 +118,12 @@ def test_a_candidate_that_the_base_does_not_know_gets_what_was_measured(op, ship
     assert ratio(own, square(64), "third") == pytest.approx(0.3, rel=0.02)
 
 
+def test_a_candidate_that_is_gone_is_no_obstacle(op, shipped):
+    gone = msgspec.structs.replace(shipped, candidates=[*shipped.candidates, "gone"])
+    trials = [trial(square(n), fast=0.5, **({"gone": 0.1} if n < 100 else {})) for n in SIZES]
+    assert ratio(fit_own(op, trials, gone), square(64)) == pytest.approx(0.5, rel=0.02)
+
+
 def test_a_candidate_that_own_trials_left_out_is_no_faster_than_the_base_says(op, shipped):
     """Left out as hopeless: what other hosts found of it holds on, or is not pessimistic enough."""
     own = fit_own(op, host(fast=0.8), shipped)
