@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from autokern.gp.small import Array, Columns, Parameter, into, squared
+from autokern.gp.small import Array, Columns, Parameter, Sized, into, squared
 
 __all__ = [
     "Linear", "Periodic", "Polynomial", "RationalQuadratic", "Rough", "Sizeless", "SpectralMixture", "arranged",
@@ -40,16 +40,6 @@ def summed(parameter: Parameter, by_dimension: Array) -> None:
     parameter.accumulate(by_dimension.sum() if parameter.value.size == 1 else by_dimension)
 
 
-class _Sized:
-    """A part of scaled points, kept from the last evaluation."""
-
-    _z: Array
-
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return float(np.square(self._z).sum(-1).max())
-
-
 class Sizeless:
     """A part whose entries are products of what it is made of, wherever the points are."""
 
@@ -58,7 +48,7 @@ class Sizeless:
         return 0.0
 
 
-class Rough(_Sized):
+class Rough(Sized):
     """The Matérn 1/2, whose derivative by squared distances is infinite where points meet.
 
     Distances of points that are near each other, and their share of the derivatives, are computed from differences.
@@ -97,7 +87,7 @@ class Rough(_Sized):
             into(by_x, self._columns, by_z / value)
 
 
-class RationalQuadratic(_Sized):
+class RationalQuadratic(Sized):
     """``(1 + s / 2 alpha) ** -alpha``."""
 
     def __init__(self, columns: Columns, lengthscale: Parameter, alpha: Parameter) -> None:
@@ -127,7 +117,7 @@ class RationalQuadratic(_Sized):
             into(by_x, self._columns, by_z / value)
 
 
-class Periodic(_Sized):
+class Periodic(Sized):
     """``exp(-2 sum_i sin(pi (x_i - x'_i) / p_i) ** 2 / lengthscale_i)``: an RBF of points that are laid on circles."""
 
     def __init__(self, columns: Columns, lengthscale: Parameter, period: Parameter) -> None:
@@ -220,7 +210,7 @@ class SpectralMixture:
         self._sides = np.stack((np.cos(angles), np.sin(angles)), -1)
         self._kept = [self._dimension(k) for k in range(z.shape[1])]
         self._factors = [total for total, _, _ in self._kept]
-        return self._others(None).copy()
+        return math.prod(self._factors[1:], start=self._factors[0])
 
     def _dimension(self, k: int) -> tuple[Array, Array, list[tuple[Array, Array]]]:
         """Return of a dimension the sum over the mixture, the differences, and each term without and with cosine."""
@@ -236,20 +226,12 @@ class SpectralMixture:
             terms.append((gaussian, wave))
         return total, gaps, terms
 
-    def _others(self, left_out: int | None) -> Array:
-        """Return the product of the sums of all dimensions but one."""
-        chosen = [total for k, total in enumerate(self._factors) if k != left_out]
-        found = chosen[0]
-        for total in chosen[1:]:
-            found = found * total
-        return found
-
     def backward(self, g: Array, by_x: Array | None = None) -> None:
         """Add the gradients by weights, means and scales, and by the points."""
         by_weight, by_mean, by_scale = (np.zeros_like(p.value) for p in (self._weights, self._means, self._scales))
         by_z = np.zeros_like(self._z)
         for k, (_, gaps, terms) in enumerate(self._kept):
-            z, own = self._z[:, k], g * self._others(k) if len(self._kept) > 1 else g
+            z, own = self._z[:, k], math.prod(self._factors[:k] + self._factors[k + 1 :], start=g)
             for q, (gaussian, wave) in enumerate(terms):
                 weight, mean, scale = self._weights.value[q], self._means.value[q, 0, k], self._scales.value[q, 0, k]
                 pull = np.multiply(wave, own, out=wave)  # each term is read once

@@ -7,6 +7,7 @@ at one state of the model. Arrays are float64 with three axes or four: ``k`` out
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -182,22 +183,15 @@ class Product:
     def evaluate(self, x: Array, m: int) -> Evaluated:
         """Return the products of the covariances."""
         found = [part.evaluate(x, m) for part in self._parts]
-        return Evaluated(_but([one.cross for one in found]), _but([one.own for one in found]), found)
+        crosses, owns = [one.cross for one in found[1:]], [one.own for one in found[1:]]
+        return Evaluated(math.prod(crosses, start=found[0].cross), math.prod(owns, start=found[0].own), found)
 
     def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
         """Hand each part the derivatives times the covariances of the others."""
-        crosses, owns = [one.cross for one in kept], [one.own for one in kept]
         for index, (part, own) in enumerate(zip(self._parts, kept, strict=True)):
-            part.backward(own.kept, _but(crosses, index, g), _but(owns, index, h), wanted)
-
-
-def _but(factors: list[Array], index: int = -1, first: Any = 1.0) -> Array:
-    """Return the product of a first factor and all others but one."""
-    total = np.array(first)
-    for other, factor in enumerate(factors):
-        if other != index:
-            total = total * factor
-    return total
+            others = kept[:index] + kept[index + 1 :]
+            by_cross = math.prod((one.cross for one in others), start=g)
+            part.backward(own.kept, by_cross, math.prod((one.own for one in others), start=h), wanted)
 
 
 def part_of(seen: Inspected, kernel: Any, train: Array) -> Part:

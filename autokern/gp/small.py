@@ -16,8 +16,8 @@ import numpy as np
 from autokern.gp.lapack import Array, solved
 
 __all__ = [
-    "FAMILIES", "Array", "Columns", "Density", "Formula", "Leaf", "Marginal", "Parameter", "Part", "Product", "Scale",
-    "Sum", "density", "into", "marginal", "squared",
+    "FAMILIES", "Array", "Columns", "Density", "Formula", "Leaf", "Parameter", "Part", "Product", "Scale", "Sized",
+    "Sum", "density", "into", "squared",
 ]  # fmt: skip
 
 Formula = Callable[[Array], tuple[Array, Array]]
@@ -112,7 +112,18 @@ FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern32": _matern32, "matern52": 
 """Those that are smooth where points meet: squared distances by products of points have lost digits there."""
 
 
-class Leaf:
+class Sized:
+    """A part of scaled points, kept from the last evaluation."""
+
+    __slots__ = ()
+    _z: Array
+
+    def size(self) -> float:
+        """Return the largest scaled squared norm of the points."""
+        return float(np.square(self._z).sum(-1).max())
+
+
+class Leaf(Sized):
     """A stationary covariance (`FAMILIES`) of points in units of a lengthscale ``(1, d)`` or ``(1, 1)``."""
 
     __slots__ = ("_columns", "_formula", "_lengthscale", "_slope", "_z")
@@ -139,10 +150,6 @@ class Leaf:
             by_dimension = _sum(by_dimension)
         lengthscale.accumulate(by_dimension / lengthscale.value)
 
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return float(np.square(self._z).sum(-1).max())
-
 
 class Scale:
     """A part times an output scale, shape ``()``."""
@@ -168,13 +175,23 @@ class Scale:
         return self._part.size()
 
 
-class Sum:
-    """A sum of parts."""
+class _Several:
+    """Parts that are combined."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "_values")
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = tuple(parts)
+
+    def size(self) -> float:
+        """Return the largest scaled squared norm of the points."""
+        return max(part.size() for part in self._parts)
+
+
+class Sum(_Several):
+    """A sum of parts."""
+
+    __slots__ = ()
 
     def evaluate(self, x: Array) -> Array:
         """Return the sum of the matrices."""
@@ -189,39 +206,22 @@ class Sum:
             part.backward(g.copy(), by_x)
         self._parts[0].backward(g, by_x)
 
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return max(part.size() for part in self._parts)
 
-
-class Product:
+class Product(_Several):
     """An elementwise product of parts."""
 
-    __slots__ = ("_parts", "_values")
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = tuple(parts)
+    __slots__ = ()
 
     def evaluate(self, x: Array) -> Array:
         """Return the product of the matrices."""
-        self._values = [part.evaluate(x) for part in self._parts]
-        total = self._values[0].copy()
-        for value in self._values[1:]:
-            total *= value
-        return total
+        values = self._values = [part.evaluate(x) for part in self._parts]
+        return math.prod(values[1:], start=values[0])
 
     def backward(self, g: Array, by_x: Array | None = None) -> None:
         """Hand each part the derivative times the other matrices."""
         for index, part in enumerate(self._parts):
-            own = g.copy()
-            for other, value in enumerate(self._values):
-                if other != index:
-                    own *= value
-            part.backward(own, by_x)
-
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return max(part.size() for part in self._parts)
+            others = self._values[:index] + self._values[index + 1 :]
+            part.backward(math.prod(others, start=g), by_x)
 
 
 class Density(NamedTuple):
@@ -245,29 +245,3 @@ def density(k: Array, residual: Array, factor: float) -> Density | None:
     w -= a[:, None] * a
     w *= -0.5 * factor
     return Density(value, w, a * -factor)
-
-
-class Marginal(NamedTuple):
-    """A log density of noisy observations, and its derivatives but for those by the parameters of the kernel."""
-
-    value: float
-    by_noise: Array  # by the variance of each point, times the factor
-    by_residual: Array
-
-
-def marginal(
-    part: Part, x: Array, noise: Array, residual: Array, factor: float, by_x: Array | None = None
-) -> Marginal | None:
-    """Return the log density of a residual, and add the derivatives to the parameters of a kernel.
-
-    None is returned where the covariance cannot be factorised, or the density is no number. `noise` is ``()``, ``(1,)``
-    or ``(n,)``; the derivative by the points ``(n, d)`` is added to `by_x`.
-    """
-    k = part.evaluate(x)
-    k.flat[:: len(residual) + 1] += noise
-    found = density(k, residual, factor)
-    if found is None or not math.isfinite(found.value):
-        return None
-    by_noise = found.by_matrix.diagonal().copy()  # the kernel overwrites the matrix
-    part.backward(found.by_matrix, by_x)
-    return Marginal(found.value, by_noise, found.by_residual)

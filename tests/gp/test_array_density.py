@@ -42,6 +42,7 @@ KERNELS = {
     "matern52": lambda: ScaleKernel(MaternKernel(2.5, active_dims=[0, 2], ard_num_dims=2)),
     "sum": lambda: AdditiveKernel(ScaleKernel(RBFKernel(active_dims=[1])), MaternKernel(2.5)),
     "product": lambda: ScaleKernel(ProductKernel(RBFKernel(active_dims=[0]), MaternKernel(1.5, ard_num_dims=D))),
+    "product of one": lambda: ScaleKernel(AdditiveKernel(ProductKernel(RBFKernel()), ProductKernel(MaternKernel(2.5)))),
     "rq": lambda: ScaleKernel(RQKernel(ard_num_dims=D)),
     "matern12": lambda: ScaleKernel(MaternKernel(0.5, ard_num_dims=D)),
     "periodic": lambda: ScaleKernel(PeriodicKernel(active_dims=[1])) + RBFKernel(),
