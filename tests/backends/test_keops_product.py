@@ -221,6 +221,7 @@ def test_a_family_is_all_that_the_dense_routes_need(inverse_quadratic):
     for route in (
         covariances.reference,
         covariances.matrix,
+        covariances.vmapped,
         covariances.by_cdist,
         covariances.scripted,
     ):
