@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from linear_operator import settings as library
+from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.candidate import nothing
 from autokern.core.op import Op, Run
@@ -27,6 +28,13 @@ CG_ITERATIONS = 11
 CG_VECTORS = 150
 """Vectors that conjugate gradients hold: about eight sets of eleven columns, and a preconditioner of rank 15."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class OpOfParts(Op):
+    """An Op whose stock consists of calls that are ops of their own, a factorisation among them."""
+
+    raises = (NanError, NotPSDError)
+    composite = True
 
 
 def is_ours(*tensors: torch.Tensor) -> bool:

@@ -13,15 +13,21 @@ from typing import Any
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DenseLinearOperator
-from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import likelihood
 from autokern.gp.array_density import matrix_log_prob
 from autokern.gp.marginal import Marginal, matrix_of, read_matrix
-from autokern.ops._shared import EPS, density_error, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.ops._shared import (
+    EPS,
+    OpOfParts,
+    density_error,
+    is_ours,
+    matrix_problem,
+    positive_definite,
+    random_matrix,
+)
 from autokern.ops.exact_log_prob import stock as _stock
 from autokern.system.blas import one_thread
 
@@ -31,12 +37,10 @@ _SMALL = 150
 """Points up to which no measurement is needed."""
 
 
-class _DenseLogProb(Op):
+class _DenseLogProb(OpOfParts):
     name = "dense_log_prob"
     summary = "log density of a Gaussian process prior with noise, of a covariance that is a matrix"
     contract = "the value is that of a matrix within 2 n eps max|K| of K"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 3
 
     def key(self, marginal: Marginal, value: Any) -> Any:

@@ -19,10 +19,9 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from linear_operator.operators import ConstantDiagLinearOperator
-from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
-from autokern.core.op import Op, inside
+from autokern.core.op import inside
 from autokern.core.problem import Features, Problem
 from autokern.core.recovery import caught
 from autokern.gp import array_density, likelihood, originals, repeats
@@ -38,6 +37,7 @@ from autokern.ops._shared import (
     CG_ITERATIONS,
     CG_VECTORS,
     EPS,
+    OpOfParts,
     as_asked,
     density_error,
     families,
@@ -75,12 +75,10 @@ def _stock_memory(problem: Problem) -> int:
     return int((kept + more) * problem.batch * problem.n**2 * problem.itemsize)
 
 
-class _ExactLogProb(Iterated, Op):
+class _ExactLogProb(Iterated, OpOfParts):
     name = "exact_log_prob"
     summary = "log density of a Gaussian process prior with noise, gradients included"
     contract = "the value is that of a matrix within 2 (n + s) eps max|K| of K"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 3
 
     def key(self, marginal: Marginal, value: Any, exact: bool) -> Any:

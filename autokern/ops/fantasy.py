@@ -16,19 +16,17 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import BatchRepeatLinearOperator
-from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.memoize import get_from_cache
 
 from autokern.core.arguments import in_float64
 from autokern.core.candidate import Error
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.factor_cache import Update
 from autokern.gp.lazy_covariance import evaluated
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
-from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
 _stock = originals.get_fantasy_strategy
 
@@ -53,12 +51,10 @@ def _stock_features(problem: Problem) -> Features:
     return Features(200.0, flops, 12.0 * elements * problem.itemsize)
 
 
-class _Fantasy(Loose, Op):
+class _Fantasy(Loose, OpOfParts):
     name = "fantasy"
     summary = "caches of a model after new observations"
     contract = "those of a refit within 100 (n + q) eps times its condition number"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 4
     looseness = Error("rank 100", "stock extends a Lanczos decomposition, by default of rank 100")
 

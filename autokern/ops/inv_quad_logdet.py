@@ -24,11 +24,9 @@ from linear_operator.operators import (
     LinearOperator,
     SumLinearOperator,
 )
-from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
 from autokern.core.candidate import Candidate
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
 from autokern.gp.library_orders import TRACES, words
@@ -38,6 +36,7 @@ from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summe
 from autokern.ops._shared import (
     CG_ITERATIONS,
     EPS,
+    OpOfParts,
     as_asked,
     is_ours,
     iterates,
@@ -117,12 +116,10 @@ def _stock_memory(problem: Problem) -> int:
     return _memory_of(7.2 if problem.grad else 4.1)(problem)
 
 
-class _InvQuadLogdet(Iterated, Op):
+class _InvQuadLogdet(Iterated, OpOfParts):
     name = "inv_quad_logdet"
     summary = "quadratic forms with the inverse of a dense positive definite matrix, and its log determinant"
     contract = "values are those of a matrix within 2 n eps max|K| of K"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 2
 
     def key(self, operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> Any:

@@ -19,15 +19,13 @@ import numpy as np
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import steps
 from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
 from autokern.ops._models import objective_model, prior_of
-from autokern.ops._shared import EPS, LOW_RANK, families, is_small
+from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families, is_small
 from autokern.system.blas import one_thread
 
 _MOST = 1000
@@ -40,12 +38,10 @@ Known = Reading | Step
 Parameters = Mapping[str, torch.Tensor]
 
 
-class _Objective(Op):
+class _Objective(OpOfParts):
     name = "objective"
     summary = "negative marginal likelihood of an exact model, with the gradient by all parameters"
     contract = "the loss is that of a matrix within 2 (n + s) eps max|K| of K; gradients as their condition allows"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 4
 
     def key(self, reading: Known, forward: Forward | None, parameters: Parameters | None) -> Any:

@@ -17,14 +17,12 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import DenseLinearOperator
-from linear_operator.utils.errors import NanError, NotPSDError
 
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.posterior import Posterior
 from autokern.ops._models import objective_model, prior_of
-from autokern.ops._shared import EPS, families, random_matrix
+from autokern.ops._shared import EPS, OpOfParts, families, random_matrix
 
 _MOST = 2**22
 """Covariances between test and training points above which one thread is slower than torch."""
@@ -35,12 +33,10 @@ _OWN = 2**16
 Forward = Callable[[torch.Tensor], Any]
 
 
-class _Posterior(Op):
+class _Posterior(OpOfParts):
     name = "posterior"
     summary = "posterior of an exact model at a few points of many sets, with the gradient by the points"
     contract = "mean and covariance are those of a training covariance within 2 (n + s) eps max|K| of K"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 4
 
     def key(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:

@@ -17,11 +17,9 @@ import torch
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from linear_operator.operators import DenseLinearOperator, MatmulLinearOperator, to_linear_operator
-from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
 from autokern.core.candidate import Error
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import factor_cache, originals
 from autokern.gp.factor_cache import Query
@@ -33,7 +31,7 @@ from autokern.ops import _by_factor, _state_space
 from autokern.ops._by_factor import Prediction, complete, explains, factor, is_fast, is_grown
 from autokern.ops._iterations import Loose
 from autokern.ops._models import trained
-from autokern.ops._shared import EPS, as_asked, is_ours, iterates, matrix_problem, random_matrix
+from autokern.ops._shared import EPS, OpOfParts, as_asked, is_ours, iterates, matrix_problem, random_matrix
 
 _stock = originals.exact_prediction
 _JOINT = 16
@@ -64,12 +62,10 @@ def _skipped() -> bool:
     return bool(gpytorch.settings.skip_posterior_variances.on())
 
 
-class _Predict(Loose, Op):
+class _Predict(Loose, OpOfParts):
     name = "predict"
     summary = "posterior mean and variances at test points"
     contract = "those of a training covariance within 2 (n + s) eps max|K| of K"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 3
     looseness = Error("residual 0.01", "stock iterates, by default to a residual of 0.01 on the mean of its columns")
 

@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
-from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import tensors_in
 from autokern.core.beside import Beside
 from autokern.core.candidate import Candidate, Error
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals, systems
 from autokern.gp.factors import factorised, fits
@@ -37,6 +35,7 @@ from autokern.ops._shared import (
     CG_ITERATIONS,
     CG_VECTORS,
     EPS,
+    OpOfParts,
     is_ours,
     iterates,
     matrix_problem,
@@ -56,12 +55,10 @@ _POOR = 0.01
 FREE = "free"
 
 
-class _Solve(Iterated, Op):
+class _Solve(Iterated, OpOfParts):
     name = "solve"
     summary = "solutions with a large covariance plus noise, where the library runs conjugate gradients"
     contract = "those of a matrix within 2 n eps max|K| of K, or to a residual of 1e-5 (float32 1e-4)"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 2
     looseness = Error(
         "residual 1", "stock iterates to the library's tolerance, by default 1, and 0.01 in predictions, on the mean"

@@ -17,13 +17,19 @@ import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import DiagLinearOperator, KroneckerProductLinearOperator
 from linear_operator.operators import KroneckerProductDiagLinearOperator as KroneckerDiagonal
-from linear_operator.utils.errors import NanError, NotPSDError
 
 from autokern.core.arguments import in_float64
-from autokern.core.op import Op
 from autokern.core.problem import Features, Problem
 from autokern.gp import kronecker, originals
-from autokern.ops._shared import EPS, density_error, is_ours, matrix_problem, positive_definite, random_matrix
+from autokern.ops._shared import (
+    EPS,
+    OpOfParts,
+    density_error,
+    is_ours,
+    matrix_problem,
+    positive_definite,
+    random_matrix,
+)
 from autokern.system.blas import one_thread
 
 _MOST = 1000
@@ -35,12 +41,10 @@ Forward = Callable[..., torch.Tensor]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-class _TaskLogProb(Op):
+class _TaskLogProb(OpOfParts):
     name = "task_log_prob"
     summary = "log density of several tasks observed at the same points"
     contract = "the value is that of a matrix within 4 n t eps max|K| of K"
-    raises = (NanError, NotPSDError)
-    composite = True
     nesting = 3
 
     def key(self, forward: Forward, *tensors: torch.Tensor) -> Any:
