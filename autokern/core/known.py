@@ -16,7 +16,7 @@ from typing import Any
 from autokern.core import releases
 from autokern.core.errors import AutokernWarning
 from autokern.core.fingerprints import of_value
-from autokern.core.recorded import functions, is_of, is_ours, is_recorded, original, table
+from autokern.core.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
 from autokern.core.recovery import suppressed, uninterrupted
 
 _MAYBE = "?"
@@ -33,6 +33,8 @@ _SETTING_UP = (
 )  # fmt: skip
 """Functions that compute nothing: that their code stays the same object is not asked again in each step."""
 _left_out: dict[str, str] = {}
+_judged: dict[tuple[str, str], tuple[Any, list[FunctionType], list[CodeType], bool]] = {}
+"""What was found under a name, its functions, their code, and whether it is known: constants may change in place."""
 _made: dict[frozenset[Any], Relied] = {}
 _trusted = False
 
@@ -70,6 +72,7 @@ def trust(everything: bool) -> None:
     """Take everything that is there for known, or not."""
     global _trusted
     _left_out.clear()
+    _judged.clear()
     for one in _made.values() if everything is not _trusted else ():
         one.forget()
     _trusted = everything
@@ -210,9 +213,14 @@ class _Look:
         return False
 
     def _itself(self, module: str, qualified: str, found: Any) -> None:
+        before, parts, codes, recorded = _judged.get((module, qualified), (None, [], [], False))
+        if before is not found or not (parts or isinstance(found, BUILT_IN)) or _codes(parts) != codes:
+            parts = [one for one in functions(getattr(found, "fget", found)) if not is_ours(one)]
+            recorded = is_known(module, qualified, found)
+            _judged[module, qualified] = found, parts, _codes(parts), recorded
         if not qualified.rpartition(".")[2].startswith(_SETTING_UP):
-            self._functions.update((one, None) for one in functions(getattr(found, "fget", found)) if not is_ours(one))
-        if not is_known(module, qualified, found):
+            self._functions.update(dict.fromkeys(parts))
+        if not recorded:
             other = is_of(module.partition(".")[0], original(found))
             self.unknown[f"{module}:{qualified}"] = _OTHER if other else _PATCHED
 
@@ -240,15 +248,17 @@ class _Look:
 
     def _used(self) -> None:
         """Look at what the functions find by name in modules, where somebody may have put something else."""
-        tensor, used = sys.modules["torch"].Tensor, {place: set[str]() for place in _TORCH}
-        used["torch", "Tensor"].update(dir(tensor.__base__))  # which it inherits, unless somebody replaced them
+        tensor = sys.modules["torch"].Tensor
         self.asked.append((len, vars(tensor)))
+        by_module: dict[str, set[str]] = {}
         for function in self._functions:
-            module, found = function.__globals__.get("__name__", ""), _names(function.__code__)
+            by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
+        every = set[str]().union(*by_module.values())
+        used = dict.fromkeys(_TORCH, every)
+        used["torch", "Tensor"] = every.union(dir(tensor.__base__))  # which it inherits, unless somebody replaced them
+        for module, found in by_module.items():
             if module.partition(".")[0] in _LIBRARIES:
-                used.setdefault((module, ""), set()).update(found & _of_modules())
-            for place in _TORCH:
-                used[place].update(found)
+                used[module, ""] = found & _of_modules()
         for (module, owner), names in used.items():
             holder = sys.modules[module]
             space = vars(getattr(holder, owner) if owner else holder)

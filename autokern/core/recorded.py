@@ -17,7 +17,7 @@ _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of the package, with the separator at its end."""
 _INNER = ("fget", "fset", "fdel", "__func__", "__wrapped__", "wrapped", "func")
 """Where properties and other decorators keep the functions that they decorate."""
-_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
+BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 _DEEP = 6
 """Layers of decorators beyond which a function is not known."""
 _CONTEXT = contextlib.contextmanager(iter).__code__
@@ -60,7 +60,7 @@ def original(found: Any) -> Any:
 def is_of(library: str, found: Any) -> bool:
     """Whether an attribute is C code, or consists of functions that a library or autokern defined."""
     names = [f.__globals__.get("__name__", "").partition(".")[0] for f in functions(found)]
-    return {library, "autokern"}.issuperset(names) if names else isinstance(found, _BUILT_IN)
+    return {library, "autokern"}.issuperset(names) if names else isinstance(found, BUILT_IN)
 
 
 def is_recorded(module: str, name: str, found: Any) -> bool:

@@ -105,7 +105,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
 
     With a likelihood, that of the observations by it; else the distribution has its noise already.
     """
-    if not torch.is_grad_enabled() or not density.holds():
+    if not torch.is_grad_enabled():
         return None
     noise = None if likelihood is None else _same_noise(likelihood, distribution)
     if noise is None and likelihood is not None:
@@ -116,6 +116,8 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
 
     found = marginal.read(distribution, noise)
     if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None:
+        if not density.holds():
+            return None
 
         def remembering(value: Any) -> Any:
             computed = _dispatch_log_prob(found, value, exact)
@@ -124,7 +126,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
 
         return remembering
     dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
-    if dense is None:
+    if dense is None or not density.holds():
         return None
     return lambda value: None if marginal.matrix_of(dense) is None else _dispatch_dense(dense, value)
 
