@@ -184,9 +184,7 @@ def _load(found: Load) -> Finding:
 
 
 def _memory() -> Finding:
-    import psutil
-
-    free, total = host.available_memory("cpu"), psutil.virtual_memory().total
+    free, total = host.available_memory("cpu"), host.ram()[0]
     text = f"{free / 2**30:.1f} GiB available, of {total / 2**30:.1f} GiB"
     advice = f"enough for some {(free / 32) ** 0.5:.0f} points in float64; free some for more"
     return seen("memory", text, advice if free < _LITTLE_MEMORY else "")

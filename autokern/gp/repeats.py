@@ -9,10 +9,9 @@ Rows are one point only where they are equal bit by bit. Equality holds by value
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from autokern.gp import likelihood
@@ -82,7 +81,7 @@ def _repeated(points: torch.Tensor) -> Repeats | None:
     return Repeats(torch.from_numpy(first), torch.from_numpy(group), counts)
 
 
-def _numbered(rows: npt.NDArray[np.floating], most: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _numbered(rows: np.ndarray[Any, Any], most: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return the first place of each different row, and the number of each row; all differ where more than `most` do.
 
     Rows are compared by a hash, and rows with the same hash bit by bit.

@@ -25,7 +25,8 @@ from autokern.core.recovery import uninterrupted
 from autokern.core.versions import installed
 from autokern.system.cgroups import cpu_quota, memory_left, text_of
 
-_CPU_INFO = Path("/proc/cpuinfo")
+_CPU_INFO, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_CPUS = Path("/sys/devices/system/cpu")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 _SIMD = re.compile(r"sse4_2|avx\w*|f16c|fma|amx_\w+|asimd\w*|sve\w*|bf16|vsx")
@@ -96,6 +97,17 @@ def cpu_model() -> str:
     return str(_cpu()["model"])
 
 
+def ram() -> tuple[int, int]:
+    """Return the bytes of RAM and those that are available, from `/proc` if it tells both."""
+    found = re.findall(r"^(?:MemTotal|MemAvailable): *(\d+) kB$", text_of(_MEMORY), re.MULTILINE)
+    if len(found) == 2 and int(found[1]) <= int(found[0]):  # in a container the one may be the machine's
+        return int(found[0]) * 1024, int(found[1]) * 1024
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
+
+
 def available_memory(device: str) -> int:
     """Return the bytes that a device can provide now without swapping and without the process being killed."""
     kind = torch.device(device)
@@ -103,7 +115,8 @@ def available_memory(device: str) -> int:
     if hasattr(module, "mem_get_info"):
         slack = int(module.memory_reserved(kind)) - int(module.memory_allocated(kind))  # the allocator hands it out
         return int(module.mem_get_info(kind)[0]) + max(0, slack)
-    free = min(_free_memory())
+    left = memory_left()
+    free = ram()[1] if left is None else min(ram()[1], left)
     if hasattr(module, "recommended_max_memory"):  # Apple: one memory for both
         return max(0, min(free, int(module.recommended_max_memory()) - int(module.current_allocated_memory())))
     return free
@@ -124,8 +137,8 @@ def memory_limited_by(device: str) -> str:
     """Return in words what bounds `available_memory` of a device now."""
     if torch.device(device).type != "cpu":
         return "free memory of the GPU"
-    free, left = _free_memory()
-    return "free RAM" if free < left else "the memory limit of the control group"
+    left = memory_left()
+    return "free RAM" if left is None or ram()[1] < left else "the memory limit of the control group"
 
 
 def synchronize(device_kind: str) -> None:
@@ -164,8 +177,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def _describe(threads: int, kind: str) -> Host:
-    import psutil
-
     fields = {
         "system": {"os": platform.system(), "machine": platform.machine()},
         "versions": _versions(kind),
@@ -173,7 +184,7 @@ def _describe(threads: int, kind: str) -> Host:
         "accelerators": _gpus(kind),
         "remarks": {
             **{name: installed(name) for name in ("autokern", "pykeops", "jax")},
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "memory_gib": round(ram()[0] / 2**30, 1),
         },
     }
     return Host(fields, fingerprint_of(fields), ("cpu",) if kind == "cpu" else ("cpu", kind))
@@ -195,20 +206,23 @@ def _libraries(config: str) -> dict[str, str]:
 
 @functools.cache
 def _cpu() -> dict[str, Any]:
-    import psutil
-
     first = text_of(_CPU_INFO).partition("\n\n")[0]
     lines = (line.partition(":") for line in first.splitlines())
     info = {key.strip(): value.strip() for key, _, value in lines}
     flags = info.get("flags", info.get("Features", "")).split()
+    cores = len({text_of(listed) for listed in _CPUS.glob("cpu[0-9]*/topology/core_cpus_list")})
+    if not cores:
+        import psutil
+
+        cores = psutil.cpu_count(logical=False) or 0
     numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
     return {
         "model": info.get("model name") or _model_name(),
         "numbers": "-".join(info[key] for key in numbers if key in info),
         "simd": sorted(filter(_SIMD.fullmatch, set(flags))),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "physical": psutil.cpu_count(logical=False) or 0,
-        "logical": psutil.cpu_count(logical=True) or 0,
+        "physical": cores,
+        "logical": os.cpu_count() or 0,
     }
 
 
@@ -252,11 +266,3 @@ def _accelerator(kind: str, properties: Any) -> dict[str, Any]:
         "processors": int(getattr(properties, "multi_processor_count", getattr(properties, "max_compute_units", 0))),
         "driver": driver[0] if driver else str(getattr(properties, "driver_version", "")),
     }
-
-
-def _free_memory() -> tuple[int, int]:
-    """Return free RAM, and the bytes up to the limit of the control group."""
-    import psutil
-
-    left = memory_left()
-    return int(psutil.virtual_memory().available), sys.maxsize if left is None else left

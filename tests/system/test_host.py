@@ -185,7 +185,7 @@ def test_nothing_tells_whose_machine_it_is(monkeypatch):
 
 def test_values_do_not_move_with_load(monkeypatch):
     before = host.current()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=7 * GIB, available=GIB))
+    monkeypatch.setattr(host, "ram", lambda: (7 * GIB, GIB))
     assert anew().fingerprint == before.fingerprint
 
 
@@ -333,7 +333,7 @@ def test_memory_left_is_never_negative(tmp_path):
 
 @pytest.mark.parametrize(("left", "expected"), [(None, 7 * GIB), (2 * GIB, 2 * GIB), (99 * GIB, 7 * GIB), (0, 0)])
 def test_available_memory_of_the_cpu(monkeypatch, left, expected):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7 * GIB))
+    monkeypatch.setattr(host, "ram", lambda: (8 * GIB, 7 * GIB))
     monkeypatch.setattr(host, "memory_left", lambda: left)
     assert host.available_memory("cpu") == expected
 
@@ -346,7 +346,7 @@ def test_available_memory_of_a_gpu_counts_what_the_allocator_holds(monkeypatch):
 def test_available_memory_of_a_gpu_that_shares_the_cpus(monkeypatch):
     apple = SimpleNamespace(recommended_max_memory=lambda: 5 * GIB, current_allocated_memory=lambda: GIB)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: apple)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7 * GIB))
+    monkeypatch.setattr(host, "ram", lambda: (8 * GIB, 7 * GIB))
     monkeypatch.setattr(host, "memory_left", lambda: None)
     assert host.available_memory("mps") == 4 * GIB
 
@@ -397,6 +397,21 @@ def test_libraries():
     assert host._libraries(intel) == {"mkl": "2024.2-Product", "blas": "mkl"}
     arm = "  - OpenMP 201511 (a.k.a. OpenMP 4.5)\n - LAPACK_INFO=open, BLAS_INFO=open; OpenBLAS 0.3.30"
     assert host._libraries(arm) == {"blas": "open", "lapack": "open", "openblas": "0.3.30", "openmp": "201511"}
+
+
+def test_cores_and_memory_are_those_that_linux_lists_or_psutils(monkeypatch, tmp_path):
+    for there in (True, False):
+        if not there:
+            monkeypatch.setattr(host, "_CPUS", tmp_path)
+            monkeypatch.setattr(host, "_MEMORY", tmp_path / "meminfo")
+        assert host._cpu.__wrapped__()["physical"] == (psutil.cpu_count(logical=False) or 0)
+        assert host.ram()[0] == psutil.virtual_memory().total
+        assert 0 < host.ram()[1] <= host.ram()[0]
+    for cpu in range(4):  # of two cores with two threads each
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "core_cpus_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
+    assert host._cpu.__wrapped__()["physical"] == 2
 
 
 def test_a_cpu_that_names_no_model(monkeypatch, tmp_path):

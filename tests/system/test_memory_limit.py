@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import gpytorch
-import psutil
 import pytest
 import torch
 from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinearOperator, DenseLinearOperator
@@ -98,7 +97,7 @@ def test_the_pools_of_the_cpu_are_no_memory_of_a_gpu(free):
     ("left", "words"), [(None, "free RAM"), (GIB, "the memory limit of the control group"), (9 * GIB, "free RAM")]
 )
 def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4 * GIB))
+    monkeypatch.setattr(host, "ram", lambda: (8 * GIB, 4 * GIB))
     monkeypatch.setattr(host, "memory_left", lambda: left)
     monkeypatch.setattr(memory_limit.buffers, "held", lambda: 0)
     size = 1 if left == GIB else 4
