@@ -70,8 +70,7 @@ def _matched(
     root = "gpytorch" if "gpytorch" in names else "MultivariateNormal"
     if space.get(names[root]) is not (gpytorch if root == "gpytorch" else MultivariateNormal):
         return None
-    fixed = [name for name in ("distributions", "MultivariateNormal", "training", "transform_inputs") if name in names]
-    fixed = [name for name in fixed if name != root]
-    if any(names[name] != name for name in fixed):
+    fixed = {"distributions", "MultivariateNormal", "training", "transform_inputs"} - {root}
+    if any(names.get(name, name) != name for name in fixed):
         return None
     return names["mean_module"], names["covar_module"], template is _transformed

@@ -61,11 +61,11 @@ def is_plain(lazy: Any) -> bool:
     return not lazy.last_dim_is_batch and all(any(value is one for one in trivial) for value in lazy.params.values())
 
 
-def read_matrix(distribution: Any, extra: torch.Tensor | None = None) -> Marginal | None:
+def read_matrix(distribution: Any, extra: torch.Tensor | None) -> Marginal | None:
     """Return the description of a Gaussian whose covariance is a matrix, or lazy, or None for others."""
     found = _described(distribution, extra)
-    known = found is not None and found.lazy.__class__ in (DenseLinearOperator, LazyEvaluatedKernelTensor)
-    return found if known else None
+    known = DenseLinearOperator, LazyEvaluatedKernelTensor
+    return found if found is not None and found.lazy.__class__ in known else None
 
 
 def matrix_of(marginal: Marginal) -> torch.Tensor | None:

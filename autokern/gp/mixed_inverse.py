@@ -89,7 +89,7 @@ def mixed_for(owner: Any) -> Mixed:
 
 
 def _by_single(
-    tree: Tree, state: likelihood.State, noise: torch.Tensor, sums: torch.dtype, each: bool = True
+    tree: Tree, state: likelihood.State, noise: torch.Tensor, sums: torch.dtype, each: bool
 ) -> list[torch.Tensor] | None:
     """Return twice the gradients, or None where an inverse in single precision, of such sums, does not suffice.
 
