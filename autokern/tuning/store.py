@@ -180,11 +180,6 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
         yield granted
 
 
-def _reset() -> None:
-    """Forget the warnings and log lines of this process (for tests)."""
-    _reported.clear()
-
-
 def _first(message: str) -> bool:
     known = message in _reported
     _reported.add(message)

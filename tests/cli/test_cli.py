@@ -168,7 +168,7 @@ def test_a_pinned_profile_that_is_none_is_named_and_not_used(run, monkeypatch, t
     path.write_bytes(content)
     monkeypatch.setenv("AUTOKERN_PROFILE", str(path))
     for command, code in ((["show"], 1), (["explain", "qr", "--n", "50"], 0)):
-        store._reset()  # as in a new process
+        store._reported.clear()  # as in a new process
         monkeypatch.setattr(dispatch, "_session", None)
         result = run(*command)
         assert result.exit_code == code

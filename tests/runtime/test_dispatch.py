@@ -629,7 +629,7 @@ def test_a_pinned_profile_that_is_none_is_named_once_and_not_used(make_op, monke
     (tmp_path / "broken.json").write_bytes(b"{")
     monkeypatch.setenv("AUTOKERN_PROFILE", str(tmp_path / name))
     monkeypatch.setenv("AUTOKERN_STRICT", str(int(strict)))
-    store._reset()
+    store._reported.clear()
     dispatch.reset()
     toy, told = Toy(make_op), rf"asked for the profile in .*{name}; found: .*Name one file"
     if strict:

@@ -46,7 +46,7 @@ def sizes(found: Profile | None) -> set[int]:
 
 def saved(home: Path, wanted: Profile) -> Path | None:
     """Save a profile, warnings of trouble left aside."""
-    store._reset()
+    store._reported.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return store.save(at(home), wanted)

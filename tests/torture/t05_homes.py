@@ -176,7 +176,7 @@ def _child(home: Home) -> None:
         os.setgroups([])
         os.setgid(home.user)
         os.setuid(home.user)
-    store._reset()
+    store._reported.clear()
     dispatch.reset()
     start, worked = time.perf_counter(), time.process_time()
     with warnings.catch_warnings(record=True) as caught:

@@ -42,9 +42,9 @@ sys.modules["autokern"].__path__ = [{str(Path(store.__file__).parents[1])!r}]
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    store._reset()
+    store._reported.clear()
     yield
-    store._reset()
+    store._reported.clear()
 
 
 @pytest.fixture
