@@ -26,6 +26,13 @@ _PATCHED = "was replaced by code from elsewhere"
 _LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
 """Where the libraries find the functions of torch that they compute with, as modules and classes."""
+_OURS = frozenset(
+    {
+        "addcmul", "addmm", "addmv", "baddbmm", "bmm", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "dot",
+        "eigh", "inv_ex", "kron", "mm", "mul", "slogdet", "solve_triangular", "vecdot", "vector_norm", "xlogy",
+    }
+)  # fmt: skip
+"""Functions of torch that autokern computes with where the libraries may use others."""
 _SETTING_UP = (
     "__del", "__get", "__init__", "__iter", "__repr", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set",
     "_strict", "check", "constraint", "expand", "extra", "get_", "hyper", "initial", "load", "local_", "name", "num_",
@@ -253,7 +260,7 @@ class _Look:
         by_module: dict[str, set[str]] = {}
         for function in self._functions:
             by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
-        every = set[str]().union(*by_module.values())
+        every = set(_OURS).union(*by_module.values())
         used = dict.fromkeys(_TORCH, every)
         used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # inherited, if not replaced
         for module, found in by_module.items():

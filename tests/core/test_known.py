@@ -243,6 +243,8 @@ def test_a_factor_function_replaced_after_the_hooks_is_used_by_a_log_determinant
         (torch.linalg, "qr", "linear_operator.utils.qr:stable_qr"),
         (torch, "cdist", "gpytorch.kernels.kernel:dist"),
         (torch.Tensor, "clamp_min_", "gpytorch.kernels.kernel:sq_dist"),
+        (torch, "cholesky_inverse", "gpytorch.kernels.kernel:sq_dist"),  # which autokern alone calls
+        (torch.linalg, "vecdot", "gpytorch.kernels.kernel:sq_dist"),
     ],
 )
 def test_a_replaced_function_of_torch_is_seen_where_it_is_used(place, name, of):
