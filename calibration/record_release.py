@@ -43,7 +43,8 @@ MODULES = {
     "botorch.models.utils.priors": "", "botorch.models.multitask": "",
     "botorch.models.gp_regression": "", "botorch.models.model": "Model.*", "botorch.optim.closures.*": "",
     "botorch.optim.optimize": "_optimize_acqf_batch", "botorch.optim.utils.common": "_handle_numerical_errors",
-    "botorch.optim.utils.numpy_utils": "as_ndarray", "botorch.utils.context_managers": "zero_grad_ctx",
+    "botorch.optim.utils.acquisition_utils": "fix_features", "botorch.optim.utils.numpy_utils": "as_ndarray",
+    "botorch.utils.context_managers": "zero_grad_ctx",
     "torch.distributions.transforms": "Transform.*|_InverseTransform.*|ExpTransform.*",
     "torch.distributions.[bdghlntmu]*":
         "*.log_prob|MultivariateNormal.mean|*lazy_property*|_batch_mahalanobis|_sum_rightmost",

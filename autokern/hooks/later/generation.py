@@ -1,5 +1,7 @@
-"""Hook into BoTorch: the starts of an acquisition are optimised as a batch with SciPy 1.18, too.
+"""Hooks into BoTorch's generation of candidates.
 
+The points of an evaluation get their fixed features in one piece, where stock copies column by column, each with a node
+of autograd. With SciPy 1.18, too, the starts of an acquisition are optimised as a batch:
 BoTorch 0.18.1 calls SciPy's L-BFGS-B step by step, which it has tried up to SciPy 1.17. With a later one all starts are
 one problem of many variables, and the posterior is evaluated two to four times as often. SciPy 1.18 takes the same
 arguments, unless it is built with 64-bit integers.
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import scipy
+import torch
 
 from autokern.core.recovery import uninterrupted
 from autokern.hooks.bypass import stay_out
@@ -30,7 +33,15 @@ _BOUNDS = [None, [(-1.5, 0.5), (-0.5, 2.0)], [(None, 0.8), (-1.0, None)]]
 
 
 def declare(gen: Any) -> bool:
-    """Declare the hook of the module that calls optimisers, if it is needed; say whether that is settled."""
+    """Declare the hooks of the module that calls optimisers, as far as they are needed; say whether that is settled."""
+    stock_fixed = getattr(gen, "fix_features", None)
+    if type(stock_fixed) is FunctionType:
+
+        @hook(gen, "fix_features")
+        def fixed(X: Any, fixed_features: Any = None, replace_current_value: Any = True) -> Any:
+            found = None if stay_out() else _fixed(X, fixed_features, replace_current_value)
+            return stock_fixed(X, fixed_features, replace_current_value) if found is None else found
+
     stock = getattr(gen, "get_reasons_against_fast_path", None)
     if not leaves_batch(gen) or type(stock) is not FunctionType:
         return True
@@ -48,6 +59,24 @@ def declare(gen: Any) -> bool:
         return others
 
     return True
+
+
+def _fixed(x: Any, features: Any, replaces: Any) -> torch.Tensor | None:
+    """Return points with fixed features, as BoTorch's `fix_features` does; None where it must."""
+    if type(x) is not torch.Tensor or type(features) is not dict or type(replaces) is not bool or not x.dim():
+        return None
+    width = x.shape[-1] + (0 if replaces else len(features))
+    plain = all(type(at) is int and 0 <= at < width and type(v) in (int, float) for at, v in features.items())
+    if not plain or x.layout is not torch.strided:
+        return None
+    if not features:
+        return x.clone(memory_format=torch.contiguous_format)
+    free = [at for at in range(width) if at not in features]
+    found = x.new_empty(*x.shape[:-1], width)
+    for at, value in features.items():
+        found[..., at] = value
+    found[..., free] = x[..., free] if replaces else x
+    return found
 
 
 def leaves_batch(gen: Any) -> bool:
