@@ -260,7 +260,9 @@ class _Look:
         by_module: dict[str, set[str]] = {}
         for function in self._functions:
             by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
-        every = set(_OURS).union(*by_module.values())
+        every = set[str]().union(*by_module.values())
+        if any(isinstance(vars(sys.modules["torch"]).get(name), BUILT_IN) for name in every):  # it computes
+            every |= _OURS
         used = dict.fromkeys(_TORCH, every)
         used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # inherited, if not replaced
         for module, found in by_module.items():
