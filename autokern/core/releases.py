@@ -38,7 +38,10 @@ class Status(msgspec.Struct, frozen=True):
         versions = [
             f"{name} {text}{'' if tested else ' (not tested)'}" for name, (text, tested) in self.versions.items()
         ]
-        off = [f"stock runs where it relies on {name}, which {why}" for name, why in sorted(self.unknown.items())]
+        by_reason: dict[str, list[str]] = {}
+        for name, why in sorted(self.unknown.items()):
+            by_reason.setdefault(why, []).append(name.partition(":")[2] or name)
+        off = [f"stock runs where it relies on code that {why}: {', '.join(of)}" for why, of in by_reason.items()]
         return "\n".join([f"autokern is {'on' if self.enabled else 'off'}: {', '.join(versions)}", *off])
 
 
