@@ -39,17 +39,15 @@ class OpOfParts(Op):
 
 def is_ours(*tensors: torch.Tensor) -> bool:
     """Whether these are plain, non-empty float tensors of one dtype and device, with two dimensions or more."""
-    first = tensors[0]
-    return all(
-        type(t) in _PLAIN
-        and t.dtype in _DTYPES
-        and t.dtype is first.dtype
-        and t.device == first.device
-        and t.dim() >= 2
-        and t.numel() > 0
-        and t.layout is torch.strided
-        for t in tensors
+    return alike(*tensors) and all(
+        t.dtype in _DTYPES and t.dim() >= 2 and t.numel() > 0 and t.layout is torch.strided for t in tensors
     )
+
+
+def alike(*tensors: torch.Tensor) -> bool:
+    """Whether these are plain tensors of one dtype and device."""
+    first = tensors[0]
+    return all(type(t) in _PLAIN and t.dtype is first.dtype and t.device == first.device for t in tensors)
 
 
 def matrix_key(a: torch.Tensor, *_: Any) -> Any:

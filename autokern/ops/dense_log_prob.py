@@ -22,6 +22,7 @@ from autokern.gp.marginal import Marginal, matrix_of, read_matrix
 from autokern.ops._shared import (
     EPS,
     OpOfParts,
+    alike,
     density_error,
     is_ours,
     matrix_problem,
@@ -55,11 +56,8 @@ class _DenseLogProb(OpOfParts):
         if k is None or k.dim() != 2 or not is_ours(k) or not torch.is_grad_enabled():
             return None
         n = len(k)
-        plain = all(
-            type(t) in (torch.Tensor, torch.nn.Parameter) and t.dtype is k.dtype and t.device == k.device
-            for t in (noise, mean, value)
-        )
-        if not plain or mean.shape != (n,) or value.shape != (n,) or noise.shape not in ((1,), (n,)):
+        same = alike(k, noise, mean, value)
+        if not same or mean.shape != (n,) or value.shape != (n,) or noise.shape not in ((1,), (n,)):
             return None
         wanted = any(t.requires_grad for t in (k, noise, mean, value))
         return matrix_problem(self.name, k, square=True, grad="a") if wanted else None

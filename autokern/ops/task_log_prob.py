@@ -24,6 +24,7 @@ from autokern.gp import kronecker, originals
 from autokern.ops._shared import (
     EPS,
     OpOfParts,
+    alike,
     density_error,
     is_ours,
     matrix_problem,
@@ -38,7 +39,6 @@ _MOST_TASKS = 32
 _SMALL = 800
 """Points times tasks up to which no measurement is needed: where gpytorch factorises the matrix of all of them."""
 Forward = Callable[..., torch.Tensor]
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class _TaskLogProb(OpOfParts):
@@ -58,8 +58,8 @@ class _TaskLogProb(OpOfParts):
             return None
         n, t = len(kx), len(kt)
         shapes = [(n, n), (t, t), (t, t), (n, t), (n, t)]
-        same = all(type(a) in _PLAIN and a.dtype is kx.dtype and a.device == kx.device for a in tensors)
-        if not same or [tuple(a.shape) for a in tensors] != shapes or not any(a.requires_grad for a in tensors):
+        same = alike(*tensors) and [tuple(a.shape) for a in tensors] == shapes
+        if not same or not any(a.requires_grad for a in tensors):
             return None
         return matrix_problem(self.name, kx, d=t, grad="a")
 
