@@ -25,7 +25,6 @@ import documents
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 JSON = HERE / "stacks.json"
-ORDERS: tuple[dict[str, str], ...] = ({}, {"AUTOKERN_FORCE": "random:1"}, {"AUTOKERN_FORCE": "random:2"})
 LIBRARIES = ("torch", "gpytorch", "linear_operator", "botorch", "scipy")
 
 
@@ -34,11 +33,9 @@ def alone(auto: bool, orders: dict[str, str]) -> dict[str, Any]:
     os.environ.update(orders)
     if auto:
         import autokern.auto
-    import botorch.acquisition
-    import botorch.fit
-    import botorch.models
-    import botorch.optim  # noqa: F401
     import release_runs
+
+    release_runs.import_libraries(True)
     from release_program import PARTS
 
     found: dict[str, Any] = {"ran": release_runs.run_program(tuple(PARTS))}
@@ -56,13 +53,14 @@ def stack() -> dict[str, Any]:
     import importlib.metadata
 
     import release_runs
+    from t14_releases import WAYS
 
     row: dict[str, Any] = {name: importlib.metadata.version(name).partition("+")[0] for name in LIBRARIES}
     row["python"] = ".".join(map(str, sys.version_info[:2]))
     stock = release_runs.in_fork(lambda: alone(False, {}))
     parts = [part for part, ran in stock["ran"].items() if not ran.raised]
     row |= {"parts": len(parts), "import": "works", "differences": [], "off": [], "served": []}
-    for orders in ORDERS:
+    for orders in WAYS:
         mine = release_runs.in_fork(lambda orders=orders: alone(True, orders))
         if isinstance(mine, release_runs.Died):
             row["import"] = f"ended with {mine.status}"

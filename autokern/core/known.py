@@ -255,13 +255,14 @@ class _Look:
 
     def _used(self) -> None:
         """Look at what the functions find by name in modules, where somebody may have put something else."""
-        tensor = sys.modules["torch"].Tensor
+        torch = sys.modules["torch"]
+        tensor = torch.Tensor
         self.asked.append((len, vars(tensor)))
         by_module: dict[str, set[str]] = {}
         for function in self._functions:
             by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
         every = set[str]().union(*by_module.values())
-        if any(isinstance(vars(sys.modules["torch"]).get(name), BUILT_IN) for name in every):  # it computes
+        if any(isinstance(vars(torch).get(name), BUILT_IN) for name in every):  # it computes
             every |= _OURS
         used = dict.fromkeys(_TORCH, every)
         used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # inherited, if not replaced

@@ -28,6 +28,7 @@ __all__ = [
     "Verdict",
     "gap",
     "hooked",
+    "import_libraries",
     "in_fork",
     "jobs",
     "preload",
@@ -109,7 +110,7 @@ def preload() -> None:
 
     def more() -> list[str]:
         before = set(sys.modules)
-        _import_libraries(True)
+        import_libraries(True)
         from release_program import PARTS
 
         run_program(tuple(PARTS))  # an optimiser imports half of torch when it is first made
@@ -122,7 +123,7 @@ def preload() -> None:
     assert not set(LIBRARIES) & set(sys.modules)
 
 
-def _import_libraries(botorch: bool) -> None:
+def import_libraries(botorch: bool) -> None:
     import gpytorch  # noqa: F401
 
     if botorch:
@@ -264,7 +265,7 @@ def verdict(change: Change, known: dict[str, Ran], folder: Path, ways: tuple[dic
     try:
         if change.first is not None:
             change.first()
-        _import_libraries(of_botorch and len(change.parts) == 1)
+        import_libraries(of_botorch and len(change.parts) == 1)
         import release_program  # noqa: F401
     except Exception as error:
         return Verdict("stock fails", _told(error))
@@ -298,7 +299,7 @@ def traces(auto: bool, orders: dict[str, str]) -> Iterator[tuple[str, Trace, flo
     """Yield part by part what it executes of the libraries, and how long it takes."""
     os.environ.update(orders)
     warnings.simplefilter("ignore")
-    _import_libraries(False)
+    import_libraries(False)
     from release_program import PARTS
 
     if auto:

@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 
 SIZES = {"ci": Size(26, False, 200, 4), "full": Size(400, True, 1000, 40), "fault": Size(3, False, 0, 0)}
-_WAYS: tuple[dict[str, str], ...] = ({}, {"AUTOKERN_FORCE": "random:1"}, {"AUTOKERN_FORCE": "random:2"})
+WAYS: tuple[dict[str, str], ...] = ({}, {"AUTOKERN_FORCE": "random:1"}, {"AUTOKERN_FORCE": "random:2"})
 _COLUMNS = ("silently wrong", "import crashes", "call crashes", "fine", "no effect", "stock fails")
 _COUNT = _COLUMNS[:4]
 
@@ -82,7 +82,7 @@ def relied(found: Findings, size: Size) -> None:
     """All that stock executes and autokern does not is recorded, so that a change of it is noticed."""
     import release_runs as runs
 
-    prepared, _ = _prepared(_WAYS)
+    prepared, _ = _prepared(WAYS)
     table, missing = runs.in_fork(runs.recorded), set()
     for one in prepared.relied:
         if not one.module.endswith(_BELOW) and one.outer not in table.get(one.module, {}):
@@ -102,7 +102,7 @@ def _judged(found: Findings, size: Size, kinds: tuple[str, ...], orders: dict[st
     from release_changes import KINDS, Change
 
     began = time.monotonic()
-    ways = _WAYS if size.ways else _WAYS[:1]
+    ways = WAYS if size.ways else WAYS[:1]
     known, facts = _prepared(ways)
     ways = tuple({**way, **orders} for way in ways)
     pools: dict[str, Iterator[Change]] = {"nothing": iter([Change("nothing", tuple(known.program), effect=False)])}
