@@ -168,7 +168,7 @@ def overhead(homes: Path, seconds: float, count: int) -> list[dict[str, Any]]:
     from autokern.runtime.session import Session
     from autokern.tuning import timer
     from autokern.tuning.drawing import contenders
-    from autokern.tuning.trial import trial
+    from autokern.tuning.measuring import trial
 
     sessions = {side: Session(Settings(calibrate="never", home=homes / side)) for side in SIDES[1:]}
     rows, deadline = [], time.perf_counter() + seconds

@@ -28,7 +28,7 @@ from autokern.core.registry import get
 from autokern.runtime.dispatch import explain
 from autokern.system import host, memory_limit, thread_pool
 from autokern.tuning import timer
-from autokern.tuning.trial import trial
+from autokern.tuning.measuring import trial
 
 Call = Callable[[], object]
 COLUMNS = 11

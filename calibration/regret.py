@@ -26,7 +26,7 @@ from autokern.hooks import install
 from autokern.system import host
 from autokern.tuning import timer
 from autokern.tuning.drawing import contenders, draw
-from autokern.tuning.trial import Trialled, trial
+from autokern.tuning.measuring import Trialled, trial
 
 AGAIN = "stock, again"
 """The second name of stock."""

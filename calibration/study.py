@@ -34,9 +34,9 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.runtime.dispatch import explain
 from autokern.system import host
+from autokern.tuning import measuring as accuracy
 from autokern.tuning import timer
-from autokern.tuning import trial as accuracy
-from autokern.tuning.trial import trial
+from autokern.tuning.measuring import trial
 
 HERE = Path(__file__).parent
 JSON = HERE / "study.json"

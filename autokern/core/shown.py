@@ -20,7 +20,7 @@ class Shown:
         return str(shown("html", self))
 
     def to_frame(self) -> Any:
-        """Return a pandas data frame: a row for each candidate of a decision, or for each decision.
+        """Return a pandas data frame: a row for each candidate of a decision or of a trial, or for each decision.
 
         Times are in seconds, memory in bytes. AutokernError if pandas is not installed.
         """

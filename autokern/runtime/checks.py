@@ -101,7 +101,7 @@ def _exact(entry: Entry) -> Candidate | None:
 
 def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
     """Return the relative error on the arguments of a call, gradients included; 0 where the comparison fails."""
-    from autokern.tuning.trial import relative_error, trial
+    from autokern.tuning.measuring import relative_error, trial
 
     op, problem = entry.op, entry.decision.problem
     before, inside.active = inside.active, True

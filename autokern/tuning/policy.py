@@ -1,7 +1,6 @@
 """Policy: the candidate that serves a problem. Pure: everything it needs comes in as arguments.
 
-Order of precedence: the user's orders; then the candidate predicted to be fastest among those that can run, if it beats
-stock by more than the uncertainty; else stock.
+Order of precedence: the user's orders; the fastest by more than the uncertainty of those that can run; stock.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +20,7 @@ from autokern.core.settings import Settings
 from autokern.core.units import sized
 from autokern.system.memory_limit import Limit, least, refusal
 from autokern.tuning.chooser import Chooser, expected
+from autokern.tuning.forest import Estimate
 from autokern.tuning.store import leaves_aside
 
 NOISE = 0.05  # a predicted gain below this, in log units, is no gain
@@ -32,13 +31,6 @@ LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates
 FEWER_THREADS = 0.05
 _LITTLE = 10.0  # how much less work than stock a default candidate must do to run unmeasured where others are measured
 _ROUGH = "its error was measured to be"
-
-
-class _Choice(NamedTuple):
-    name: str
-    reason: str
-    source: str
-    review: int = 0
 
 
 def decide(
@@ -52,20 +44,7 @@ def decide(
     case = _Case(table, chooser, settings, least(settings.memory, there), seen)
     if not case.ranked:
         raise case.nothing_fits()
-    name, reason, source, review = case.choice()
-    estimate = case.estimates.get(name)
-    return Decision(
-        problem=table.problem,
-        candidate=name,
-        reason=reason,
-        source=source,
-        margin=math.exp(-estimate.log_ratio) if estimate else 1.0,
-        uncertainty=estimate.sigma if estimate else 0.0,
-        excluded=case.excluded,
-        order=(name, *(c.name for c in case.ranked if c.name != name)),
-        review=review,
-        remark=case.remark(table.op[name]),
-    )
+    return case.choice()
 
 
 def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decision:
@@ -75,25 +54,22 @@ def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decis
     estimates, near = expected(table, chooser, settings), chooser.nearest(op, problem)
     flops, harder = op.features(problem).flops, op.harder(problem, op.stock)
     rough = [name for name, why in decision.excluded.items() if why.startswith(_ROUGH)]
-    times, costs, told = dict[str, float](), dict[str, Cost](), ""
+    costs = dict[str, Cost]()
     for name in dict.fromkeys([*decision.order, *rough]):
-        candidate, found, seconds = op[name], estimates.get(name), None
-        if found is not None and near is not None:
-            seconds = near.seconds * harder * math.exp(found.log_ratio)
-            if name in decision.order:
-                times[name] = seconds
+        candidate, found = op[name], estimates.get(name)
         approximate = candidate.accuracy == "approximate"
         error = op.expected_error(problem, candidate) or (UNKNOWN if approximate else WITHIN)
         costs[name] = Cost(
-            seconds=seconds,
+            seconds=near.seconds * harder * math.exp(found.log_ratio) if found and near else None,
             flops=flops,
             memory=table.memory[name],
             relative_error=chooser.relative_error(op, name, problem) if approximate else None,
-            uncertainty=0.0 if found is None else found.sigma,
+            uncertainty=found.sigma if found else 0.0,
             error=error.word,
             meaning=error.words,
         )
-    if near is not None and times:
+    times, told = {name: s for name in decision.order if (s := costs[name].seconds) is not None}, ""
+    if near and times:
         told = f"times follow from {near.trial.problem}, measured on {'this' if near.here else 'another'} machine"
         told += f", {near.octaves:.1f} octaves away" * (near.octaves > 0.05)
     return msgspec.structs.replace(decision, predicted=times, costs=costs, nearest=told)
@@ -123,10 +99,7 @@ class _Case:
         self.ranked = self._ranked([c for c in self.able if c.name not in self.excluded])
 
     def _why_not(self, candidate: Candidate) -> str | None:
-        """Return why a candidate other than stock cannot serve, whatever memory there is.
-
-        Where a recorded host is replayed, the candidates are available that were measured there.
-        """
+        """Return why a candidate other than stock cannot serve, whatever memory there is."""
         op, name, problem, settings, chooser = self.op, candidate.name, self.problem, self.settings, self.chooser
         approximate = settings.accuracy == "approximate"
         if (why := self.table.why_not(candidate)) is not None:
@@ -144,24 +117,19 @@ class _Case:
         for ban in chooser.profile.banned:
             if (ban.op, ban.dtype, ban.device, ban.candidate) == (*problem.group, name):
                 return f"banned on this host: {ban.reason}"
-        if self.table.recorded and not chooser.measured(name, problem):
+        if self.table.recorded and not chooser.measured(name, problem):  # there, what was measured is available
             return "it was not measured on the recorded host"
         return None
 
     def _ranked(self, feasible: list[Candidate]) -> list[Candidate]:
-        """Return candidates by cautious predicted time, preferred exact ones first, of near ties the fewest threads.
-
-        Stock comes before those that are not measured.
-        """
-        ranked = sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not self.op.stock, c.name))
-        first = self.estimates.get(ranked[0].name) if ranked and ranked[0] is not self.op.stock else None
-        if first is not None:
-            most = first.log_ratio + FEWER_THREADS
-            few = [c for c in ranked if c.threads and c.name in self.estimates]
-            few = [c for c in few if self.estimates[c.name].log_ratio <= most]
+        """Return candidates, preferred exact ones first, by cautious time; then the first of near ties by threads."""
+        stock, known = self.op.stock, self.estimates
+        ranked = sorted(feasible, key=lambda c: (not self._preferred(c), self._cost(c), c is not stock, c.name))
+        if ranked and ranked[0] is not stock and ranked[0].name in known:
+            most = known[ranked[0].name].log_ratio + FEWER_THREADS
+            few = [c for c in ranked if c.threads and c.name in known and known[c.name].log_ratio <= most]
             frugal = min(few, key=lambda c: c.threads, default=ranked[0])
-            ranked.remove(frugal)
-            ranked.insert(0, frugal)
+            ranked.sort(key=lambda c: c is not frugal)
         return ranked
 
     def _preferred(self, candidate: Candidate) -> bool:
@@ -177,11 +145,26 @@ class _Case:
         found, favoured = self.estimates.get(candidate.name), candidate.accuracy == "better" and self.loose
         return math.inf if found is None else found.log_ratio + CONFIDENCE * found.sigma - LEEWAY * favoured
 
-    def choice(self) -> _Choice:
-        """Return the candidate that serves."""
+    def _decision(self, name: str, reason: str, source: str = "unmeasured", review: int = 0) -> Decision:
+        estimate = self.estimates.get(name, Estimate(0.0, 0.0, source))
+        return Decision(
+            problem=self.problem,
+            candidate=name,
+            reason=reason,
+            source=source,
+            margin=math.exp(-estimate.log_ratio),
+            uncertainty=estimate.sigma,
+            excluded=self.excluded,
+            order=tuple(dict.fromkeys([name, *(c.name for c in self.ranked)])),
+            review=review,
+            remark=self._remark(self.op[name]),
+        )
+
+    def choice(self) -> Decision:
+        """Return the decision for the candidate that serves."""
         op, stock, problem, estimates, excluded = self.op, self.op.stock, self.problem, self.estimates, self.excluded
         frozen, order = leaves_aside(self.settings), self._ordered()
-        if order is not None and order.name not in excluded:
+        if order is not None and order.candidate not in excluded:
             return order
         default = "stock" if frozen else op.default_candidate(problem)
         known = [c for c in self.ranked if c.name in estimates]
@@ -190,32 +173,34 @@ class _Case:
         if another and default not in estimates:
             work, of_stock = op[default].features(problem), stock.features(problem)
             if _LITTLE * (work.flops + work.bytes) <= of_stock.flops + of_stock.bytes:
-                return _Choice(default, "not measured, and stock would do far more work", "unmeasured")
+                return self._decision(default, "not measured, and stock would do far more work")
         if "stock" in excluded:
             chosen, review = self._frugal(self.ranked) if default in excluded else op[default], 0
             if known and (default in excluded or not unheard):
                 chosen, review = self._repaid(known)
             why = f"stock does not fit the memory: it {excluded['stock']}"
             source = estimates[chosen.name].source if chosen.name in estimates else "unmeasured"
-            return _Choice(chosen.name, f"{order.reason}; {why}" if order else why, source, review)
+            return self._decision(chosen.name, f"{order.reason}; {why}" if order else why, source, review)
         if len(self.ranked) == 1:
-            return _Choice("stock", "no other candidate can serve this problem", "only choice")
+            return self._decision("stock", "no other candidate can serve this problem", "only choice")
         if frozen:
-            return _Choice("stock", "AUTOKERN_DETERMINISTIC=1, and no profile is pinned", "order")
+            return self._decision("stock", "AUTOKERN_DETERMINISTIC=1, and no profile is pinned", "order")
         if another and (unheard or not estimates):
             why = "stock only approximates" if self.loose else "stock would do far more work"
-            return _Choice(default, f"not measured here or elsewhere, and {why}", "unmeasured")
+            return self._decision(default, f"not measured here or elsewhere, and {why}")
         if not estimates:
-            return _Choice("stock", "no such problem is measured for this op, dtype and device", "unmeasured")
+            return self._decision("stock", "no such problem is measured for this op, dtype and device")
         if self.chooser.instead(problem) == "stock" and not self.loose:  # the exam compares times
-            return _Choice("stock", "the calibration's exam found stock faster at these sizes", "measured")
+            return self._decision("stock", "the calibration's exam found stock faster at these sizes", "measured")
         known.remove(stock)
         better = [c for c in known if self._preferred(c) or self._cost(c) <= -NOISE]
         doubtful = another and not better  # then stock must be shown to be faster
         if doubtful:
             better = [c for c in known if estimates[c.name].log_ratio <= -NOISE]
         chosen, review = self._repaid([*better, stock])
-        return _Choice(chosen.name, self._reason(chosen, review, doubtful), estimates[chosen.name].source, review)
+        return self._decision(
+            chosen.name, self._reason(chosen, review, doubtful), estimates[chosen.name].source, review
+        )
 
     def _reason(self, chosen: Candidate, review: int, doubtful: bool) -> str:
         """Return in words why a measured candidate is chosen."""
@@ -236,34 +221,32 @@ class _Case:
         where = " by what other hosts measured" if estimate.source == "other hosts" else ""
         return f"predicted to be the fastest{where}, by more than the uncertainty"
 
-    def _ordered(self) -> _Choice | None:
-        """Return the candidate that the user asks for by force, by chance or by a threshold, if there is an order."""
+    def _ordered(self) -> Decision | None:
+        """Return the decision that the user asks for by force, by chance or by a threshold, if there is an order."""
         op, problem, settings = self.op, self.problem, self.settings
         forced = settings.forced(op.name)
         if forced is not None:
             if forced not in (names := op.names()):
                 raise SettingsError(f"op {op.name} has no candidate {forced!r} to force; it has {', '.join(names)}")
             if forced in self.excluded:
-                return _Choice("stock", f"{forced} was forced but cannot serve: {self.excluded[forced]}", "order")
-            return _Choice(forced, "forced by the user", "order")
+                why = f"{forced} was forced but cannot serve: {self.excluded[forced]}"
+                return self._decision("stock", why, "order")
+            return self._decision(forced, "forced by the user", "order")
         if settings.random_seed is not None:  # each call is drawn anew
             able = [c for c in self.table.candidates if c.name not in self.excluded and c.accuracy != "approximate"]
             names = [c.name for c in able if not c.compiles] or ["stock"]
             name = random.Random(f"{settings.random_seed}:{problem}:{self.seen}").choice(names)
-            return _Choice(name, "drawn at random", "order", max(2, self.seen + 1))
+            return self._decision(name, "drawn at random", "order", max(2, self.seen + 1))
         size = settings.cpu_up_to(op.name, problem.device)
         if size is None:
             return None
         wanted, side = "cpu" if problem.n <= size else "native", f"{problem.n} columns, threshold {size}"
         if wanted in op.names() and wanted not in self.excluded:
-            return _Choice(wanted, f"ordered by the user ({side})", "order")
-        return _Choice("stock", f"ordered by the user ({side}), which is what stock does", "order")
+            return self._decision(wanted, f"ordered by the user ({side})", "order")
+        return self._decision("stock", f"ordered by the user ({side}), which is what stock does", "order")
 
     def _repaid(self, ranked: list[Candidate]) -> tuple[Candidate, int]:
-        """Return the first candidate whose set-up time the calls repay, and those after which to decide again.
-
-        Savings count against the best candidate without set-up time; the last one is taken if no other is.
-        """
+        """Return the first candidate whose set-up the calls repay, else one without, and when to decide again."""
         ready, review = next((c for c in ranked if not c.compiles), ranked[-1]), 0
         faster = ranked[: ranked.index(ready)]
         near, horizon = self.chooser.nearest(self.op, self.problem) if faster else None, self.settings.calls
@@ -292,7 +275,7 @@ class _Case:
         asked = f"{problem} by its most frugal candidate ({frugal.name})"
         return refusal(asked, need, self.limit, problem.device, problem.dtype, bool(problem.d), tiles)
 
-    def remark(self, chosen: Candidate) -> str:
+    def _remark(self, chosen: Candidate) -> str:
         """Return what stock's answer is worth where it approximates, and what an exact one costs if none was chosen."""
         worth, estimates = self.op.remark(self.problem), self.estimates
         exact = [n for n in estimates if self.op[n].accuracy == "better"]

@@ -1,7 +1,6 @@
-"""Profile: raw timings of candidates on problems on one host, as plain JSON.
+"""Profile: raw timings of candidates on problems on one host, as plain JSON; timings, never winners, as policy changes.
 
-A profile keeps timings, never winners: policy may change without a new measurement. Merging two profiles of one
-host keeps every trial of both. Thousands of objects without cycles (``gc=False``) cause no collection of garbage.
+Thousands of objects without cycles (``gc=False``) cause no collection of garbage.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import msgspec
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
-from autokern.core.shown import shown
+from autokern.core.shown import Shown, shown
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
-# At the beginning of a profile, whatever its schema; earlier ones had a checksum in a line of its own.
-_SCHEMA = re.compile(rb'\s*\{\s*("autokern":\s*"profile",\s*)?"schema":\s*(\d{1,6})\b')
+_SCHEMA = re.compile(rb'\s*\{\s*"schema":\s*(\d{1,6})\b')  # at the beginning of a profile, whatever its schema
 DISTURBED = 0.1  # share of a timing in which threads waited for a core from which on it counts as disturbed
 QUIET = 0.0  # the share of one that does not: this object is the default, which files leave out
 ENOUGH = 5  # trials of a group that make it known; fewer only hint
@@ -38,11 +36,8 @@ class Timing(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
     noise: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0  # standard error of log(ratio)
     rounds: Annotated[int, msgspec.Meta(ge=1)] = 1  # number of pairs behind the ratio
     error: _Amount = 0.0  # largest error found, in units of the op's bound
-    # Of a candidate that approximates: largest error of an entry of the result, or of a gradient, relative to the
-    # largest entry, against float64 truth; None where it was not measured.
-    relative_error: _Amount | None = None
-    # Share of the time in which its threads, or those of stock beside it, waited for a core that other programs used;
-    # 0 where it was measured quietly, or where the system does not count it.
+    relative_error: _Amount | None = None  # of a candidate that approximates, as `measuring.relative_error` has it
+    # Share of the time in which its threads, or those of stock beside it, waited for a core; 0 where that is unknown.
     disturbed: Annotated[float, msgspec.Meta(ge=0, le=1)] = QUIET
 
 
@@ -142,7 +137,7 @@ def dated(ago: float = 0.0) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
 
 
-class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The measurements of one host."""
 
     host: dict[str, Any] = {}  # as `Host.fields` gives it (no host name, user name or path)
@@ -166,17 +161,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         ops, when = len({t.problem.op for t in self.trials}), self.created and f", last on {self.created[:10]}"
         return f"Profile({len(self.trials)} problems of {ops} ops{when}, host {self.fingerprint[:8] or 'unknown'})"
 
-    def _repr_html_(self) -> str:
-        return str(shown("html", self))
-
-    def to_frame(self) -> Any:
-        """Return a pandas data frame with a row for each problem and candidate; times in seconds.
-
-        AutokernError if pandas is not installed.
-        """
-        return shown("frame", self)
-
-    def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:
+    def plot(self, op: str, device: str = "cpu", dtype: str = "float64", ax: Any = None) -> Any:  # type: ignore[override]
         """Draw the time of each candidate over the size, for the kind of problem of an op that has most sizes.
 
         Return the matplotlib axes, by default new ones. AutokernError if nothing of the kind was measured, or
@@ -189,8 +174,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
 
         Dtype and device may be torch's. None are returned where one candidate wins throughout or nothing was measured.
         """
-        found: list[Crossover] = shown("crossovers", self, op, device, dtype)
-        return found
+        return list(shown("crossovers", self, op, device, dtype))
 
     def merge(self, other: Profile) -> Profile:
         """Return a profile with the trials of both; for a problem in both, see `Trial.updated`.
@@ -202,15 +186,11 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
             known = trials.get(trial.problem)
             trials[trial.problem] = known.updated(trial) if known else trial
         bans = {(b.op, b.candidate, b.dtype, b.device): b for b in (*self.banned, *other.banned)}
-        levels = self.levels | other.levels
-        levels |= {key: "full" for key in levels if "full" in (self.levels.get(key), other.levels.get(key))}
+        levels = self.levels | other.levels | {k: full for k, full in self.levels.items() if full == "full"}
         counts = Counter(group_key(*t.problem.group) for t in trials.values() if len(t.timings) > 1)
         dates = self.fruitless | {k: max(date, self.fruitless.get(k, "")) for k, date in other.fruitless.items()}
-
-        def fitted_to(profile: Profile, key: str) -> int:
-            return sum(profile.forests[key].trials.values()) if key in profile.forests else -1
-
-        later = {k: f for k, f in other.forests.items() if fitted_to(other, k) >= fitted_to(self, k)}
+        mine = {key: sum(forest.trials.values()) for key, forest in self.forests.items()}
+        later = {key: f for key, f in other.forests.items() if sum(f.trials.values()) >= mine.get(key, 0)}
         kept = [k for k in self.kept if key_of(k) not in later]
         kept += [k for k in other.kept if key_of(k) in later or key_of(k) not in other.forests]
         return Profile(
@@ -235,12 +215,11 @@ class NewerError(ProfileError):
 def decode(data: bytes) -> Profile:
     """Return the profile that JSON text holds, with every value in range; raises ProfileError for any other text."""
     claim = _SCHEMA.match(data)
-    schema = int(claim[2]) if claim else SCHEMA
+    schema = int(claim[1]) if claim else SCHEMA
     if schema > SCHEMA:
         raise NewerError(f"a newer autokern wrote it (schema {schema}, this one reads {SCHEMA}); upgrade autokern")
-    if schema < SCHEMA or (claim and claim[1]):
-        form = f"schema {schema}, this one reads {SCHEMA}" if schema < SCHEMA else "with a checksum, as none is now"
-        raise ProfileError(f"an earlier autokern wrote it ({form}); measure again")
+    if schema < SCHEMA:
+        raise ProfileError(f"an earlier autokern wrote it (schema {schema}, this one reads {SCHEMA}); measure again")
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:

@@ -32,12 +32,12 @@ from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.runtime import checks, dispatch
 from autokern.runtime.memo import NEVER, Entry, LargeEntry
 from autokern.tuning import calibration
-from autokern.tuning import trial as accuracy
+from autokern.tuning import measuring as accuracy
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Chooser, fitted
+from autokern.tuning.measuring import Trialled
 from autokern.tuning.policy import decide, described
 from autokern.tuning.profile import Profile, Timing, Trial
-from autokern.tuning.trial import Trialled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEVER_MEASURED = Settings(calibrate="never")

@@ -25,7 +25,7 @@ from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.runtime import dispatch
 from autokern.system import host, threads
-from autokern.tuning.trial import trial
+from autokern.tuning.measuring import trial
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)

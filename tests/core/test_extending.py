@@ -22,7 +22,7 @@ from autokern.core.registry import get, registered
 from autokern.hooks import install
 from autokern.kernels import families
 from autokern.kernels import family as family_of_name
-from autokern.tuning.trial import trial
+from autokern.tuning.measuring import trial
 
 family_module = sys.modules[family_of_name.__module__]
 

@@ -15,7 +15,7 @@ from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.op import ACCURACIES, WEIGHTS, inside
 from autokern.core.problem import SIZES, Problem
 from autokern.core.registry import get, known, registered
-from autokern.tuning.trial import trial
+from autokern.tuning.measuring import trial
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from autokern.core.arguments import tensors_in
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.op import inside
 from autokern.core.registry import get, registered
-from autokern.tuning.trial import gradient_errors, trial
+from autokern.tuning.measuring import gradient_errors, trial
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])

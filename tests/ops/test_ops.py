@@ -32,7 +32,7 @@ from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.runtime import dispatch
 from autokern.system import host, threads
-from autokern.tuning.trial import Trialled, gradient_errors, relative_error, trial, truth
+from autokern.tuning.measuring import Trialled, gradient_errors, relative_error, trial, truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

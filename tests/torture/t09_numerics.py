@@ -32,7 +32,7 @@ from autokern.core.registry import get
 from autokern.ops._shared import EPS
 from autokern.runtime import dispatch
 from autokern.system import host, threads
-from autokern.tuning.trial import gradient_errors, trial
+from autokern.tuning.measuring import gradient_errors, trial
 
 OPS = tuple(TOLERANCES)
 """Ops whose arguments are tensors; those on kernels and distributions follow the problems of their grids."""

@@ -9,9 +9,8 @@ from autokern.core.op import inside
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.hooks import install
-from autokern.tuning import trial as accuracy
-from autokern.tuning.measuring import Measurer
-from autokern.tuning.trial import Trialled, trial
+from autokern.tuning import measuring as accuracy
+from autokern.tuning.measuring import Measurer, Trialled, trial
 
 SMOOTH = [
     (300, 38, "matern52+rbf"),

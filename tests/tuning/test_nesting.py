@@ -16,8 +16,8 @@ from autokern.runtime import dispatch
 from autokern.runtime.session import Session
 from autokern.tuning import timer
 from autokern.tuning.calibration import calibrate
+from autokern.tuning.measuring import trial
 from autokern.tuning.profile import Profile, Timing
-from autokern.tuning.trial import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
