@@ -19,7 +19,7 @@ from autokern.gp.leaves import Made, called
 from autokern.gp.small import FAMILIES, Array, Formula, Parameter
 from autokern.kernels.family import family_of
 
-__all__ = ["Evaluated", "Part", "Wanted", "part_of", "value_of"]
+__all__ = ["Evaluated", "Part", "Wanted", "folded", "part_of", "per_model", "value_of"]
 
 
 class Evaluated(NamedTuple):
@@ -57,8 +57,7 @@ class Leaf:
 
     def __init__(self, formula: Formula, columns: Array | None, lengthscale: Parameter, train: Array) -> None:
         self._formula, self._columns, self._lengthscale = formula, columns, lengthscale
-        value = lengthscale.value
-        self._unit = value.reshape(-1, 1, value.shape[-1]).copy()
+        self._unit = per_model(lengthscale.value, len(train), 1, lengthscale.value.shape[-1])
         z = self._train = self._scaled(train)
         ones = np.ones((*z.shape[:-1], 1))
         norms = np.einsum("kij,kij->ki", z, z)[..., None]
@@ -102,9 +101,8 @@ class Leaf:
         if own_slope is not None:
             both = h + h.swapaxes(-1, -2)
             both *= own_slope
-            sets = z.reshape(*both.shape[:3], d)
             own_rows = both.sum(-1).reshape(rows.shape)
-            own_moved = (both @ sets).reshape(z.shape)
+            own_moved = (both @ z.reshape(len(z), *both.shape[1:3], d)).reshape(moved.shape)
         if wanted.by_points is not None:
             by_z = z * rows
             by_z -= moved
@@ -123,7 +121,7 @@ class Leaf:
             total /= self._unit
             if self._unit.shape[-1] == 1:
                 total = total.sum(-1)
-            self._lengthscale.accumulate(total.reshape(self._lengthscale.value.shape))
+            self._lengthscale.accumulate(folded(total, self._lengthscale))
 
 
 class Scale:
@@ -131,9 +129,9 @@ class Scale:
 
     __slots__ = ("_part", "_scale", "_value")
 
-    def __init__(self, part: Part, scale: Parameter) -> None:
+    def __init__(self, part: Part, scale: Parameter, models: int) -> None:
         self._part, self._scale = part, scale
-        self._value = np.array(scale.value).reshape(-1, 1, 1)
+        self._value = per_model(scale.value, models, 1, 1)
 
     def evaluate(self, x: Array, m: int) -> Evaluated:
         """Return the scaled covariances."""
@@ -144,7 +142,7 @@ class Scale:
         """Add the derivative by the scale, and hand the rest on."""
         if wanted.by_parameters:
             total = (g * kept.cross).sum((1, 2)) + (h * kept.own).sum((1, 2, 3))
-            self._scale.accumulate(total.reshape(self._scale.value.shape))
+            self._scale.accumulate(folded(total, self._scale))
         g *= self._value
         self._part.backward(kept.kept, g, h * self._value[..., None], wanted)
 
@@ -212,12 +210,11 @@ def part_of(seen: Inspected, kernel: Any, train: Array) -> Part:
         lengthscale = value_of(seen, kernel, "raw_lengthscale", 1, dims if raw is None or raw.shape[-1] != 1 else 1)
         return Leaf(FAMILIES[found.name], columns, lengthscale, train)
 
-    made: Part = called(seen, kernel, None, train.shape[-1], Made(leaf, _scaled, Sum, Product))
+    def scaled(seen: Inspected, kernel: Any, inner: Part) -> Part:
+        return Scale(inner, value_of(seen, kernel, "raw_outputscale"), len(train))
+
+    made: Part = called(seen, kernel, None, train.shape[-1], Made(leaf, scaled, Sum, Product))
     return made
-
-
-def _scaled(seen: Inspected, kernel: Any, inner: Part) -> Part:
-    return Scale(inner, value_of(seen, kernel, "raw_outputscale"))
 
 
 def value_of(seen: Inspected, owner: Any, name: str, *shape: int) -> Parameter:
@@ -225,3 +222,15 @@ def value_of(seen: Inspected, owner: Any, name: str, *shape: int) -> Parameter:
     made = seen.parameter(owner, name, shape)
     seen.parameters[id(owner._parameters[name])].refresh()
     return made
+
+
+def per_model(value: Array, models: int, *shape: int) -> Array:
+    """Return a copy of a value of the last dimensions of a batch, or of none, for each of its models."""
+    each = value.reshape(-1, *shape)
+    return each.copy() if len(each) in (1, models) else np.tile(each, (models // len(each), *(1 for _ in shape)))
+
+
+def folded(slopes: Array, parameter: Parameter) -> Array:
+    """Return derivatives by what `per_model` returned, ``(k, ...)``, as those by the value of a parameter."""
+    total: Array = slopes.reshape(-1, *parameter.value.shape).sum(0)
+    return total

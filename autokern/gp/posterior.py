@@ -30,7 +30,7 @@ from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.mirrors import Mirrors, placed
 from autokern.gp.parameters import Parameter
-from autokern.gp.points import Part, Wanted, part_of, value_of
+from autokern.gp.points import Part, Wanted, folded, part_of, per_model, value_of
 from autokern.gp.relied import PREDICTION
 from autokern.gp.small import Array
 from autokern.system.blas import one_thread
@@ -40,6 +40,8 @@ __all__ = ["Posterior"]
 _INHERITED = (
     "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
 )  # fmt: skip
+_MOST = 2**22
+"""Elements of the factors of all models of a batch up to which they are held."""
 _LARGE = 2**18
 """Multiplications of the largest product from which on OpenBLAS would use its threads."""
 _AS_THEY_ARE = contextlib.nullcontext()
@@ -61,13 +63,17 @@ class Posterior:
         if names is None or any(hasattr(kind, name) for name in names[:2]):
             raise UnreadError("a forward that is not the plain one")
         inputs = model.train_inputs
-        if type(inputs) not in (tuple, list) or len(inputs) != 1 or inputs[0].dim() not in (2, 3):
-            raise UnreadError("several inputs, or a batch of batches")
-        self.batch, self.device = inputs[0].shape[:-2], inputs[0].device
-        seen = Inspected(torch.float64, self.batch, None if inputs[0].is_cpu else Mirrors(still=True))
+        if type(inputs) not in (tuple, list) or len(inputs) != 1:
+            raise UnreadError("several inputs")
+        first = inputs[0]
+        self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
+        seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
         seen.relies(*PREDICTION)
-        train = seen.data(inputs[0])
+        train = np.asarray(seen.data(first), np.float64)
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
+        seen.batch = self._kernel_module.batch_shape  # fantasies of a model have one kernel
+        if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
+            raise UnreadError("a kernel of another batch")
         points = train.reshape(-1, *train.shape[-2:])
         self._centre = points.mean((0, 1))
         self._kernel: Part = part_of(seen, self._kernel_module, points - self._centre)
@@ -77,27 +83,35 @@ class Posterior:
         seen.close(self._kernel_module, whole=False)
         self._type, self._seen, self._lock = kind, seen, Lock()
         self._tokens: tuple[list[Parameter], list[torch.Tensor | None]] = [], [None, None]
-        self._train, self.parameters = inputs[0], list(seen.parameters.values())
-        self.key = (len(points), *points.shape[1:], self.device.type, "+".join(sorted(seen.families)))
+        self._train, self.parameters = first, list(seen.parameters.values())
+        dtype, families = str(first.dtype).removeprefix("torch."), "+".join(sorted(seen.families))
+        self.key = (len(points), *points.shape[1:], self.device.type, dtype, families)
 
     def _factor(self, known: Conditioned, n: int) -> None:
-        if known.grown or known.border is not None or known.requires_grad:
-            raise UnreadError("a factor that grew, or with a graph")
-        inverse, weights = known.inverse.dense(), known.alpha
-        if inverse.dtype is not torch.float64 or inverse.shape != (*self.batch, n, n):
-            raise UnreadError("a factor of another shape or dtype")
-        if weights.shape != (*self.batch, n):
-            raise UnreadError("weights of another shape")
-        self._inverse: Array = inverse.cpu().numpy().reshape(-1, n, n)
-        self._weights: Array = weights.cpu().numpy().reshape(-1, n, 1)
+        if known.requires_grad:
+            raise UnreadError("a factor with a graph")
+        self._inverse, self._weights = self._held(known.root.mT, n, n), self._held(known.alpha, n).reshape(-1, n, 1)
+
+    def _held(self, values: torch.Tensor, *shape: int) -> Array:
+        """Return values of all models, or of one that stands for all, with one axis for the batch in front."""
+        lead = values.shape[: values.dim() - len(shape)]
+        if values.dtype is not self.dtype or (lead.numel() > 1 and values.numel() > _MOST):
+            raise UnreadError("a factor of another dtype, or many large ones")
+        if lead.numel() == 1:
+            values = values.reshape(shape)
+        elif len(lead) <= len(self.batch):
+            values = values.expand(*self.batch, *shape)
+        else:
+            raise UnreadError("a factor of another batch")
+        return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
 
     def _mean_of(self, seen: Inspected) -> Parameter | None:
         mean = self._mean_module
-        if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != self.batch:
+        if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != seen.batch:
             raise UnreadError(f"a mean {type(mean).__name__}, or one of another batch")
         if type(mean) is ZeroMean:
             return None
-        self._constant = np.array(value_of(seen, mean, "raw_constant").value).reshape(-1, 1)
+        self._constant = per_model(value_of(seen, mean, "raw_constant").value, self.batch.numel(), 1, 1)
         return seen.parameters[id(mean._parameters["raw_constant"])]
 
     def holds(self) -> bool:
@@ -107,13 +121,18 @@ class Posterior:
 
     def fits(self, x: torch.Tensor) -> bool:
         """Whether these are points at which the arrays can be evaluated."""
-        lead = x.shape[:-2]
-        alike = x.device == self.device and x.dim() >= 2 and x.shape[-1] == self.key[2] and x.numel() > 0
-        return alike and (not self.batch or not lead or lead[-1] in (1, self.batch[0]))
+        known = x.device == self.device and x.dtype is self.dtype and x.shape[-1] == self.key[2] and x.numel() > 0
+        return known and all(size in (1, k) for size, k in zip(self._own(x)[::-1], self.batch[::-1], strict=False))
 
-    def shares(self, x: torch.Tensor) -> bool:
-        """Whether the points are the same for all outputs."""
-        return not self.batch or x.dim() == 2 or x.shape[-3] == 1
+    def _own(self, x: torch.Tensor) -> torch.Size:
+        """Return the batch dimensions of points that belong to those of the model."""
+        lead = x.shape[:-2]
+        return lead[max(0, len(lead) - len(self.batch)) :]
+
+    def sets(self, x: torch.Tensor) -> int:
+        """Return how many sets of points there are; those that all models of a batch share count for each."""
+        own = self._own(x).numel()
+        return x.shape[:-2].numel() // own * max(own, self.key[0])
 
     def graded(self) -> bool:
         """Whether any hyperparameter wants a gradient."""
@@ -123,6 +142,9 @@ class Posterior:
         """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if there is a number that is none."""
         grads = torch.is_grad_enabled()
         graded, tokens = self._joined() if grads else ([], [None, None])
+        own = self._own(x)
+        if own.numel() > 1 and own != self.batch:
+            x = x.expand(*x.shape[: x.dim() - 2 - len(own)], *self.batch, *x.shape[-2:])
         call = _Call(self, x, graded)
         found = call.evaluate(x)
         if found is None or not grads:
@@ -151,10 +173,9 @@ class Posterior:
             memo = {id(p.tensor): value for p, value in zip(self.parameters, values, strict=True)}
             modules = copy.deepcopy(modules, memo)
         kernel, mean_module = modules
-        inverse, weights = (torch.from_numpy(array).to(self.device) for array in (self._inverse, self._weights))
-        if not self.batch:
-            inverse, weights = inverse[0], weights[0]
-        cross = kernel(x, self._train).to_dense()
+        held = (torch.from_numpy(array).to(x) for array in (self._inverse, self._weights))
+        inverse, weights = (a.reshape(*(self.batch if len(a) > 1 else ()), *a.shape[1:]) for a in held)
+        cross = kernel(x, self._train.to(x)).to_dense()
         white = cross @ inverse.mT
         mean = mean_module(x) + (cross @ weights).squeeze(-1)
         return mean, kernel(x).to_dense() - white @ white.mT
@@ -164,8 +185,8 @@ class _Call:
     """One evaluation, and what its backward passes need."""
 
     def __init__(self, of: Posterior, x: torch.Tensor, graded: list[Parameter]) -> None:
-        self.of, self.m, self._shape, self._lead = of, x.shape[-2], x.shape, x.shape[: -3 if of.batch else -2]
-        self._shared = of.shares(x)
+        self.of, self.m, self._shape = of, x.shape[-2], x.shape
+        self._lead, self._shared = x.shape[: max(0, x.dim() - 2 - len(of.batch))], of._own(x).numel() == 1
         self._unsaved = Unsaved(x, *(p.tensor for p in of.parameters))
         self._graded = graded
         large = x.numel() // x.shape[-1] * of.key[1] ** 2 > _LARGE
@@ -175,15 +196,14 @@ class _Call:
         """Return mean and covariance, which the call does not keep; None if there is a number that is none."""
         of = self.of
         with np.errstate(all="ignore"), self.threads:
-            points = x.detach().cpu().numpy()
-            points = points if self._shared else np.moveaxis(points, -3, 0)
-            stacked = points.reshape(1 if self._shared else self._shape[-3], -1, self._shape[-1]) - of._centre
-            cross, own, self._kept = of._kernel.evaluate(stacked, self.m)
+            points, d = np.asarray(x.detach().cpu().numpy(), np.float64), self._shape[-1]
+            stacked = points.reshape(1, -1, d) if self._shared else self._by_model(points, 2).reshape(of.key[0], -1, d)
+            cross, own, self._kept = of._kernel.evaluate(stacked - of._centre, self.m)
             k, _, n = self._shape_of_cross = cross.shape
             white = self._white = (cross @ of._inverse.swapaxes(-1, -2)).reshape(k, -1, self.m, n)
             mean = (cross @ of._weights).reshape(k, -1, self.m)
             if of._mean is not None:
-                mean += of._constant[..., None]
+                mean += of._constant
             if self.m == 1:
                 covariance = own - np.einsum("kbmn,kbmn->kbm", white, white)[..., None]
             else:
@@ -194,19 +214,23 @@ class _Call:
         return cast("Pair", tuple(pair))
 
     def _unstacked(self, values: Array) -> torch.Tensor:
-        """Return values of sets ``(k, b, ...)`` as the library has them, outputs after the other batch dimensions."""
-        if not self.of.batch:
-            return torch.from_numpy(values.reshape(*self._lead, *values.shape[2:]))
-        apart = values.reshape(len(values), *self._lead, *values.shape[2:])
-        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(apart, 0, len(self._lead))))
+        """Return values ``(k, b, ...)`` in the model's dtype, its batch after the other batch dimensions."""
+        apart = np.moveaxis(values.reshape(len(values), *self._lead, *values.shape[2:]), 0, len(self._lead))
+        return self._tensor(apart.reshape(*self._lead, *self.of.batch, *values.shape[2:]))
+
+    def _tensor(self, values: Array) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32 if self.of.dtype is torch.float32 else None))
+
+    def _by_model(self, values: Array, own: int) -> Array:
+        """Return values whose last `own` axes are those of a set with one axis for the models in front."""
+        shape = values.shape[values.ndim - own :]
+        return np.moveaxis(values.reshape(*self._lead, -1, *shape), len(self._lead), 0)
 
     def _stacked(self, values: torch.Tensor, own: int) -> Array:
         """Return values whose last `own` axes are those of a set as ``(k, b, ...)``."""
         like = {"dtype": values.dtype, "device": "cpu"}
         plain = torch.zeros(values.shape, **like) if values._is_zerotensor() else values.detach()  # type: ignore[call-overload]
-        array: Array = plain.resolve_neg().cpu().numpy()
-        if self.of.batch:
-            array = np.moveaxis(array, -1 - own, 0)
+        array = self._by_model(np.asarray(plain.resolve_neg().cpu().numpy(), np.float64), own)
         return array.reshape(self._shape_of_cross[0], -1, *array.shape[array.ndim - own :])
 
     def backward(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
@@ -228,7 +252,7 @@ class _Call:
             if constant and of._mean is not None:
                 with of._lock.here():
                     of._mean.by_value.fill(0.0)
-                    of._mean.accumulate(slopes.sum((1, 2)).reshape(of._mean.value.shape))
+                    of._mean.accumulate(folded(slopes.sum((1, 2)), of._mean))
                     by_constant = of._mean.gradient().reshape(-1)
         found = np.zeros((k, total, self._shape[-1])) if points else None
         if not graded:
@@ -246,9 +270,8 @@ class _Call:
         if values is None:
             return None
         if self._shared:
-            return torch.from_numpy((values if len(values) == 1 else values.sum(0)).reshape(self._shape))
-        apart = values.reshape(len(values), *self._lead, *self._shape[-2:])
-        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(apart, 0, len(self._lead))))
+            return self._tensor((values[0] if len(values) == 1 else values.sum(0)).reshape(self._shape))
+        return self._unstacked(values.reshape(len(values), -1, *self._shape[-2:]))
 
     def differentiable(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
         """Return the same as functions of points, hyperparameters and cotangents, by the model's own modules."""

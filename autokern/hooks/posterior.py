@@ -29,7 +29,11 @@ _dispatch = route("posterior", looked=True)
 _known = Beside[Posterior]()
 """What was read of a model, by its prediction strategy."""
 _left_alone = Beside[bool]()
-"""Whether the model of a strategy is not exactly known; one that changes gets another strategy."""
+"""Whether the model of a strategy is not exactly known; one that changes gets another strategy.
+
+False: a fantasy that predicted once, as most do; it is read when it does so again.
+"""
+_DTYPES = torch.float32, torch.float64
 _log = logging.getLogger("autokern")
 _stock = stock_of(ExactGP, "__call__")
 
@@ -51,20 +55,19 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
     if not _is_plain(x) or has_duals() or _left_alone.get(before) or stay_out_of_models() or not _asked(model, x):
         return None
     strategy = origin.ours(model)
-    known = None if strategy is None else _known.get(strategy)
+    if strategy is None:
+        _left_alone.put(model.prediction_strategy, True)
+        return None
+    known = _known.get(strategy)
     if known is None or not known.holds():
-        known = None if strategy is None else _made(model, strategy)
-        if known is None:
-            _left_alone.put(model.prediction_strategy, True)
-            return None
-        _known.put(strategy, known)
-    return known if known.fits(x) else None
+        known = _made(model, strategy)
+    return known if known is not None and known.fits(x) else None
 
 
 def _is_plain(x: Any) -> bool:
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         return False
-    plain = x.dtype is torch.float64 and x.layout is torch.strided and not x.is_meta
+    plain = x.dtype in _DTYPES and x.layout is torch.strided and not x.is_meta
     return plain and not x.is_neg() and not x._is_zerotensor() and x.dim() > 1
 
 
@@ -90,10 +93,16 @@ def _made(model: Any, strategy: Any) -> Posterior | None:
             raise UnreadError("a covariance of another form")
         with torch.no_grad():
             factor = factor_cache.of(strategy)
-        if factor is None or factor.grown:
-            raise UnreadError("no factor, or one that grew")
+        if factor is None:
+            raise UnreadError("no factor")
+        if factor.grown and _left_alone.get(strategy) is None:
+            _left_alone.put(strategy, False)
+            return None
         made = Posterior(model, factor)
-        return made if made.holds() else None
+        if not made.holds():
+            raise UnreadError("a part that changed meanwhile")
     except UnreadError as reason:
         _log.debug("predictions of %s are not in one piece: %s", type(model).__name__, reason)
+        _left_alone.put(strategy, True)
         return None
+    return _known.put(strategy, made)

@@ -28,6 +28,8 @@ _MOST = 2**22
 """Covariances between test and training points above which one thread is slower than torch."""
 _SMALL = 2**18
 """The same up to which no measurement is needed: stock's modules and autograd nodes take longer than all arithmetic."""
+_WORK = {"float64": 2**27, "float32": 2**26}
+"""Multiplications with the factor up to which that is so; arrays are float64 throughout."""
 _OWN = 2**16
 """Covariances between test points above which one thread is slower than torch."""
 Forward = Callable[[torch.Tensor], Any]
@@ -43,12 +45,9 @@ class _Posterior(OpOfParts):
         return reading.key, x.shape, _wanted(reading, x)
 
     def problem_of(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Problem | None:
-        k, n, d, device, families = reading.key
-        m = x.shape[-2]
-        batch = max(1, x.numel() // (m * d)) * (k if reading.shares(x) else 1)
-        wanted = _wanted(reading, x)
-        fields = {"m": m, "n": n, "d": d, "batch": batch, "grad": wanted, "variant": families}
-        return Problem(op="posterior", device=device, dtype="float64", **fields)
+        _, n, d, device, dtype, families = reading.key
+        fields = {"m": x.shape[-2], "n": n, "d": d, "batch": reading.sets(x), "grad": _wanted(reading, x)}
+        return Problem(op="posterior", device=device, dtype=dtype, variant=families, **fields)
 
     def reference(self, reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
         mean, covariance = reading.formula(x)
@@ -86,8 +85,6 @@ class _Posterior(OpOfParts):
             return max(gap.max().item() for gap in gaps)
 
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        if dtype != "float64":
-            return []
         base = Problem(op="posterior", d=6, dtype=dtype, device=device, variant="rbf", grad="theta/x")
         sizes = [(1, 8, 50), (4, 8, 50), (4, 8, 200), (1, 8, 200), (4, 1, 50)]
         if level == "full":
@@ -113,7 +110,7 @@ class _Posterior(OpOfParts):
 
     def default_candidate(self, problem: Problem) -> str:
         """Up to here stock's modules and autograd nodes take longer than all arithmetic."""
-        small = problem.device == "cpu" and problem.elements <= _SMALL
+        small = problem.elements <= min(_SMALL, _WORK[problem.dtype] // problem.n) and problem.device == "cpu"
         return "arrays" if small and _unsupported(problem) is None else "stock"
 
 
@@ -149,8 +146,6 @@ def stock(reading: Posterior, x: torch.Tensor, forward: Forward) -> Any:
 
 
 def _unsupported(problem: Problem) -> str | None:
-    if problem.dtype != "float64":
-        return "for float64"
     if problem.batch * problem.m**2 > _OWN:
         return f"more than {_OWN} covariances of test points on one thread"
     return None if problem.elements <= _MOST else f"more than {_MOST} covariances on one thread"

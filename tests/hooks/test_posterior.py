@@ -103,7 +103,6 @@ MODELS = {
 }
 OTHERS = {
     "tasks": lambda: MultiTaskGP(torch.cat([data()[0], torch.arange(15)[:, None] % 2], -1), data()[1], -1),
-    "single precision": lambda: SingleTaskGP(*data()).float(),
     "linear": with_kernel(LinearKernel),
     "rough": with_kernel(lambda: MaternKernel(0.5)),
     "linear mean": lambda: SingleTaskGP(*data(), mean_module=LinearMean(D)),
@@ -163,6 +162,56 @@ def test_values_and_gradients_are_the_same(make, shape):
         return [mean.detach(), covariance.detach(), posterior.variance.detach(), *slopes]
 
     close(*both(run))
+
+
+@pytest.mark.parametrize("name", ["usual", "known noise", "two outputs", "sum", "product", "normalised inputs"])
+@pytest.mark.parametrize("shape", [(1,), (5, 4), (2, 3, 2)], ids=str)
+def test_single_precision_is_no_further_from_double_precision_than_stock(name, shape):
+    def run(dtype):
+        model, x = MODELS[name]().to(dtype), points(*shape).to(dtype).requires_grad_()
+        posterior = model.posterior(x)
+        outs = posterior.mean, posterior.distribution.covariance_matrix
+        slopes = gradients(weighted(outs[0]) + weighted(outs[1]), x, model)
+        found = [*(out.detach() for out in outs), *slopes]
+        assert all(t is None or t.dtype is dtype for t in found)
+        return [None if t is None else t.double() for t in found]
+
+    stock, found = both(lambda: run(torch.float32))
+    for exact, one, other in zip(run(torch.float64), stock, found, strict=True):
+        assert (exact is None) == (other is None)
+        if exact is not None:
+            assert (other - exact).norm() <= 2 * (one - exact).norm() + 1e-4 * exact.norm()
+
+
+def fantasies(model, *lead):
+    """Return a model that knows more points, and random values there."""
+    with torch.no_grad():
+        return model.fantasize(points(*lead, 2, seed=7), SobolQMCNormalSampler(torch.Size([3]), seed=1))
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (4, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2,), (5, 2), (3, 5, 1), (2, 1, 1, 2), (2, 1, 1, 1, 2)], ids=str)
+@pytest.mark.parametrize("name", ["usual", "isotropic", "two outputs", "two scaled outputs"])
+def test_fantasies(name, shape, lead):
+    def run():
+        torch.manual_seed(0)
+        base = MODELS[name]()
+        model, x = fantasies(base, *lead), points(*shape).requires_grad_()
+        try:
+            first, posterior = model.posterior(x), model.posterior(x)
+        except (RuntimeError, ValueError) as error:  # shapes that do not belong together
+            return [torch.tensor(len(type(error).__name__))]
+        mean, covariance = posterior.mean, posterior.distribution.covariance_matrix
+        slopes = gradients(weighted(mean) + weighted(covariance), x, model)
+        return [first.mean.detach(), mean.detach(), covariance.detach(), posterior.variance.detach(), *slopes]
+
+    expected = run()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        before = served()
+        found = run()
+        apart = (lead, shape) == ((4, 1), (5, 2))  # more sets of points than models
+        assert len(expected) == 1 or apart or served() > before
+    close(found, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("of", ["mean", "variance"])
