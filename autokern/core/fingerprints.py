@@ -16,6 +16,8 @@ _FUNCTION, _DOCUMENTED = 0x1, 0x4000000
 _SIMPLE = {bool, bytes, complex, float, int, str, type(None), type(...)}
 _UNSTABLE = {"annotation", "ctx", "kind", "returns", "type_comment", "type_params"}
 """Fields of the syntax that mean nothing to a run, or that not all versions of Python have."""
+_UNWRAPPED = {"abstractmethod", "classmethod", "overload", "property", "setter", "staticmethod"}
+"""Decorators that put no function around the one that they decorate."""
 
 
 def _hashed(content: object, code: bytes = b"") -> str:
@@ -83,7 +85,8 @@ def definitions(source: str, path: str) -> Iterator[tuple[str, str, str]]:
     """Yield of all functions in a source the qualified name and the fingerprints, of the code and of the syntax.
 
     The former begins with ``~`` where it leaves defaults out, whose values are known only at run time. Of classes, and
-    of constants of modules and classes, both are that of the value.
+    of constants of modules and classes, both are that of the value. A function with decorators is there once more with
+    ``@1``, ``@2`` and so on in place of both.
     """
     tree, nodes = ast.parse(source), {}
     imported = (name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names)
@@ -124,6 +127,9 @@ def _within(code: CodeType, prefix: str, nodes: dict[tuple[int, str], Any]) -> I
             except ValueError:
                 marked = f"~{fingerprint(inner)}"
             yield name, marked, _hashed(_syntax(node))
+            decorators = [ast.unparse(one).partition("(")[0] for one in getattr(node, "decorator_list", ())]
+            wrapped = [one for one in decorators if one.rpartition(".")[2] not in _UNWRAPPED]
+            yield from ((name, f"@{layer}", f"@{layer}") for layer in range(1, len(wrapped) + 1))
         yield from _within(inner, f"{name}.<locals>." if is_function else f"{name}.", nodes)
 
 

@@ -21,8 +21,8 @@ from autokern.core.recovery import suppressed, uninterrupted
 
 _MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
-_MISSING, _OTHER, _OVERRIDES = "is missing, or elsewhere", "is not that of a tested release", "overrides a base class"
-_PATCHED = "was replaced by code from elsewhere"
+_MISSING, _OTHER = "is missing, or elsewhere", "is not that of a tested release"
+_PATCHED, _OVERRIDES = "was replaced by code from elsewhere", "overrides a base class or an attribute"
 _LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
 """Where the libraries find the functions of torch that they compute with, as modules and classes."""
@@ -182,6 +182,8 @@ class _Look:
         self.unknown: dict[str, str] = {}  # as that of a `Relied`
         self.asked: list[tuple[Any, Any]] = []  # functions of an argument, the same until something is replaced
         self._functions: dict[FunctionType, None] = {}
+        self._classes: dict[type, None] = {}
+        self._new: dict[str, str] = {}  # names in classes that may stand before attributes of instances
         self._parts: dict[tuple[str, str], tuple[Any, dict[str, None]]] = {}
         for kind in (name for name in names if isinstance(name, type)):
             self._whole(kind)
@@ -192,10 +194,12 @@ class _Look:
             module, _, qualified = name.partition(":")
             owner, _, last = qualified.rpartition(".")
             self._named(module, owner, last)
+        for kind in self._classes:
+            self._added(kind)
         self._used()
         for space, there in self._parts.values():
             self.asked.append((itemgetter(*there), space))
-        self.asked.append((_codes, list(self._functions)))
+        self.asked += [(_codes, list(self._functions)), (_sizes, list(map(vars, self._classes)))]
 
     def _named(self, module: str, owner: str, name: str) -> None:
         """Look at one function or constant of a module or class, or at a whole class of a module."""
@@ -204,6 +208,8 @@ class _Look:
         if holder is None:
             self.asked.append((sys.modules.get, module))
         space = {} if holder is None else vars(holder)
+        if isinstance(holder, type) and module in table()["code"] and not module.startswith("torch."):
+            self._classes[holder] = None
         if isinstance(space.get(name), type):
             self._whole(space[name])
         elif self._one(module, f"{owner}.{name}" if owner else name, space, name):
@@ -240,18 +246,26 @@ class _Look:
                 self._named(module, qualified, name)
             return
         self.asked.append((tuple, space.values()))
-        if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
-            self.unknown[f"{module}:{qualified}"] = _OTHER
         for name, must in members.items():
             if must or name in space:
                 self._one(module, f"{qualified}.{name}", space, name)
-        for name, value in space.items():
-            means = next(functions(value), None) or (
-                name[:2] != "__" and not isinstance(value, type) and of_value(value)
-            )
-            new = name not in members and means and any(name in _overridable(base) for base in kind.__mro__[1:-1])
-            if new and not is_known(module, f"{qualified}.{getattr(value, '__name__', name)}", value):
-                self.unknown[f"{module}:{qualified}.{name}"] = _OVERRIDES
+        self._classes[kind] = None
+
+    def _added(self, kind: type) -> None:
+        """Look for other bases of a class, and for new attributes that override one of a base or of an instance."""
+        module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
+        if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
+            self.unknown[f"{module}:{qualified}"] = _OTHER
+        for name in space.keys() - _members(module, qualified).keys():
+            value, full = space[name], f"{module}:{qualified}.{name}"
+            constant = name[:2] != "__" and not isinstance(value, type) and of_value(value)
+            defined = getattr(value, "__name__", name)
+            if not (constant or any(functions(value))) or is_known(module, f"{qualified}.{defined}", value):
+                continue
+            if name == "__getattribute__" or any(name in _overridable(base) for base in kind.__mro__[1:-1]):
+                self.unknown[full] = _OVERRIDES
+            elif name[:2] != "__":
+                self._new[name] = full
 
     def _used(self) -> None:
         """Look at what the functions find by name in modules, where somebody may have put something else."""
@@ -262,6 +276,7 @@ class _Look:
         for function in self._functions:
             by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
         every = set[str]().union(*by_module.values())
+        self.unknown.update((self._new[name], _OVERRIDES) for name in self._new.keys() & every)
         if any(isinstance(vars(torch).get(name), BUILT_IN) for name in every):  # it computes
             every |= _OURS
         used = dict.fromkeys(_TORCH, every)
@@ -281,6 +296,11 @@ class _Look:
 def _codes(several: list[FunctionType]) -> list[CodeType]:
     """Return the code objects of functions."""
     return list(map(_code, several))
+
+
+def _sizes(several: list[Any]) -> list[int]:
+    """Return how many attributes classes have."""
+    return list(map(len, several))
 
 
 _code = attrgetter("__code__")

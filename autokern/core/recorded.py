@@ -22,6 +22,8 @@ _DEEP = 6
 """Layers of decorators beyond which a function is not known."""
 _CONTEXT = contextlib.contextmanager(iter).__code__
 """The code of every function that Python makes a context manager of."""
+_DESCRIPTORS = (property, staticmethod, classmethod)
+"""Beside torch's, the objects around functions that do nothing else than hand them out."""
 
 
 @functools.cache
@@ -93,14 +95,16 @@ def _is_marked(function: FunctionType, marks: frozenset[str]) -> bool:
 
 def _matches(found: Any, marks: frozenset[str], depth: int = 0) -> bool:
     """Whether all layers of an attribute are recorded, and the innermost ones for its name; or it is such a value."""
-    if depth > _DEEP:
-        return False
     if not isinstance(found, FunctionType):
         layers = _layers(found)
-        return all(_matches(one, marks, depth + 1) for one in layers) if layers else of_value(found) in marks
+        plain = type(found) in _DESCRIPTORS or type(found).__module__.startswith("torch.")
+        return plain and all(_matches(one, marks) for one in layers) if layers else of_value(found) in marks
     if "__wrapped__" not in found.__dict__ and _is_marked(found, marks):
         return True
-    wrapped = any(_matches(layer, marks, depth + 1) for layer in _held(found))
+    depth += not is_ours(found)
+    if depth and f"@{depth}" not in marks:  # more decorators than it has in a release
+        return False
+    wrapped = any(_matches(layer, marks, depth) for layer in _held(found))
     return wrapped and (found.__code__ is _CONTEXT or _is_marked(found, _wrappers()))
 
 

@@ -15,7 +15,9 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.kernels.kernel import Kernel
 from linear_operator import to_linear_operator
+from linear_operator.operators import DenseLinearOperator
 from linear_operator.utils import cholesky as cholesky_module
+from linear_operator.utils.memoize import cached
 
 import autokern
 from autokern.core import known, recorded, releases
@@ -98,6 +100,68 @@ def test_a_replaced_function_is_seen_until_it_is_put_back(name):
             assert not rely.holds()
             assert f"{owner.__name__}.{name}" in str(rely.unknown)
         assert rely.holds()
+
+
+class Scaling:
+    """A user's decorator that says what it decorates."""
+
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args, **kwargs):
+        return self.__wrapped__(*args, **kwargs) * 1.5
+
+
+class Halved(property):
+    def __get__(self, one, kind=None):
+        return self if one is None else super().__get__(one, kind) / 2
+
+
+@pytest.mark.parametrize(
+    "around",
+    [Scaling, torch.no_grad(), cached(name="mine"), functools.lru_cache, functools.partial, functools.partialmethod],
+)
+def test_a_decorator_around_a_function_of_the_library_is_seen(around):
+    rely = relied(RBFKernel)
+    with mock.patch.object(Kernel, "covar_dist", around(Kernel.covar_dist)):
+        assert "Kernel.covar_dist" in str(rely.unknown if not rely.holds() else "")
+    assert rely.holds()
+
+
+def test_a_property_of_a_class_of_the_users_is_seen():
+    rely, stock = relied(RBFKernel), vars(Kernel)["lengthscale"]
+    with mock.patch.object(Kernel, "lengthscale", Halved(stock.fget, stock.fset)):
+        assert "Kernel.lengthscale" in str(rely.unknown if not rely.holds() else "")
+    assert rely.holds()
+
+
+def test_each_decorator_counts():
+    source = "@property\n@cached(name='half')\n@torch.no_grad()\ndef half(self):\n    return 1"
+    assert [code for _, code, _ in definitions(source, "file.py")][1:] == ["@1", "@2"]
+
+
+DENSE = "linear_operator.operators.dense_linear_operator:DenseLinearOperator.to_dense"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "of"),
+    [
+        (RBFKernel, "__getattribute__", RBFKernel),
+        (RBFKernel, "raw_lengthscale", RBFKernel),  # a parameter of each instance
+        (DenseLinearOperator, "__getattribute__", DENSE),
+        (DenseLinearOperator, "cholesky", DENSE),
+    ],
+)
+def test_what_a_class_has_newly_in_front_of_others_is_seen(kind, name, of):
+    rely, dense = relied(of), to_linear_operator(torch.eye(2))
+    assert rely.holds()
+    setattr(kind, name, property(other) if name == "raw_lengthscale" else other)
+    try:
+        assert f"{kind.__name__}.{name}" in str(rely.unknown if not rely.holds() else "")
+    finally:
+        delattr(kind, name)
+    assert rely.holds()
+    assert dense.to_dense().equal(torch.eye(2))
 
 
 def test_a_function_that_a_class_newly_overrides_is_seen():
