@@ -9,8 +9,8 @@ from pathlib import Path
 
 import documents
 import torch
+from machines import Replayed
 
-from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
@@ -30,7 +30,7 @@ def markdown() -> str:
     torch.set_num_threads(chooser.profile.host["cpu"]["torch_threads"])  # tiles take memory for each thread
     parts = []
     for problem in (ASKED, NEARLY):
-        table = Feasibility(get(problem.op), problem, recorded=True)
+        table = Replayed(get(problem.op), problem, chooser.profile)
         decision = described(decide(table, chooser, Settings()), chooser, Settings())
         estimates = chooser.estimates(problem)
         others = [name for name in estimates if name != "stock" and name not in decision.excluded]

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autokern.cli.summary import known, present
+from autokern.core.candidate import Candidate
+from autokern.core.op import Feasibility, Op
+from autokern.core.problem import Problem
 from autokern.tuning.profile import Profile, Trial
 from autokern.tuning.store import read_file
 
@@ -28,6 +31,22 @@ MOVED = ("qr", "cholesky", "kernel_matrix", "kernel_matmul", "exact_log_prob")
 """Ops whose work may be done on another device than the data lies on."""
 THRESHOLDS = {2048: "before linear_operator 0.5.3", 128: "since"}
 """Columns up to which linear_operator has decomposed a matrix on the CPU."""
+
+
+class Replayed(Feasibility):
+    """The table of a problem on a recorded host: candidates are available that were measured there for its group."""
+
+    __slots__ = ("_measured",)
+
+    def __init__(self, op: Op, problem: Problem, profile: Profile) -> None:
+        super().__init__(op, problem)
+        self._measured = {name for t in profile.trials if t.problem.group == problem.group for name in t.timings}
+
+    def why_not(self, candidate: Candidate) -> str | None:
+        why = candidate.unsupported(self.problem)  # `unavailable` would ask this machine
+        if why is None and candidate.accuracy != "approximate" and candidate.name not in self._measured:
+            why = "it was not measured on the recorded host"
+        return why
 
 
 def page(hosts: Sequence[Path]) -> str:

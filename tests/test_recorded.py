@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.bases import Replayed
 
 from autokern.cli import summary
-from autokern.core.op import Feasibility
 from autokern.core.registry import get, known
 from autokern.core.settings import Settings
 from autokern.tuning.chooser import Chooser, fitted
@@ -37,7 +37,7 @@ def replay(trial: Trial, chooser: Chooser) -> str:
     """Return the decision on a recorded trial among the candidates that could run there."""
     op = get(trial.problem.op)
     absent = frozenset(f"{op.name}={name}" for name in op.names() if name not in trial.usual)
-    return decide(Feasibility(op, trial.problem, recorded=True), chooser, Settings(exclude=absent)).candidate
+    return decide(Replayed(op, trial.problem, chooser.profile), chooser, Settings(exclude=absent)).candidate
 
 
 @pytest.fixture(scope="module")

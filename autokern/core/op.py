@@ -224,15 +224,12 @@ class Op(abc.ABC):
 
 
 class Feasibility:
-    """The table of one problem that a decision is made from: each entry is evaluated at most once, when first read.
+    """The table of one problem that a decision is made from: each entry is evaluated at most once, when first read."""
 
-    If `recorded`, a recorded host is replayed: `unavailable`, which asks this machine, is not evaluated.
-    """
+    __slots__ = ("_memory", "_reasons", "candidates", "op", "problem")
 
-    __slots__ = ("_memory", "_reasons", "candidates", "op", "problem", "recorded")
-
-    def __init__(self, op: Op, problem: Problem, recorded: bool = False) -> None:
-        self.op, self.problem, self.recorded = op, problem, recorded
+    def __init__(self, op: Op, problem: Problem) -> None:
+        self.op, self.problem = op, problem
         self.candidates = tuple(op.candidates)
         self._reasons: dict[str, str | None] = {}
         self._memory: dict[str, int] | None = None
@@ -242,9 +239,7 @@ class Feasibility:
         name = candidate.name
         if name not in self._reasons:
             why = candidate.unsupported(self.problem)
-            if why is None and not self.recorded:
-                why = candidate.unavailable(self.problem.device)
-            self._reasons[name] = why
+            self._reasons[name] = candidate.unavailable(self.problem.device) if why is None else why
         return self._reasons[name]
 
     def feasible(self) -> list[Candidate]:

@@ -1,8 +1,6 @@
-"""Calibration: random problems, every candidate checked against float64 truth and timed side by side, then trees.
+"""Calibration: random problems, every candidate checked and timed side by side, innermost ops first, then trees.
 
-Ops nest: the stock candidate of one calls others. The innermost ones are measured first, and their choices are in force
-while the ops around them are timed, as in programs. The budget is hard: the length of a trial is predicted before it
-runs, and one that does not fit is skipped.
+The budget is hard: the length of a trial is predicted before it runs, and one that does not fit is skipped.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 import torch
@@ -38,12 +37,8 @@ _WORK = {"quick": (2e9, 2e8), "full": (None, None)}
 _SHARE = {"quick": 0.02, "full": 0.012}  # part of the budget that one problem may take
 _NEAR_SHARE = 0.5  # the same for the problem at hand, at first use
 _TIMING_SHARE = 0.005  # part of the budget after which timing a problem goes on only until the round is complete
-# Log ratio by other hosts from which on a candidate is not measured, unless all are asked for; one that compiles must
-# be expected to win.
-_HOPELESS = math.log(1.6)
-# Problems of an op in a row on which the shipped choice is within the noise of the best: then a quick calibration
-# leaves the op as it is.
-_PROVEN = 6
+_HOPELESS = math.log(1.6)  # log ratio by other hosts from which on a candidate is not measured
+_PROVEN = 6  # problems in a row on which the shipped choice is right: then a quick calibration leaves the op as it is
 _RATE = 4e9  # flops and bytes a second that are assumed before the first measurement: pessimistic
 _ROUNDS, _ONCE = 10.0, 3e-3  # calls of each candidate in a trial, and seconds that a trial takes beside them
 _OUTERMOST = 10  # nesting of composite ops of plugins that state none
@@ -51,21 +46,21 @@ _OUTERMOST = 10  # nesting of composite ops of plugins that state none
 
 def chosen_ops(names: str | Iterable[str] | None) -> list[Op]:
     """Return the ops of these names, all for None; raises SettingsError for an unknown one."""
-    names = [names] if isinstance(names, str) else names
-    return registered() if names is None else [get(name) for name in dict.fromkeys(names)]
+    return registered() if names is None else [get(name) for name in dict.fromkeys(_listed(names))]
 
 
 def chosen_devices(names: str | Iterable[str] | None) -> list[str]:
     """Return device kinds to measure on, all of this host for None; raises SettingsError for an absent one."""
     device = host.accelerator()
     there = ["cpu"] if device is None else ["cpu", device.type]
-    if names is None:
-        return there
-    kinds = [str(name).partition(":")[0] for name in ([names] if isinstance(names, str) else names)]
-    for kind in kinds:
-        if kind not in there:
-            raise SettingsError(f"device {kind!r} was asked for; torch finds {', '.join(there)} on this machine")
+    kinds = there if names is None else [str(name).partition(":")[0] for name in _listed(names)]
+    if absent := [kind for kind in kinds if kind not in there]:
+        raise SettingsError(f"device {absent[0]!r} was asked for; torch finds {', '.join(there)} on this machine")
     return kinds
+
+
+def _listed(names: str | Iterable[str]) -> Iterable[str]:
+    return [names] if isinstance(names, str) else names
 
 
 def calibrate(
@@ -84,9 +79,8 @@ def calibrate(
 ) -> Profile:
     """Measure, and return a profile of the new measurements merged into the known ones, with trees fitted to them.
 
-    A trial that would exceed the `budget` of seconds does not begin. The problem at hand, `near`, comes first, then
-    those like it. A `thorough` calibration also measures candidates that other hosts found hopeless. The merged profile
-    is published when a level of nesting is done, before the next one is measured.
+    The problem at hand, `near`, comes first, then those like it. A `thorough` calibration also measures candidates that
+    other hosts found hopeless. The profile is published when a level of nesting is done, before the next is measured.
     """
     for name, value, of in (("level", level, LEVELS), ("accuracy", accuracy, LEVELS_OF_ACCURACY)):
         if value not in of:
@@ -97,10 +91,10 @@ def calibrate(
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():
-            each = [(op, device) for device in devices for op in ops]
-            waiting = [_Pool(*one, tuple(dtypes), level, accuracy, near, thorough) for one in each]
+            form = tuple(dtypes), level, accuracy, near, thorough
+            waiting = sorted((_Pool(op, device, *form) for device in devices for op in ops), key=nesting)
             left = sum(pool.weight for pool in waiting)
-            for _, group in itertools.groupby(sorted(waiting, key=nesting), key=nesting):
+            for _, group in itertools.groupby(waiting, key=nesting):
                 here = list(group)
                 weight = sum(pool.weight for pool in here)
                 run.measure(here, weight / max(left, weight, 1.0))
@@ -116,14 +110,13 @@ class _Pool:
     """The problems of one op on one kind of device that a calibration may measure."""
 
     def __init__(
-        self, op: Op, device: str, dtypes: tuple[str, ...], level: str, accuracy: str, near: Problem | None,
-        thorough: bool,
-    ) -> None:  # fmt: skip
+        self, op: Op, device: str, dtypes: tuple[str, ...], level: str, accuracy: str, near: Any, thorough: bool
+    ) -> None:
         self.op, self.device, self.dtypes, self.near, self.thorough = op, device, dtypes, near, thorough
         self.nesting = op.nesting or _OUTERMOST * op.composite
         count = _DRAWN[level] * len(dtypes)
-        grid = (p for dtype in dtypes for p in op.grid(level, dtype, device))
         drawn = draw(op, count, dtypes, device, "calibration", *_WORK[level])
+        grid = (p for dtype in dtypes for p in op.grid(level, dtype, device))
         problems = list(dict.fromkeys([*drawn, *grid]))[:count]
         if near is not None and near.op == op.name:
             place = op.coordinates(near)
@@ -133,14 +126,8 @@ class _Pool:
         self.able = {p: found for p in problems if len(found := measurable(op, p, level, accuracy)) > 1}
         kinds = {(p.variant, p.grad, p.batch > 1) for p in self.able}
         self.weight = math.sqrt(len(kinds) * max(map(len, self.able.values()), default=0))
-        self.waiting, self.disturbed, self.again = list(self.able), list[Problem](), False
+        self.waiting, self.disturbed = list(self.able), set[Problem]()  # disturbed ones come once more at the end
         self.spent, self.proven, self.slower = 0.0, 0, 1.0
-
-    def take(self) -> Problem | None:
-        """Return the next problem; those that were disturbed come once more at the end."""
-        if not self.waiting and self.disturbed and not self.again:
-            self.waiting, self.disturbed, self.again = self.disturbed, [], True
-        return self.waiting.pop(0) if self.waiting else None
 
 
 class _Calibration:
@@ -157,8 +144,9 @@ class _Calibration:
 
     def profile(self) -> Profile:
         """Return the known measurements and those of this run, with trees for the ops that were measured."""
-        measured = {"banned": self._measurer.banned, "setup": self._measurer.setup, "created": dated()}
-        whole = self._known.merge(msgspec.structs.replace(self._found, **measured))
+        self._found.banned, self._found.setup = self._measurer.banned, self._measurer.setup
+        self._found.created = dated()
+        whole = self._known.merge(self._found)
         if self._fresh:
             kept = [k for k in whole.kept if key_of(k) not in self._fresh]
             self._known = whole = msgspec.structs.replace(fitted(whole, self._fresh), kept=kept)
@@ -179,20 +167,18 @@ class _Calibration:
         pending = list(here)
         while pending and self._left > 0:
             pool = min(pending, key=lambda each: each.spent / max(each.weight, 1.0))
-            problem = pool.take()
-            began, enough = self._clock(), _PROVEN * len(pool.dtypes)
-            if problem is not None:
-                self._try(pool, problem)
+            began, may_stop = self._clock(), self._level == "quick" and pool.near is None
+            if pool.waiting:
+                self._try(pool, pool.waiting.pop(0))
                 pool.spent += self._clock() - began
-            right = self._level == "quick" and pool.near is None and pool.proven >= enough
-            if problem is None or right:  # the shipped choices are right here
+            if not pool.waiting or (may_stop and pool.proven >= _PROVEN * len(pool.dtypes)):
                 pending.remove(pool)
         for pool, dtype in ((each, dtype) for each in here for dtype in each.dtypes):
             group = pool.op.name, dtype, pool.device
             trials = sum(t.problem.group == group for of in self._timed.values() for t in of)
             if trials >= ENOUGH or (trials and (not pool.waiting or pool.proven)):
                 self._found.levels[group_key(*group)] = self._level
-            elif not (trials or pool.disturbed or pool.again):
+            elif not (trials or pool.disturbed):
                 self._found.fruitless[group_key(*group)] = dated()
 
     def _try(self, pool: _Pool, problem: Problem) -> None:
@@ -228,8 +214,9 @@ class _Calibration:
             self._fresh.add(key_of(problem))
             pool.proven = pool.proven + 1 if _is_right(told, timings) else 0
         undone = not timings and len(self._measurer.runnable(problem, candidates)) > 1
-        if undone or any(timing.disturbed for timing in timings.values()):
-            pool.disturbed.append(problem)
+        if problem not in pool.disturbed and (undone or any(timing.disturbed for timing in timings.values())):
+            pool.disturbed.add(problem)
+            pool.waiting.append(problem)
 
 
 def _may_win(candidate: Candidate, told: Estimate | None) -> bool:

@@ -1,7 +1,4 @@
-"""Chooser: what is known of the candidates on a problem, from the trees of a profile and those that the package ships.
-
-A new problem costs a walk through a few trees. Trials are read only where seconds or errors are asked for.
-"""
+"""Chooser: what is known of the candidates on a problem, from the trees of a profile and from those shipped."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Nearest(NamedTuple):
     trial: Trial
     octaves: float
     seconds: float
-    here: bool = True
+    here: bool
 
 
 class Chooser:
@@ -73,18 +70,13 @@ class Chooser:
         """Whether the error of any candidate that approximates was measured for the group of a problem."""
         return any(timing.relative_error is not None for t in self._like(problem) for timing in t.timings.values())
 
-    def measured(self, name: str, problem: Problem) -> bool:
-        """Whether a candidate of this name was measured for the op, dtype and device of a problem."""
-        return any(name in trial.timings for trial in self._like(problem))
-
     def _like(self, problem: Problem) -> list[Trial]:
         return [t for t in self._trials.get(key_of(problem), ()) if t.problem.dtype == problem.dtype]
 
     def relative_error(self, op: Op, name: str, problem: Problem) -> float | None:
-        """Return the expected error of an approximate candidate, or None where no like problem was measured.
+        """Return the worst error of an approximate candidate on like problems; None where none was measured.
 
-        It is the worst error measured on problems of the same variant and gradients within an octave of the nearest of
-        them, doubled for each octave to that nearest one.
+        Those are of the same words, within an octave of the nearest one; each octave to that doubles the error.
         """
         like = [t for t in self._like(problem) if t.problem.words == problem.words and name in t.timings]
         timings, place = [(t.problem, t.timings[name].relative_error) for t in like], op.coordinates(problem)
@@ -97,12 +89,10 @@ class Chooser:
         """Return the trial nearest to a problem, of this machine if it has any of the op, and stock's seconds."""
         key = key_of(problem)
         own = nearest(op, problem, self._trials.get(key, ()))
-        others = recorded.trials(key) if own is None and self.shipped else ()
-        found = own or nearest(op, problem, others)
-        return found and found._replace(here=own is not None)
+        return own or nearest(op, problem, recorded.trials(key) if self.shipped else (), here=False)
 
 
-def nearest(op: Op, problem: Problem, trials: Collection[Trial]) -> Nearest | None:
+def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = True) -> Nearest | None:
     """Return which of some trials of an op is nearest to a problem."""
     place, there = op.coordinates(problem), words(problem)
 
@@ -119,14 +109,11 @@ def nearest(op: Op, problem: Problem, trials: Collection[Trial]) -> Nearest | No
     if trial is None:
         return None
     scale = supposed(problem) / supposed(trial.problem)
-    return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale)
+    return Nearest(trial, distance(trial), trial.timings["stock"].seconds * scale, here)
 
 
 def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:
-    """Return the estimates for systems as users have them: the time of iterative solvers depends on the numbers.
-
-    Estimates of candidates that are not measured by themselves follow from the others.
-    """
+    """Return the estimates for systems as users have them, also of candidates that follow from the others."""
     op, problem = table.op, table.problem
     if store.leaves_aside(settings):
         return {}
@@ -158,9 +145,9 @@ def fitted(profile: Profile, keys: Collection[str] | None = None) -> Profile:
 
     found, shipped = dict(profile.forests), recorded.shipped().forests
     for key, trials in pools(profile.trials).items():
-        if known(trials[0].problem.op) and (keys is None or key in keys):
-            forest = fit_own(get(trials[0].problem.op), trials, shipped.get(key))
+        name, _, device = key.partition("@")
+        if known(name) and (keys is None or key in keys):
+            forest = fit_own(get(name), trials, shipped.get(key))
             if forest is not None and forest.own:
-                least = floor(get(trials[0].problem.op), forest, trials[0].problem.device)
-                found[key] = msgspec.structs.replace(forest, floor=least)
+                found[key] = msgspec.structs.replace(forest, floor=floor(get(name), forest, device))
     return msgspec.structs.replace(profile, forests=found)

@@ -13,8 +13,7 @@ from autokern.system import host
 
 # Largest sizes that are drawn, where they are not those of the op's full grid.
 LIMITS = {"qr": {"n": 1500}, "cholesky": {"n": 3000}, "matmul": {"n": 8000, "m": 8000}, "kernel_matrix": {"n": 4000}}
-# Most flops and bytes of one call of stock that is drawn by default: under a second on two cores; on accelerators ten
-# times as much, which those with slow double precision can still compute.
+# Most flops and bytes of one call of stock that is drawn by default, on two cores (under a second) and elsewhere.
 _MOST_WORK, _MOST_WORK_ELSEWHERE = (2e10, 1e9), (2e11, 2e10)
 _MOST_BATCH = 256
 _MOST_TRUTH = 2**25  # elements of a problem up to which its float64 truth is formed to check a candidate
@@ -22,15 +21,10 @@ _TRIES = 20  # draws for each problem: where few sizes are allowed, most draws r
 
 
 def contenders(problem: Problem, compiles: bool = False, free: int | None = None) -> list[Candidate]:
-    """Return the candidates that may serve a problem, stock first: feasible, not approximate, and within memory.
-
-    Those whose first call compiles count only if asked for; the `free` bytes are read here if not given.
-    """
+    """Return the candidates that may serve a problem within memory, stock first; none that approximates."""
     free = host.available_memory(problem.device) if free is None else free
-    usual = [
-        c for c in get(problem.op).feasible(problem) if c.accuracy != "approximate" and (compiles or not c.compiles)
-    ]
-    return [c for c in usual if c.name == "stock" or c.memory(problem) <= 0.5 * free]
+    exact = (c for c in get(problem.op).feasible(problem) if c.accuracy != "approximate" and c.compiles <= compiles)
+    return [c for c in exact if c.name == "stock" or c.memory(problem) <= 0.5 * free]
 
 
 def measurable(op: Op, problem: Problem, level: str, accuracy: str = "same") -> list[Candidate]:
@@ -53,14 +47,12 @@ def draw(
     most = usual[0] if flops is None else flops, usual[1] if bytes is None else bytes
     grids = {dtype: grid for dtype in dtypes if (grid := op.grid("full", dtype, device))}
     dtypes, chance, free = list(grids), random.Random(seed), host.available_memory(device)
-    every = grids[dtypes[0]] if grids else []
-    kinds: dict[object, list[Problem]] = {}
-    for problem in every:
-        if len(contenders(problem, free=free)) > 1:
-            shape = (problem.variant, problem.grad, problem.m == problem.n, problem.batch > 1)
-            kinds.setdefault(shape, []).append(problem)
+    every, found = grids[dtypes[0]] if grids else [], dict[Problem, None]()
+    kinds: dict[object, Problem] = {}
+    for p in every:
+        if len(contenders(p, free=free)) > 1:
+            kinds.setdefault((p.variant, p.grad, p.m == p.n, p.batch > 1), p)
     shapes = list(kinds.values())
-    found: dict[Problem, None] = {}
     for attempt in range(_TRIES * count if shapes else 0):
         problem = _drawn(op, chance.choice(shapes), every, chance)
         problem = problem.replace(dtype=dtypes[attempt % len(dtypes)])
@@ -73,9 +65,8 @@ def draw(
     return list(found)
 
 
-def _drawn(op: Op, kind: list[Problem], every: list[Problem], chance: random.Random) -> Problem:
-    """Return sizes between the smallest and the largest that the grid has of a variant, in the shape of one kind."""
-    base = kind[0]
+def _drawn(op: Op, base: Problem, every: list[Problem], chance: random.Random) -> Problem:
+    """Return sizes between the smallest and the largest that the grid has of a variant, in the shape of one problem."""
     grid = [p for p in every if p.variant == base.variant]
 
     def size(name: str, low: int = 1) -> int:

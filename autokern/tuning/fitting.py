@@ -1,8 +1,7 @@
-"""Fitting: trees from trials, by scikit-learn, which GPyTorch requires; it is imported when something is fitted.
+"""Fitting: trees from trials, by scikit-learn, which is imported when something is fitted.
 
-The base is one regression tree over all recorded hosts (CART), fitted by `calibration/ship.py`. A machine's own trials
-are fitted by a few extremely randomized trees (Geurts, Ernst and Wehenkel 2006) on the residuals of the base: of single
-trees, trees, nearest trials and forests, those lost least at every number of trials, on problems that no tree had seen.
+A machine's own trials are fitted by a few extremely randomized trees (Geurts, Ernst and Wehenkel 2006) on the residuals
+of the base, which `calibration/ship.py` fits.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ Array = npt.NDArray[np.float64]
 
 _TREES = 4  # of a machine's own trials
 _ALONE = 0.3  # standard deviation of a value of the base that one trial alone tells
-HIGHEST = 2**19
-"""No floor is higher: the memory of larger calls is looked at, whoever serves them."""
+HIGHEST = 2**19  # elements; no floor is higher: the memory of larger calls is looked at, whoever serves them
 _WORST = 1.3  # a supported candidate that a trial left out counts as so many times slower than stock, or as the worst
 
 
@@ -79,19 +77,14 @@ def places(forest: Forest, trials: Iterable[Trial]) -> Array:
 
 
 def table(op: Op, trials: Sequence[Trial], names: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Return log ratios, those left out filled in, and where they mean something: measured, or supported but left out.
-
-    A candidate that the host measured nowhere, or that cannot serve a problem, is unknown there, and so is one of lower
-    precision, which is measured only where that is asked for.
-    """
+    """Return log ratios, those left out filled in, and where they tell something: measured or supported."""
     ever = {name for trial in trials for name in trial.timings}.intersection(op.names())
     filled = np.empty((len(trials), len(names)))
     known = np.zeros(filled.shape, dtype=bool)
     for row, trial in enumerate(trials):
-        timings = trial.timings
         worst = math.log(max(_WORST, *(timing.ratio for timing in trial.usual.values())))
         for column, name in enumerate(names):
-            timing = timings.get(name)
+            timing = trial.timings.get(name)
             filled[row, column] = min(worst, 1.2) if timing is None else math.log(timing.ratio)
             known[row, column] = timing is not None or (name in ever and op[name].unsupported(trial.problem) is None)
     return filled, known
@@ -111,10 +104,7 @@ def limits(trials: Sequence[Trial]) -> Limits:
 
 
 def tree(fitted: Any, leaves: npt.NDArray[np.int64], values: Array, noise: Array | None = None) -> Tree:
-    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values, and their noise or spread.
-
-    Both number their nodes in preorder.
-    """
+    """Return a tree of scikit-learn as a Tree whose leaves hold means over known values, and their noise or spread."""
     ends = fitted.children_left < 0
     means, widths = [], []
     for node in np.flatnonzero(ends):
@@ -142,17 +132,14 @@ def _packed(values: Array) -> bytes:
 def floor(op: Op, forest: Forest, device: str) -> int:
     """Return the number of elements below which trees choose nothing but stock, whatever else a problem is.
 
-    Trees compare several sizes, so no single threshold says it: the problems of the op's grid are asked for, each of
-    them halved until it is as small as can be. 0 for ops that may choose something unmeasured.
+    The problems of the op's grid are asked for, halved until they are as small as can be. 0 for ops that may choose
+    something unmeasured.
     """
     if type(op).default_candidate is not Op.default_candidate:
         return 0
-    smaller: dict[Problem, None] = {}
-    for dtype in ("float64", "float32"):
-        for problem in op.grid("full", dtype, device):
-            for times in range(min(problem.m, problem.n).bit_length()):
-                smaller[problem.replace(m=problem.m >> times, n=problem.n >> times)] = None
-    won = (p.elements for p in sorted(smaller, key=lambda p: p.elements) if _is_won(op, forest, p))
+    grid = (p for dtype in ("float64", "float32") for p in op.grid("full", dtype, device))
+    halved = {p.replace(m=p.m >> k, n=p.n >> k) for p in grid for k in range(min(p.m, p.n).bit_length())}
+    won = (p.elements for p in sorted(halved, key=lambda p: p.elements) if _is_won(op, forest, p))
     return min(HIGHEST, next(won, 2 * HIGHEST) // 2)  # halved: problems in between are not asked for
 
 

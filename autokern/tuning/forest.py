@@ -1,8 +1,7 @@
 """Forests: regression trees from the sizes and words of a problem to the log ratios of candidates' times to stock's.
 
-`tuning/fitting.py` fits them; a running program evaluates them from small arrays, in microseconds. One tree, the base,
-holds what other hosts measured; the trees of a machine's own trials correct it, and their disagreement is the
-uncertainty.
+One tree, the base, holds what other hosts measured; the trees of a machine's own trials correct it, and their
+disagreement is the uncertainty.
 """
 
 from __future__ import annotations
@@ -132,19 +131,22 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     @property
+    def _trees(self) -> list[tuple[Tree, int]]:
+        return [(tree, self.of_own) for tree in self.own] + ([(self.base, self.of_base)] if self.base else [])
+
+    @property
     def is_whole(self) -> bool:
         """Whether every walk through its trees ends in a row that is there."""
-        trees = [(tree, self.of_own) for tree in self.own] + ([(self.base, self.of_base)] if self.base else [])
+        names, columns = len(self.candidates), 8 + len(self.words)
         limits = [*self.met.values(), *([self.seen] if self.seen else [])]
-        return all(
-            count <= len(self.candidates) and tree.is_whole(8 + len(self.words), count) for tree, count in trees
-        ) and all(len(found.low) == len(found.high) == 7 for found in limits)
+        return all(count <= names and tree.is_whole(columns, count) for tree, count in self._trees) and all(
+            len(found.low) == len(found.high) == 7 for found in limits
+        )
 
     @property
     def sizes(self) -> set[int]:
         """The larger dimensions at which some tree of this forest splits."""
-        trees = [*self.own, *([self.base] if self.base else [])]
-        splits = (pair for tree in trees for pair in zip(tree.feature, tree.threshold, strict=True))
+        splits = (pair for tree, _ in self._trees for pair in zip(tree.feature, tree.threshold, strict=True))
         return {math.floor(2.0 ** min(threshold, 40.0)) for feature, threshold in splits if feature in (0, 1, 2, 6)}
 
 

@@ -117,8 +117,6 @@ class _Case:
         for ban in chooser.profile.banned:
             if (ban.op, ban.dtype, ban.device, ban.candidate) == (*problem.group, name):
                 return f"banned on this host: {ban.reason}"
-        if self.table.recorded and not chooser.measured(name, problem):  # there, what was measured is available
-            return "it was not measured on the recorded host"
         return None
 
     def _ranked(self, feasible: list[Candidate]) -> list[Candidate]:

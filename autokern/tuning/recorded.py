@@ -1,8 +1,4 @@
-"""Recorded: what other machines measured, shipped with the package as trees, and as trials of two digits.
-
-`calibration/ship.py` writes the file. A program reads the trees when it first decides; the trials, which are compressed
-op by op, only where seconds of a problem are asked for.
-"""
+"""Recorded: what other machines measured, as `calibration/ship.py` packs it: trees, and trials of two digits."""
 
 from __future__ import annotations
 
@@ -43,11 +39,11 @@ def shipped() -> Shipped:
         found = Shipped() if data is None else msgspec.msgpack.decode(data, type=Shipped)
         if all(forest.is_whole for forest in found.forests.values()):
             return found
+        _warn_of_damage()
     except uninterrupted(OSError):
-        return Shipped()
-    except uninterrupted(*_DAMAGES):
         pass
-    _warn_of_damage()
+    except uninterrupted(*_DAMAGES):
+        _warn_of_damage()
     return Shipped()
 
 

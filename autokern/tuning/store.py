@@ -1,8 +1,7 @@
 """Profiles in files: private, whole or not at all; a faulty file costs speed and never a call.
 
-One JSON file for each fingerprint of a host. Reading changes nothing. Writers take turns and put a file with their
-measurements and those before in its place; what cannot be read is set aside. A file that ``AUTOKERN_PROFILE`` pins is
-only read. Trouble with the home folder is told once, or raised as ProfileError if `settings.strict` is set.
+One JSON file for each fingerprint of a host. Writers take turns and put a file with their measurements and those before
+in its place; what cannot be read is set aside. Trouble is told once, or raised as ProfileError under `settings.strict`.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ def in_force(settings: Settings, fingerprint: str) -> Profile | None:
     try:
         return read_file(settings.profile)
     except ProfileError as error:
-        if settings.strict:
-            raise
-        if _first(f"pinned: {error}"):
-            warnings.warn(f"{error}. No profile is used.", AutokernWarning, stacklevel=2)
+        _tell(settings, f"{error}. No profile is used.", error, f"pinned: {error}")
         return None
 
 
@@ -93,18 +89,16 @@ def load(settings: Settings, fingerprint: str) -> Profile | None:
     except uninterrupted(OSError, ProfileError) as error:
         message = f"asked for the profile of host {fingerprint} in {home(settings)}; found: {error}. "
         message += "It is not used; measuring again replaces it, unless a newer autokern wrote it."
-        if settings.strict:
-            raise ProfileError(message) from error
-        if _first(f"load {fingerprint}: {error}"):  # a warning of the folder comes when something is to be saved
-            _log.log(logging.WARNING if isinstance(error, ProfileError) else logging.INFO, "%s", message)
+        level = logging.WARNING if isinstance(error, ProfileError) else logging.INFO
+        _tell(settings, message, error, f"load {fingerprint}: {error}", level)  # a warning comes with the next save
         return None
 
 
 def save(settings: Settings, profile: Profile) -> Path | None:
     """Add a profile to that kept for its host; return the file, or None where it could not be written.
 
-    After an error the file is as before. Of a timing in both, the given one stays. Where nothing can be locked, of two
-    processes that write at once one may lose what it measured.
+    After an error the file is as before. Where nothing can be locked, of two processes that write at once one may lose
+    what it measured.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -124,10 +118,7 @@ def save(settings: Settings, profile: Profile) -> Path | None:
     except uninterrupted(OSError, ProfileError) as error:
         message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
         message += "They serve this process only; set AUTOKERN_HOME to a private folder that can be written."
-        if settings.strict:
-            raise ProfileError(message) from error
-        if _first("save"):
-            warnings.warn(message, AutokernWarning, stacklevel=2)
+        _tell(settings, message, error, "save")
         return None
 
 
@@ -168,8 +159,7 @@ def clear(settings: Settings) -> list[Path]:
 def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]:
     """Hold the right to calibrate an op on a host; False at once where another process or thread holds it.
 
-    Where nothing can be locked the answer is True: two calibrations cost seconds, none would cost every call. The
-    right ends with the block or the process.
+    Where nothing can be locked the answer is True: two calibrations cost seconds, none would cost every call.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -180,10 +170,21 @@ def calibrating(settings: Settings, fingerprint: str, op: str) -> Iterator[bool]
         yield granted
 
 
-def _first(message: str) -> bool:
-    known = message in _reported
-    _reported.add(message)
-    return not known
+def _tell(settings: Settings, message: str, error: Exception, key: str, level: int | None = None) -> None:
+    """Raise under `settings.strict`; else tell once, by a warning or in the log."""
+    if settings.strict:
+        raise ProfileError(message) from error
+    if not _is_known(key):
+        if level is None:
+            warnings.warn(message, AutokernWarning, stacklevel=3)
+        else:
+            _log.log(level, "%s", message)
+
+
+def _is_known(key: str) -> bool:
+    known = key in _reported
+    _reported.add(key)
+    return known
 
 
 def _named(name: str) -> str:
@@ -224,7 +225,7 @@ def _added(folder: Folder, profile: Profile) -> Profile:
     except uninterrupted(OSError, ProfileError) as error:
         if isinstance(error, OSError) and error.errno not in _FOREIGN:
             raise
-        if _first(f"load {profile.fingerprint}: {error}"):
+        if not _is_known(f"load {profile.fingerprint}: {error}"):
             _log.warning("set the profile of host %s in %s aside: %s", profile.fingerprint, folder.path, error)
         folder.replace(f"{profile.fingerprint}.json", f"{profile.fingerprint}.bad")
         return profile

@@ -1,9 +1,8 @@
 """Honest timing: candidates take turns, every time is paired with stock's of the same round, and noise is reported.
 
-Identical functions timed one after the other differ by more than 5 % most of the time, as machines drift.
-Where other programs use the cores, a sample lasts as long as its threads wait for one: a parallel region of 0.2 ms has
-been seen to take 190. The undisturbed time lies between the sample's and what is left without that wait. The geometric
-mean of the two counts, half their distance in log units is doubt, and samples without such a wait are preferred.
+Where other programs use the cores, a sample lasts as long as its threads wait for one. The undisturbed time lies
+between the sample's and what is left without that wait. The geometric mean of the two counts, half their distance in
+log units is doubt, and samples without such a wait are preferred.
 """
 
 from __future__ import annotations
@@ -62,12 +61,10 @@ class _Pairs:
 
     def settled(self) -> bool:
         """Whether the gap of the candidate to stock is known well enough."""
-        if self.is_stock:
-            return True
-        if len(self.ratios) < _FEW and not (min(self.ratios) > _CLEAR or max(self.ratios) < -_CLEAR):
-            return False
-        error = standard_error(self.ratios)
-        return error <= _TIE or abs(statistics.median(self.ratios)) >= 4 * error + _TIE
+        error, clear = standard_error(self.ratios), min(self.ratios) > _CLEAR or max(self.ratios) < -_CLEAR
+        enough = clear or len(self.ratios) >= _FEW
+        known = enough and (error <= _TIE or abs(statistics.median(self.ratios)) >= 4 * error + _TIE)
+        return self.is_stock or known
 
     def timing(self) -> Timing:
         doubt = statistics.median(-0.5 * math.log((1 - a.lost) * (1 - b.lost)) for a, b in self.pairs)
@@ -100,9 +97,8 @@ def compare(
 ) -> dict[str, Timing]:
     """Time functions against each other; the first one is the reference of all ratios, hopeless ones have fewer rounds.
 
-    No round begins that would exceed the `seconds` by the fastest calls; one always runs, and the fewest `rounds` run
-    if they fit undisturbed. A sample lasts at least `min_time`, by several calls of a faster function. `warm` are known
-    seconds of a warm call by name; functions that it lacks are warmed up here.
+    No round begins that would exceed the `seconds`; one always runs, and the fewest `rounds` run if they fit
+    undisturbed. A sample lasts at least `min_time`. Functions without known seconds of a `warm` call are warmed up.
     """
     began, reference, first = time.perf_counter(), next(iter(calls)), dict(warm or {})
     for name, call in calls.items():
@@ -156,23 +152,16 @@ def standard_error(values: list[float]) -> float:
 
 
 def _order(names: list[str], turn: int) -> list[str]:
-    """Return the order of a round: each order is followed by its reverse, so that no place favours a candidate.
-
-    The first call of a round finds the caches of the bookkeeping, which costs a call of 5 us several percent.
-    """
+    """Return the order of a round: each order is followed by its reverse, so that no place favours a candidate."""
     shift = turn // 2 % len(names)
     order = names[shift:] + names[:shift]
     return order if turn % 2 == 0 else order[::-1]
 
 
 def _sample(
-    call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Callable[[], float] | Waited,
-    lead: bool,
-) -> _Sample:  # fmt: skip
-    """Return a sample; one that was preempted is repeated, and with `lead` it follows an uncounted call.
-
-    A program calls one function again and again, in memory that its last call has left warm.
-    """
+    call: Callable[[], Any], repeats: int, synchronize: Callable[[], None], waited: Waited, lead: bool
+) -> _Sample:
+    """Return a sample; one that was preempted is repeated; with `lead` it follows a call that warms the caches."""
     best = _Sample(math.inf, 0.0)
     for _ in range(_TRIES):
         if lead:
@@ -189,7 +178,7 @@ def _sample(
         now = time.perf_counter()
         lost = min(max(waited() - before, 0.0) / max(now - start, 1e-9), _ALL)
         best = min(best, _Sample((now - start) / done, lost))
-        disturbed = lost > DISTURBED if getattr(waited, "known", True) else _switches() != switched
+        disturbed = lost > DISTURBED if waited.known else _switches() != switched
         if not disturbed or now - start > _LONGEST:
             break
     return best

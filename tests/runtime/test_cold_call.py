@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
+from support.bases import Replayed
 
-from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.core.settings import Settings
@@ -83,7 +83,7 @@ def test_a_problem_that_is_its_own_neighbour_is_asked_once(asked):
 
 
 def test_a_recorded_host_is_not_asked_about_this_machine(asked):
-    table = Feasibility(get("qr"), Problem(op="qr", m=500, n=50), recorded=True)
+    table = Replayed(get("qr"), Problem(op="qr", m=500, n=50), read_file(HOST))
     table.feasible()
     assert {question for _, _, question, _ in asked} == {"unsupported"}
     assert table.memory.keys() == set(get("qr").names())

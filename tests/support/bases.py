@@ -1,4 +1,4 @@
-"""Trees of other hosts, as `calibration/ship.py` fits them for the package."""
+"""Trees of other hosts, as `calibration/ship.py` fits them for the package, and the tables of recorded hosts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "calibration"))
 
+from machines import Replayed
 from ship import fit_base, pack
 
-__all__ = ["fit_base", "pack"]
+__all__ = ["Replayed", "fit_base", "pack"]

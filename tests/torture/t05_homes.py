@@ -191,14 +191,14 @@ MUTATIONS = [
     Mutation(
         "trouble of the cache is raised",
         "tuning/store.py",
-        "        if settings.strict:\n            raise ProfileError(message) from error\n        if _first(\"save\"):",
-        "        if True:\n            raise ProfileError(message) from error\n        if _first(\"save\"):",
+        "    if settings.strict:\n        raise ProfileError(message) from error\n    if not _is_known(key):",
+        "    if True:\n        raise ProfileError(message) from error\n    if not _is_known(key):",
         "homes",
     ),
     Mutation(
         "every trouble is told again",
         "tuning/store.py",
-        "    known = message in _reported\n",
+        "    known = key in _reported\n",
         "    known = False\n",
         "homes",
     ),
