@@ -15,9 +15,11 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     ConstantDiagLinearOperator,
+    ConstantMulLinearOperator,
     DenseLinearOperator,
     DiagLinearOperator,
     LinearOperator,
+    SumLinearOperator,
 )
 
 from autokern.core.arguments import itself, rebuilt, tensors_in
@@ -26,11 +28,13 @@ from autokern.kernels import tree as trees
 from autokern.kernels.far import centre_of
 
 __all__ = [
-    "DIAGONAL", "Marginal", "ingredients", "is_plain", "matrix_of", "read", "read_matrix", "terms", "variances",
+    "DIAGONAL", "SUMS", "Marginal", "ingredients", "is_plain", "is_unstructured", "matrix_of", "read", "read_matrix",
+    "terms", "variances",
 ]  # fmt: skip
 
 DIAGONAL = (DiagLinearOperator, ConstantDiagLinearOperator)
 """Operators that hold nothing but a diagonal."""
+SUMS = (SumLinearOperator, AddedDiagLinearOperator)
 
 
 class Marginal(NamedTuple):
@@ -96,6 +100,22 @@ def variances(diagonal: Any) -> torch.Tensor:
     """Return the entries of a diagonal operator as it holds them, ``(..., 1)`` if they are all the same."""
     entries: torch.Tensor = diagonal.diag_values if type(diagonal) is ConstantDiagLinearOperator else diagonal._diag
     return entries
+
+
+def is_unstructured(operator: Any, lazy: bool = False) -> bool:
+    """Whether an operator consists of dense matrices, diagonals, their sums and constant factors.
+
+    With `lazy`, a kernel matrix that is not evaluated yet counts as dense.
+    """
+    kind = type(operator)
+    if kind in SUMS:
+        if operator._kwargs.get("preconditioner_override") is not None:
+            return False  # the user chose a preconditioner, so conjugate gradients must run
+        parts = [part for part in operator.linear_ops if type(part) not in DIAGONAL]
+        return bool(parts) and all(is_unstructured(part, lazy) for part in parts)
+    if kind is ConstantMulLinearOperator:
+        return type(operator.base_linear_op) is DenseLinearOperator
+    return kind is DenseLinearOperator or (lazy and kind is LazyEvaluatedKernelTensor)
 
 
 def ingredients(marginal: Marginal, value: torch.Tensor) -> tuple[trees.Tree, torch.Tensor, torch.Tensor]:

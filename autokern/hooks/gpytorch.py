@@ -50,14 +50,23 @@ def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     single = x1.dtype is torch.float32 and x2.dtype is torch.float32
     if not single or min(x1.dim(), x2.dim()) < 2 or not (x1.numel() and x2.numel()):
         return x1, x2
+    several = (x1,) if x2 is x1 else (x1, x2)
+    if not all(_may_move(x.detach()) for x in several):
+        return x1, x2
     with torch.no_grad():
         origin = x1[(0,) * (x1.dim() - 1)]
-        spread = torch.stack([(x - origin).abs().flatten(0, -2).amax(0) for x in ((x1,) if x2 is x1 else (x1, x2))])
+        spread = torch.stack([(x - origin).abs().flatten(0, -2).amax(0) for x in several])
         origin = torch.where(2 * spread.amax(0) <= origin.abs(), origin, 0.0)
         if not origin.any():
             return x1, x2
     first = x1 - origin
     return first, first if x2 is x1 else x2 - origin
+
+
+def _may_move(x: torch.Tensor) -> bool:
+    """Whether all numbers along any dimension are within a factor of three: no others are near any one of them."""
+    ends = [end.tolist() for end in x.flatten(0, -2).aminmax(dim=0)]
+    return any((low > 0 and high <= 3 * low) or (high < 0 and low >= 3 * high) for low, high in zip(*ends, strict=True))
 
 
 def _hooked(kind: type) -> Any:
@@ -89,7 +98,7 @@ def _hooked_scale() -> Any:
 _stock_log_prob = stock_of(MultivariateNormal, "log_prob")
 
 
-@hook(MultivariateNormal, "log_prob")
+@hook(MultivariateNormal, "log_prob", relies=None)
 def _log_prob(self: Any, value: Any) -> Any:
     found = None if self._validate_args or stay_out_of_models() else _described(self)
     if found is None or _asked_before(self._covar):
@@ -112,10 +121,8 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
         return None
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
-    from autokern.gp import array_density  # programs without a likelihood need none of this
-
     found = marginal.read(distribution, noise)
-    if found is not None and array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None:
+    if found is not None and _families(found.lazy, exact) is not None:
         if not density.holds():
             return None
 
@@ -129,6 +136,12 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     if dense is None or not density.holds():
         return None
     return lambda value: None if marginal.matrix_of(dense) is None else _dispatch_dense(dense, value)
+
+
+def _families(lazy: Any, exact: bool) -> list[str] | None:
+    from autokern.gp import array_density  # programs without such a likelihood need none of this
+
+    return array_density.families(lazy.kernel, lazy.x1, exact)
 
 
 def _asked_before(covariance: Any) -> bool:

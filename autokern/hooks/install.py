@@ -58,7 +58,11 @@ _hooks: dict[tuple[Any, str], tuple[Patch, str]] = {}
 
 
 def hook(
-    owner: Any, name: str, everywhere: str = "", relies: Iterable[str] | None = ()
+    owner: Any,
+    name: str,
+    everywhere: str = "",
+    relies: Iterable[str] | None = (),
+    idle: Callable[..., Any] | None = None,
 ) -> Callable[[_Replacement], _Replacement]:
     """Return a decorator that declares what takes the place of an attribute while autokern is enabled.
 
@@ -76,13 +80,17 @@ def hook(
     relies : iterable of str, optional
         Other functions of the libraries, by the names that `known.relied` takes. The hook calls what it replaces where
         that, or one of them, is missing or not that of a tested release. None where the hook asks by itself.
+    idle : callable, optional
+        Whether the hook does nothing for these arguments but call what it replaces. It is asked first, because the
+        question whether all is known takes ten microseconds, and a thousand times as long at first.
     """
     before = stock_of(owner, name)
 
     def declare(replacement: _Replacement) -> _Replacement:
         placed: Any = replacement
         if before is not None and relies is not None and is_ours(replacement) and isinstance(replacement, FunctionType):
-            placed = _unless_unknown(replacement, before, relied((known.full_name(owner, name), before), *relies).holds)
+            holds = relied((known.full_name(owner, name), before), *relies).holds
+            placed = _unless_unknown(replacement, before, holds, idle)
         if isinstance(placed, FunctionType) and before is not None:
             functools.update_wrapper(placed, before)
         placed.__wrapped__ = before
@@ -92,8 +100,12 @@ def hook(
     return declare
 
 
-def _unless_unknown(replacement: Any, before: Any, holds: Callable[[], bool]) -> Callable[..., Any]:
+def _unless_unknown(
+    replacement: Any, before: Any, holds: Callable[[], bool], idle: Callable[..., Any] | None
+) -> Callable[..., Any]:
     def hooked(*args: Any, **kwargs: Any) -> Any:
+        if idle is not None and idle(*args, **kwargs):
+            return before(*args, **kwargs)
         # a compiler cannot trace the question, and a hook stays out then
         return replacement(*args, **kwargs) if torch.compiler.is_compiling() or holds() else before(*args, **kwargs)
 

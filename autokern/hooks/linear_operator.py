@@ -16,6 +16,7 @@ from linear_operator.utils import qr as qr_module
 from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
 from autokern.gp import memoized
+from autokern.gp.marginal import is_unstructured
 from autokern.gp.relied import DENSITY, MEMORY
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
@@ -43,9 +44,9 @@ _small_cholesky, _small_matmul, _small_qr = (floors.of(op).covers for op in ("ch
 _stock_cholesky = stock_of(_cholesky_module, "_psd_safe_cholesky")
 
 
-@hook(_cholesky_module, "_psd_safe_cholesky")
+@hook(_cholesky_module, "_psd_safe_cholesky", idle=lambda A, *_, **__: _small_cholesky(A))
 def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max_tries: int | None = None) -> Any:
-    if _small_cholesky(A) or out is not None or stay_out():
+    if out is not None or stay_out():
         return _stock_cholesky(A, out=out, jitter=jitter, max_tries=max_tries)
     return _dispatch_cholesky(A, jitter, max_tries)
 
@@ -53,9 +54,9 @@ def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max
 _stock_qr = stock_of(qr_module, "stable_qr")
 
 
-@hook(qr_module, "stable_qr", everywhere="linear_operator")
+@hook(qr_module, "stable_qr", everywhere="linear_operator", idle=_small_qr)
 def _stable_qr(mat: Any) -> Any:
-    if _small_qr(mat) or stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
+    if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_qr(mat)
     q, r = _dispatch_qr(mat)
     diagonal = r.diagonal(dim1=-2, dim2=-1)
@@ -79,9 +80,9 @@ def _stable_pinverse(A: Any) -> Any:
 _stock_matmul = stock_of(DenseLinearOperator, "_matmul")
 
 
-@hook(DenseLinearOperator, "_matmul")
+@hook(DenseLinearOperator, "_matmul", idle=lambda self, rhs: _small_matmul(self.tensor))
 def _matmul(self: Any, rhs: Any) -> Any:
-    if _small_matmul(self.tensor) or rhs.dim() < 2 or stay_out():
+    if rhs.dim() < 2 or stay_out():
         return _stock_matmul(self, rhs)
     return _dispatch_matmul(self.tensor, rhs)
 
@@ -89,9 +90,9 @@ def _matmul(self: Any, rhs: Any) -> Any:
 _stock_t_matmul = stock_of(DenseLinearOperator, "_t_matmul")
 
 
-@hook(DenseLinearOperator, "_t_matmul")
+@hook(DenseLinearOperator, "_t_matmul", idle=lambda self, rhs: _small_matmul(self.tensor))
 def _t_matmul(self: Any, rhs: Any) -> Any:
-    if _small_matmul(self.tensor) or not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
+    if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
         return _stock_t_matmul(self, rhs)
     return _dispatch_matmul(self.tensor.mT, rhs)
 
@@ -105,29 +106,37 @@ _PRODUCTS = (
 _stock_product = stock_of(LinearOperator, "matmul")
 
 
-@hook(LinearOperator, "matmul", relies=_PRODUCTS)
+def _is_not_triangular(self: Any, other: Any) -> bool:
+    return self.__class__ is not TriangularLinearOperator or other.__class__ is not torch.Tensor
+
+
+@hook(LinearOperator, "matmul", relies=_PRODUCTS, idle=_is_not_triangular)
 def _product(self: Any, other: Any) -> Any:
     """Multiply a triangular tensor as a tensor: the library nests two functions that autograd differentiates each."""
-    if self.__class__ is TriangularLinearOperator and other.__class__ is torch.Tensor and other.dim() > 1:
-        inner = self._tensor
-        if inner.__class__ is DenseLinearOperator and inner.tensor.dtype is other.dtype and not stay_out():
-            _matmul_broadcast_shape(self.shape, other.shape)
-            return _dispatch_matmul(inner.tensor, other)
-    return _stock_product(self, other)
+    inner = self._tensor
+    dense = inner.__class__ is DenseLinearOperator and inner.tensor.dtype is other.dtype and other.dim() > 1
+    if not dense or stay_out():
+        return _stock_product(self, other)
+    _matmul_broadcast_shape(self.shape, other.shape)
+    return _dispatch_matmul(inner.tensor, other)
 
 
 _stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 
-@hook(LinearOperator, "inv_quad_logdet", relies=(*DENSITY, *MEMORY))
+def _is_not_dense(self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, *_: Any, **__: Any) -> bool:
+    return inv_quad_rhs is None or not logdet or not is_unstructured(self, lazy=True)
+
+
+@hook(LinearOperator, "inv_quad_logdet", relies=(*DENSITY, *MEMORY), idle=_is_not_dense)
 def _inv_quad_logdet(
     self: Any, inv_quad_rhs: Any = None, logdet: bool | None = False, reduce_inv_quad: bool | None = True
 ) -> Any:
-    if inv_quad_rhs is None or not logdet or stay_out() or _factorised_already(self):
+    if stay_out() or _factorised_already(self):
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     exact = regime(self.size(-1)) == EXACT
     evaluated = self.evaluate_kernel() if _holds_kernels(self) else self
-    if _factorised_already(evaluated):  # by roots that the library updates, which it does not read here
+    if _factorised_already(evaluated) or not is_unstructured(evaluated):  # roots may be kept that stock does not read
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 

@@ -7,7 +7,6 @@ available memory only where it predicts `memory_limit.LARGE` bytes or more, and 
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -73,13 +72,17 @@ _KERNEL = (
 _stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
 
 
-@hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=(*MEMORY, *_KERNEL))
+def _is_evaluated(lazy: Any) -> bool:
+    return memoized.is_kept(lazy, "kernel_eval")
+
+
+@hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=(*MEMORY, *_KERNEL), idle=_is_evaluated)
 def _evaluate_kernel(self: Any) -> Any:
     """Replace the matrix by an operator where called for, else guard; restore the kernel if it raises."""
     if prior_state.is_past(self):
         return prior_state.evaluate(self)
     kernel = self.kernel
-    if not (stay_out() or memoized.is_kept(self, "kernel_eval")):
+    if not stay_out():
         pairs = self.x1.shape[:-1].numel() * self.x2.shape[-2]
         large = pairs * math.prod(kernel._batch_shape) >= _WORTH_A_LOOK  # which may be a plain tuple
         with torch.set_grad_enabled(self._is_grad_enabled):
@@ -102,10 +105,13 @@ def _evaluate_kernel(self: Any) -> Any:
 _stock_covar_dist = stock_of(Kernel, "covar_dist")
 
 
-@hook(Kernel, "covar_dist")
+def _is_small(kernel: Any, x1: Any, x2: Any, diag: bool = False, *rest: Any, **more: Any) -> bool:
+    return diag or stay_out() or x1.numel() * x2.shape[-2] < _WORTH_A_LOOK
+
+
+@hook(Kernel, "covar_dist", idle=_is_small)
 def _covar_dist(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_batch: bool = False, **more: Any) -> Any:
-    if not (diag or stay_out()) and x1.numel() * x2.shape[-2] >= _WORTH_A_LOOK:
-        _guard_distances(self, x1, x2, x1.shape[-1] if last_dim_is_batch else 1)
+    _guard_distances(self, x1, x2, x1.shape[-1] if last_dim_is_batch else 1)
     return _stock_covar_dist(self, x1, x2, diag=diag, last_dim_is_batch=last_dim_is_batch, **more)
 
 
@@ -120,17 +126,17 @@ def _guard_distances(kernel: Any, x1: Any, x2: Any, matrices: int) -> None:
     _refuse_beyond(need, f"covar_dist of {type(kernel).__name__}, {points}", x1, of_kernel=True)
 
 
-def _guarded(kind: type) -> Any:
-    """Return a class's `to_dense` with a guard in front of it."""
+def _guard_dense(kind: type) -> None:
+    """Put a guard in front of a class's `to_dense`."""
     stock = stock_of(kind, "to_dense")
 
-    @functools.wraps(stock)
-    def to_dense(self: Any, *args: Any, **more: Any) -> Any:
-        if not (stay_out() or memoized.is_kept(self, stock.__qualname__)) and self.shape.numel() >= _WORTH_A_LOOK:
-            _guard("to_dense", self)
-        return stock(self, *args, **more)
+    def idle(self: Any, *args: Any, **more: Any) -> bool:
+        return stay_out() or memoized.is_kept(self, stock.__qualname__) or self.shape.numel() < _WORTH_A_LOOK
 
-    return to_dense
+    @hook(kind, "to_dense", relies=MEMORY, idle=idle)
+    def _to_dense(self: Any, *args: Any, **more: Any) -> Any:
+        _guard("to_dense", self)
+        return stock(self, *args, **more)
 
 
 _DENSE = (
@@ -149,4 +155,4 @@ _DENSE = (
 """Classes with a `to_dense` of their own that allocates; others inherit it, or have their matrix already."""
 
 for _kind in _DENSE:
-    hook(_kind, "to_dense", relies=MEMORY)(_guarded(_kind))
+    _guard_dense(_kind)

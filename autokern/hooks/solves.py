@@ -12,6 +12,7 @@ from typing import Any
 
 from linear_operator.operators import AddedDiagLinearOperator
 
+from autokern.gp.marginal import is_unstructured
 from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
@@ -70,8 +71,6 @@ def _asked(operator: Any) -> tuple[Embedded | None] | None:
     """
     if stay_out() or regime(operator.size(-1), SOLVE) == EXACT:
         return None
-    from autokern.ops.inv_quad_logdet import is_unstructured
-
     kernel = _kernel_of(operator)
     return None if kernel is None and not is_unstructured(operator) else (kernel,)
 

@@ -11,7 +11,7 @@ With the scaled squared distance ``s = sum_k (x_k - x'_k)^2 / lengthscale_k^2`` 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -152,21 +152,26 @@ def known_family(name: str) -> Family | None:
 
 
 @functools.cache
-def _relied(kind: type) -> Relied:
-    return relied(kind, *DISTANCES)
+def _relied(kinds: frozenset[type]) -> Relied:
+    return relied(*kinds, *DISTANCES)
 
 
-def is_known(kind: type) -> bool:
-    """Whether a class of kernels computes what it does in a tested release."""
-    return _relied(kind).holds()
+def are_known(kinds: Iterable[type]) -> bool:
+    """Whether classes of kernels compute what they do in a tested release."""
+    return _relied(frozenset(kinds)).holds()
+
+
+def formula_of(kernel: Kernel) -> Family | None:
+    """Return the family of a kernel, by exact class and forward, if its class is known; or None."""
+    if not OWN.isdisjoint(kernel.__dict__):
+        return None
+    return next((f for f in _OF_KERNEL.get(type(kernel), ()) if f.matches(kernel)), None)
 
 
 def family_of(kernel: Kernel) -> Family | None:
     """Return the family that is the formula of a kernel, by exact class and forward, or None."""
-    known = _OF_KERNEL.get(type(kernel))
-    if known is None or not OWN.isdisjoint(kernel.__dict__) or not is_known(type(kernel)):
-        return None
-    return next((f for f in known if f.matches(kernel)), None)
+    found = formula_of(kernel)
+    return found if found is not None and are_known([type(kernel)]) else None
 
 
 def families(shaped: bool = False) -> list[Family]:

@@ -18,7 +18,7 @@ import torch
 from gpytorch.kernels import AdditiveKernel, ConstantKernel, Kernel, MultiDeviceKernel, ProductKernel, ScaleKernel
 from gpytorch.kernels.keops import KeOpsKernel
 
-from autokern.kernels.family import OWN, Family, family, family_of, is_known
+from autokern.kernels.family import OWN, Family, are_known, family, formula_of
 from autokern.kernels.far import centre_of, reach
 
 _MOST_DIFFERENCES = 2**24
@@ -59,23 +59,31 @@ def form(kernel: Kernel, keops: bool = False) -> Node | None:
     gpytorch's KeOps classes state that a large ``n x n`` matrix must not be held. They count as known with `keops`
     only, for code that forms none, or none larger than gpytorch would.
     """
+    kinds: set[type] = set()
+    node = _form(kernel, keops, kinds)
+    return node if node is not None and are_known(kinds) else None
+
+
+def _form(kernel: Kernel, keops: bool, kinds: set[type]) -> Node | None:
+    """Return the form of a kernel if all its classes are known, which are added to `kinds`."""
     kind = type(kernel)
-    found = family_of(kernel)
+    kinds.add(kind)
     if not OWN.isdisjoint(kernel.__dict__):
         return None
+    found = formula_of(kernel)
     if found is not None:
         return Node("leaf", found.name) if keops or not isinstance(kernel, KeOpsKernel) else None
-    if kind not in _NODES or not is_known(kind):
+    if kind not in _NODES:
         return None
     if kind is ConstantKernel:
         return Node("constant")
     if kind is MultiDeviceKernel:  # without devices to share its matrix it is the kernel in it
         alone = not kernel.device_ids and kernel.module.active_dims is None
-        return form(kernel.module, keops) if alone else None
+        return _form(kernel.module, keops, kinds) if alone else None
     if kind is ScaleKernel:
-        inner = form(kernel.base_kernel, keops)
+        inner = _form(kernel.base_kernel, keops, kinds)
         return None if inner is None else Node("scale", children=(inner,))
-    children = tuple(form(child, keops) for child in kernel.kernels)
+    children = tuple(_form(child, keops, kinds) for child in kernel.kernels)
     return None if None in children else Node(BRANCHES[kind], children=children)  # type: ignore[arg-type]
 
 
@@ -154,7 +162,7 @@ def read(kernel: Kernel, x: torch.Tensor, centre: torch.Tensor | None = None) ->
             inputs = [x if active is None else x.index_select(-1, active) for _, active in chosen]
             children = [collect(child, own) for (child, _), own in zip(chosen, inputs, strict=True)]
             return Node(BRANCHES[kind], "", tuple(children))
-        found = family_of(kernel)
+        found = formula_of(kernel)
         if found is None:
             raise TypeError(f"no tree can be read off {kind.__name__}")
         points.append(found.embed(kernel, x))

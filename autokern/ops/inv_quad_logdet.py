@@ -19,10 +19,8 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     ConstantDiagLinearOperator,
-    ConstantMulLinearOperator,
     DenseLinearOperator,
     LinearOperator,
-    SumLinearOperator,
 )
 
 from autokern.core.arguments import tensors_in
@@ -30,7 +28,7 @@ from autokern.core.candidate import Candidate
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
 from autokern.gp.library_orders import TRACES, words
-from autokern.gp.marginal import DIAGONAL, variances
+from autokern.gp.marginal import DIAGONAL, SUMS, is_unstructured, variances
 from autokern.ops._iterations import Iterated, exact_up_to, or_iterate
 from autokern.ops._quadratic_forms import POTRI, Pair, closed_form, plain, summed, with_diagonal
 from autokern.ops._shared import (
@@ -49,23 +47,6 @@ from autokern.ops._shared import (
 
 _stock = originals.inv_quad_logdet
 
-_SUMS = (SumLinearOperator, AddedDiagLinearOperator)
-
-
-def is_unstructured(operator: Any) -> bool:
-    """Whether an operator consists of dense matrices, diagonals, their sums and constant factors."""
-    kind = type(operator)
-    if kind in _SUMS:
-        if operator._kwargs.get("preconditioner_override") is not None:
-            return False  # the user chose a preconditioner, so conjugate gradients must run
-        parts = operator.linear_ops
-        return any(type(p) not in DIAGONAL for p in parts) and all(
-            type(p) in DIAGONAL or is_unstructured(p) for p in parts
-        )
-    return kind is DenseLinearOperator or (
-        kind is ConstantMulLinearOperator and type(operator.base_linear_op) is DenseLinearOperator
-    )
-
 
 def _added(parts: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
     given = [part for part in parts if part is not None]
@@ -78,7 +59,7 @@ def _parts(operator: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         return operator, None
     if type(operator) in DIAGONAL:
         return None, variances(operator)
-    if type(operator) in _SUMS:
+    if type(operator) in SUMS:
         matrices, diagonals = zip(*map(_parts, operator.linear_ops), strict=True)
         return _added(matrices), _added(diagonals)
     return operator.to_dense(), None

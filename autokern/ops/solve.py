@@ -23,7 +23,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import originals, systems
 from autokern.gp.factors import factorised, fits
 from autokern.gp.library_orders import SOLVES, orders
-from autokern.gp.marginal import DIAGONAL, variances
+from autokern.gp.marginal import DIAGONAL, is_unstructured, variances
 from autokern.gp.preconditioners.choice import footprint
 from autokern.gp.preconditioners.pivoted import most
 from autokern.gp.systems import TOLERANCE, tolerance
@@ -42,7 +42,7 @@ from autokern.ops._shared import (
     positive_definite,
     random_matrix,
 )
-from autokern.ops.inv_quad_logdet import dense_and_diagonal, is_unstructured
+from autokern.ops.inv_quad_logdet import dense_and_diagonal
 from autokern.system import buffers
 
 _LEAST = 1000

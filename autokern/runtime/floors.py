@@ -29,12 +29,12 @@ class Floor:
     def __init__(self) -> None:
         self.cpu = self.cuda = 0
 
-    def covers(self, a: Any) -> bool:
+    def covers(self, mat: Any) -> bool:
         """Whether stock serves a call on this matrix; where `using` orders something, the dispatcher must see it."""
         return (
             not _traced()
-            and a.__class__ is _plain
-            and a.numel() < (self.cpu if a.is_cpu else self.cuda if a.is_cuda else 0)
+            and mat.__class__ is _plain
+            and mat.numel() < (self.cpu if mat.is_cpu else self.cuda if mat.is_cuda else 0)
             and _ordered() is None
         )
 

@@ -1,0 +1,100 @@
+"""Models that no hook serves: a step costs few questions, and is stock's to the last bit."""
+
+from __future__ import annotations
+
+import copy
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import RBFKernel, RBFKernelGrad, ScaleKernel
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
+
+import autokern
+from autokern.core.known import Relied
+from autokern.hooks import gpytorch as hooks
+
+DTYPES = [torch.float32, torch.float64]
+
+
+class Derivatives(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMeanGrad()
+        self.covar_module = ScaleKernel(RBFKernelGrad())
+
+    def forward(self, x):
+        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Batch(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        batch = torch.Size([2])
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
+        self.covar_module = ScaleKernel(RBFKernel(batch_shape=batch), batch_shape=batch)
+
+    def forward(self, x):
+        single = MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        return MultitaskMultivariateNormal.from_batch_mvn(single)
+
+
+def stepped(mll, x, y):
+    """Return the loss, its gradients, and how often the hooks asked whether all is known."""
+    mll.zero_grad()
+    with pytest.MonkeyPatch.context() as patching:
+        asked, holds = [], Relied.holds
+        patching.setattr(Relied, "holds", lambda self: asked.append(self) or holds(self))
+        loss = -mll(mll.model(x), y)
+        loss.backward()
+    return loss.detach(), [p.grad.clone() for p in mll.parameters()], len(asked)
+
+
+@pytest.mark.parametrize("kind", [Derivatives, Batch])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_of_a_model_that_no_hook_serves(kind, dtype):
+    x = torch.linspace(0.0, 5.0, 12, dtype=dtype).unsqueeze(-1)
+    y = torch.cat([x.sin(), x.cos()], -1)
+    likelihood = MultitaskGaussianLikelihood(num_tasks=2).to(dtype)
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, kind(x, y, likelihood).to(dtype))
+    loss, gradients, _ = stepped(copy.deepcopy(mll), x, y)
+    with autokern.enabled(), autokern.using(force={"kernel_matrix": "stock", "matmul": "stock"}):
+        stepped(mll, x, y)
+        found, slopes, asked = stepped(mll, x, y)
+    assert torch.equal(found, loss)
+    assert all(torch.equal(one, other) for one, other in zip(slopes, gradients, strict=True))
+    assert asked <= 5
+
+
+def test_an_idle_hook_asks_nothing(monkeypatch):
+    kernel, x = RBFKernel(), torch.rand(5, 2)
+    monkeypatch.setattr(Relied, "holds", lambda self: pytest.fail("asked"))
+    with autokern.enabled():
+        kernel.covar_dist(x1=x, x2=x)
+        kernel.covar_dist(x, x, True, False)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([[5.0, 0.0], [6.0, 1.0]], None),
+        ([[-5.0, 7.0], [-6.0, 8.0]], [[-4.0, 9.0]]),
+        ([[5.0, 0.0], [6.0, 1.0]], [[50.0, 0.5]]),
+        ([[2.0], [1.0], [3.0]], None),
+        ([[2.0], [0.9], [3.0]], None),
+        ([[1.0], [3.0]], None),
+        ([[0.0], [0.0]], None),
+        ([[float("nan"), 4.0], [1.0, 4.5]], None),
+        ([[float("inf"), 4.0], [1.0, 4.5]], None),
+    ],
+)
+def test_points_are_moved_where_a_factor_of_two_lies_between_them_at_most(first, second):
+    x1 = torch.tensor(first)
+    x2 = x1 if second is None else torch.tensor(second)
+    origin = x1[0]
+    spread = torch.cat([x1, x2]).sub(origin).abs().amax(0)
+    origin = torch.where(2 * spread <= origin.abs(), origin, 0.0)
+    moved = hooks._near(x1, x2)
+    assert all(torch.equal((x - origin).nan_to_num(), m.nan_to_num()) for x, m in zip((x1, x2), moved, strict=True))
+    assert (moved[0] is x1) == (not origin.any())
