@@ -11,10 +11,11 @@ from linear_operator import settings as library
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
+from autokern.core.op import inside
 from autokern.hooks.install import is_enabled
-from autokern.runtime.dispatch import bypassed, transformed
+from autokern.runtime.dispatch import transformed
 
-__all__ = ["is_intercepted", "stay_out", "stay_out_of_kernels", "stay_out_of_models", "stay_out_of_operators"]
+__all__ = ["stay_out", "stay_out_of_kernels", "stay_out_of_models", "stay_out_of_operators"]
 
 _modes = torch._C._len_torch_function_stack
 _mode_at = torch._C._get_function_stack_at
@@ -22,12 +23,17 @@ _mode_at = torch._C._get_function_stack_at
 
 def stay_out() -> bool:
     """Whether a wrapper must run the library's own function untouched."""
-    return not is_enabled() or bypassed() or library.trace_mode.on() or library.verbose_linalg.on()
+    return inside.active or stay_out_of_operators()
 
 
 def stay_out_of_operators() -> bool:
-    """The same for what is put off and chooses nothing: it is put off inside a candidate as well."""
-    return not is_enabled() or transformed() or library.trace_mode.on() or library.verbose_linalg.on()
+    """The same for what is put off and chooses nothing: it is put off inside a candidate as well.
+
+    A mode wants to see the calls of torch's functions, other than the one of a default device.
+    """
+    if not is_enabled() or transformed() or library.trace_mode.on() or library.verbose_linalg.on():
+        return True
+    return _modes() > 0 and any(type(_mode_at(place)) is not DeviceContext for place in range(_modes()))
 
 
 def stay_out_of_kernels() -> bool:
@@ -43,8 +49,3 @@ def stay_out_of_models() -> bool:
     checkpointed = bool(gpytorch.beta_features.checkpoint_kernel.value())
     seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
     return checkpointed or seen or stay_out_of_kernels()
-
-
-def is_intercepted() -> bool:
-    """Whether a mode sees the calls of torch's functions, other than the one of a default device."""
-    return any(type(_mode_at(place)) is not DeviceContext for place in range(_modes()))

@@ -82,19 +82,6 @@ def _hooked(kind: type) -> Any:
     return forward
 
 
-def _hooked_scale() -> Any:
-    stock = stock_of(ScaleKernel, "forward")
-
-    @functools.wraps(stock)
-    def forward(self: Any, x1: Any, x2: Any, last_dim_is_batch: bool = False, diag: bool = False, **params: Any) -> Any:
-        plain = type(self) is ScaleKernel and not (diag or last_dim_is_batch) and trivial(params)
-        if not plain or _stay_out() or family_name(self) is None:
-            return stock(self, x1, x2, last_dim_is_batch=last_dim_is_batch, diag=diag, **params)
-        return _dispatch(self, *_near(x1, x2))
-
-    return forward
-
-
 _stock_log_prob = stock_of(MultivariateNormal, "log_prob")
 
 
@@ -233,6 +220,5 @@ def _use_keops(x1: Any, x2: Any) -> bool:
 
 if _stock_use_keops is not None:
     hook(_keops, "_use_keops", everywhere="gpytorch.kernels.keops")(_use_keops)
-for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, CosineKernel):
+for _kind in (RBFKernel, MaternKernel, RQKernel, PeriodicKernel, CosineKernel, ScaleKernel):
     hook(_kind, "forward", relies=None)(_hooked(_kind))
-hook(ScaleKernel, "forward", relies=None)(_hooked_scale())

@@ -19,7 +19,7 @@ from autokern.gp import factor_cache
 from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
 from autokern.hooks import botorch, origin
-from autokern.hooks.bypass import is_intercepted, stay_out_of_models
+from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, SOLVE, regime
@@ -74,7 +74,7 @@ def _is_plain(x: Any) -> bool:
 def _asked(model: Any, x: torch.Tensor) -> bool:
     """Whether the settings ask for what the arrays compute."""
     settings, data = gpytorch.settings, model.train_inputs[0]
-    if settings.prior_mode.on() or settings.skip_posterior_variances.on() or is_intercepted():
+    if settings.prior_mode.on() or settings.skip_posterior_variances.on():
         return False
     if torch.is_grad_enabled() and (settings.fast_pred_var.off() or settings.detach_test_caches.off()):
         return False  # gradients pass through the factor

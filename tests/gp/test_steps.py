@@ -36,6 +36,7 @@ from gpytorch.priors import (
 )
 from linear_operator.operators import DiagLinearOperator
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 import autokern
 from autokern.gp import steps
@@ -479,6 +480,24 @@ def test_global_hooks_of_torch_see_what_stock_calls(register, served):
     with autokern.enabled(), by("arrays"):
         value_of(mll)
     assert served["arrays"] == 1
+
+
+def test_a_mode_sees_what_stock_calls_unless_it_is_a_default_device(served):
+    class Twice(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            return 2 * found if func is torch.Tensor.exp_ or func is torch.exp else found
+
+    mll = made(ScaleKernel(RBFKernel()))
+    with Twice():
+        expected = value_of(mll)
+    with autokern.enabled(), by("arrays"):
+        with Twice():
+            assert value_of(mll) == expected
+        assert served["arrays"] == 0
+        with torch.device("cpu"):
+            value_of(mll)
+        assert served["arrays"] == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -12,7 +12,7 @@ import torch
 from autokern.core.recorded import is_within
 from autokern.gp.inspected import UnreadError
 from autokern.gp.reading import Reading, Readings
-from autokern.hooks.bypass import is_intercepted, stay_out_of_models
+from autokern.hooks.bypass import stay_out_of_models
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
@@ -108,7 +108,7 @@ def _fits(state: Any, parameters: Mapping[str, torch.Tensor]) -> bool:
 @unless_it_fails
 def _reading_of(closure: Any) -> Reading | None:
     """Return the reading of a closure's model as it is now, None where stock must run."""
-    if not torch.is_grad_enabled() or is_intercepted():
+    if not torch.is_grad_enabled():
         return None
     known = _readings.of(closure.forward)
     if known is None:
