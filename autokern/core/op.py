@@ -195,7 +195,7 @@ class Op(abc.ABC):
     @property
     def candidates(self) -> list[Candidate]:
         """All candidates, stock first; plugins are loaded when this is first asked for."""
-        registry.load()
+        registry.load(self.name)
         return self.listed
 
     @property

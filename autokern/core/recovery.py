@@ -20,6 +20,8 @@ _LIBRARIES = (
 )  # fmt: skip
 """Packages that compute for autokern; all others are the user's, beside Python's own."""
 _KNOWN = sys.stdlib_module_names.union(_LIBRARIES)
+_at: Any = sys.modules["_signal"].getsignal
+"""What handles a signal, without the enumerations that `signal` makes of numbers and answers."""
 
 
 def interrupted(error: BaseException) -> bool:
@@ -78,8 +80,8 @@ def _is_known(module: Any) -> bool:
 def _handlers() -> set[CodeType]:
     """Return the code of all signal handlers; a library may have one, as torch's data loaders do."""
     found = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
+    for number in range(1, signal.NSIG):
+        handler = _at(number)
         while isinstance(handler, functools.partial):
             handler = handler.func
         for one in (handler, type(handler).__call__) if callable(handler) else ():

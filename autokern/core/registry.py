@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from autokern.core.op import Op
 
 GROUP = "autokern.candidates"
+_OWN = {
+    "cuda_graphs": ("exact_log_prob",),
+    "cupy": ("cholesky", "qr"),
+    "keops": ("kernel_matmul",),
+    "lower_precision": ("exact_log_prob", "inv_quad_logdet", "kernel_matmul"),
+    "xla": ("kernel_matmul",),
+}
+"""The ops that autokern's own plugins add candidates to."""
 
 _ops: dict[str, Op] = {}
 _homes: dict[str, str] = {}
@@ -93,6 +101,10 @@ class Plugin:
     state: str = "waiting"  # or "loaded", "failed"; it waits where it is being imported itself, and autokern with it
     failure: str = ""  # why it could not be loaded
 
+    def adds_to(self, op: str | None) -> bool:
+        """Whether it waits, and may add candidates to an op, or to any without a name."""
+        return self.state == "waiting" and (op is None or op in _OWN.get(self.source, (op,)))
+
     @contextlib.contextmanager
     def fails_alone(self) -> Iterator[None]:
         """Keep what is raised in the block as the reason why the plugin failed, unless a signal interrupted it."""
@@ -110,14 +122,14 @@ def plugins() -> list[Plugin]:
     return _plugins or []
 
 
-def load(own: bool = True) -> None:
+def load(op: str | None = None) -> None:
     """Load the plugins that are installed, each of them once; what it raises is kept for `announce`.
 
-    Autokern's own add candidates only, so they wait until candidates are compared; others may add families of
-    covariances and hooks.
+    With the name of an op, those of autokern's own that add nothing to it wait. Others may add families of covariances
+    and hooks, and wait for nothing.
     """
     global _plugins, _loading
-    if _plugins is not None and not any(plugin.state == "waiting" for plugin in _plugins):
+    if _plugins is not None and not any(plugin.adds_to(op) for plugin in _plugins):
         return
     with _lock.here():
         if _loading:  # a plugin asks for candidates while it is loaded
@@ -127,7 +139,7 @@ def load(own: bool = True) -> None:
             if _plugins is None:
                 _plugins = _installed()
             for plugin in _plugins:
-                if plugin.state == "waiting" and (own or ":" in plugin.source):
+                if plugin.adds_to(op):
                     with plugin.fails_alone():
                         _load(plugin)
         finally:
@@ -149,7 +161,9 @@ def _load(plugin: Plugin) -> None:
     """Load a plugin and mark its candidates as its own; an exception leaves the registry as it was."""
     if _is_being_imported(plugin.point.module):
         return
-    ops = {op.name: op for op in present()}
+    for name in _OWN.get(plugin.source, _homes):
+        _import(name)
+    ops = _ops.copy()
     before = {name: list(op.listed) for name, op in ops.items()}
     try:
         target = plugin.point.load()

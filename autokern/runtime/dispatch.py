@@ -84,7 +84,7 @@ def session() -> Session:
 
 def _with_plugins(settings: Settings) -> Settings:
     """Load the plugins that a session needs; outside of its lock, for they may ask for a session themselves."""
-    registry.load(own=settings.strict)
+    registry.load(None if settings.strict else "")
     return settings
 
 

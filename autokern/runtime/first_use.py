@@ -83,11 +83,14 @@ class FirstUse:
             return False
         op, problem, asked = table.op, table.problem, (*table.problem.group, accuracy)
         left = min(self._settings.budget - self._spent, _SHARE * self._settings.budget)
-        if left <= 0 or asked in self._tried or self._is_settled(table, accuracy):
-            self._waiting.pop(asked, None)
-            return False
         at_once = self._settings.calibrate == "first-use"
         ledger = self._waiting.setdefault(asked, Ledger())
+        over = left <= 0 or asked in self._tried
+        if not (over or at_once) and ledger.seconds < ledger.enough:
+            return False
+        if over or self._is_settled(table, accuracy):
+            self._waiting.pop(asked, None)
+            return False
         if not at_once:
             spent = self._spent + (0.0 if "sklearn.ensemble" in sys.modules else _FITTING)
             left = min(left, _UNTIL_LAST * ledger.credit(time.perf_counter() - self._began, spent))

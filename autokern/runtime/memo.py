@@ -35,14 +35,14 @@ class Entry:
 
     __slots__ = ("before", "candidate", "count", "decision", "due", "ledger", "op", "parts", "run", "solved", "trial")
 
-    def __init__(self, decision: Decision, table: Feasibility) -> None:
-        self.decision, self.op = decision, table.op
+    def __init__(self, decision: Decision, op: Op) -> None:
+        self.decision, self.op = decision, op
         self.count = 0  # calls that it has served
         self.before = 0  # calls of the problem that earlier entries served by the candidate
         self.trial = inside.measuring  # whether a calibration made it: its calls are not the user's, and do not count
         self.solved: tuple[Solved, ...] = ()  # how systems were solved in its calls, where stock iterates
         self.ledger: Any = None  # where its calls are timed, while its op is not measured yet
-        self.serve(table.op[decision.candidate])
+        self.serve(op[decision.candidate])
 
     def resume(self, count: int, before: int) -> None:
         """Continue the counts of earlier entries of the key and of its problem."""
@@ -101,8 +101,7 @@ class Entry:
 
 def stock_entry(op: Op, reason: str) -> Entry:
     """Return an entry of stock for calls that are not decided."""
-    table = Feasibility(op, Problem(op=op.name))
-    return Entry(Decision(problem=table.problem, candidate="stock", reason=reason, source="only choice"), table)
+    return Entry(Decision(problem=Problem(op=op.name), candidate="stock", reason=reason, source="only choice"), op)
 
 
 def _needs(table: Feasibility) -> dict[str, int]:
@@ -123,7 +122,7 @@ class LargeEntry(Entry):
         self._needs = _needs(table)
         self._fitting = self._fit(memory_limit.current(table.problem.device, settings.memory))
         self._failed: list[str] = []
-        super().__init__(decision, table)
+        super().__init__(decision, table.op)
 
     def _fit(self, there: memory_limit.Limit) -> frozenset[str]:
         return frozenset(name for name, need in self._needs.items() if need <= there.bytes)

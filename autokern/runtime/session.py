@@ -155,9 +155,11 @@ class Session:
         if problem is None:
             return stock_entry(op, "autokern does not serve such a call")
         try:
+            table = Feasibility(op, problem)
+            registry.announce(self.settings.strict)
             if inside.measuring:  # a measurement holds for all settings
                 settings = msgspec.structs.replace(settings, accuracy="same")
-            table = self.measured(Feasibility(op, problem), settings.accuracy)
+            table = self.measured(table, settings.accuracy)
             decision = self.shared.decision(table, settings)
         except AutokernError:
             raise
@@ -181,7 +183,7 @@ class Session:
         if is_large(decision, table) and not self.agreed:
             entry: Entry = LargeEntry(decision, table, settings, self.decide)
         else:
-            entry = Entry(decision, table)
+            entry = Entry(decision, table.op)
         entry.resume(count, before)
         ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
         if ledger is not None and entry.candidate.accuracy != "approximate":
@@ -194,8 +196,6 @@ class Session:
         if self._first_use is None:
             from autokern.runtime.first_use import FirstUse
 
-            registry.load()
-            registry.announce(self.settings.strict)
             self._first_use = FirstUse(self)
         return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
 

@@ -315,7 +315,7 @@ def test_a_check_leaves_the_callers_graph_and_random_numbers_alone():
 
 def test_of_two_checks_at_once_one_speaks(op, monkeypatch):
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=("rough", "other"))
-    entry = Entry(decision, Feasibility(op, SMALL))
+    entry = Entry(decision, op)
     monkeypatch.setattr(checks, "_error", lambda *a: entry.demote(op["other"], "") or 0.5)  # another was faster
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -329,7 +329,7 @@ def test_of_what_keeps_the_bound_the_exact_one_judges(make_op):
         made.candidate(name, accuracy=kind)(lambda a: 2 * a)
     order = ("rough", "stock", "exact")
     decision = Decision(problem=SMALL, candidate="rough", reason="", source="order", order=order)
-    assert checks._exact(Entry(decision, Feasibility(made, SMALL))).name == "exact"
+    assert checks._exact(Entry(decision, made)).name == "exact"
 
 
 def test_what_is_measured_inside_of_a_calibration_is_measured_for_everybody(op):

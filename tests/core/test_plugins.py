@@ -256,3 +256,31 @@ def test_a_package_that_imports_autokern_and_holds_the_entry_point_waits_for_its
     monkeypatch.setitem(sys.modules, "outer", package)
     assert install({"p:x": "outer.candidates:register"})["p:x"].state == "waiting"
     assert not registry._is_being_imported("autokern.backends.xla")
+
+
+def test_the_ops_that_own_plugins_add_to_are_those_that_the_registry_names():
+    found = {}
+    for one in registry.registered():
+        for candidate in one.listed:
+            if candidate.source in registry._OWN:
+                found.setdefault(candidate.source, set()).add(one.name)
+    assert found == {source: set(ops) for source, ops in registry._OWN.items()}
+
+
+def test_an_op_loads_the_plugins_that_add_to_it_and_imports_no_other_op():
+    code = """
+import sys
+import autokern
+from autokern.core import registry
+
+before = {name for name in sys.modules if name.startswith("autokern.ops.")}
+assert [c.name for c in registry.get("matmul").candidates][0] == "stock"
+assert "autokern.backends.xla" not in sys.modules
+assert {name for name in sys.modules if name.startswith("autokern.ops.")} <= before | {"autokern.ops.matmul"}
+sources = {c.name: c.source for c in registry.get("inv_quad_logdet").candidates}
+assert sources["stock"] == sources["potri"] == "" and sources["mixed"] == "lower_precision"
+assert "autokern.backends.xla" not in sys.modules
+assert {c.source for c in registry.get("kernel_matmul").candidates} == {"", "keops", "lower_precision", "xla"}
+assert {p.source: p.state for p in registry.plugins()}["cupy"] == "loaded"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
