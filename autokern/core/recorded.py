@@ -67,17 +67,19 @@ def is_of(library: str, found: Any) -> bool:
 
 def is_recorded(module: str, name: str, found: Any) -> bool:
     """Whether an attribute is recorded under its qualified name; of torch, whether it is torch's own function."""
+    last = name.rpartition(".")[2]
+    if module.partition(".")[0] == "torch" and isinstance(found, BUILT_IN):
+        return found.__name__.endswith(last)
     code = table()["code"]
     marks = code.get(module, {}).get(name)
     if marks is None:  # a module may hold what another one defines
         home, defined = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")
-        marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == name.rpartition(".")[2] else None
+        marks = code.get(home, {}).get(defined) if defined.rpartition(".")[2] == last else None
     if marks is None and (value := of_value(found)):  # one does not say where it comes from
         marks = " ".join(space[name] for space in code.values() if name in space and value in space[name])
     if marks is None and module.partition(".")[0] == "autokern":
         return True
     if marks is None:
-        last = name.rpartition(".")[2]
         theirs = module.partition(".")[0] == "torch" and is_of("torch", found)
         return theirs and getattr(found, "__name__", "").endswith(last)
     return _matches(found, frozenset(marks.split()))

@@ -38,7 +38,6 @@ _ITERATED = 2**14
 """Points from which a mean by iterations takes a tenth of the time of a factor, so that it is made when it is read."""
 
 
-@unless_it_fails
 def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
     """Return the operator that replaces a kernel matrix, or None where the matrix is to be formed.
 

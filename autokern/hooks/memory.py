@@ -27,6 +27,7 @@ from linear_operator.operators import (
 )
 from linear_operator.utils.memoize import add_to_cache
 
+from autokern.core.known import full_name, relied
 from autokern.core.recovery import caught
 from autokern.gp import footprint, memoized, prior_state
 from autokern.gp.relied import MEMORY
@@ -72,34 +73,39 @@ _KERNEL = (
 _stock_evaluate_kernel = stock_of(LazyEvaluatedKernelTensor, "evaluate_kernel")
 
 
-def _is_evaluated(lazy: Any) -> bool:
-    return memoized.is_kept(lazy, "kernel_eval")
+_known = relied((full_name(LazyEvaluatedKernelTensor, "evaluate_kernel"), _stock_evaluate_kernel), *MEMORY, *_KERNEL)
 
 
-@hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=(*MEMORY, *_KERNEL), idle=_is_evaluated)
+@hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=None)
 def _evaluate_kernel(self: Any) -> Any:
     """Replace the matrix by an operator where called for, else guard; restore the kernel if it raises."""
-    if prior_state.is_past(self):
+    compiling = torch.compiler.is_compiling()  # which cannot trace the question whether all is known
+    if prior_state.is_past(self) and (compiling or _known.holds()):
         return prior_state.evaluate(self)
-    kernel = self.kernel
-    if not stay_out():
-        pairs = self.x1.shape[:-1].numel() * self.x2.shape[-2]
-        large = pairs * math.prod(kernel._batch_shape) >= _WORTH_A_LOOK  # which may be a plain tuple
-        with torch.set_grad_enabled(self._is_grad_enabled):
-            free = matrixfree.instead_of_dense(self, large)
-        if free is not None:
-            add_to_cache(self, "kernel_eval", free)
-            return free
-        if large:
-            _guard("evaluate_kernel", self)
-    if torch.compiler.is_compiling():
+    if compiling or memoized.is_kept(self, "kernel_eval"):
         return _stock_evaluate_kernel(self)
+    free, large = (None if stay_out() else _instead(self)) or (None, False)
+    if free is not None and _known.holds():
+        add_to_cache(self, "kernel_eval", free)
+        return free
+    if large and _known.holds():
+        _guard("evaluate_kernel", self)
+    kernel = self.kernel
     active = kernel.active_dims
     try:
         return _stock_evaluate_kernel(self)
     except BaseException:
         kernel.active_dims = active
         raise
+
+
+@unless_it_fails
+def _instead(lazy: Any) -> tuple[Any, bool]:
+    """Return the operator that replaces a kernel matrix, None where it is to be formed, and whether it is large."""
+    pairs = lazy.x1.shape[:-1].numel() * lazy.x2.shape[-2]
+    large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # which may be a plain tuple
+    with torch.set_grad_enabled(lazy._is_grad_enabled):
+        return matrixfree.instead_of_dense(lazy, large), large
 
 
 _stock_covar_dist = stock_of(Kernel, "covar_dist")

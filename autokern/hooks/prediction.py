@@ -52,7 +52,7 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
 _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 
 
-@hook(ExactGP, "_get_test_prior_mean_and_covariances")
+@hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
     odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _stay_out()
@@ -92,7 +92,7 @@ def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
 _stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
 
 
-@hook(DefaultPredictionStrategy, "exact_prediction")
+@hook(DefaultPredictionStrategy, "exact_prediction", relies=None)
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
     if not prediction.holds():  # then the covariances are as the library made them
         return _stock_prediction(self, test_mean, test_test_covar, test_train_covar)
@@ -137,7 +137,7 @@ def _defers() -> bool:
 _stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
 
 
-@hook(DefaultPredictionStrategy, "_mean_cache")
+@hook(DefaultPredictionStrategy, "_mean_cache", relies=None)
 def _mean_cache(self: Any, nan_policy: str) -> Any:
     ours = nan_policy == "ignore" and prediction.holds()
     known = _shared(self, "mean_cache", nan_policy) if ours else None
@@ -201,13 +201,13 @@ def _read_covar_cache(self: Any) -> Any:
 
 
 _covar_cache = _Cache(_read_covar_cache)
-hook(DefaultPredictionStrategy, "covar_cache")(_covar_cache)
+hook(DefaultPredictionStrategy, "covar_cache", relies=None)(_covar_cache)
 
 
 _stock_covariance = stock_of(DefaultPredictionStrategy, "exact_predictive_covar")
 
 
-@hook(DefaultPredictionStrategy, "exact_predictive_covar")
+@hook(DefaultPredictionStrategy, "exact_predictive_covar", relies=None)
 def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
     """Use the kept factor if it is still that of the model; the library would factorise at each call."""
     settings = gpytorch.settings

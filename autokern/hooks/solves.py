@@ -39,7 +39,11 @@ _reuse = _Reuse()
 _stock_solve = stock_of(_solve_module, "_solve")
 
 
-@hook(_solve_module, "_solve")
+def _factorises(linear_op: Any, rhs: Any) -> bool:
+    return _reuse.operator is None and regime(linear_op.size(-1), SOLVE) == EXACT
+
+
+@hook(_solve_module, "_solve", idle=_factorises)
 def _solve(linear_op: Any, rhs: Any) -> Any:
     known = _reuse.operator
     if known is not None and _same_tensors(known, linear_op):

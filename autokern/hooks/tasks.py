@@ -25,7 +25,7 @@ def known(distribution: Any, likelihood: Any) -> bool:
         return False
     if distribution.__dict__.get("_covar").__class__ is not LazyEvaluatedKernelTensor or not distribution._interleaved:
         return False
-    if not torch.is_grad_enabled() or distribution.loc.dim() != 1 or not originals.noise_in_place(likelihood):
+    if not torch.is_grad_enabled() or distribution.loc.dim() != 1:
         return False
     ignored = gpytorch.settings.observation_nan_policy.value() == "ignore"
     return ignored and regime(distribution.loc.shape[-1]) == EXACT
@@ -38,6 +38,8 @@ def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | 
     """
     product = distribution._covar.evaluate_kernel()
     if product.__class__ is not KroneckerProductLinearOperator or len(product.linear_ops) != 2:
+        return None
+    if not originals.noise_in_place(likelihood):
         return None
     points, tasks = product.representation_tree()(*product.representation()).linear_ops  # their caches stay empty
     return points.to_dense(), tasks.to_dense(), _noise(likelihood, tasks.shape[-1]), distribution.mean
