@@ -114,10 +114,7 @@ class _Pool:
     ) -> None:
         self.op, self.device, self.dtypes, self.near, self.thorough = op, device, dtypes, near, thorough
         self.nesting = op.nesting or _OUTERMOST * op.composite
-        count = _DRAWN[level] * len(dtypes)
-        drawn = draw(op, count, dtypes, device, "calibration", *_WORK[level])
-        grid = (p for dtype in dtypes for p in op.grid(level, dtype, device))
-        problems = list(dict.fromkeys([*drawn, *grid]))[:count]
+        problems = draw(op, _DRAWN[level] * len(dtypes), dtypes, device, "calibration", *_WORK[level])
         if near is not None and near.op == op.name:
             place = op.coordinates(near)
             unlike = {p: 2.0 * len({*p.words} ^ {*near.words}) for p in problems}
