@@ -110,7 +110,7 @@ class Op(abc.ABC):
 
     @abc.abstractmethod
     def grid(self, level: str, dtype: str, device: str) -> list[Problem]:
-        """Return the problems that a ``quick`` or ``full`` calibration measures, the most telling first."""
+        """Return telling problems, few (``quick``) or many (``full``), of whose kinds calibrations draw others."""
 
     @abc.abstractmethod
     def features(self, problem: Problem) -> Features:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 
 import msgspec
 
@@ -260,7 +259,7 @@ class _Case:
                 review = min(review or calls, calls)
         return ready, review
 
-    def _frugal(self, candidates: Sequence[Candidate]) -> Candidate:
+    def _frugal(self, candidates: list[Candidate]) -> Candidate:
         """Return what takes the least memory, the first of equals; one without set-up time if possible."""
         there = [c for c in self.table.candidates if c in candidates]
         return min(there, key=lambda c: (c.compiles, self.table.memory[c.name]))
