@@ -224,7 +224,7 @@ def export(
 def clear(json: Json = False) -> None:
     """Remove all measurements."""
     settings = dispatch.session().settings
-    gone = store.clear(msgspec.structs.replace(settings, strict=True))
+    gone = store.clear(settings)
     if json:
         emit({"removed": [str(path) for path in gone]})
     elif gone:

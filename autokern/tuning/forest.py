@@ -102,15 +102,12 @@ class Forest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def estimates(self, problem: Problem) -> dict[str, Estimate]:
         """Return an Estimate by candidate, of those that were measured on problems like this one."""
-        own = words(problem)
+        own, found = words(problem), dict[str, Estimate]()
         place = self.place(problem, own)
-        found: dict[str, Estimate] = {}
         told = self.told(place)
-        if self.seen is not None:
-            octave, doubt = self.seen.beyond(place, own)
-            if octave < _FAR:
-                rows = told.items()
-                found = {n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in rows}
+        octave, doubt = self.seen.beyond(place, own) if self.seen is not None else (_FAR, 0.0)
+        if octave < _FAR:
+            found = {n: Estimate(mean, max(width, _LEAST) + doubt, "other hosts") for n, (mean, width) in told.items()}
         met = self.met.get(kind(problem)) if self.own else None
         octave, doubt = met.beyond(place, own) if met is not None else (_FAR, 0.0)
         if octave < _FAR:

@@ -150,9 +150,7 @@ def clear(settings: Settings) -> list[Path]:
     except FileNotFoundError:
         return []
     except uninterrupted(OSError, ProfileError) as error:
-        if settings.strict:
-            raise ProfileError(f"asked to clear {home(settings)}; found: {error}. Remove it by hand") from error
-        return []
+        raise ProfileError(f"asked to clear {home(settings)}; found: {error}. Remove it by hand") from error
 
 
 @contextlib.contextmanager

@@ -95,6 +95,22 @@ def test_a_candidate_that_raises_is_banned_and_stock_that_raises_is_not(op):
     assert measurer.timings(op, square(0), some(op, "other"), 0.1).keys() <= {"stock", "other"}
 
 
+def test_gradients_are_those_of_the_outputs_that_have_any(op):
+    op.candidate("two outputs")(lambda a: (2 * a, a.detach()))
+    a = torch.rand(3, 3, dtype=torch.float64, requires_grad=True)
+    found = measuring.trial(op, op["two outputs"].run, square(3, grad="a"), (a,))()
+    (expected,) = measuring.trial(op, op.stock.run, square(3, grad="a"), (a,))().grads
+    assert found.grads[0].equal(expected)
+    assert a.grad is None
+
+
+def test_a_candidate_whose_result_has_no_gradient_is_banned(op):
+    op.candidate("cut off")(lambda a: (2 * a).detach())
+    measurer = Measurer("quick", [])
+    assert set(measurer.timings(op, square(4, grad="a"), some(op, "cut off", "other"), 0.1)) == {"stock", "other"}
+    assert [ban.candidate for ban in measurer.banned] == ["cut off"]
+
+
 def test_errors_of_lower_precision_are_measured_and_ban_nothing(op):
     op.candidate("rough", accuracy="approximate")(lambda a: (2 * a).half().double())
     measurer = Measurer("quick", [])
