@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from autokern.core.known import relied
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Array
 
-__all__ = ["is_mapping", "mapped", "transformed"]
+__all__ = ["Tasks", "is_mapping", "mean_of_tasks", "tasks_of", "transformed"]
 
 _HOME = "botorch.models.transforms.input"
 _KINDS = (
@@ -64,17 +64,41 @@ def is_mapping(kind: type) -> bool:
     return known is not None and all(getattr(kind, name, None) is getattr(known, name) for name in _FUNCTIONS)
 
 
-def mapped(seen: Inspected, model: Any, x: torch.Tensor) -> tuple[Array, Array]:
-    """Return points with the numbers of their tasks in place of the tasks' values, and these numbers."""
+class Tasks(NamedTuple):
+    """The tasks of a model of BoTorch's: which column of the points names them, by which values, and their numbers."""
+
+    column: int
+    values: Array  # sorted
+    numbers: Array
+
+    def mapped(self, x: Array) -> Array | None:
+        """Return points ``(..., d)`` with the numbers of their tasks in place of the values; None for others."""
+        found = np.trunc(x[..., self.column])
+        at = np.searchsorted(self.values, found)
+        if not (self.values.take(at, mode="clip") == found).all():
+            return None
+        whole = x.copy()
+        whole[..., self.column] = self.numbers[at]
+        return whole
+
+
+def tasks_of(seen: Inspected, model: Any) -> Tasks:
+    """Return the tasks of a model of a class that `is_mapping`."""
     module: Any = sys.modules["botorch.models.multitask"]
     seen.relies(module.MultiTaskGP, f"{module.__name__}:_compute_multitask_mean")
-    for name in ("_task_feature", "_validate_task_values", "_expected_task_values", "num_tasks", "_task_mapper"):
+    names = "_task_feature", "_expected_task_values", "num_tasks"
+    column, expected, count = (seen.attribute(model, name) for name in names)
+    for name in ("_validate_task_values", "_task_mapper"):
         seen.attribute(model, name)
+    values = numbers = np.arange(count, dtype=np.float64)
     if model._buffers.get("_task_mapper") is not None:
-        seen.unchanging(seen.buffer(model, "_task_mapper"))
-    if x.dim() != 2:
-        raise UnreadError("a batch of models of tasks")
-    with torch.no_grad():
-        before, tasks, after = model._split_inputs(x)
-    whole: Array = torch.cat([before, tasks, after], -1).numpy().astype(np.float64)
-    return whole, tasks[:, 0].numpy().astype(np.int64)
+        values = np.array(sorted(expected), np.float64)
+        numbers = seen.unchanging(seen.buffer(model, "_task_mapper"))[values.astype(np.int64)].astype(np.float64)
+    return Tasks(column, values, numbers)
+
+
+def mean_of_tasks(mean: Any, before: torch.Tensor, tasks: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Return the mean of points as the library selects it by the numbers of their tasks ``(..., 1)``."""
+    module: Any = sys.modules["botorch.models.multitask"]
+    found: torch.Tensor = module._compute_multitask_mean(mean, before, tasks, after)
+    return found

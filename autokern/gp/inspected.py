@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, cast
 
+import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.module import Module
@@ -203,6 +204,8 @@ class Inspected:
             constraint = self.module(owner, f"{name}_constraint")
             kind = Parameter if tensor.is_cpu else Mirrored
             known = kind(tensor, self.view(tensor), None if constraint is None else self._transform(constraint))
+            with np.errstate(all="ignore"):
+                known.refresh()
             self.parameters[id(tensor)] = known
         found = self._present[id(tensor)] = known.of(self.at) if self.batch else known
         return found

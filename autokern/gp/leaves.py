@@ -26,7 +26,7 @@ from autokern.gp import parts, small, tables
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Columns, Parameter
 
-__all__ = ["FAMILIES", "Made", "called", "forwarded"]
+__all__ = ["FAMILIES", "Made", "called", "forwarded", "leaf"]
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
@@ -139,7 +139,7 @@ def _name(kernel: Any) -> str:
     return name
 
 
-def _leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
+def leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
     """Return the evaluation of a kernel without kernels in it, on the columns that were chosen."""
     kind = type(kernel)
     name, read = _READ.get(kind) or _of_botorch(kind)
@@ -172,7 +172,7 @@ def _scaled(seen: Inspected, kernel: Any, inner: small.Part) -> small.Part:
     return small.Scale(inner, seen.parameter(kernel, "raw_outputscale"))
 
 
-_PARTS = Made(_leaf, _scaled, small.Sum, small.Product)
+_PARTS = Made(leaf, _scaled, small.Sum, small.Product)
 
 
 def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int, of: Made = _PARTS) -> Any:

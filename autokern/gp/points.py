@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
 
+from autokern.gp import small
+from autokern.gp.botorch_inputs import Tasks
 from autokern.gp.inspected import Inspected, UnreadError
-from autokern.gp.leaves import Made, called
-from autokern.gp.small import FAMILIES, Array, Formula, Parameter
-from autokern.kernels.family import family_of
+from autokern.gp.leaves import Made, called, leaf
+from autokern.gp.small import Array, Parameter
+from autokern.gp.tables import Index
 
-__all__ = ["Evaluated", "Part", "Wanted", "folded", "part_of", "per_model", "value_of"]
+__all__ = ["Evaluated", "Mean", "Part", "Wanted", "part_of"]
 
 
 class Evaluated(NamedTuple):
@@ -48,16 +50,17 @@ class Part(Protocol):
 
 
 class Leaf:
-    """A stationary covariance of points in units of a lengthscale.
+    """A stationary covariance of points in units of a lengthscale, from the training points' centre.
 
     A squared distance is one product of points to which their norms are appended.
     """
 
-    __slots__ = ("_back", "_columns", "_formula", "_lengthscale", "_right", "_train", "_unit")
+    __slots__ = ("_back", "_centre", "_columns", "_formula", "_lengthscale", "_right", "_train", "_unit")
 
-    def __init__(self, formula: Formula, columns: Array | None, lengthscale: Parameter, train: Array) -> None:
-        self._formula, self._columns, self._lengthscale = formula, columns, lengthscale
-        self._unit = per_model(lengthscale.value, len(train), 1, lengthscale.value.shape[-1])
+    def __init__(self, of: small.Leaf, train: Array) -> None:
+        self._formula, self._columns, self._lengthscale = of.formula, of.columns, of.lengthscale
+        self._unit = _per_model(of.lengthscale.value, len(train), 1, of.lengthscale.value.shape[-1])
+        self._centre = train[..., self._columns].mean((0, 1))
         z = self._train = self._scaled(train)
         ones = np.ones((*z.shape[:-1], 1))
         norms = np.einsum("kij,kij->ki", z, z)[..., None]
@@ -65,7 +68,7 @@ class Leaf:
         self._back = np.concatenate((z, ones), -1)
 
     def _scaled(self, x: Array) -> Array:
-        scaled: Array = (x if self._columns is None else x[..., self._columns]) / self._unit
+        scaled: Array = (x[..., self._columns] - self._centre) / self._unit
         return scaled
 
     def evaluate(self, x: Array, m: int) -> Evaluated:
@@ -111,7 +114,7 @@ class Leaf:
                 by_z -= own_moved
             by_z *= 2.0
             by_z /= self._unit
-            wanted.by_points[..., slice(None) if self._columns is None else self._columns] += by_z
+            wanted.by_points[..., self._columns] += by_z
         if wanted.by_parameters:
             total = (z * (z * rows - 2.0 * moved)).sum(1, keepdims=True)
             total += g.sum(1, keepdims=True) @ np.square(self._train)
@@ -121,7 +124,7 @@ class Leaf:
             total /= self._unit
             if self._unit.shape[-1] == 1:
                 total = total.sum(-1)
-            self._lengthscale.accumulate(folded(total, self._lengthscale))
+            self._lengthscale.accumulate(_folded(total, self._lengthscale))
 
 
 class Scale:
@@ -131,7 +134,7 @@ class Scale:
 
     def __init__(self, part: Part, scale: Parameter, models: int) -> None:
         self._part, self._scale = part, scale
-        self._value = per_model(scale.value, models, 1, 1)
+        self._value = _per_model(scale.value, models, 1, 1)
 
     def evaluate(self, x: Array, m: int) -> Evaluated:
         """Return the scaled covariances."""
@@ -142,7 +145,7 @@ class Scale:
         """Add the derivative by the scale, and hand the rest on."""
         if wanted.by_parameters:
             total = (g * kept.cross).sum((1, 2)) + (h * kept.own).sum((1, 2, 3))
-            self._scale.accumulate(folded(total, self._scale))
+            self._scale.accumulate(_folded(total, self._scale))
         g *= self._value
         self._part.backward(kept.kept, g, h * self._value[..., None], wanted)
 
@@ -192,45 +195,105 @@ class Product:
             part.backward(own.kept, by_cross, math.prod((one.own for one in others), start=h), wanted)
 
 
+class Table:
+    """Covariances of tasks, looked up."""
+
+    __slots__ = ("_column", "_each", "_index", "_rows", "_table")
+
+    def __init__(self, of: Index, train: Array) -> None:
+        self._index, self._column, self._table = of, of.column, of.table().copy()
+        self._each = self._of(train)
+        self._rows = (self._each @ self._table).swapaxes(-1, -2)
+
+    def _of(self, x: Array) -> Array:
+        """Return for each point, in a row of its own, 1 for its task and 0 for the others."""
+        each: Array = np.equal(np.trunc(x[..., self._column, None]), np.arange(len(self._table))).astype(np.float64)
+        each[~each.any(-1)] = np.nan  # no task of these: the library decides
+        return each
+
+    def evaluate(self, x: Array, m: int) -> Evaluated:
+        """Return the covariances."""
+        each = self._of(x)
+        sets = each.reshape(len(each), -1, m, each.shape[-1])
+        return Evaluated(each @ self._rows, sets @ self._table @ sets.swapaxes(-1, -2), each)
+
+    def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
+        """Add the derivatives by factor and variances; there is none by the points."""
+        if not wanted.by_parameters:
+            return
+        sets = kept.reshape(len(kept), *h.shape[1:3], -1)
+        total = (kept.swapaxes(-1, -2) @ (g @ self._each)).sum(0)
+        total += (sets.swapaxes(-1, -2) @ (h @ sets)).sum((0, 1))
+        self._index.accumulate(0.5 * (total + total.T))
+
+
+class Mean:
+    """The mean of a model: zero, a constant, or a constant for each task."""
+
+    def __init__(self, seen: Inspected, mean: Any, models: int, tasks: Tasks | None) -> None:
+        self._column, constants = None, [mean]
+        if tasks is not None and type(mean) is MultitaskMean:
+            self._column = tasks.column
+            several = seen.module(mean, "base_means")
+            constants = [seen.module(several, name) for name in several._modules]
+            if len(constants) < len(tasks.values):
+                raise UnreadError("tasks without a mean")
+        if type(mean) is ZeroMean:
+            constants = []
+        for constant in constants or [mean]:
+            if type(constant) not in (ConstantMean, ZeroMean) or constant.batch_shape != seen.batch:
+                raise UnreadError(f"a mean {type(constant).__name__}, or one of another batch")
+        self._constants = [seen.parameter(constant, "raw_constant") for constant in constants]
+        self._values = [_per_model(constant.value, models, 1, 1) for constant in self._constants]
+        self.tensors = {id(constant._parameters["raw_constant"]) for constant in constants}
+
+    def _shares(self, x: Array) -> list[Any]:
+        """Return which points have each constant."""
+        if self._column is None:
+            return [1.0] * len(self._constants)
+        return [np.equal(x[..., self._column, None], task) for task in range(len(self._constants))]
+
+    def add(self, x: Array, values: Array) -> None:
+        """Add the mean at points ``(k, B, d)`` to values ``(k, B, 1)``."""
+        for share, value in zip(self._shares(x), self._values, strict=True):
+            values += share * value
+
+    def backward(self, x: Array, slopes: Array) -> None:
+        """Add the derivatives by the constants, of those by each point's mean."""
+        for share, constant in zip(self._shares(x), self._constants, strict=True):
+            constant.accumulate(_folded((slopes * share).sum((1, 2)), constant))
+
+
 def part_of(seen: Inspected, kernel: Any, train: Array) -> Part:
     """Return the evaluation of a kernel that is called, for training points ``(k, n, d)``.
 
     UnreadError where anything is not exactly known.
     """
 
-    def leaf(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
-        found = family_of(kernel) if type(kernel) in (RBFKernel, MaternKernel) else None
-        if found is None or found.name not in FAMILIES:
+    def made(seen: Inspected, kernel: Any, columns: Array | None, dims: int) -> Part:
+        found = leaf(seen, kernel, columns, dims)
+        if type(found) is Index:
+            return Table(found, train)
+        if type(found) is not small.Leaf:
             raise UnreadError(f"a kernel {type(kernel).__name__}")
         if columns is not None and len(set(columns.tolist())) < len(columns):
             raise UnreadError("an active dimension that is chosen twice")
-        seen.attribute(kernel, "nu")
-        seen.families.append(found.name)
-        raw = kernel._parameters.get("raw_lengthscale")
-        lengthscale = value_of(seen, kernel, "raw_lengthscale", 1, dims if raw is None or raw.shape[-1] != 1 else 1)
-        return Leaf(FAMILIES[found.name], columns, lengthscale, train)
+        return Leaf(found, train)
 
     def scaled(seen: Inspected, kernel: Any, inner: Part) -> Part:
-        return Scale(inner, value_of(seen, kernel, "raw_outputscale"), len(train))
+        return Scale(inner, seen.parameter(kernel, "raw_outputscale"), len(train))
 
-    made: Part = called(seen, kernel, None, train.shape[-1], Made(leaf, scaled, Sum, Product))
-    return made
-
-
-def value_of(seen: Inspected, owner: Any, name: str, *shape: int) -> Parameter:
-    """Return a parameter of all models of a batch, with its present value."""
-    made = seen.parameter(owner, name, shape)
-    seen.parameters[id(owner._parameters[name])].refresh()
-    return made
+    whole: Part = called(seen, kernel, None, train.shape[-1], Made(made, scaled, Sum, Product))
+    return whole
 
 
-def per_model(value: Array, models: int, *shape: int) -> Array:
+def _per_model(value: Array, models: int, *shape: int) -> Array:
     """Return a copy of a value of the last dimensions of a batch, or of none, for each of its models."""
     each = value.reshape(-1, *shape)
     return each.copy() if len(each) in (1, models) else np.tile(each, (models // len(each), *(1 for _ in shape)))
 
 
-def folded(slopes: Array, parameter: Parameter) -> Array:
-    """Return derivatives by what `per_model` returned, ``(k, ...)``, as those by the value of a parameter."""
+def _folded(slopes: Array, parameter: Parameter) -> Array:
+    """Return derivatives by what `_per_model` returned, ``(k, ...)``, as those by the value of a parameter."""
     total: Array = slopes.reshape(-1, *parameter.value.shape).sum(0)
     return total

@@ -15,22 +15,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
-from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.models import ExactGP
 
 from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, keeps_graph, plain_gradients
 from autokern.core.locks import Lock
+from autokern.gp.botorch_inputs import is_mapping, mean_of_tasks, tasks_of
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.mirrors import Mirrors, placed
 from autokern.gp.parameters import Parameter
-from autokern.gp.points import Part, Wanted, folded, part_of, per_model, value_of
+from autokern.gp.points import Mean, Part, Wanted, part_of
 from autokern.gp.relied import PREDICTION
 from autokern.gp.small import Array
 from autokern.system.blas import one_thread
@@ -46,6 +46,8 @@ _LARGE = 2**18
 """Multiplications of the largest product from which on OpenBLAS would use its threads."""
 _AS_THEY_ARE = contextlib.nullcontext()
 Pair = tuple[torch.Tensor, torch.Tensor]
+Apart = tuple[list[Parameter], list[Parameter]]
+"""Hyperparameters of the mean, and of the kernel."""
 
 
 class Posterior:
@@ -59,7 +61,7 @@ class Posterior:
         if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._code = kind.forward, kind.forward.__code__
-        names = modules_of(self._forward)
+        names = ("mean_module", "covar_module", True) if is_mapping(kind) else modules_of(self._forward)
         if names is None or any(hasattr(kind, name) for name in names[:2]):
             raise UnreadError("a forward that is not the plain one")
         inputs = model.train_inputs
@@ -69,15 +71,18 @@ class Posterior:
         self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
         seen.relies(*PREDICTION)
-        train = np.asarray(seen.data(first), np.float64)
+        there = np.asarray(seen.data(first), np.float64)
+        self._tasks = tasks_of(seen, model) if is_mapping(kind) else None
+        train = there if self._tasks is None else self._tasks.mapped(there)
+        if train is None:
+            raise UnreadError("tasks that there are not")
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model have one kernel
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
             raise UnreadError("a kernel of another batch")
         points = train.reshape(-1, *train.shape[-2:])
-        self._centre = points.mean((0, 1))
-        self._kernel: Part = part_of(seen, self._kernel_module, points - self._centre)
-        self._mean = self._mean_of(seen)
+        self._kernel: Part = part_of(seen, self._kernel_module, points)
+        self._mean = Mean(seen, self._mean_module, len(points), self._tasks)
         self._factor(known, train.shape[-2])  # takes time, so comes after all that may be unread
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
@@ -104,15 +109,6 @@ class Posterior:
         else:
             raise UnreadError("a factor of another batch")
         return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
-
-    def _mean_of(self, seen: Inspected) -> Parameter | None:
-        mean = self._mean_module
-        if type(mean) not in (ConstantMean, ZeroMean) or mean.batch_shape != seen.batch:
-            raise UnreadError(f"a mean {type(mean).__name__}, or one of another batch")
-        if type(mean) is ZeroMean:
-            return None
-        self._constant = per_model(value_of(seen, mean, "raw_constant").value, self.batch.numel(), 1, 1)
-        return seen.parameters[id(mean._parameters["raw_constant"])]
 
     def holds(self) -> bool:
         """Whether the model consists of what was read; its values are the matter of its prediction strategy."""
@@ -141,27 +137,29 @@ class Posterior:
     def at(self, x: torch.Tensor) -> Pair | None:
         """Return mean ``(..., m)`` and covariance ``(..., m, m)``, None if there is a number that is none."""
         grads = torch.is_grad_enabled()
-        graded, tokens = self._joined() if grads else ([], [None, None])
+        wanted, tokens = self._joined() if grads else (([], []), [None, None])
         own = self._own(x)
         if own.numel() > 1 and own != self.batch:
             x = x.expand(*x.shape[: x.dim() - 2 - len(own)], *self.batch, *x.shape[-2:])
-        call = _Call(self, x, graded)
+        call = _Call(self, x, wanted)
         found = call.evaluate(x)
         if found is None or not grads:
             return found
         mean, covariance = _Predicted.apply(x, *tokens, call, found)
         return mean.clone(), covariance  # a node of its own: a gradient by the mean does not pass the covariance
 
-    def _joined(self) -> tuple[list[Parameter], list[torch.Tensor | None]]:
-        """Return the kernel's hyperparameters that want gradients, and as vectors the mean's constant and theirs."""
+    def _joined(self) -> tuple[Apart, list[torch.Tensor | None]]:
+        """Return the hyperparameters that want gradients, of the mean and of the kernel, and both as vectors."""
         wanted = [p for p in self.parameters if p.tensor.requires_grad]
-        graded = [p for p in wanted if p is not self._mean]
+        both = (
+            [p for p in wanted if id(p.tensor) in self._mean.tensors],
+            [p for p in wanted if id(p.tensor) not in self._mean.tensors],
+        )
         of, tokens = self._tokens
         if wanted != of:
-            both = [p for p in wanted if p is self._mean], graded
             tokens = [torch.cat([p.tensor.reshape(-1) for p in each]) if each else None for each in both]
             self._tokens = wanted, tokens
-        return graded, tokens
+        return both, tokens
 
     def formula(self, x: torch.Tensor, values: Sequence[torch.Tensor] = ()) -> Pair:
         """Return mean and covariance by the model's own modules, differentiable as often as wanted.
@@ -175,20 +173,30 @@ class Posterior:
         kernel, mean_module = modules
         held = (torch.from_numpy(array).to(x) for array in (self._inverse, self._weights))
         inverse, weights = (a.reshape(*(self.batch if len(a) > 1 else ()), *a.shape[1:]) for a in held)
-        cross = kernel(x, self._train.to(x)).to_dense()
+        points, mean = self._prior(mean_module, x)
+        cross = kernel(points, self._prior(None, self._train.to(x))[0]).to_dense()
         white = cross @ inverse.mT
-        mean = mean_module(x) + (cross @ weights).squeeze(-1)
-        return mean, kernel(x).to_dense() - white @ white.mT
+        return mean + (cross @ weights).squeeze(-1), kernel(points).to_dense() - white @ white.mT
+
+    def _prior(self, mean: Any, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Return the points that the kernel gets, and their mean, None for no module."""
+        if self._tasks is None:
+            return x, None if mean is None else mean(x)
+        column, values, numbers = self._tasks.column, *(torch.from_numpy(a).to(x) for a in self._tasks[1:])
+        tasks = numbers[torch.searchsorted(values, x[..., column, None].detach().trunc().contiguous())]
+        before, after = x[..., :column], x[..., column + 1 :]
+        points = torch.cat([before, tasks, after], -1)
+        return points, None if mean is None else mean_of_tasks(mean, before, tasks, after)
 
 
 class _Call:
     """One evaluation, and what its backward passes need."""
 
-    def __init__(self, of: Posterior, x: torch.Tensor, graded: list[Parameter]) -> None:
+    def __init__(self, of: Posterior, x: torch.Tensor, wanted: Apart) -> None:
         self.of, self.m, self._shape = of, x.shape[-2], x.shape
         self._lead, self._shared = x.shape[: max(0, x.dim() - 2 - len(of.batch))], of._own(x).numel() == 1
         self._unsaved = Unsaved(x, *(p.tensor for p in of.parameters))
-        self._graded = graded
+        self._constants, self._graded = wanted
         large = x.numel() // x.shape[-1] * of.key[1] ** 2 > _LARGE
         self.threads: Any = one_thread if large else _AS_THEY_ARE
 
@@ -198,12 +206,15 @@ class _Call:
         with np.errstate(all="ignore"), self.threads:
             points, d = np.asarray(x.detach().cpu().numpy(), np.float64), self._shape[-1]
             stacked = points.reshape(1, -1, d) if self._shared else self._by_model(points, 2).reshape(of.key[0], -1, d)
-            cross, own, self._kept = of._kernel.evaluate(stacked - of._centre, self.m)
+            self._points = stacked if of._tasks is None else of._tasks.mapped(stacked)
+            if self._points is None:
+                return None
+            cross, own, self._kept = of._kernel.evaluate(self._points, self.m)
             k, _, n = self._shape_of_cross = cross.shape
             white = self._white = (cross @ of._inverse.swapaxes(-1, -2)).reshape(k, -1, self.m, n)
-            mean = (cross @ of._weights).reshape(k, -1, self.m)
-            if of._mean is not None:
-                mean += of._constant
+            mean = cross @ of._weights
+            of._mean.add(self._points, mean)
+            mean = mean.reshape(k, -1, self.m)
             if self.m == 1:
                 covariance = own - np.einsum("kbmn,kbmn->kbm", white, white)[..., None]
             else:
@@ -249,21 +260,24 @@ class _Call:
         if by_mean is not None:
             slopes = self._stacked(by_mean, 1).reshape(k, total, 1)
             g += slopes * of._weights.swapaxes(-1, -2)
-            if constant and of._mean is not None:
+            if constant:
                 with of._lock.here():
-                    of._mean.by_value.fill(0.0)
-                    of._mean.accumulate(folded(slopes.sum((1, 2)), of._mean))
-                    by_constant = of._mean.gradient().reshape(-1)
+                    by_constant = self._slopes(self._constants, of._mean.backward, self._points, slopes)
         found = np.zeros((k, total, self._shape[-1])) if points else None
         if not graded:
             of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
             return placed([self._as_points(found), by_constant, None], of.device)
         with of._lock.here():
-            for parameter in of.parameters:
-                parameter.by_value.fill(0.0)
-            of._kernel.backward(self._kept, g, h, Wanted(found, by_parameters=True))
-            joined = torch.cat([p.gradient().reshape(-1) for p in self._graded])
+            wanted = Wanted(found, by_parameters=True)
+            joined = self._slopes(self._graded, of._kernel.backward, self._kept, g, h, wanted)
         return placed([self._as_points(found), by_constant, joined], of.device)
+
+    def _slopes(self, by: list[Parameter], backward: Callable[..., None], *args: Any) -> torch.Tensor:
+        """Return the derivatives by some parameters that a function adds to theirs."""
+        for parameter in self.of.parameters:
+            parameter.by_value.fill(0.0)
+        backward(*args)
+        return torch.cat([p.gradient().reshape(-1) for p in by])
 
     def _as_points(self, values: Array | None) -> torch.Tensor | None:
         """Return a derivative by stacked points as one by the points of the caller."""
@@ -282,12 +296,13 @@ class _Call:
             both = zip(of.formula(x, values), (by_mean, by_covariance), strict=True)
             return [out for out, grad in both if grad is not None]
 
-        constant = constant and by_mean is not None
-        wanted = [constant if p is of._mean else graded and p in self._graded for p in of.parameters]
+        by_mean_s = self._constants if constant and by_mean is not None else []
+        of_kernel = self._graded if graded else []
+        wanted = [p in by_mean_s or p in of_kernel for p in of.parameters]
         by_points, *slopes = plain_gradients(outs, inputs, [points, *wanted], cotangents)
         found = {id(p): slope.reshape(-1) for p, slope in zip(of.parameters, slopes, strict=True) if slope is not None}
-        joined = torch.cat([found[id(p)] for p in self._graded]) if graded else None
-        return [by_points, found.get(id(of._mean)), joined]
+        both = [torch.cat([found[id(p)] for p in each]) if each else None for each in (by_mean_s, of_kernel)]
+        return [by_points, *both]
 
 
 class _Predicted(torch.autograd.Function):

@@ -19,7 +19,7 @@ from gpytorch.models import ExactGP
 from autokern.core.beside import Weak
 from autokern.core.locks import Lock
 from autokern.core.recovery import caught
-from autokern.gp.botorch_inputs import is_mapping, mapped, transformed
+from autokern.gp.botorch_inputs import is_mapping, tasks_of, transformed
 from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.leaves import called
@@ -86,8 +86,12 @@ class Reading:
             raise UnreadError("a forward that is not the plain one")
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
         tensor = self._points(model, names[2])
-        tasks = mapped(seen, model, tensor) if of_tasks else None
         x: Array = tensor.cpu().numpy().astype(np.float64)
+        tasks = tasks_of(seen, model) if of_tasks else None
+        numbered = x if tasks is None else tasks.mapped(x)
+        if numbered is None or (of_tasks and x.ndim != 2):
+            raise UnreadError("a batch of models of tasks, or tasks that there are not")
+        numbers = None if tasks is None else numbered[:, tasks.column].astype(np.int64)
         seen.dims = x.shape[-1]
         targets = seen.data(seen.attribute(model, "_train_targets"))
         self._dtype = targets.dtype
@@ -95,7 +99,7 @@ class Reading:
         for at in np.ndindex(*self.batch):
             seen.begin(at)
             own = x if x.ndim == 2 else x[at]
-            mapped_x, numbers = (own, None) if tasks is None else tasks
+            mapped_x = own if tasks is None else numbered
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
             kernel = called(seen, seen.module(model, names[1]), None, seen.dims)
             one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)

@@ -126,26 +126,26 @@ class Sized:
 class Leaf(Sized):
     """A stationary covariance (`FAMILIES`) of points in units of a lengthscale ``(1, d)`` or ``(1, 1)``."""
 
-    __slots__ = ("_columns", "_formula", "_lengthscale", "_slope", "_z")
+    __slots__ = ("_slope", "_z", "columns", "formula", "lengthscale")
 
     def __init__(self, formula: Formula, columns: Columns, lengthscale: Parameter) -> None:
-        self._formula, self._columns, self._lengthscale = formula, columns, lengthscale
+        self.formula, self.columns, self.lengthscale = formula, columns, lengthscale
 
     def evaluate(self, x: Array) -> Array:
         """Return the matrix; the diagonal is exact."""
-        self._z = x[:, self._columns] / self._lengthscale.value
-        k, self._slope = self._formula(squared(self._z))
+        self._z = x[:, self.columns] / self.lengthscale.value
+        k, self._slope = self.formula(squared(self._z))
         return k
 
     def backward(self, g: Array, by_x: Array | None = None) -> None:
         """Add the gradient by the lengthscale, and by the points."""
-        z, lengthscale = self._z, self._lengthscale
+        z, lengthscale = self._z, self.lengthscale
         g *= self._slope
         g.flat[:: len(z) + 1] = 0.0
         sums, mixed = _sum(g, 1), g @ z
         by_dimension = (sums @ (z * z) - _sum(z * mixed, 0)) * -4.0
         if by_x is not None:
-            into(by_x, self._columns, (sums[:, None] * z - mixed) * (4.0 / lengthscale.value))
+            into(by_x, self.columns, (sums[:, None] * z - mixed) * (4.0 / lengthscale.value))
         if lengthscale.value.size == 1:
             by_dimension = _sum(by_dimension)
         lengthscale.accumulate(by_dimension / lengthscale.value)

@@ -27,6 +27,8 @@ _FEW = 32
 """Elements up to which Python compares numbers faster than torch compares tensors."""
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _PLAIN = (bool, int, float, str, torch.Size, type(None), FunctionType, MethodType)
+_NOTED = frozenset(("_input_batch_shape", "_aug_batch_shape", "_original_train_inputs"))
+"""What BoTorch notes of a model, and notes anew in a fantasy that was just made; no prediction reads it."""
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -136,7 +138,7 @@ def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
 
 def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
     """Return what reads the attributes of a module that are numbers, words, functions or tensors."""
-    names = [name for name, value in own.items() if isinstance(value, (torch.Tensor, *_PLAIN))]
+    names = [name for name, value in own.items() if isinstance(value, (torch.Tensor, *_PLAIN)) and name not in _NOTED]
     return itemgetter(*names) if len(names) > 1 else None  # every module has several
 
 

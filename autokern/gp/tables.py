@@ -62,7 +62,7 @@ class Index(Sizeless):
     present: Array  # the covariances of the tasks as of the last evaluation
 
     def __init__(self, column: int, factor: Parameter, variance: Parameter, unit: int | None = None) -> None:
-        self._column, self._factor, self._variance, self._unit = column, factor, variance, unit
+        self.column, self._factor, self._variance, self._unit = column, factor, variance, unit
         self._seen: Array | None = None
 
     def table(self) -> Array:
@@ -79,7 +79,7 @@ class Index(Sizeless):
         """Return the matrix, not a number where a point's task is none."""
         table = self.table()
         if x is not self._seen:
-            tasks = x[:, self._column]
+            tasks = x[:, self.column]
             if not (np.abs(tasks) < len(table)).all() or (tasks <= -1).any():
                 self._each = np.zeros((len(x), len(table)))
                 return np.full((len(x), len(x)), np.nan)

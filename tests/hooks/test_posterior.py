@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -28,7 +29,7 @@ from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import CosineKernel, IndexKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from linear_operator.operators import DenseLinearOperator
 from torch.autograd import forward_ad
@@ -38,7 +39,10 @@ import autokern
 from autokern.gp import posterior as arrays
 from autokern.gp.points import Leaf
 
-pytestmark = pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Data .outcome observations. is not standardized"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # by stock's interpolation between tasks
+]
 D = 3
 ARRAYS = {"force": {"posterior": "arrays"}}
 F64 = {"dtype": torch.float64}
@@ -101,8 +105,29 @@ MODELS = {
     "product": with_kernel(product),
     "one point": lambda: moved(SingleTaskGP(*data(1), outcome_transform=None)),
 }
+
+
+def of_tasks(values=(0, 1, 2), column=3, **more):
+    x, y = data()
+    tasks = torch.tensor(values, **F64)[torch.arange(15) % len(values), None]
+
+    def make():
+        torch.manual_seed(0)  # covariances of tasks start at random
+        return moved(
+            MultiTaskGP(torch.cat([x[:, :column], tasks, x[:, column:]], -1), y, column, **copy.deepcopy(more))
+        )
+
+    return make
+
+
+MODELS |= {
+    "tasks": of_tasks(),
+    "tasks of other values": of_tasks((3, 7), column=1),
+    "one task of two": of_tasks((0, 1), column=0, output_tasks=[1], rank=1, mean_module=ConstantMean()),
+    "tasks of known noise": of_tasks((2, 1), train_Yvar=torch.full((15, 1), 0.02, **F64), covar_module=MaternKernel()),
+    "cosine": with_kernel(lambda: ScaleKernel(CosineKernel(active_dims=[1])) + RBFKernel()),
+}
 OTHERS = {
-    "tasks": lambda: MultiTaskGP(torch.cat([data()[0], torch.arange(15)[:, None] % 2], -1), data()[1], -1),
     "linear": with_kernel(LinearKernel),
     "rough": with_kernel(lambda: MaternKernel(0.5)),
     "linear mean": lambda: SingleTaskGP(*data(), mean_module=LinearMean(D)),
@@ -214,6 +239,72 @@ def test_fantasies(name, shape, lead):
     close(found, expected, rtol=1e-8, atol=1e-8)
 
 
+def of_these_tasks(*tasks):
+    """Return points of tasks that are named in the second column."""
+    x = points(3, len(tasks), seed=8)
+    return torch.cat([x[..., :1], torch.tensor(tasks, **F64).expand(3, -1)[..., None], x[..., 1:]], -1)
+
+
+@pytest.mark.parametrize("tasks", [(3, 7), (7,), (3.4, 7.9)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_tasks_in_the_points(tasks, dtype):
+    def run(dtype=torch.float64):
+        model, x = MODELS["tasks of other values"]().to(dtype).eval(), of_these_tasks(*tasks).to(dtype).requires_grad_()
+        with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():
+            found = model(x)
+        slopes = gradients(weighted(found.loc) + weighted(found.covariance_matrix), x, model)
+        return [
+            None if t is None else t.double() for t in (found.loc.detach(), found.covariance_matrix.detach(), *slopes)
+        ]
+
+    if dtype is torch.float64:
+        close(*both(run))
+    else:
+        close(both(lambda: run(dtype))[1], run(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("tasks", [(3, 4), (-3, 7), (3, float("nan")), (100, 7)], ids=str)
+def test_tasks_that_there_are_not(tasks):
+    model = MODELS["tasks of other values"]().eval()
+    model.posterior(points(2))
+    raised = []
+    for way in (contextlib.nullcontext(), autokern.enabled()):
+        with way, autokern.using(**ARRAYS), pytest.raises(Exception) as error:  # noqa: PT011
+            model(of_these_tasks(*tasks)).loc.sum()
+        raised.append((error.type, str(error.value)))
+    assert raised[0] == raised[1]
+
+
+def test_a_table_in_a_plain_model():
+    def run(*tasks):
+        x, y = data()
+        x[:, 1] = torch.arange(15) % 3
+        torch.manual_seed(0)
+        kernel = RBFKernel(active_dims=[0, 2]) * IndexKernel(3, 2, active_dims=[1])
+        model, x = SingleTaskGP(x, y, covar_module=kernel), of_these_tasks(*tasks)[..., :3].requires_grad_()
+        posterior = model.posterior(x)
+        slopes = gradients(weighted(posterior.mean) + weighted(posterior.variance), x, model)
+        return [posterior.mean.detach(), posterior.variance.detach(), *slopes]
+
+    close(*both(lambda: run(1, 2.7, 0)))
+    with autokern.enabled(), autokern.using(**ARRAYS), pytest.raises((IndexError, RuntimeError)):
+        run(1, 3)
+
+
+def test_fantasies_of_tasks():
+    def run():
+        torch.manual_seed(0)
+        base = MODELS["tasks of other values"]()
+        with torch.no_grad():
+            model = base.fantasize(of_these_tasks(3, 7)[0], SobolQMCNormalSampler(torch.Size([3]), seed=1))
+        x = points(2, 1, 2).requires_grad_()
+        first, posterior = model.posterior(x), model.posterior(x)
+        slopes = gradients(weighted(posterior.mean) + weighted(posterior.variance), x, model)
+        return [first.mean.detach(), posterior.mean.detach(), posterior.variance.detach(), *slopes]
+
+    close(*both(run), rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("of", ["mean", "variance"])
 @each_model
 def test_gradients_of_one_of_the_two(make, of):
@@ -258,7 +349,10 @@ def test_gradients_by_points_cost_none_by_hyperparameters():
         close([p.grad, x.grad], [by_p, by_x])
 
 
-@pytest.mark.parametrize("name", ["usual", "known noise", "two outputs", "isotropic", "normalised inputs"])
+SMOOTH = ["usual", "known noise", "two outputs", "isotropic", "normalised inputs", "tasks", "tasks of other values"]
+
+
+@pytest.mark.parametrize("name", SMOOTH)
 def test_second_derivatives(name):
     """Stock has none of Matern kernels."""
     make = MODELS[name]
