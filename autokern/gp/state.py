@@ -14,6 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
+from gpytorch.likelihoods.noise_models import FixedGaussianNoise
 from gpytorch.priors import Prior
 
 from autokern.core.autograd import version
@@ -62,7 +63,7 @@ class State:
                 continue
             seen.add(id(module))
             own = module.__dict__
-            read = _reader(own) if type(module).__module__.partition(".")[0] in LIBRARIES else None
+            read = _reader(module) if type(module).__module__.partition(".")[0] in LIBRARIES else None
             attributes = () if read is None else read(own)
             self._held.append(
                 _Held(weakref.ref(module), _addresses(own), dict(own["_buffers"]), read, attributes, len(own))
@@ -72,8 +73,10 @@ class State:
             stack += [part for part in own["_modules"].values() if part is not None]
         tensors = list({id(t): t for t in tensors}.values())
         self._tensors = [(t, version(t)) for t in tensors]  # alive, so that addresses stay theirs
-        self._little = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
-        self._others = [(t, t.detach().clone()) for t in tensors if not (t.is_cpu and t.numel() <= _FEW)]
+        few = [(t, t.tolist()) for t in tensors if t.is_cpu and t.numel() <= _FEW]
+        self._little = [(t, numbers) for t, numbers in few if t.tolist() == numbers]  # no NaN, which equals nothing
+        little = {id(t) for t, _ in self._little}
+        self._others = [(t, t.detach().clone()) for t in tensors if id(t) not in little]
 
     def holds(self) -> bool:
         """Whether everything is as it was: the same objects with the same values."""
@@ -136,9 +139,11 @@ def _data(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
     return tuple(t for t in (*(own.get("train_inputs") or ()), own.get("_train_targets")) if t is not None)
 
 
-def _reader(own: dict[str, Any]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
+def _reader(module: torch.nn.Module) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
     """Return what reads the attributes of a module that are numbers, words, functions or tensors."""
-    names = [name for name, value in own.items() if isinstance(value, (torch.Tensor, *_PLAIN)) and name not in _NOTED]
+    without = _NOTED | {"training"} if type(module) is FixedGaussianNoise else _NOTED  # it has one mode
+    kinds, own = (torch.Tensor, *_PLAIN), module.__dict__
+    names = [name for name, value in own.items() if isinstance(value, kinds) and name not in without]
     return itemgetter(*names) if len(names) > 1 else None  # every module has several
 
 

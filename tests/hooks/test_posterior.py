@@ -29,6 +29,7 @@ from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
+from botorch.settings import propagate_grads
 from gpytorch.kernels import CosineKernel, IndexKernel, LinearKernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import ConstantMean, LinearMean, ZeroMean
 from linear_operator.operators import DenseLinearOperator
@@ -36,6 +37,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
+from autokern.gp import factor_cache
 from autokern.gp import posterior as arrays
 from autokern.gp.points import Leaf
 
@@ -237,6 +239,27 @@ def test_fantasies(name, shape, lead):
         apart = (lead, shape) == ((4, 1), (5, 2))  # more sets of points than models
         assert len(expected) == 1 or apart or served() > before
     close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["usual", "known noise", "normalised inputs", "two outputs", "tasks of other values"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_factor_of_a_fantasy_grows(name, graph):
+    """BoTorch writes into a fantasy once it is made; neither its factor nor its strategy is made anew for that."""
+
+    def run():
+        torch.manual_seed(0)
+        base, at = MODELS[name](), points(5, 2) if "tasks" not in name else of_these_tasks(3, 7)
+        at.requires_grad_(graph)
+        with mock.patch.object(factor_cache, "_made", side_effect=factor_cache._made) as made, propagate_grads(graph):
+            model = base.fantasize(at, SobolQMCNormalSampler(torch.Size([3]), seed=1), propagate_grads=graph)
+            found = model.posterior(points(1, 2))
+            slopes = torch.autograd.grad(weighted(found.mean), at) if graph else []
+        assert {call.args[0].num_train for call in made.call_args_list} <= {15}
+        return [found.mean.detach(), found.variance.detach(), *slopes]
+
+    expected = run()
+    with autokern.enabled():
+        close(run(), expected, rtol=1e-8, atol=1e-8)
 
 
 def of_these_tasks(*tasks):
