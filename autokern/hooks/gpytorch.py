@@ -109,7 +109,12 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
     found = marginal.read(distribution, noise)
-    if found is not None and _families(found.lazy, exact) is not None:
+    if found is not None:
+        from autokern.gp import array_density  # programs without such a likelihood need none of this
+
+        if array_density.families(found.lazy.kernel, found.lazy.x1, exact) is None:
+            found = None
+    if found is not None:
         if not density.holds():
             return None
 
@@ -123,12 +128,6 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     if dense is None or not density.holds():
         return None
     return lambda value: None if marginal.matrix_of(dense) is None else _dispatch_dense(dense, value)
-
-
-def _families(lazy: Any, exact: bool) -> list[str] | None:
-    from autokern.gp import array_density  # programs without such a likelihood need none of this
-
-    return array_density.families(lazy.kernel, lazy.x1, exact)
 
 
 def _asked_before(covariance: Any) -> bool:

@@ -7,6 +7,7 @@ transformed code, a library setting that the user changed, an argument the ops d
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,26 +78,19 @@ def _stable_pinverse(A: Any) -> Any:
     return _dispatch_pinverse(A)
 
 
-_stock_matmul = stock_of(DenseLinearOperator, "_matmul")
+def _hook_dense(name: str, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Dispatch a product with a dense operator, or with its transpose, as `of` returns its tensor."""
+    stock = stock_of(DenseLinearOperator, name)
+
+    @hook(DenseLinearOperator, name, idle=lambda self, rhs: _small_matmul(self.tensor))
+    def _dense(self: Any, rhs: Any) -> Any:
+        if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
+            return stock(self, rhs)
+        return _dispatch_matmul(of(self.tensor), rhs)
 
 
-@hook(DenseLinearOperator, "_matmul", idle=lambda self, rhs: _small_matmul(self.tensor))
-def _matmul(self: Any, rhs: Any) -> Any:
-    if rhs.dim() < 2 or stay_out():
-        return _stock_matmul(self, rhs)
-    return _dispatch_matmul(self.tensor, rhs)
-
-
-_stock_t_matmul = stock_of(DenseLinearOperator, "_t_matmul")
-
-
-@hook(DenseLinearOperator, "_t_matmul", idle=lambda self, rhs: _small_matmul(self.tensor))
-def _t_matmul(self: Any, rhs: Any) -> Any:
-    if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
-        return _stock_t_matmul(self, rhs)
-    return _dispatch_matmul(self.tensor.mT, rhs)
-
-
+_hook_dense("_matmul", lambda tensor: tensor)
+_hook_dense("_t_matmul", lambda tensor: tensor.mT)
 _PRODUCTS = (
     *MEMORY, "linear_operator.operators.triangular_linear_operator:TriangularLinearOperator",
     "linear_operator.operators.dense_linear_operator:DenseLinearOperator",
@@ -106,16 +100,14 @@ _PRODUCTS = (
 _stock_product = stock_of(LinearOperator, "matmul")
 
 
-def _is_not_triangular(self: Any, other: Any) -> bool:
-    return self.__class__ is not TriangularLinearOperator or other.__class__ is not torch.Tensor
-
-
-@hook(LinearOperator, "matmul", relies=_PRODUCTS, idle=_is_not_triangular)
+@hook(
+    LinearOperator, "matmul", relies=_PRODUCTS, idle=lambda self, other: self.__class__ is not TriangularLinearOperator
+)
 def _product(self: Any, other: Any) -> Any:
     """Multiply a triangular tensor as a tensor: the library nests two functions that autograd differentiates each."""
     inner = self._tensor
-    dense = inner.__class__ is DenseLinearOperator and inner.tensor.dtype is other.dtype and other.dim() > 1
-    if not dense or stay_out():
+    dense = inner.__class__ is DenseLinearOperator and other.__class__ is torch.Tensor and other.dim() > 1
+    if not dense or inner.tensor.dtype is not other.dtype or stay_out():
         return _stock_product(self, other)
     _matmul_broadcast_shape(self.shape, other.shape)
     return _dispatch_matmul(inner.tensor, other)
