@@ -19,7 +19,7 @@ from autokern.gp.botorch_inputs import Tasks
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.leaves import Made, called, leaf
 from autokern.gp.small import Array, Parameter
-from autokern.gp.tables import Index
+from autokern.gp.tables import Categorical, Index
 
 __all__ = ["Evaluated", "Mean", "Part", "Wanted", "part_of"]
 
@@ -227,6 +227,38 @@ class Table:
         self._index.accumulate(0.5 * (total + total.T))
 
 
+class Categories:
+    """``exp(-mean_i [x_i != x'_i] / lengthscale_i)``."""
+
+    __slots__ = ("_columns", "_lengthscale", "_train", "_unit")
+
+    def __init__(self, of: Categorical, train: Array) -> None:
+        self._columns, self._lengthscale = of.columns, of.lengthscale
+        self._train = train[..., None, :, self._columns]
+        self._unit = _per_model(of.lengthscale.value, len(train), 1, 1, of.lengthscale.value.shape[-1])
+
+    def evaluate(self, x: Array, m: int) -> Evaluated:
+        """Return the covariances."""
+        z = x[..., self._columns]
+        sets = z.reshape(len(z), -1, m, z.shape[-1])
+        across, within = z[..., None, :] != self._train, sets[..., None, :] != sets[..., None, :, :]
+        cross = np.exp((across / -self._unit).mean(-1))
+        own = np.exp((within / -self._unit[:, None]).mean(-1))
+        return Evaluated(cross, own, (across, within, cross, own))
+
+    def backward(self, kept: Any, g: Array, h: Array, wanted: Wanted) -> None:
+        """Add the derivative by the lengthscale; there is none by the points."""
+        if not wanted.by_parameters:
+            return
+        across, within, cross, own = kept
+        total = ((g * cross)[..., None] * across).sum((1, 2)) + ((h * own)[..., None] * within).sum((1, 2, 3))
+        unit = self._unit[:, 0, 0]
+        total = total / (across.shape[-1] * np.square(unit))
+        if unit.shape[-1] == 1:
+            total = total.sum(-1)
+        self._lengthscale.accumulate(_folded(total, self._lengthscale))
+
+
 class Mean:
     """The mean of a model: zero, a constant, or a constant for each task."""
 
@@ -274,6 +306,8 @@ def part_of(seen: Inspected, kernel: Any, train: Array) -> Part:
         found = leaf(seen, kernel, columns, dims)
         if type(found) is Index:
             return Table(found, train)
+        if type(found) is Categorical:
+            return Categories(found, train)
         if type(found) is not small.Leaf:
             raise UnreadError(f"a kernel {type(kernel).__name__}")
         if columns is not None and len(set(columns.tolist())) < len(columns):

@@ -29,17 +29,17 @@ class Categorical(Sizeless):
     """``exp(-mean_i [x_i != x'_i] / lengthscale_i)``."""
 
     def __init__(self, columns: Columns, lengthscale: Parameter) -> None:
-        self._columns, self._lengthscale = columns, lengthscale
+        self.columns, self.lengthscale = columns, lengthscale
         self._seen: Array | None = None
 
     def evaluate(self, x: Array) -> Array:
         """Return the matrix; where the points differ is kept for as long as they are the same array."""
         if x is not self._seen:
-            points = np.ascontiguousarray(x[:, self._columns].T)
+            points = np.ascontiguousarray(x[:, self.columns].T)
             self._differ = np.not_equal(points[:, :, None], points[:, None, :])
             self._seen = x
         d = len(self._differ)
-        rates = np.broadcast_to(1.0 / self._lengthscale.value[0], d) / -d
+        rates = np.broadcast_to(1.0 / self.lengthscale.value[0], d) / -d
         total = rates[0] * self._differ[0]
         for rate, differ in zip(rates[1:], self._differ[1:], strict=True):
             total += rate * differ
@@ -50,7 +50,7 @@ class Categorical(Sizeless):
         """Add the gradient by the lengthscale; there is none by the points."""
         g *= self._k
         by_rate = np.array([np.vdot(g, differ) for differ in self._differ])
-        summed(self._lengthscale, by_rate / (len(by_rate) * np.square(self._lengthscale.value[0])))
+        summed(self.lengthscale, by_rate / (len(by_rate) * np.square(self.lengthscale.value[0])))
 
 
 class Index(Sizeless):

@@ -24,7 +24,8 @@ from botorch.acquisition import (
     qLogNoisyExpectedImprovement,
 )
 from botorch.generation import MaxPosteriorSampling
-from botorch.models import MultiTaskGP, SingleTaskGP
+from botorch.models import MixedSingleTaskGP, MultiTaskGP, SingleTaskGP
+from botorch.models.kernels import CategoricalKernel
 from botorch.models.transforms import Normalize
 from botorch.models.utils.gpytorch_modules import get_matern_kernel_with_gamma_prior
 from botorch.optim import optimize_acqf
@@ -122,11 +123,20 @@ def of_tasks(values=(0, 1, 2), column=3, **more):
     return make
 
 
+def of_categories():
+    x, y = data()
+    return torch.cat([x[:, :1], torch.arange(15)[:, None] % 2, torch.arange(15)[:, None] % 3], -1), y
+
+
 MODELS |= {
     "tasks": of_tasks(),
     "tasks of other values": of_tasks((3, 7), column=1),
     "one task of two": of_tasks((0, 1), column=0, output_tasks=[1], rank=1, mean_module=ConstantMean()),
     "tasks of known noise": of_tasks((2, 1), train_Yvar=torch.full((15, 1), 0.02, **F64), covar_module=MaternKernel()),
+    "categories": lambda: moved(MixedSingleTaskGP(*of_categories(), cat_dims=[1, 2])),
+    "categories of one lengthscale": lambda: moved(
+        SingleTaskGP(*of_categories(), covar_module=ScaleKernel(CategoricalKernel(active_dims=[2, 1])) + RBFKernel())
+    ),
     "cosine": with_kernel(lambda: ScaleKernel(CosineKernel(active_dims=[1])) + RBFKernel()),
 }
 OTHERS = {
@@ -284,6 +294,17 @@ def test_tasks_in_the_points(tasks, dtype):
         close(*both(run))
     else:
         close(both(lambda: run(dtype))[1], run(), rtol=1e-2, atol=1e-3)
+
+
+def test_points_of_the_categories():
+    def run():
+        model, x = MODELS["categories"](), of_categories()[0][:6].reshape(3, 2, D)
+        x = (x + torch.tensor([0.1, 0, 0], **F64)).requires_grad_()
+        found = model.posterior(x)
+        slopes = gradients(weighted(found.mean) + weighted(found.distribution.covariance_matrix), x, model)
+        return [found.mean.detach(), found.distribution.covariance_matrix.detach(), *slopes]
+
+    close(*both(run))
 
 
 @pytest.mark.parametrize("tasks", [(3, 4), (-3, 7), (3, float("nan")), (100, 7)], ids=str)
