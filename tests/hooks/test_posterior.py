@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import autokern
 from autokern.gp import factor_cache
-from autokern.gp import posterior as arrays
+from autokern.gp import posterior_call as arrays
 from autokern.gp.points import Leaf
 
 pytestmark = [
@@ -380,7 +380,7 @@ def test_gradients_by_points_cost_none_by_hyperparameters():
     with (
         autokern.enabled(),
         autokern.using(**ARRAYS),
-        mock.patch.object(arrays._Call, "backward", autospec=True, side_effect=arrays._Call.backward) as backward,
+        mock.patch.object(arrays.Call, "backward", autospec=True, side_effect=arrays.Call.backward) as backward,
     ):
         value = weighted(model.posterior(x).mean)
         (by_x,) = torch.autograd.grad(value, x, retain_graph=True)
@@ -486,13 +486,13 @@ def test_a_second_backward_raises_as_stock_s(pair, grads, retain):
 
 
 def test_arrays_are_freed_after_a_backward():
-    model, calls, made = MODELS["usual"](), [], arrays._Call.__init__
+    model, calls, made = MODELS["usual"](), [], arrays.Call.__init__
 
     def noted(self, *args):
         made(self, *args)
         calls.append(weakref.ref(self))
 
-    with autokern.enabled(), autokern.using(**ARRAYS), mock.patch.object(arrays._Call, "__init__", noted):
+    with autokern.enabled(), autokern.using(**ARRAYS), mock.patch.object(arrays.Call, "__init__", noted):
         model.posterior(points(2))
         calls.clear()
         x = points(5, 2).requires_grad_()
