@@ -41,6 +41,7 @@ BESIDE: dict[str, dict[str, str]] = {
         f"{_OPERATORS}chol_linear_operator:CholLinearOperator.": "_chol_diag inv_quad_logdet",
         f"{_OPERATORS}dense_linear_operator:DenseLinearOperator.": "__init__ _cholesky_solve _size",
         f"{_OPERATORS}diag_linear_operator:ConstantDiagLinearOperator.": "_size",
+        f"{_OPERATORS}low_rank_root_linear_operator:": "LowRankRootLinearOperator",
         f"{_OPERATORS}root_linear_operator:RootLinearOperator.": "to_dense",
         f"{_OPERATORS}sum_linear_operator:SumLinearOperator.": "__init__",
         _TRIANGULAR: "__init__ _cholesky_solve",
@@ -56,7 +57,7 @@ BESIDE: dict[str, dict[str, str]] = {
         _LAZY: "representation_tree",
         "gpytorch.module:": "_extract_named_added_loss_terms _extract_named_priors",
     },
-    "tasks": {},
+    "tasks": {f"{_OPERATORS}psd_sum_linear_operator:": "PsdSumLinearOperator"},
     "prediction": {
         **_TORCH,
         f"gpytorch.{_NORMAL}": "__init__",
@@ -70,6 +71,7 @@ BESIDE: dict[str, dict[str, str]] = {
     },
     "fantasy": {
         f"{_STRATEGY}DefaultPredictionStrategy.": "get_fantasy_strategy",
+        f"{_OPERATORS}cat_linear_operator:": "CatLinearOperator",
         f"{_OPERATORS}root_linear_operator:RootLinearOperator.": "__init__",
         f"{_OPERATORS}chol_linear_operator:CholLinearOperator.": "__init__",
         "linear_operator.utils.pinverse:": "stable_pinverse",
@@ -81,7 +83,8 @@ BESIDE: dict[str, dict[str, str]] = {
         f"{_OPERATORS}linear_operator_representation_tree:LinearOperatorRepresentationTree.": "__call__",
     },
 }
-"""By route, what returns no numbers, is of torch, or is run only before or after: modules and classes, and names."""
+"""By route, what returns no numbers, is of torch, or is run only before or after, and operators that inherit all they
+run: modules and classes, and names."""
 BEYOND = {"density": "algebra", "tasks": "density", "prediction": "algebra", "fantasy": "prediction"}
 """The route that each one has as a part."""
 sys.path.insert(0, str(HERE.parent / "tests" / "torture"))

@@ -15,7 +15,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.kernels.kernel import Kernel
 from linear_operator import to_linear_operator
-from linear_operator.operators import DenseLinearOperator
+from linear_operator.operators import DenseLinearOperator, PsdSumLinearOperator
 from linear_operator.utils import cholesky as cholesky_module
 from linear_operator.utils.memoize import cached
 
@@ -23,6 +23,7 @@ import autokern
 from autokern.core import known, recorded, releases
 from autokern.core.fingerprints import definitions, of_function
 from autokern.core.known import relied
+from autokern.gp.relied import TASKS
 from autokern.hooks import install
 
 SOURCE = """
@@ -162,6 +163,14 @@ def test_what_a_class_has_newly_in_front_of_others_is_seen(kind, name, of):
         delattr(kind, name)
     assert rely.holds()
     assert dense.to_dense().equal(torch.eye(2))
+
+
+def test_an_operator_that_inherits_all_that_it_runs_is_looked_at_too():
+    rely = relied(*TASKS)
+    assert rely.holds()
+    with mock.patch.object(PsdSumLinearOperator, "_matmul", other):
+        assert "PsdSumLinearOperator._matmul" in str(rely.unknown if not rely.holds() else "")
+    assert rely.holds()
 
 
 def test_a_function_that_a_class_newly_overrides_is_seen():

@@ -12,7 +12,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType
+from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
 import release_edits as edits
@@ -116,7 +116,7 @@ def returned(known: Known) -> Iterator[Change]:
 def patched(when: str, known: Known) -> Iterator[Change]:
     for function, _ in known.numeric(f"patched {when}"):
         if not function.nested:
-            way = ("wraps", "plain", "everywhere")[edits.chance("way", when, function) % 3]
+            way = ("wraps", "plain", "everywhere", "object")[edits.chance("way", when, function) % 4]
             prepare = functools.partial(_patch_of, function, way)
             yield Change(f"{function.qualified} ({way})", known.parts(function), prepare=prepare, when=when)
 
@@ -151,7 +151,7 @@ def _patch(place: str, name: str, way: str) -> Callable[[], None]:
 
     def put() -> None:
         raw = vars(owner)[name] if name in vars(owner) else getattr(owner, name)  # a tensor inherits its methods
-        new = _patched(raw, way == "wraps")
+        new = _patched(raw, way)
         setattr(owner, name, new)
         for module in list(sys.modules.values()) if way == "everywhere" and inspect.ismodule(owner) else ():
             if getattr(module, "__name__", "").partition(".")[0] in LIBRARIES and vars(module).get(name) is raw:
@@ -172,17 +172,59 @@ def _object(place: str) -> Any:
     raise LookupError(place)
 
 
-def _patched(raw: Any, wraps: bool) -> Any:
+class _Object:
+    """A decorator that is an object, and says what it decorates."""
+
+    def __init__(self, function: Callable[..., Any], mine: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.mine = mine
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.mine(*args, **kwargs)
+
+    def __get__(self, one: Any, kind: Any = None) -> Any:
+        return self if one is None else MethodType(self, one)
+
+
+class _Property(property):
+    """A property of a class of the user's, around the function of the library's own."""
+
+    def __get__(self, one: Any, kind: Any = None) -> Any:
+        return self if one is None else _grown(super().__get__(one, kind))
+
+
+def _grown(found: Any) -> Any:
+    return (found[0] * edits.FACTOR, *found[1:]) if isinstance(found, tuple) else found * edits.FACTOR
+
+
+def _patched(raw: Any, way: str) -> Any:
     if isinstance(raw, (staticmethod, classmethod)):
-        return type(raw)(_patched(raw.__func__, wraps))
+        return type(raw)(_patched(raw.__func__, way))
     if hasattr(raw, "fget"):
-        return property(_patched(raw.fget, wraps), raw.fset, raw.fdel)
+        of, get = (_Property, raw.fget) if way == "object" else (property, _patched(raw.fget, way))
+        return of(get, raw.fset, raw.fdel)
 
     def mine(*args: Any, **kwargs: Any) -> Any:
-        found = raw(*args, **kwargs)
-        return (found[0] * edits.FACTOR, *found[1:]) if isinstance(found, tuple) else found * edits.FACTOR
+        return _grown(raw(*args, **kwargs))
 
-    return functools.wraps(raw)(mine) if wraps else mine
+    around = {"wraps": functools.wraps(raw), "object": functools.partial(_Object, raw)}
+    return around.get(way, lambda function: function)(mine)
+
+
+def overridden(known: Known) -> Iterator[Change]:
+    """Functions that a class inherits, and a user gives it anew."""
+    for function, _ in known.numeric("overridden"):
+        if not function.holder or function.nested or function.name.startswith("__"):
+            continue
+        for heir in edits.heirs(function):
+            when = WHEN[edits.chance("when", function, heir) % 3]
+            prepare = functools.partial(_override, heir, function)
+            yield Change(f"{function.qualified} in {heir} ({when})", known.parts(function), prepare=prepare, when=when)
+
+
+def _override(heir: str, function: Function) -> Callable[[], None]:
+    raw = vars(_object(f"{function.module}.{function.holder}"))[function.name]
+    return functools.partial(setattr, _object(heir), function.name, _patched(raw, "plain"))
 
 
 def constant(known: Known) -> Iterator[Change]:
@@ -334,6 +376,7 @@ KINDS: dict[str, Callable[[Known], Iterator[Change]]] = {
     "patched before autokern": functools.partial(patched, "before"),
     "patched after it": functools.partial(patched, "after"),
     "patched while models live": functools.partial(patched, "amid"),
+    "overridden in a class": overridden,
     "code replaced in place": in_place,
     "function of torch replaced": of_torch,
     "constant changed": constant,

@@ -18,6 +18,7 @@ __all__ = [
     "constants",
     "edited",
     "grown",
+    "heirs",
     "moved",
     "renamed_module",
     "revalued",
@@ -143,6 +144,19 @@ def scaled(function: Function, returned: str) -> Sources:
     """Let a function return 1.5 times what it did."""
     parsed = scaled_tree(function, returned)
     return {} if parsed is None else {function.module: ast.unparse(parsed)}
+
+
+def heirs(function: Function) -> list[str]:
+    """Return the classes that are derived from that of a method and inherit the method."""
+    found = []
+    for module in naming(function.holder):
+        for node in _parsed(module).body:
+            derived = isinstance(node, ast.ClassDef) and any(
+                getattr(one, "id", "") == function.holder for one in node.bases
+            )
+            if derived and all(getattr(one, "name", "") != function.name for one in node.body):
+                found.append(f"{module}.{node.name}")
+    return found
 
 
 def moved(function: Function) -> Sources:

@@ -108,7 +108,8 @@ def _judged(found: Findings, size: Size, kinds: tuple[str, ...], orders: dict[st
     pools: dict[str, Iterator[Change]] = {"nothing": iter([Change("nothing", tuple(known.program), effect=False)])}
     pools |= {kind: KINDS[kind](known) for kind in kinds}
     if only := os.environ.get("T14_ONLY"):  # to look at one by hand
-        pools = {kind: (one for one in pool if only in f"{kind}: {one.name}") for kind, pool in pools.items()}
+        for kind in pools:
+            pools[kind] = filter(lambda one, kind=kind: only in f"{kind}: {one.name}", pools[kind])  # type: ignore[misc]
     counted, running = Counter[tuple[str, str]](), Counter[str]()
 
     with tempfile.TemporaryDirectory() as folder:
