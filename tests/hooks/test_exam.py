@@ -302,7 +302,7 @@ def test_tasks_can_be_made_and_run_small(level):
         for task in tasks:
             task()
             task()
-    assert {"exact_log_prob", "predict", "fantasy"} & set(dispatch.stats())
+    assert "posterior" in dispatch.stats()
 
 
 @pytest.mark.slow
