@@ -32,12 +32,15 @@ from autokern.gp.points import Part, part_of
 from autokern.gp.posterior_call import Apart, Call, Pair
 from autokern.gp.relied import PREDICTION
 from autokern.gp.small import Array
+from autokern.kernels import tree as trees
 
 __all__ = ["Posterior"]
 
 _INHERITED = (
     "__call__", "__getattr__", "train_targets", "_get_train_prior_distribution", "_get_test_prior_mean_and_covariances",
 )  # fmt: skip
+_FAR = 4.0
+"""Distance of points from the origin, in units of their spread, where a product of points has lost digits."""
 _MOST = 2**22
 """Elements of the factors of all models of a batch up to which they are held."""
 
@@ -73,6 +76,9 @@ class Posterior:
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:
             raise UnreadError("a kernel of another batch")
         points = train.reshape(-1, *train.shape[-2:])
+        far = (np.abs(points.mean((0, 1))) > _FAR * points.std((0, 1))).any()
+        if first.dtype is torch.float32 and far and trees.form(self._kernel_module) is None:
+            raise UnreadError("a covariance of points far from the origin, of which the library loses digits")
         self.kernel: Part = part_of(seen, self._kernel_module, points)
         self.mean = Mean(seen, self._mean_module, len(points), self.tasks)
         self._factor(known, train.shape[-2])  # takes time, so comes after all that may be unread

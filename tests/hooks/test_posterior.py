@@ -220,6 +220,19 @@ def test_single_precision_is_no_further_from_double_precision_than_stock(name, s
             assert (other - exact).norm() <= 2 * (one - exact).norm() + 1e-4 * exact.norm()
 
 
+@pytest.mark.filterwarnings("ignore:The model inputs are of type", "ignore:Data")
+@pytest.mark.parametrize("away", [0, 1000])
+def test_tasks_in_single_precision_far_from_the_origin(away):
+    """The library's covariances have errors there that those of arrays have not, and a mean takes both."""
+    torch.manual_seed(0)
+    x, y = data()
+    model = MultiTaskGP(torch.cat([x + away, torch.arange(15)[:, None] % 2], -1).float(), y.float(), -1).eval()
+    with autokern.enabled(), autokern.using(**ARRAYS):
+        before = served()
+        model.posterior(points(2).float() + away)
+        assert (served() == before) == bool(away)
+
+
 def fantasies(model, *lead):
     """Return a model that knows more points, and random values there."""
     with torch.no_grad():
