@@ -9,8 +9,9 @@ import importlib
 import importlib.util
 import io
 import json
+import os
+import subprocess
 import sys
-import time
 import weakref
 from pathlib import Path
 from types import ModuleType
@@ -447,14 +448,11 @@ def test_a_function_runs_in_a_fresh_process_or_the_reason_is_told(script: Module
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of memory")
 def test_a_peak_is_what_came_on_top(script: ModuleType) -> None:
-    gc.collect()  # what other tests left would go meanwhile
-    for _ in range(40):
-        peak = sys.modules["children"].Peak()
-        torch.ones(2**24)  # more than the allocator ever serves from what was freed before
-        if (found := peak.bytes()) >= 2**25:
-            break
-        time.sleep(0.25)  # the system takes pages of other tests away at the same time
-    assert 2**25 <= found < 2**27
+    children = sys.modules["children"]
+    code = "import children, torch; peak = children.Peak(); torch.ones(2**24); print(peak.bytes())"
+    command, surroundings = [sys.executable, "-c", code], {**os.environ, **children.MALLOC}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=children.FOLDER, env=surroundings, check=True)
+    assert 2**25 <= int(done.stdout) < 2**27
 
 
 # tables and files
