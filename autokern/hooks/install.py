@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import importlib
+import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -81,15 +82,16 @@ def hook(
         Other functions of the libraries, by the names that `known.relied` takes. The hook calls what it replaces where
         that, or one of them, is missing or not that of a tested release. None where the hook asks by itself.
     idle : callable, optional
-        Whether the hook does nothing for these arguments but call what it replaces. It is asked first, because the
-        question whether all is known takes ten microseconds, and a thousand times as long at first.
+        Whether the hook does nothing for these arguments but call what it replaces; it takes any. It is asked first,
+        because the question whether all is known takes ten microseconds, and a thousand times as long at first.
     """
     before = stock_of(owner, name)
 
     def declare(replacement: _Replacement) -> _Replacement:
         placed: Any = replacement
-        if before is not None and relies is not None and is_ours(replacement) and isinstance(replacement, FunctionType):
-            holds = relied((known.full_name(owner, name), before), *relies).holds
+        asks = before is not None and is_ours(replacement) and isinstance(replacement, FunctionType)
+        if asks and (relies is not None or not _takes_all(replacement, before)):
+            holds = relied((known.full_name(owner, name), before), *(relies or ())).holds
             placed = _unless_unknown(replacement, before, holds, idle)
         if isinstance(placed, FunctionType) and before is not None:
             functools.update_wrapper(placed, before)
@@ -98,6 +100,15 @@ def hook(
         return cast("_Replacement", placed)
 
     return declare
+
+
+def _takes_all(replacement: Any, before: Any) -> bool:
+    """Whether a hook takes all arguments that what it replaces takes: a release may have new ones."""
+    mine, theirs = replacement.__code__, getattr(inspect.unwrap(before), "__code__", None)
+    if theirs is None or mine.co_flags & inspect.CO_VARKEYWORDS:
+        return True
+    more = theirs.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return not more and theirs.co_argcount + theirs.co_kwonlyargcount <= mine.co_argcount
 
 
 def _unless_unknown(

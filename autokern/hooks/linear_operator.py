@@ -55,7 +55,7 @@ def _psd_safe_cholesky(A: Any, out: Any = None, jitter: float | None = None, max
 _stock_qr = stock_of(qr_module, "stable_qr")
 
 
-@hook(qr_module, "stable_qr", everywhere="linear_operator", idle=_small_qr)
+@hook(qr_module, "stable_qr", everywhere="linear_operator", idle=lambda mat, *_, **__: _small_qr(mat))
 def _stable_qr(mat: Any) -> Any:
     if stay_out() or library.stable_qr_cpu_threshold.value() != _THRESHOLD:
         return _stock_qr(mat)
@@ -82,7 +82,7 @@ def _hook_dense(name: str, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Dispatch a product with a dense operator, or with its transpose, as `of` returns its tensor."""
     stock = stock_of(DenseLinearOperator, name)
 
-    @hook(DenseLinearOperator, name, idle=lambda self, rhs: _small_matmul(self.tensor))
+    @hook(DenseLinearOperator, name, idle=lambda self, *_, **__: _small_matmul(self.tensor))
     def _dense(self: Any, rhs: Any) -> Any:
         if not isinstance(rhs, torch.Tensor) or rhs.dim() < 2 or stay_out():
             return stock(self, rhs)
@@ -101,7 +101,10 @@ _stock_product = stock_of(LinearOperator, "matmul")
 
 
 @hook(
-    LinearOperator, "matmul", relies=_PRODUCTS, idle=lambda self, other: self.__class__ is not TriangularLinearOperator
+    LinearOperator,
+    "matmul",
+    relies=_PRODUCTS,
+    idle=lambda self, *_, **__: self.__class__ is not TriangularLinearOperator,
 )
 def _product(self: Any, other: Any) -> Any:
     """Multiply a triangular tensor as a tensor: the library nests two functions that autograd differentiates each."""

@@ -39,7 +39,7 @@ _reuse = _Reuse()
 _stock_solve = stock_of(_solve_module, "_solve")
 
 
-def _factorises(linear_op: Any, rhs: Any) -> bool:
+def _factorises(linear_op: Any, *_: Any, **__: Any) -> bool:
     return _reuse.operator is None and regime(linear_op.size(-1), SOLVE) == EXACT
 
 

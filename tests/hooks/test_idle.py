@@ -14,6 +14,7 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 import autokern
 from autokern.core.known import Relied
 from autokern.hooks import gpytorch as hooks
+from autokern.hooks import install
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -98,3 +99,18 @@ def test_points_are_moved_where_a_factor_of_two_lies_between_them_at_most(first,
     moved = hooks._near(x1, x2)
     assert all(torch.equal((x - origin).nan_to_num(), m.nan_to_num()) for x, m in zip((x1, x2), moved, strict=True))
     assert (moved[0] is x1) == (not origin.any())
+
+
+def test_a_hook_that_asks_by_itself_takes_all_that_its_release_takes():
+    """One with arguments that the hook does not know is asked first whether all is known (T14 passes such ones)."""
+
+    def hooked(self, value):
+        return value
+
+    def newer(self, value, anew=None):
+        return value
+
+    assert install._takes_all(hooked, hooked)
+    assert not install._takes_all(hooked, newer)
+    assert not install._takes_all(hooked, lambda self, *values: values)
+    assert install._takes_all(lambda self, *args, **kwargs: args, newer)
