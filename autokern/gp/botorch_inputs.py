@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from autokern.core.known import relied
+from autokern.gp.forwards import modules_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.small import Array
 
-__all__ = ["Tasks", "is_mapping", "mean_of_tasks", "tasks_of", "transformed"]
+__all__ = ["Tasks", "mean_of_tasks", "numbered", "parts_of", "transformed"]
 
 _HOME = "botorch.models.transforms.input"
 _KINDS = (
@@ -58,7 +59,15 @@ def _settings(seen: Inspected, part: Any) -> None:
             raise UnreadError(f"a transform's {name}, a {type(value).__name__}")
 
 
-def is_mapping(kind: type) -> bool:
+def parts_of(kind: Any) -> tuple[str, str, bool]:
+    """Return the names of mean and kernel in models of a class, and whether inputs are transformed, or UnreadError."""
+    names = ("mean_module", "covar_module", True) if _is_mapping(kind) else modules_of(kind.forward)
+    if names is None or any(hasattr(kind, name) for name in names[:2]):
+        raise UnreadError("a forward that is not the plain one")
+    return names
+
+
+def _is_mapping(kind: type) -> bool:
     """Whether the models of a class compute what BoTorch's of several tasks do."""
     known = getattr(sys.modules.get("botorch.models.multitask"), "MultiTaskGP", None)
     return known is not None and all(getattr(kind, name, None) is getattr(known, name) for name in _FUNCTIONS)
@@ -82,8 +91,18 @@ class Tasks(NamedTuple):
         return whole
 
 
-def tasks_of(seen: Inspected, model: Any) -> Tasks:
-    """Return the tasks of a model of a class that `is_mapping`."""
+def numbered(seen: Inspected, model: Any, x: Array) -> tuple[Tasks | None, Array]:
+    """Return the tasks of a model, None if it has none, and points as its mean and kernel get them, or UnreadError."""
+    if not _is_mapping(type(model)):
+        return None, x
+    tasks = _tasks_of(seen, model)
+    points = tasks.mapped(x)
+    if points is None:
+        raise UnreadError("tasks that there are not")
+    return tasks, points
+
+
+def _tasks_of(seen: Inspected, model: Any) -> Tasks:
     module: Any = sys.modules["botorch.models.multitask"]
     seen.relies(module.MultiTaskGP, f"{module.__name__}:_compute_multitask_mean")
     names = "_task_feature", "_expected_task_values", "num_tasks"

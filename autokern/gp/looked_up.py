@@ -90,10 +90,7 @@ class Categories:
             return
         across, within, cross, own = kept
         total = ((g * cross)[..., None] * across).sum((1, 2)) + ((h * own)[..., None] * within).sum((1, 2, 3))
-        unit = self._unit[:, 0, 0]
-        total = total / (across.shape[-1] * np.square(unit))
-        if unit.shape[-1] == 1:
-            total = total.sum(-1)
+        total = total / (across.shape[-1] * np.square(self._unit[:, 0, 0]))
         self._lengthscale.accumulate(folded(total, self._lengthscale))
 
 
@@ -141,6 +138,11 @@ def per_model(value: Array, models: int, *shape: int) -> Array:
 
 
 def folded(slopes: Array, parameter: Parameter) -> Array:
-    """Return derivatives by what `per_model` returned, ``(k, ...)``, as those by the value of a parameter."""
+    """Return derivatives by what `per_model` returned, ``(k, ...)``, as those by the value of a parameter.
+
+    Those by several dimensions that have one value are summed.
+    """
+    if slopes.ndim > 1 and parameter.value.shape[-1:] == (1,):
+        slopes = slopes.sum(-1)
     total: Array = slopes.reshape(-1, *parameter.value.shape).sum(0)
     return total

@@ -106,8 +106,6 @@ class Leaf:
                 total += (z * (z * own_rows - own_moved)).sum(1, keepdims=True)
             total *= -2.0
             total /= self._unit
-            if self._unit.shape[-1] == 1:
-                total = total.sum(-1)
             self._lengthscale.accumulate(folded(total, self._lengthscale))
 
 

@@ -21,8 +21,7 @@ import torch
 from gpytorch.models import ExactGP
 
 from autokern.core.locks import Lock
-from autokern.gp.botorch_inputs import is_mapping, mean_of_tasks, tasks_of
-from autokern.gp.forwards import modules_of
+from autokern.gp.botorch_inputs import mean_of_tasks, numbered, parts_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.looked_up import Mean
@@ -56,9 +55,7 @@ class Posterior:
         if any(getattr(kind, name) is not getattr(ExactGP, name) for name in _INHERITED):
             raise UnreadError("a model that redefines what an exact one is")
         self._forward, self._code = kind.forward, kind.forward.__code__
-        names = ("mean_module", "covar_module", True) if is_mapping(kind) else modules_of(self._forward)
-        if names is None or any(hasattr(kind, name) for name in names[:2]):
-            raise UnreadError("a forward that is not the plain one")
+        names = parts_of(kind)
         inputs = model.train_inputs
         if type(inputs) not in (tuple, list) or len(inputs) != 1:
             raise UnreadError("several inputs")
@@ -66,11 +63,7 @@ class Posterior:
         self.batch, self.device, self.dtype = first.shape[:-2], first.device, first.dtype
         seen = Inspected(first.dtype, mirrors=None if first.is_cpu else Mirrors(still=True))
         seen.relies(*PREDICTION)
-        there = np.asarray(seen.data(first), np.float64)
-        self.tasks = tasks_of(seen, model) if is_mapping(kind) else None
-        train = there if self.tasks is None else self.tasks.mapped(there)
-        if train is None:
-            raise UnreadError("tasks that there are not")
+        self.tasks, train = numbered(seen, model, np.asarray(seen.data(first), np.float64))
         self._mean_module, self._kernel_module = seen.module(model, names[0]), seen.module(model, names[1])
         seen.batch = self._kernel_module.batch_shape  # fantasies of a model have one kernel
         if seen.batch != self.batch[len(self.batch) - len(seen.batch) :]:

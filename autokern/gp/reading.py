@@ -19,8 +19,7 @@ from gpytorch.models import ExactGP
 from autokern.core.beside import Weak
 from autokern.core.locks import Lock
 from autokern.core.recovery import caught
-from autokern.gp.botorch_inputs import is_mapping, tasks_of, transformed
-from autokern.gp.forwards import modules_of
+from autokern.gp.botorch_inputs import numbered, parts_of, transformed
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.leaves import called
 from autokern.gp.means_and_noise import mean_of, noise_of
@@ -80,18 +79,14 @@ class Reading:
         self._forward, self._lock = type(model).forward, Lock()
         self._code = self._forward.__code__
         self._transform = getattr(type(model), "transform_inputs", None)
-        of_tasks = is_mapping(type(model))
-        names = ("mean_module", "covar_module", True) if of_tasks else modules_of(self._forward)
-        if names is None or any(hasattr(type(model), name) for name in names[:2]):
-            raise UnreadError("a forward that is not the plain one")
+        names = parts_of(type(model))
         self._model, self._likelihood = weakref.ref(model), weakref.ref(likelihood)
         tensor = self._points(model, names[2])
         x: Array = tensor.cpu().numpy().astype(np.float64)
-        tasks = tasks_of(seen, model) if of_tasks else None
-        numbered = x if tasks is None else tasks.mapped(x)
-        if numbered is None or (of_tasks and x.ndim != 2):
-            raise UnreadError("a batch of models of tasks, or tasks that there are not")
-        numbers = None if tasks is None else numbered[:, tasks.column].astype(np.int64)
+        tasks, points = numbered(seen, model, x)
+        if tasks is not None and x.ndim != 2:
+            raise UnreadError("a batch of models of tasks")
+        numbers = None if tasks is None else points[:, tasks.column].astype(np.int64)
         seen.dims = x.shape[-1]
         targets = seen.data(seen.attribute(model, "_train_targets"))
         self._dtype = targets.dtype
@@ -99,7 +94,7 @@ class Reading:
         for at in np.ndindex(*self.batch):
             seen.begin(at)
             own = x if x.ndim == 2 else x[at]
-            mapped_x = own if tasks is None else numbered
+            mapped_x = own if tasks is None else points
             mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
             kernel = called(seen, seen.module(model, names[1]), None, seen.dims)
             one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
