@@ -90,7 +90,7 @@ def _everywhere(monkeypatch):
     monkeypatch.setattr(repeats, "LEAST", 20)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(graph, "compiler_problem", lambda: None)
-    monkeypatch.setattr(keops_product, "product", lambda first, second, rhs: trees.dense(first, second.points) @ rhs)
+    monkeypatch.setattr(keops_product, "product", lambda tree, others, rhs, plan: trees.dense(tree, others) @ rhs)
     monkeypatch.setattr(keops_product, "keops_problem", lambda device: None)
     monkeypatch.setattr(
         precision, "distances", lambda a, b, out: torch.mm(a.to(out.dtype), b.mT.to(out.dtype), out=out)
