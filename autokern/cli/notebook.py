@@ -19,7 +19,7 @@ from autokern.core.solved import Solved, overall
 from autokern.runtime.api import Explanation
 from autokern.tuning.profile import Profile
 
-__all__ = ["crossovers", "frame", "html", "missing", "plot"]
+__all__ = ["crossovers", "frame", "html", "installed", "plot"]
 
 _MOST = 40
 """Rows that a notebook shows."""
@@ -83,7 +83,7 @@ def frame(value: Decision | Explanation | Profile) -> Any:
             for trial in value.trials
             for name, timing in trial.timings.items()
         ]
-    return _installed("pandas", "to_frame()").DataFrame(rows, columns=list(columns))
+    return installed("pandas", "to_frame()").DataFrame(rows, columns=list(columns))
 
 
 def plot(value: Decision | Explanation | Profile, ax: Any, *group: str) -> Any:
@@ -94,7 +94,7 @@ def plot(value: Decision | Explanation | Profile, ax: Any, *group: str) -> Any:
         if not chosen:
             known = ", ".join(sorted({t.problem.op for t in value.trials})) or "nothing"
             raise SettingsError(f"a plot of {op} on {device} in {dtype} was asked for; the profile knows {known}")
-    ax = _installed("matplotlib.pyplot", "plot()").subplots(layout="constrained")[1] if ax is None else ax
+    ax = installed("matplotlib.pyplot", "plot()").subplots(layout="constrained")[1] if ax is None else ax
     if isinstance(value, Decision):
         names = list(reversed(value.predicted))
         colours = ["C1" if name == value.candidate else "C0" for name in names]
@@ -117,13 +117,10 @@ def plot(value: Decision | Explanation | Profile, ax: Any, *group: str) -> Any:
     return ax
 
 
-def _installed(name: str, what: str) -> Any:
+def installed(name: str, what: str) -> Any:
+    """Import a package that something needs, or raise AutokernError."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise missing(name.partition(".")[0], what, str(error)) from error
-
-
-def missing(package: str, what: str, found: str = "it is not installed") -> AutokernError:
-    """Return the error that says which package something needs."""
-    return AutokernError(f"{what} needs {package}; found: {found}. `pip install {package}` provides it")
+        package = name.partition(".")[0]
+        raise AutokernError(f"{what} needs {package}; found: {error}. `pip install {package}` provides it") from error

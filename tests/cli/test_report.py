@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -199,33 +198,37 @@ def test_a_plot_keeps_the_shape_and_leaves_out_what_does_not_fit(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [1, 9, 40])
-def test_lines_of_a_plot_differ_by_colour_or_dash(count):
+def test_lines_of_a_plot_differ_by_colour_or_dash(count, tmp_path):
     names = ["stock", *(f"c{k}" for k in range(1, count))]
-    shared = {"x": [1, 9], "y": [1e-6, 1e-3], "runs": [None, 1e-3], "points": [[1, 1e-6]]}
+    shared = {"x": [1, 5, 9], "y": [1e-6, 1e-4, 1e-3], "runs": [1e-6, None, 1e-3], "points": [[1, 1e-6]]}
     plot = {"title": 't "<', "lines": [{"name": name, **shared} for name in names], "marks": [3]}
     assert len(set(render.styles(plot).values())) == min(count, 33)
-    code = f"import json, sys; sys.path.insert(0, {str(Path(render.__file__).parent)!r}); import render; "
-    code += "plot = json.load(sys.stdin); print(render.svg(plot, 0)); render.svg(plot, 1)"
-    out = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], input=msgspec.json.encode(plot), capture_output=True, check=False
-    )
-    assert out.returncode == 0, out.stderr
-    text = out.stdout.decode()
-    Parsed(text)
+    section = {"title": "", "notes": [], "facts": [], "tables": [], "cards": [], "plots": [plot]}
+    page = {"kind": "run", "title": "", "words": "", "tiles": [], "notes": ["a `b` <c>"], "sections": [section]}
+    text, found = made(page, tmp_path)
     assert 'aria-label="t &#34;&lt;: time of a call over n"' in text
-    assert not re.search(r"#0[0-9a-f]{5}\b", text)
-    assert "var(--ink)" in text
+    assert "a <code>b</code> &lt;c&gt;" in text
+    drawn = render.drawn(plot)
+    assert [line["style"] for line in drawn["lines"]][-1] == "dash0"
+    assert all(re.fullmatch("M[^ML]+ [^ML]+M[^ML]+", line["runs"]) for line in drawn["lines"])
+    assert drawn["up"] == sorted(drawn["up"], reverse=True)
+    assert drawn["across"] == sorted(drawn["across"])
+    assert (found.tags.count("path"), found.tags.count("circle")) == (2 * count, count)
+
+
+def test_a_plot_of_one_size_has_an_area():
+    one = {"title": "", "marks": [], "lines": [{"name": "stock", "x": [7], "y": [1e-5], "runs": [1e-5], "points": []}]}
+    assert render.drawn(one)["lines"][0]["path"].startswith("M258.0 ")
 
 
 def test_a_missing_library_is_told_before_the_program_starts(monkeypatch, tmp_path):
     (tmp_path / "program.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    usual = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else usual(name))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     order = runner.parse(["--report", str(tmp_path / "out.html"), str(tmp_path / "program.py")])
-    with pytest.raises(AutokernError, match=r"--report needs matplotlib; .*`pip install matplotlib`"):
+    with pytest.raises(AutokernError, match=r"--report needs jinja2; .*`pip install jinja2`"):
         runner.execute(order)
     result = CliRunner().invoke(app, ["show", "--html", str(tmp_path / "out.html")])
-    assert (result.exit_code, "--html needs matplotlib" in result.stderr) == (2, True)
+    assert (result.exit_code, "--html needs jinja2" in result.stderr) == (2, True)
     assert not {"ran", "out.html"} & {path.name for path in tmp_path.iterdir()}
 
 
@@ -264,7 +267,7 @@ def _run(folder: Path, end: str, *, report: str = "out.html", **environment: str
     )  # fmt: skip
 
 
-ENDS = {"raise ValueError('theirs')": 1, "sys.exit(7)": 7, "": 0, "import matplotlib; matplotlib.rcParams = None": 0}
+ENDS = {"raise ValueError('theirs')": 1, "sys.exit(7)": 7, "": 0}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the program forks")
@@ -321,22 +324,6 @@ def _small(folder: Path) -> Path:
     keep = [trial for trial in found["trials"] if trial["problem"]["op"] == "qr"]
     (folder / "small.json").write_bytes(msgspec.json.encode({**found, "trials": keep}))
     return folder / "small.json"
-
-
-def test_a_page_that_cannot_be_made_leaves_the_file(tmp_path):
-    (tmp_path / "page.html").write_text("before")
-    with pytest.raises(AutokernError, match="the page cannot be made"):
-        made({"kind": "run"}, tmp_path)
-    assert (tmp_path / "page.html").read_text() == "before"
-
-
-def test_a_page_is_drawn_in_a_session_of_its_own(tmp_path, monkeypatch):
-    """An interrupt from the keyboard reaches the caller alone, not a process that would tell of it as of a fault."""
-    program = tmp_path / "render.py"
-    program.write_text("import os; print(os.getsid(0) == os.getpid())")
-    monkeypatch.setattr(report, "_RENDER", str(program))
-    report.write(tmp_path / "page.html", {"kind": "run"})
-    assert (tmp_path / "page.html").read_text() == "True\n"
 
 
 # In a real browser: sizes that are not zero, no request, no complaint, no scrolling sideways.
