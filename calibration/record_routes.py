@@ -21,7 +21,7 @@ import torch
 from gpytorch import kernels, likelihoods, means
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from autokern.core import known
+from autokern.core.recorded import table
 
 HERE = Path(__file__).parent
 FILE = HERE.parent / "autokern" / "gp" / "relied.json"
@@ -157,12 +157,12 @@ def recorded() -> dict[str, list[str]]:
         "prediction": [lambda make=make, how=how: prediction(make(), *how) for make in exact for how in switches],
         "fantasy": [lambda make=make: fantasy(make()) for make in exact[:3]],
     }
-    table, found = known.table()["code"], {}
+    code, found = table()["code"], {}
     for route, several in runs.items():
         names = set()
         for run in several:
             for function, seen in trace.traced(run).items():
-                named = function.outer in table.get(function.module, {})
+                named = function.outer in code.get(function.module, {})
                 if named and seen.returned and not function.module.startswith((*BY_TYPE, "botorch")):
                     names.add(f"{function.module}:{function.outer}")
         found[route] = sorted(names)

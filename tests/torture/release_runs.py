@@ -326,6 +326,6 @@ def hooked() -> list[Function]:
 
 def recorded() -> dict[str, dict[str, str]]:
     """Return what autokern knows of the libraries' functions, by module and qualified name."""
-    from autokern.core import known
+    from autokern.core.recorded import table
 
-    return dict(known.table()["code"])
+    return dict(table()["code"])

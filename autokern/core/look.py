@@ -1,0 +1,281 @@
+"""One look at what autokern relies on in the libraries: what of it is not known, and what to ask to see it change."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from operator import attrgetter, itemgetter
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from autokern.core.fingerprints import of_value
+from autokern.core.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
+
+__all__ = ["MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
+
+_MAYBE = "?"
+"""Stands among the fingerprints of a function that some recorded releases do not have."""
+MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"
+_OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
+_LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
+_TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
+"""Where the libraries find the functions of torch that they compute with, as modules and classes."""
+_OURS = frozenset(
+    {
+        "addcmul", "addmm", "addmv", "baddbmm", "bmm", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "dot",
+        "eigh", "inv_ex", "kron", "mm", "mul", "slogdet", "solve_triangular", "vecdot", "vector_norm", "xlogy",
+    }
+)  # fmt: skip
+"""Functions of torch that autokern computes with where the libraries may use others."""
+_SETTING_UP = (
+    "__del", "__get", "__init__", "__iter", "__repr", "__set", "_check", "_clear", "_expand", "_get_", "_load", "_set",
+    "_strict", "check", "constraint", "expand", "extra", "get_", "hyper", "initial", "load", "local_", "name", "num_",
+    "pyro", "register", "sample", "set_", "sub_", "to_py", "to_random", "update", "variational",
+)  # fmt: skip
+"""Functions that compute nothing: that their code stays the same object is not asked again in each step."""
+_FIXED = (*BUILT_IN, bool, float, int, str, type(None))
+"""Kinds of attributes that do not change in place."""
+_trusted = False
+
+
+class _Judged(NamedTuple):
+    """What was found under a name, its functions and their code, those of them to ask again, and why it is unknown."""
+
+    found: Any
+    parts: list[FunctionType]
+    codes: list[CodeType]
+    asked: dict[FunctionType, None]
+    why: str
+
+
+class _Added(NamedTuple):
+    """What a class and its bases had, and what of it is unknown, or may stand before attributes of instances."""
+
+    spaces: list[list[int]]
+    kept: list[Any]  # alive, so that their addresses stay theirs
+    unknown: dict[str, str]
+    new: dict[str, str]
+
+
+_judged: dict[tuple[str, str], _Judged] = {}
+_added: dict[type, _Added] = {}
+
+
+def trusted() -> bool:
+    """Whether everything that is there counts as known."""
+    return _trusted
+
+
+def begin(trust: bool) -> None:
+    """Judge everything anew, or take everything that is there for known."""
+    global _trusted
+    _trusted = trust
+    _judged.clear()
+    _added.clear()
+
+
+def is_known(module: str, name: str, found: Any) -> bool:
+    """Whether an attribute is the one that is recorded under its qualified name, or a hook of autokern in its place."""
+    return _trusted or is_recorded(module, name, original(found))
+
+
+@functools.cache
+def members(module: str, kind: str) -> dict[str, bool]:
+    """Return the names of the attributes that are recorded of a class, and whether each must be there."""
+    space, start = table()["code"].get(module, {}), f"{kind}."
+    names = {name[len(start) :]: _MAYBE not in marks for name, marks in space.items() if name.startswith(start)}
+    return {name: must for name, must in names.items() if "." not in name}
+
+
+@functools.cache
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names that a code object, or one within it, looks up."""
+    return frozenset(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
+@functools.cache
+def _of_modules() -> frozenset[str]:
+    """Return the names of all functions and constants that are recorded of a library's modules, and of no class."""
+    spaces = (space for module, space in table()["code"].items() if module.partition(".")[0] in _LIBRARIES)
+    return frozenset(name for space in spaces for name in space if "." not in name)
+
+
+def _overridable(base: type) -> Any:
+    """Return what may be called by its name: all of a class, or what is recorded of one that is recorded as a whole."""
+    module = base.__module__
+    return (not module.startswith("torch.") and members(module, base.__qualname__)) or vars(base)
+
+
+class Look:
+    """One look at functions, classes and constants of the libraries.
+
+    Attributes
+    ----------
+    unknown : dict
+        What of it is not known, and why.
+    asked : list
+        Functions, each with an argument, that return the same until something is replaced.
+    """
+
+    def __init__(self, names: Iterable[Any]) -> None:
+        self.unknown: dict[str, str] = {}
+        self.asked: list[tuple[Any, Any]] = []
+        self._functions: dict[FunctionType, None] = {}
+        self._classes: dict[type, None] = {}
+        self._spaces: dict[type, list[int]] = {}
+        self._new: dict[str, str] = {}  # names in classes that may stand before attributes of instances
+        self._parts: dict[tuple[str, str], tuple[Any, dict[str, None]]] = {}
+        several: dict[tuple[str, str], list[str]] = {}
+        for name in sorted(names, key=str):
+            if isinstance(name, type):
+                self._whole(name)
+                continue
+            module, _, qualified = (name if isinstance(name, str) else name[0]).partition(":")
+            if isinstance(name, tuple):
+                self._itself(module, qualified, name[1])
+            else:
+                owner, _, last = qualified.rpartition(".")
+                several.setdefault((module, owner), []).append(last)
+        for (module, owner), found in several.items():
+            self._named(module, owner, found)
+        for kind in self._classes:
+            self._brought(kind)
+        self._used()
+        for space, there in self._parts.values():
+            self.asked.append((itemgetter(*there), space))
+        self.asked += [(_codes, list(self._functions)), (_sizes, list(map(vars, self._classes)))]
+
+    def _named(self, module: str, owner: str, names: list[str]) -> None:
+        """Look at functions and constants of a module or class, or at whole classes of a module."""
+        holder = sys.modules.get(module)
+        holder = getattr(holder, owner, None) if owner else holder
+        if holder is None:
+            self.asked.append((sys.modules.get, module))
+        space = {} if holder is None else vars(holder)
+        if isinstance(holder, type) and module in table()["code"] and not module.startswith("torch."):
+            self._classes[holder] = None
+        prefix = f"{owner}." if owner else ""
+        there = self._parts.setdefault((module, owner), (space, {}))[1]
+        for name in names:
+            if isinstance(space.get(name), type):
+                self._whole(space[name])
+            elif self._one(module, prefix + name, space, name):
+                there[name] = None
+        if not there:
+            del self._parts[module, owner]
+
+    def _one(self, module: str, qualified: str, space: Any, name: str) -> bool:
+        """Look at one attribute; say whether it is there."""
+        if name in space:
+            self._itself(module, qualified, space[name])
+            return True
+        if not _trusted:
+            self.unknown[f"{module}:{qualified}"] = MISSING
+        self.asked.append((space.get, name))
+        return False
+
+    def _itself(self, module: str, qualified: str, found: Any) -> None:
+        judged = _judged.get((module, qualified))
+        if judged is None or judged.found is not found or _codes(judged.parts) != judged.codes:
+            judged = _judge(module, qualified, found)
+            if judged.parts or isinstance(found, _FIXED):
+                _judged[module, qualified] = judged
+        self._functions.update(judged.asked)
+        if judged.why:
+            self.unknown[f"{module}:{qualified}"] = judged.why
+
+    def _whole(self, kind: type) -> None:
+        """Look at a class as a whole: nothing recorded is missing or other, and nothing new overrides anything."""
+        module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
+        recorded = members(module, qualified)
+        if module.startswith("torch."):  # large, and not to be compared as a whole
+            self._named(module, qualified, [name for name, must in recorded.items() if must])
+            return
+        self.asked.append((tuple, space.values()))
+        for name, must in recorded.items():
+            if must or name in space:
+                self._one(module, f"{qualified}.{name}", space, name)
+        self._classes[kind] = None
+
+    def _brought(self, kind: type) -> None:
+        """Look for other bases of a class, and for new attributes that override one of a base or of an instance."""
+        for base in kind.__mro__[:-1]:
+            if base not in self._spaces:
+                self._spaces[base] = list(map(id, vars(base).values()))
+        addresses = [self._spaces[base] for base in kind.__mro__[:-1]]
+        found = _added.get(kind)
+        if found is None or found.spaces != addresses:
+            found = _Added(addresses, [list(vars(base).values()) for base in kind.__mro__[:-1]], {}, {})
+            if _bring(kind, found):
+                _added[kind] = found
+        self.unknown.update(found.unknown)
+        self._new.update(found.new)
+
+    def _used(self) -> None:
+        """Look at what the functions find by name in modules, where somebody may have put something else."""
+        torch = sys.modules["torch"]
+        tensor = torch.Tensor
+        self.asked.append((len, vars(tensor)))
+        by_module: dict[str, set[str]] = {}
+        for function in self._functions:
+            by_module.setdefault(function.__globals__.get("__name__", ""), set()).update(_names(function.__code__))
+        every = set[str]().union(*by_module.values())
+        self.unknown.update((self._new[name], _OVERRIDES) for name in self._new.keys() & every)
+        if any(isinstance(vars(torch).get(name), BUILT_IN) for name in every):  # it computes
+            every |= _OURS
+        used = dict.fromkeys(_TORCH, every)
+        used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # inherited, if not replaced
+        for module, found in by_module.items():
+            if module.partition(".")[0] in _LIBRARIES:
+                used[module, ""] = found & _of_modules()
+        for (module, owner), names in used.items():
+            holder, torchs = sys.modules[module], (module, owner) in _TORCH
+            space = vars(getattr(holder, owner) if owner else holder)
+            there = [name for name in sorted(names & space.keys()) if not isinstance(space[name], (type, ModuleType))]
+            self._named(module, owner, [n for n in there if not torchs or (n[0] != "_" and callable(space[n]))])
+
+
+def _judge(module: str, qualified: str, found: Any) -> _Judged:
+    parts = [one for one in functions(getattr(found, "fget", found)) if not is_ours(one)]
+    asked = {} if qualified.rpartition(".")[2].startswith(_SETTING_UP) else dict.fromkeys(parts)
+    why = ""
+    if not is_known(module, qualified, found):
+        why = _OTHER if is_of(module.partition(".")[0], original(found)) else PATCHED
+    return _Judged(found, parts, _codes(parts), asked, why)
+
+
+def _bring(kind: type, into: _Added) -> bool:
+    """Note what a class brings that is unknown; say whether that holds as long as its attributes are the same."""
+    module, qualified, space = kind.__module__, kind.__qualname__, vars(kind)
+    holds = True
+    if qualified in table()["code"].get(module, ()) and not is_known(module, qualified, kind):
+        into.unknown[f"{module}:{qualified}"] = _OTHER
+    for name in space.keys() - members(module, qualified).keys():
+        value, full = space[name], f"{module}:{qualified}.{name}"
+        constant = name[:2] != "__" and not isinstance(value, type) and of_value(value)
+        defined = getattr(value, "__name__", name)
+        if not (constant or any(functions(value))):
+            continue
+        if is_known(module, f"{qualified}.{defined}", value):
+            holds = False  # its code may change
+        elif name == "__getattribute__" or any(name in _overridable(base) for base in kind.__mro__[1:-1]):
+            into.unknown[full] = _OVERRIDES
+        elif name[:2] != "__":
+            into.new[name] = full
+    return holds
+
+
+def _codes(several: list[FunctionType]) -> list[CodeType]:
+    """Return the code objects of functions."""
+    return list(map(_code, several))
+
+
+def _sizes(several: list[Any]) -> list[int]:
+    """Return how many attributes classes have."""
+    return list(map(len, several))
+
+
+_code = attrgetter("__code__")
+_names_in = functools.cache(dir)
+"""The names in a class of C code, which stay the same and take a tenth of a millisecond to list."""
