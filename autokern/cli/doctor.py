@@ -20,6 +20,7 @@ import torch
 from autokern.cli import quiet
 from autokern.cli.findings import Finding, of_plugins, of_ranks, seen
 from autokern.cli.probe import Answer, Probe
+from autokern.core import known, releases
 from autokern.core.errors import AutokernError, ProfileError
 from autokern.core.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment
@@ -80,13 +81,14 @@ def _gather(probes: Mapping[str, Probe], progress: Progress) -> dict[str, Answer
 
 def _versions() -> Finding:
     found = host.current().fields
-    names = ("python", "torch", "gpytorch", "linear_operator")
-    text = ", ".join(f"{name} {found['versions'].get(name) or '?'}" for name in names)
-    text = f"autokern {found['remarks']['autokern']}, {text}"
-    seen = install.status()
-    untested = [library for library, (_, tested) in seen.versions.items() if not tested]
-    if seen.unknown:
-        listed = "; ".join(f"{name} {why}" for name, why in sorted(seen.unknown.items()))
+    install.status()  # looks for hooks that stay out
+    unknown = known.everything()
+    versions = {"python": "", **{library: version for library, (version, _) in releases.versions().items()}}
+    named = [f"{name} {found['versions'].get(name) or version}" for name, version in versions.items()]
+    text = f"autokern {found['remarks']['autokern']}, {', '.join(named)}"
+    untested = [library for library, (_, tested) in releases.versions().items() if not tested]
+    if unknown:
+        listed = "; ".join(f"{name} {why}" for name, why in sorted(unknown.items()))
         tested = "; ".join(f"{library}: {', '.join(table()['releases'][library])}" for library in untested)
         text += f"; tested are {tested}" if tested else ""
         remedy = "install tested releases" if untested else "take out what replaces them"

@@ -7,15 +7,19 @@ first asked, and again when an object behind one of the names is another one.
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 from autokern.core import look, releases
 from autokern.core.errors import AutokernWarning
-from autokern.core.look import MISSING, PATCHED, Look, is_known
-from autokern.core.recorded import is_of, original
+from autokern.core.look import MAYBE, MISSING, PATCHED, Look, is_known
+from autokern.core.recorded import functions, is_of, original, table
 from autokern.core.recovery import suppressed, uninterrupted
 
-__all__ = ["Relied", "admits", "full_name", "is_known", "leave_out", "relied", "trust", "unknown", "warn"]
+__all__ = ["Relied", "admits", "everything", "full_name", "is_known", "leave_out", "relied", "trust", "unknown", "warn"]
 
 _LIBRARIES = {"botorch", "gpytorch", "linear_operator", "torch"}
 _left_out: dict[str, str] = {}
@@ -61,6 +65,23 @@ def unknown(every: bool = True) -> dict[str, str]:
         if not one.holds():
             found |= one.unknown
     return found
+
+
+def everything() -> dict[str, str]:
+    """Return what is unknown of all that is recorded, and why, also where no call has relied on it yet."""
+    modules = [module for module in table()["code"] if find_spec(module.partition(".")[0]) is not None]
+    for module in modules:
+        with suppressed(Exception):  # it is elsewhere in this release
+            import_module(module)
+    space = {f"{module}:{name}": marks for module in modules for name, marks in table()["code"][module].items()}
+    found = Look(name for name, marks in space.items() if MAYBE not in marks).unknown
+    compiled = [name for name, why in found.items() if why != MISSING and not any(functions(_object(name)))]
+    return unknown() | {name: why for name, why in found.items() if name not in compiled}
+
+
+def _object(name: str) -> Any:
+    module, _, qualified = name.partition(":")
+    return attrgetter(qualified)(sys.modules[module])
 
 
 def warn(found: dict[str, str]) -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from autokern.core.fingerprints import of_value
 from autokern.core.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
 
-__all__ = ["MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
+__all__ = ["MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
 
-_MAYBE = "?"
+MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
 MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"
 _OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
@@ -84,7 +84,7 @@ def is_known(module: str, name: str, found: Any) -> bool:
 def members(module: str, kind: str) -> dict[str, bool]:
     """Return the names of the attributes that are recorded of a class, and whether each must be there."""
     space, start = table()["code"].get(module, {}), f"{kind}."
-    names = {name[len(start) :]: _MAYBE not in marks for name, marks in space.items() if name.startswith(start)}
+    names = {name[len(start) :]: MAYBE not in marks for name, marks in space.items() if name.startswith(start)}
     return {name: must for name, must in names.items() if "." not in name}
 
 
