@@ -281,8 +281,10 @@ def status() -> Status:
     False
     """
     with _lock.here():
-        for patch in () if _originals else patches():
-            _admits(patch, stock_of(patch.owner, patch.name))
+        if not _originals:
+            known.trust(False)
+            for patch in patches():
+                _admits(patch, stock_of(patch.owner, patch.name))
         return Status(bool(_originals), releases.versions(), known.unknown())
 
 
