@@ -22,6 +22,7 @@ from autokern.gp.factors import factorised, inverted
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
+from autokern.kernels.matrix import matrix
 from autokern.kernels.partition import usual
 from autokern.ops._product_costs import in_tiles, of_outputs
 from autokern.ops._quadratic_forms import Method, closed_form, factorise
@@ -183,10 +184,10 @@ def dense_mixed(operator: Any, rhs: torch.Tensor, reduce: bool, exact: bool) -> 
 def log_prob_mixed(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
     """The kernel in float64, its factor and inverse in float32, solutions refined to float64."""
     tree, added, residual = ingredients(marginal, value)
-    k = products.matrix(tree, None, usual(residual.device))
+    k = matrix(tree, None, True, "again")
     batch = torch.broadcast_shapes(k.shape[:-2], added.shape[:-1], residual.shape[:-1])
     n = residual.shape[-1]
-    matrix, diagonal = k.expand(*batch, n, n), added.expand(*batch, added.shape[-1])
+    whole, diagonal = k.expand(*batch, n, n), added.expand(*batch, added.shape[-1])
     columns = residual.unsqueeze(-1).expand(*batch, n, 1)
-    quadratic, logdet = closed_form(matrix, diagonal, columns, MIXED)
+    quadratic, logdet = closed_form(whole, diagonal, columns, MIXED)
     return -0.5 * (quadratic.squeeze(-1) + logdet + n * math.log(2 * math.pi))

@@ -20,6 +20,7 @@ from autokern.kernels import embedded as forms
 from autokern.kernels import matmul as products
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
+from autokern.kernels.matrix import matrix
 from autokern.kernels.partition import usual
 from autokern.kernels.tree import Node
 from autokern.runtime.dispatch import route
@@ -33,7 +34,7 @@ def _covariance(x1: torch.Tensor, x2: torch.Tensor, node: Any, widths: Any, same
     """Return the dense matrix of embedded points."""
     kernel = _embedded(node, widths, more)
     others = None if same else forms.read(kernel, x2).points
-    return products.matrix(forms.read(kernel, x1), others, usual(x1.device))
+    return matrix(forms.read(kernel, x1), others, same, "again")
 
 
 def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded:

@@ -1,11 +1,11 @@
-"""The product of a kernel tree's matrix with few columns, and the matrix itself, as differentiable functions.
+"""The product of a kernel tree's matrix with few columns, as a differentiable function.
 
 First derivatives evaluate tiles again and hold no matrix; second derivatives go through the plain formula and hold it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from autokern.kernels import over_ranks, products
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.kernels.tree import Tree, apart, flattened
-from autokern.system import buffers
 
 _NONE = torch.Size()
 Multiply = Callable[[Tree, list[torch.Tensor] | None, torch.Tensor, Plan], torch.Tensor]
@@ -33,12 +32,13 @@ def matmul(
     """
     if _is_empty(tree, others, rhs.shape[:-2]):
         return trees.dense(tree, others) @ rhs
-    return _over_batches(_Product, tree, others, (plan, by), [rhs])
-
-
-def matrix(tree: Tree, others: list[torch.Tensor] | None, plan: Plan) -> torch.Tensor:
-    """Return the matrix itself, shape ``(..., n, m)``, for arguments as `matmul` has them."""
-    return trees.dense(tree, others) if _is_empty(tree, others) else _over_batches(_Matrix, tree, others, (plan,), [])
+    parts, own = apart(tree, others)
+    shape, flat = flattened([rhs, *own], [2, *parts.dims])
+    if not shape:
+        single: torch.Tensor = _Product.apply(parts, plan, by, *flat)
+        return single
+    whole = torch.stack([_Product.apply(parts, plan, by, *each) for each in zip(*flat, strict=True)])
+    return whole.view(*shape, *whole.shape[1:])
 
 
 def _is_empty(tree: Tree, others: list[torch.Tensor] | None, batch: torch.Size = _NONE) -> bool:
@@ -70,19 +70,6 @@ def gradients(
     return parts.pair(sums)
 
 
-def _over_batches(
-    function: Any, tree: Tree, others: list[torch.Tensor] | None, fixed: tuple[Any, ...], rhs: list[torch.Tensor]
-) -> torch.Tensor:
-    """Apply a function of what is fixed and plain tensors to each element of a batch that is not empty."""
-    parts, own = apart(tree, others)
-    shape, flat = flattened([*rhs, *own], [2] * len(rhs) + parts.dims)
-    if not shape:
-        single: torch.Tensor = function.apply(parts, *fixed, *flat)
-        return single
-    whole = torch.stack([function.apply(parts, *fixed, *each) for each in zip(*flat, strict=True)])
-    return whole.view(*shape, *whole.shape[1:])
-
-
 class _Product(torch.autograd.Function):
     """``K rhs`` by any multiplication; the gradients tile by tile."""
 
@@ -110,31 +97,4 @@ class _Product(torch.autograd.Function):
             turned = tree if others is None else tree._replace(points=others)
             again = over_ranks.product if shared else products.product
             by_rhs = again(turned, None if others is None else tree.points, grad, plan)
-        return None, None, None, by_rhs, *_only(found, wanted[1:])
-
-
-class _Matrix(torch.autograd.Function):
-    """K itself."""
-
-    @staticmethod
-    def forward(ctx, parts, plan, *tensors):  # type: ignore[no-untyped-def]
-        ctx.fixed = parts, plan
-        ctx.save_for_backward(*tensors)
-        tree, others = parts.pair(tensors)
-        first, second = tree.points[0], (others or tree.points)[0]
-        return products.filled(tree, others, buffers.huge((first.shape[0], second.shape[0]), first), plan)
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (parts, plan), tensors = ctx.fixed, ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            return None, None, *plain_gradients(parts.dense, tensors, wanted, grad)
-        tree, others = parts.pair(tensors)
-        found = products.gradients_from(tree, others, grad, plan)
-        return None, None, *_only(found, wanted)
-
-
-def _only(found: list[Any], wanted: Sequence[bool]) -> list[Any]:
-    return [one if want else None for one, want in zip(found, wanted, strict=True)]
+        return None, None, None, by_rhs, *(one if want else None for one, want in zip(found, wanted[1:], strict=True))

@@ -41,7 +41,7 @@ def matrix(tree: Tree, others: list[torch.Tensor] | None, same: bool, layout: st
 
     The rows' points are in the tree; `others` are those of the columns, None for the same; `same` says that both are
     equal by value, so that the diagonal is exact. The layout is ``whole``, or ``tiled`` in blocks of rows that fit the
-    cache (whole for a batch).
+    cache (whole for a batch), or ``again``, the same without anything of its size kept for the backward pass.
     """
     parts, tensors = apart(tree, others)
     shape, tensors = flattened(tensors, parts.dims)
@@ -155,9 +155,10 @@ class _Matrix(torch.autograd.Function):
     @staticmethod
     def forward(ctx, parts, same, layout, *tensors):  # type: ignore[no-untyped-def]
         blocks = _Blocks(parts, tensors, same)
-        leaf = blocks.single
+        leaf = None if layout == "again" else blocks.single
         k, slope = blocks.evaluated(layout, leaf is not None and not leaf.family.slope_is_value, blocks.scale)
-        ctx.fixed, ctx.blocks, ctx.kept = (parts, same, layout), blocks, None if leaf is None else Lent(k)
+        ctx.fixed, ctx.kept = (parts, same, layout), None if leaf is None else Lent(k)
+        ctx.blocks = None if leaf is None else blocks
         ctx.save_for_backward(slope, *tensors)
         return k
 

@@ -19,6 +19,7 @@ from support.tiling import (
 )
 
 from autokern.kernels import matmul
+from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.system import thread_pool
@@ -46,6 +47,10 @@ def arguments(make, n=43, m=37, t=3, same=True, dtype=torch.float64, batch=NONE,
 
 
 @pytest.mark.thin
+def formed(tree, others):
+    return matrices.matrix(tree, others, others is None, "again")
+
+
 @each_kernel
 @either_side
 @each_plan
@@ -60,7 +65,7 @@ def test_values_and_gradients_are_those_of_the_formula(make, same, plan, dtype):
 @each_dtype
 def test_the_matrix_itself_and_its_gradients(make, same, dtype):
     kernel, x1, x2, _ = arguments(make, same=same, dtype=dtype)
-    found = matmul.matrix(*read(kernel, x1, x2), Plan(16))
+    found = formed(*read(kernel, x1, x2))
     identity = torch.eye(found.shape[-1], dtype=dtype)
     expected, (exact, *exact_tensors) = truth(kernel, x1, x2, identity)
     assert_near(found.detach(), expected.detach(), dtype)
@@ -128,7 +133,7 @@ def test_batches_broadcast(batch, name):
 def test_what_is_empty_is_what_dense_gives(n, m, t, plan):
     assert_right(*arguments(KERNELS["sum of products"], n, m, t, same=False), plan)
     kernel, x1, x2, _ = arguments(KERNELS["sum of products"], n, m, t, same=False)
-    assert matmul.matrix(*read(kernel, x1, x2), plan).shape == (n, m)
+    assert formed(*read(kernel, x1, x2)).shape == (n, m)
 
 
 @pytest.mark.parametrize("where", ["points", "columns", "kernel"])
@@ -193,7 +198,7 @@ def test_modes_without_gradients_give_the_same(plan):
         found = product(kernel, x1, x2, rhs, plan)
         assert found.is_inference()
         assert product(kernel, x1 * 1, x2 * 1, rhs * 1, plan).equal(expected)
-        assert matmul.matrix(*read(kernel, x1 * 1, x2 * 1), plan).is_inference()
+        assert formed(*read(kernel, x1 * 1, x2 * 1)).is_inference()
     assert found.equal(expected)
 
 
@@ -269,7 +274,7 @@ def test_first_and_second_derivatives_by_finite_differences(make, same, monkeypa
         return matmul.matmul(*form.pair(rest), rhs, Plan(16))
 
     def matrix(*rest):
-        return matmul.matrix(*form.pair(rest), Plan(16))
+        return formed(*form.pair(rest))
 
     options = {"fast_mode": True}
     assert torch.autograd.gradcheck(run, tensors, **options)

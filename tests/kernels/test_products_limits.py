@@ -14,7 +14,7 @@ import torch
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, RQKernel
 from support.tiling import KERNELS, PLANS, prepared, product, random, read, truth
 
-from autokern.kernels import matmul
+from autokern.kernels import matrix as matrices
 from autokern.kernels.partition import Plan
 
 each_kernel = pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
@@ -88,7 +88,8 @@ def test_clusters_far_from_each_other_do_not_overflow(make, plan, same):
     out = product(kernel, x1, x2, rhs, plan)
     top = kernel(x1[:1].detach()).to_dense().item() * rhs.abs().sum(0)
     assert (out.abs() <= 1.01 * top).all()
-    assert matmul.matrix(*read(kernel, x1, x2), plan).isfinite().all()
+    tree, others = read(kernel, x1, x2)
+    assert matrices.matrix(tree, others, others is None, "again").isfinite().all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), [x1, *kernel.parameters()]))
 
 

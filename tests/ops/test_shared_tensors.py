@@ -17,6 +17,7 @@ from autokern.core.autograd import Lent
 from autokern.core.registry import get
 from autokern.gp.row_blocks import RowBlocks
 from autokern.kernels import matmul
+from autokern.kernels import matrix as matrices
 from autokern.kernels import tree as trees
 from autokern.kernels.partition import Plan
 from autokern.ops.qr import cholesky_qr2
@@ -165,7 +166,7 @@ def test_cotangents_of_products():
     x, rhs = normal(20, 2).requires_grad_(), normal(20, 3, seed=4).requires_grad_()
     tree = trees.read(RBFKernel().double(), x)
     batched(lambda: matmul.matmul(tree, None, rhs, Plan(16)), [x, rhs])
-    batched(lambda: matmul.matrix(tree, None, Plan(16)), [x])
+    batched(lambda: matrices.matrix(tree, None, True, "again"), [x])
 
 
 def test_cotangents_of_decompositions():
