@@ -61,7 +61,7 @@ def _global(version: Annotated[bool, _Version] = False) -> None:
 def show(
     op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots to this file.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page to this file.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -150,7 +150,7 @@ def run_program(
     stats: Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")] = False,
     decisions: Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page with plots.")
+        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page of what was saved and why.")
     ] = None,
 ) -> None:
     """Run a program with autokern enabled.

@@ -26,7 +26,7 @@ from autokern.core.recorded import table
 from autokern.core.settings import ROWS, Settings, from_environment
 from autokern.hooks import install
 from autokern.hooks.later import generation
-from autokern.system import buffers, cgroups, host, keops
+from autokern.system import cgroups, host, keops
 from autokern.system.files import Folder
 from autokern.system.load import Load
 from autokern.system.progress import Progress, silent
@@ -49,7 +49,7 @@ def examine(quick: bool = False, progress: Progress = silent) -> list[Finding]:
         probes = {name: stack.enter_context(Probe(name)) for name in names}
         progress(0.05, "versions, settings, cache folder")
         environment, settings = _environment(os.environ)
-        found = [_versions(), environment, *_cache(settings), _threads(settings), load, _memory(), _huge_pages()]
+        found = [_versions(), environment, *_cache(settings), _threads(settings), load, _memory()]
         progress(0.1, ", ".join(names))
         answers = _gather(probes, progress)
         progress(0.95, "BLAS")
@@ -190,12 +190,6 @@ def _memory() -> Finding:
     text = f"{free / 2**30:.1f} GiB available, of {total / 2**30:.1f} GiB"
     advice = f"enough for some {(free / 32) ** 0.5:.0f} points in float64; free some for more"
     return seen("memory", text, advice if free < _LITTLE_MEMORY else "")
-
-
-def _huge_pages() -> Finding:
-    if buffers.has_huge():
-        return Finding("huge pages", "ok", "provided on request")
-    return Finding("huge pages", "note", "not provided here; large results fill a little more slowly")
 
 
 def _blas() -> Finding:

@@ -1,4 +1,4 @@
-"""The facts of a page as plain data: what a program saved, as predicted, or what was measured; `render.py` draws them.
+"""The facts of a page as plain data: what a program saved, as predicted, or what was measured.
 
 The seconds saved are calls of each key, times what one call is predicted to save.
 """
@@ -6,7 +6,7 @@ The seconds saved are calls of each key, times what one call is predicted to sav
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import re
 import time
 from collections import Counter
@@ -26,14 +26,14 @@ from autokern.core.units import duration, sized
 from autokern.core.versions import __version__
 from autokern.runtime import dispatch
 from autokern.system import host, memory_limit, threads
-from autokern.tuning.profile import Profile, Trial
+from autokern.tuning.profile import Profile
 
 Page = dict[str, Any]
 Served = Sequence[tuple[Decision, int]]
 
-_MOST_CARDS, _MOST_PLOTS, _MOST_WINNERS = 40, 8, 400
-_POINTS, _AROUND = 33, 4
-"""Sizes of a plot, and how many times the sizes that a program asked it reaches, up and down."""
+_MOST_CARDS, _MOST_STRIPS, _MOST_WINNERS = 40, 8, 400
+_POINTS, _AROUND, _COLOURS, _MOST_ASKED = 33, 4, 8, 10
+"""Sizes of a strip, how many times the sizes that a program asked it reaches, up and down, colours, sizes named."""
 _PATH = re.compile(r"(?<![\w./~\\])(?:~|[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()<>]+){2,}[/\\]?")
 
 
@@ -173,61 +173,50 @@ def _process(served: Served) -> Page:
     return _section("Threads and memory", facts=facts)
 
 
-# --- plots ------------------------------------------------------------------------------------------------------------
+# --- choices by size --------------------------------------------------------------------------------------------------
 
 
 def _crossings(served: Served) -> list[Page]:
-    """Return plots of the kinds of problems on which stock would spend most, of several batches the one that does."""
+    """Return the kinds of problems on which stock would spend most, of several batches the one that does, by size."""
     kinds: dict[Problem, list[tuple[float, Problem]]] = {}
     for decision, calls in served:
         if "stock" in decision.predicted and len(decision.predicted) > 1:
-            some = decision.problem.replace(batch=min(decision.problem.batch, 2))  # one plot for all batches
+            some = decision.problem.replace(batch=min(decision.problem.batch, 2))  # one for all batches
             kinds.setdefault(kind(some), []).append((calls * decision.predicted["stock"], decision.problem))
-    plots = []
-    for of in sorted(kinds.values(), key=lambda of: -sum(seconds for seconds, _ in of))[:_MOST_PLOTS]:
+    strips = []
+    for of in sorted(kinds.values(), key=lambda of: -sum(seconds for seconds, _ in of))[:_MOST_STRIPS]:
         problem = max(of, key=lambda row: row[0])[1]
         sizes = sorted({p.n for _, p in of if kind(p) == kind(problem)})
-        plots.append(plot(problem, sizes[0] // _AROUND, sizes[-1] * _AROUND, dispatch.session().profile.trials, sizes))
-    return _plots(plots, " Ticks above are sizes that the program asked.")
+        strips.append(strip(problem, sizes[0] // _AROUND, sizes[-1] * _AROUND, sizes))
+    return _strips(strips)
 
 
-def _plots(plots: Iterable[Page], more: str = "") -> list[Page]:
-    note = (
-        "Predicted time of a call over its size, both logarithmic. A line is thick where its candidate would run; dots "
-        f"are measurements of this machine.{more}"
-    )
-    drawn = [plot for plot in plots if any(len(line["x"]) > 1 for line in plot["lines"])]
-    return [_section("Where candidates cross", note, plots=drawn)] if drawn else []
+def _strips(strips: Iterable[Page]) -> list[Page]:
+    note = "The candidate that runs at each size n, on a logarithmic scale."
+    shown = [strip for strip in strips if strip["parts"]]
+    names = dict.fromkeys(part["name"] for strip in shown for part in strip["parts"] if part["name"] != "stock")
+    colours = {name: f"c{k % _COLOURS}" for k, name in enumerate(names)}
+    return [_section("Where candidates cross", note, strips=shown, colours=colours)] if shown else []
 
 
-def plot(problem: Problem, low: int, high: int, trials: Iterable[Trial], marks: Sequence[int] = ()) -> Page:
-    """Return the predicted time of each candidate over the size, what runs where, and what was measured.
+def strip(problem: Problem, low: int, high: int, asked: Sequence[int] = ()) -> Page:
+    """Return which candidate runs from which size to which, as shares of a logarithmic scale and in words.
 
-    The policy decides each size, so a plot shows what programs get. A square problem stays square, a tall one keeps
+    The policy decides each size, so a page shows what programs get. A square problem stays square, a tall one keeps
     its ratio, of a wide one ``m`` is kept. Sizes of which no candidate fits the memory are left out.
     """
-    low, op, decided = max(2, low), get(problem.op), dict[int, Decision]()
+    low, op, runs = max(2, low), get(problem.op), dict[int, str]()
     for k in range(_POINTS):
         at = op.nearest(_at(problem, round(low * (high / low) ** (k / (_POINTS - 1)))))
         with contextlib.suppress(AutokernError):
-            decided[at.n] = decided.get(at.n) or dispatch.explain(at)
-    measured: dict[str, list[tuple[int, float]]] = {}
-    for p, timings in ((trial.problem, trial.timings) for trial in trials):
-        alike = kind(p) == kind(problem) and abs(math.log(p.m / _at(problem, p.n).m)) < math.log(1.5)
-        if alike and low <= p.n <= high and (p.m == p.n) == (problem.m == problem.n):
-            for name, timing in timings.items():
-                measured.setdefault(name, []).append((p.n, timing.seconds))
-    found = [decided[n] for n in sorted(decided)]
-    lines = []
-    for name in dict.fromkeys(name for decision in found for name in decision.predicted):
-        there = [d for d in found if name in d.predicted]
-        line: Page = {"name": name, "x": [d.problem.n for d in there], "y": [d.predicted[name] for d in there]}
-        line["runs"] = [d.predicted[name] if d.candidate == name else None for d in there]
-        lines.append({**line, "points": sorted(measured.get(name, []))})
-    lines.sort(key=lambda line: line["name"] != "stock")
+            runs[at.n] = runs.get(at.n) or dispatch.explain(at).candidate
+    steps = [(name, list(sizes)) for name, sizes in itertools.groupby(sorted(runs), runs.__getitem__)]
+    parts = [{"name": name, "width": round(100 * len(sizes) / len(runs), 2)} for name, sizes in steps]
+    words = ", ".join(f"{name} from {sizes[0]:,}" for name, sizes in steps) + f" to {max(runs, default=0):,}"
+    words += f"; asked: {', '.join(f'{n:,}' for n in asked[-_MOST_ASKED:])}" if asked else ""
     p = problem
     shape = "" if p.m == p.n else f"; m = {p.m / p.n:.3g} n" if p.m > p.n else f"; m = {p.m:,}"
-    return {"title": p.family + shape, "lines": lines, "marks": marks}
+    return {"title": p.family + shape, "parts": parts, "words": words}
 
 
 def _at(problem: Problem, n: int) -> Problem:
@@ -242,14 +231,17 @@ def _at(problem: Problem, n: int) -> Problem:
 def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
     """Return the page of the profile in force, or of one op of it with every measured problem."""
     fields, here = profile.host or host.current().fields, host.current().devices
-    plots = []
+    strips = []
     for row in found.ops:
         chosen = commonest(profile.trials, (row.op, row.dtype, row.device))
         if row.device in here and chosen:
             sizes = [trial.problem.n for trial in chosen]
-            plots.append(plot(chosen[len(chosen) // 2].problem, min(sizes), max(sizes), profile.trials))
+            strips.append(strip(chosen[len(chosen) // 2].problem, min(sizes), max(sizes)))
     title = "× stock: geometric mean of stock's time over that of the fastest"
-    sections = [_section("Fastest candidates", tables=list(map(_clean, tables.of_known(found, title)))), *_plots(plots)]
+    sections = [
+        _section("Fastest candidates", tables=list(map(_clean, tables.of_known(found, title)))),
+        *_strips(strips),
+    ]
     if found.winners:
         sections.append(_section("Measured problems", tables=tables.winners(found.winners[:_MOST_WINNERS])))
     count = sum(row.problems for row in found.ops)
@@ -266,8 +258,8 @@ def of_profile(profile: Profile, found: Known, op: str | None = None) -> Page:
 
 
 def _section(title: str, *notes: str, **parts: object) -> Page:
-    """Return a section of a page: facts, tables, cards and plots under a heading."""
-    return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], "plots": [], **parts}
+    """Return a section of a page: facts, tables, cards and strips under a heading."""
+    return {"title": title, "notes": notes, "facts": [], "tables": [], "cards": [], "strips": [], **parts}
 
 
 def _clean(table: Table) -> Table:
@@ -284,15 +276,13 @@ def _host(fields: dict[str, Any]) -> Page:
     """Return what was measured on: the fields of a Host, which name no machine, user or path."""
     cpu, system = fields["cpu"], fields["system"]
     gpus = [str(gpu.get("name", gpu.get("kind", ""))) for gpu in fields.get("accelerators", [])]
+    versions = ", ".join(f"{name} {version}" for name, version in fields["versions"].items() if version)
+    cores = f"{cpu['physical']} physical cores, {cpu['logical']} logical; {cpu['capability']}, {', '.join(cpu['simd'])}"
     facts = [
-        ("processor", f"{cpu['model']}; {cpu['physical']} physical cores, {cpu['logical']} logical"),
-        ("vector instructions", f"{cpu['capability']}; {', '.join(cpu['simd'])}"),
+        ("processor", f"{cpu['model']}; {cores}"),
         ("memory", f"{fields.get('remarks', {}).get('memory_gib', '?')} GiB"),
-        ("system", f"{system['os']} {system['machine']}"),
         ("accelerators", "; ".join(gpus) or "none"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in fields["versions"].items() if version)),
-        ("autokern", __version__),
+        ("system and versions", f"{system['os']} {system['machine']}, {versions}, autokern {__version__}"),
         ("fingerprint", host.fingerprint_of(fields)),
     ]
-    note = "Measurements hold for a host of the same fingerprint, a hash of these fields."
-    return _section("Host", note, facts=facts)
+    return _section("Host", "Measurements hold for a host of the same fingerprint, a hash of its fields.", facts=facts)
