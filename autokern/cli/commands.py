@@ -60,9 +60,7 @@ def _global(version: Annotated[bool, _Version] = False) -> None:
 @app.command()
 def show(
     op: Annotated[str | None, typer.Argument(metavar="OP", help="Show every measured problem of this op.")] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page to this file.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page to this file.")] = None,
     json: Json = False,
 ) -> None:
     """Show which candidate is fastest from which size on."""
@@ -150,7 +148,7 @@ def run_program(
     stats: Annotated[bool, typer.Option("--stats", help="At the end, count calls by op and candidate.")] = False,
     decisions: Annotated[bool, typer.Option("--explain", help="At the end, list the decisions taken.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page of what was saved and why.")
+        Path | None, typer.Option("--report", metavar="FILE", help="At the end, write a page: savings, choices, why.")
     ] = None,
 ) -> None:
     """Run a program with autokern enabled.
