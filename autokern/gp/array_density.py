@@ -23,7 +23,7 @@ from autokern.gp.leaves import forwarded
 from autokern.gp.marginal import Marginal
 from autokern.gp.means_and_noise import Given, Noise
 from autokern.gp.mirrors import fetched, placed
-from autokern.gp.parts import arranged
+from autokern.gp.points import arranged
 from autokern.gp.priors import Term
 from autokern.gp.reading import Readings
 from autokern.gp.relied import DENSITY

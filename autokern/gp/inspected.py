@@ -16,7 +16,7 @@ from gpytorch.module import Module
 
 from autokern.core.known import relied
 from autokern.gp.mirrors import Mirrors
-from autokern.gp.parameters import Curve, Element, Mirrored, Parameter, bounded, curve_of
+from autokern.gp.parameters import Curve, Element, Mirrored, Parameter, Still, bounded, curve_of
 from autokern.gp.small import Array
 from autokern.gp.tables import Index
 from autokern.kernels.family import DISTANCES
@@ -70,6 +70,7 @@ class Inspected:
     of all parameters. Without `mirrors`, tensors on an accelerator are refused. Of the present model's kernel,
     `families` names the leaves, `raw` says whether a part takes the points as they are, and `tables` holds the parts
     that look up covariances of tasks, by the identity of their kernels.
+    Parameters are copies for so many `models`, or, with 0, what they are at each evaluation.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Inspected:
     ) -> None:
         self.dtype, self.batch, self._mirrors = dtype, batch, mirrors
         self.parameters: dict[int, Parameter] = {}  # by the identity of their raw tensors
-        self.dims = 0
+        self.dims = self.models = 0
         self.begin(())
         self._relied: set[Any] = set()
         self._owners: dict[int, _Owner] = {}
@@ -93,7 +94,7 @@ class Inspected:
         self.families: list[str] = []
         self.raw = False
         self.tables: dict[int, Index] = {}
-        self._present: dict[int, Parameter | Element] = {}
+        self._present: dict[int, Parameter | Element | Still] = {}
 
     def _hold(self, owner: Any, space: str, name: str) -> Any:
         """Return what an object has under a name in one of its dictionaries, by default its own."""
@@ -190,7 +191,7 @@ class Inspected:
             raise UnreadError(f"no buffer {name}")
         return cast("torch.Tensor", tensor)
 
-    def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Parameter | Element:
+    def parameter(self, owner: torch.nn.Module, name: str, shape: tuple[int, ...] = ()) -> Parameter | Element | Still:
         """Return a constrained parameter of a module, by the name of its raw tensor and its shape in one model."""
         tensor = self._hold(owner, "_parameters", name)
         if tensor is None or tensor.shape != (*self.batch, *shape):
@@ -207,10 +208,11 @@ class Inspected:
             with np.errstate(all="ignore"):
                 known.refresh()
             self.parameters[id(tensor)] = known
-        found = self._present[id(tensor)] = known.of(self.at) if self.batch else known
-        return found
+        found: Any = known.of(self.at) if self.batch else known
+        found = self._present[id(tensor)] = Still(found, shape, self.models) if self.models else found
+        return cast("Parameter | Element | Still", found)
 
-    def present(self, tensor: Any) -> Parameter | Element | None:
+    def present(self, tensor: Any) -> Parameter | Element | Still | None:
         """Return what was read of a raw tensor for the present model."""
         return self._present.get(id(tensor))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
@@ -14,6 +15,7 @@ from gpytorch.kernels import (
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
     PolynomialKernel,
     ProductKernel,
     RBFKernel,
@@ -22,11 +24,14 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 
-from autokern.gp import parts, small, tables
+from autokern.gp import formulas, small, tables
 from autokern.gp.inspected import Inspected, UnreadError
+from autokern.gp.mixture import SpectralMixture
+from autokern.gp.parts import Distances, Products, Rough
+from autokern.gp.points import Circles, Plain, Scaled, Weighted
 from autokern.gp.small import Columns, Parameter
 
-__all__ = ["FAMILIES", "Made", "called", "forwarded", "leaf"]
+__all__ = ["FAMILIES", "called", "forwarded"]
 
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 
@@ -37,14 +42,18 @@ class _Place:
     def __init__(self, seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> None:
         self.seen, self.kernel, self.dims, self._chosen = seen, kernel, dims, columns
 
-    def columns(self) -> Columns:
-        return slice(0, self.dims) if self._chosen is None else self._chosen
+    def columns(self, start: int = 0) -> Columns:
+        chosen = self._chosen
+        if chosen is None:
+            return slice(start, start + self.dims)
+        if len(chosen) and (np.diff(chosen) == 1).all():
+            return slice(start + int(chosen[0]), start + int(chosen[-1]) + 1)
+        return chosen + start
 
     def raw(self) -> Columns:
         """Return the columns of the points as they are, which lie behind the centred ones."""
         self.seen.raw = True
-        total = self.seen.dims
-        return slice(total, total + self.dims) if self._chosen is None else self._chosen + total
+        return self.columns(self.seen.dims)
 
     def parameter(self, name: str, dims: int | None = None) -> Parameter:
         """Return a parameter ``(1, dims)`` or ``(1, 1)``."""
@@ -61,20 +70,34 @@ class _Place:
         return self.seen.parameter(self.kernel, name, (1,))
 
 
-def _smooth(at: _Place, name: str, scale: Parameter) -> small.Part:
-    return small.Leaf(small.FAMILIES[name], at.columns(), scale)
+def _distances(at: _Place, name: str, scale: Parameter) -> small.Part:
+    kind = Rough if name == "matern12" else Distances
+    return kind(Scaled(at.columns(), scale), formulas.FORMULAS[name])
 
 
-def _matern(at: _Place) -> small.Part:
-    scale, name = at.scale(), _name(at.kernel)
-    return parts.Rough(at.columns(), scale) if name == "matern12" else _smooth(at, name, scale)
+def _rational(at: _Place) -> small.Part:
+    points, alpha = Scaled(at.columns(), at.scale()), at.number("raw_alpha")
+    return Distances(points, formulas.rational(alpha), alpha)
+
+
+def _periodic(at: _Place) -> small.Part:
+    return Distances(Circles(at.columns(), at.scale(), at.parameter("raw_period_length")), formulas.FORMULAS["rbf"])
+
+
+def _piecewise(at: _Place) -> small.Part:
+    q = at.seen.attribute(at.kernel, "q")
+    if type(q) is not int or q not in (1, 2, 3):
+        raise UnreadError("a polynomial that is not smooth where points meet")
+    at.seen.relies(*(f"{PiecewisePolynomialKernel.__module__}:{name}" for name in ("_fmax", "_get_cov")))
+    return Distances(Scaled(at.columns(), at.scale()), formulas.piecewise(at.dims, q))
 
 
 def _polynomial(at: _Place) -> small.Part:
     power = at.seen.attribute(at.kernel, "power")
     if type(power) not in (int, float):
         raise UnreadError("a power that is no number")
-    return parts.Polynomial(at.raw(), at.number("raw_offset"), power)
+    offset = at.number("raw_offset")
+    return Products(Plain(at.raw()), formulas.polynomial(offset, power), offset)
 
 
 def _mixture(at: _Place) -> small.Part:
@@ -83,7 +106,7 @@ def _mixture(at: _Place) -> small.Part:
     count = 0 if raw is None else raw.shape[-1]
     weights = at.seen.parameter(at.kernel, "raw_mixture_weights", (count,))
     means, scales = (at.seen.parameter(at.kernel, f"raw_{name}", (count, 1, at.dims)) for name in names[1:])
-    return parts.SpectralMixture(at.columns(), weights, means, scales)
+    return SpectralMixture(at.columns(), weights, means, scales)
 
 
 def _positive_index(at: _Place) -> small.Part:
@@ -106,14 +129,15 @@ def _table(at: _Place, name: str, unit: int | None) -> small.Part:
 
 
 _READ: dict[type, tuple[str, Callable[[_Place], small.Part]]] = {
-    RBFKernel: ("rbf", lambda at: _smooth(at, "rbf", at.scale())),
-    MaternKernel: ("", _matern),
-    RQKernel: ("rq", lambda at: parts.RationalQuadratic(at.columns(), at.scale(), at.number("raw_alpha"))),
-    PeriodicKernel: (
-        "periodic", lambda at: parts.Periodic(at.columns(), at.scale(), at.parameter("raw_period_length"))
+    RBFKernel: ("rbf", lambda at: _distances(at, "rbf", at.scale())),
+    MaternKernel: ("", lambda at: _distances(at, _name(at.kernel), at.scale())),
+    RQKernel: ("rq", _rational),
+    PeriodicKernel: ("periodic", _periodic),
+    PiecewisePolynomialKernel: ("piecewise", _piecewise),
+    CosineKernel: ("cosine", lambda at: _distances(at, "cosine", at.parameter("raw_period_length", 1))),
+    LinearKernel: (
+        "linear", lambda at: Products(Weighted(at.raw(), at.parameter("raw_variance")), formulas.linear)
     ),
-    CosineKernel: ("cosine", lambda at: _smooth(at, "cosine", at.parameter("raw_period_length", 1))),
-    LinearKernel: ("linear", lambda at: parts.Linear(at.raw(), at.parameter("raw_variance"))),
     PolynomialKernel: ("polynomial", _polynomial),
     ConstantKernel: ("constant", lambda at: tables.Constant(at.number("raw_constant"))),
     IndexKernel: ("index", lambda at: _table(at, "covar_factor", None)),
@@ -139,7 +163,7 @@ def _name(kernel: Any) -> str:
     return name
 
 
-def leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
+def _leaf(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
     """Return the evaluation of a kernel without kernels in it, on the columns that were chosen."""
     kind = type(kernel)
     name, read = _READ.get(kind) or _of_botorch(kind)
@@ -159,23 +183,7 @@ def _of_botorch(kind: type) -> tuple[str, Callable[[_Place], small.Part]]:
     return found[0], found[1]  # type: ignore[return-value]
 
 
-class Made(NamedTuple):
-    """What the evaluation of a kernel is made of."""
-
-    leaf: Callable[[Inspected, Any, small.Array | None, int], Any]  # of a kernel on columns, None for so many
-    scale: Callable[[Inspected, Any, Any], Any]  # of a ScaleKernel and the evaluation of its base
-    sum: Callable[[Sequence[Any]], Any]
-    product: Callable[[Sequence[Any]], Any]
-
-
-def _scaled(seen: Inspected, kernel: Any, inner: small.Part) -> small.Part:
-    return small.Scale(inner, seen.parameter(kernel, "raw_outputscale"))
-
-
-_PARTS = Made(leaf, _scaled, small.Sum, small.Product)
-
-
-def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int, of: Made = _PARTS) -> Any:
+def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
     """Return the evaluation of a kernel that is called: on its active dimensions, of those chosen already.
 
     UnreadError where anything is not exactly known.
@@ -187,21 +195,22 @@ def called(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int,
         if len(chosen) and not 0 <= chosen.min() <= chosen.max() < dims:
             raise UnreadError("active dimensions that there are not")
         columns, dims = (chosen if columns is None else columns[chosen]), len(chosen)
-    return forwarded(seen, kernel, columns, dims, of)
+    return forwarded(seen, kernel, columns, dims)
 
 
-def forwarded(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int, of: Made = _PARTS) -> Any:
+def forwarded(seen: Inspected, kernel: Any, columns: small.Array | None, dims: int) -> small.Part:
     """Return the evaluation of a kernel's `forward`, which chooses no dimensions."""
     kind = type(kernel)
     seen.attribute(kernel, "_batch_shape")
     if kernel.batch_shape != seen.batch:
         raise UnreadError("a kernel with another batch")
     if kind is ScaleKernel:
-        return of.scale(seen, kernel, forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims, of))
+        inner = forwarded(seen, seen.module(kernel, "base_kernel"), columns, dims)
+        return small.Scale(inner, seen.parameter(kernel, "raw_outputscale"))
     if kind not in (AdditiveKernel, ProductKernel):
-        return of.leaf(seen, kernel, columns, dims)
+        return _leaf(seen, kernel, columns, dims)
     several = seen.module(kernel, "kernels")
-    children = [called(seen, seen.module(several, name), columns, dims, of) for name in several._modules]
+    children = [called(seen, seen.module(several, name), columns, dims) for name in several._modules]
     if not children:
         raise UnreadError("a sum or product of nothing")
-    return of.sum(children) if kind is AdditiveKernel else of.product(children)
+    return small.Sum(children) if kind is AdditiveKernel else small.Product(children)

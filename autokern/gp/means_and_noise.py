@@ -1,9 +1,9 @@
-"""Means and noise of gpytorch's models as arrays, at the points that a model was read with, and their derivatives."""
+"""Means and noise of gpytorch's models as arrays, and their derivatives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
@@ -12,9 +12,9 @@ from gpytorch.likelihoods.noise_models import FixedGaussianNoise, HomoskedasticN
 from gpytorch.means import ConstantMean, LinearMean, MultitaskMean, ZeroMean
 
 from autokern.gp.inspected import Inspected, UnreadError
-from autokern.gp.small import Array
+from autokern.gp.small import Array, summed
 
-__all__ = ["Given", "Noise", "Values", "mean_of", "noise_of"]
+__all__ = ["Given", "Mean", "Noise", "Values", "mean_of", "noise_of"]
 
 
 class Values(NamedTuple):
@@ -43,25 +43,67 @@ Noise = Given | Values
 """Variances of noise."""
 
 
-def mean_of(seen: Inspected, mean: Any, x: Array, tasks: Array | None) -> Values | None:
-    """Return the mean of points, None for zero; BoTorch's model selects of several means by the tasks."""
-    kind = type(mean)
-    if kind is MultitaskMean and tasks is not None:
-        several = seen.module(mean, "base_means")
-        inner = [seen.module(several, name) for name in several._modules]
-        if any(type(one) is not ConstantMean for one in inner) or tasks.min() < 0 or tasks.max() >= len(inner):
-            raise UnreadError("means of tasks that are no constants")
-        return _means_of_tasks([_constant(seen, one) for one in inner], tasks)
-    if kind is LinearMean:
-        bias = seen.parameter(mean, "bias", (1,)) if "bias" in mean._parameters else None
-        return _linear(x, seen.parameter(mean, "weights", (x.shape[1], 1)), bias)
-    if kind is ZeroMean:
+class Mean:
+    """A mean as a function of points: zero, a constant, one for each task, or linear."""
+
+    def __init__(self, seen: Inspected, mean: Any, tasks: int | None = None) -> None:
+        """Read a mean; BoTorch's model selects of several by the tasks in a column of the points."""
+        kind, constants = type(mean), [mean]
+        self.column: int | None = None
+        self._weights: Any = None
+        self._seen: Any = None, None
+        if kind is MultitaskMean and tasks is not None:
+            several = seen.module(mean, "base_means")
+            constants, self.column = [seen.module(several, name) for name in several._modules], tasks
+        if kind is LinearMean:
+            width = mean._parameters["weights"].shape[-2:-1] if "weights" in mean._parameters else ()
+            self._weights = seen.parameter(mean, "weights", (*width, 1))
+            self._constants = [seen.parameter(mean, "bias", (1,))] if "bias" in mean._parameters else []
+        elif kind is ZeroMean:
+            _look_at_batch(seen, mean)
+            self._constants = []
+        else:
+            self._constants = [_constant(seen, one) for one in constants]
+        self.count = len(self._constants)
+        self.tensors = {id(tensor) for one in (mean, *constants) for tensor in one._parameters.values()}
+
+    def _shares(self, x: Array) -> list[Any]:
+        """Return which points have each constant."""
+        if self.column is None:
+            return [None] * self.count
+        known, found = self._seen
+        if known is not x:
+            found = [np.equal(x[..., self.column, None], task) for task in range(self.count)]
+            self._seen = x, found
+        return cast("list[Any]", found)
+
+    def value(self, x: Array) -> Any:
+        """Return the mean of points ``(..., n, 1)``, or of all."""
+        found = [] if self._weights is None else [x @ self._weights.value]
+        for share, constant in zip(self._shares(x), self._constants, strict=True):
+            found.append(constant.value if share is None else share * constant.value)
+        return sum(found[1:], start=found[0]) if found else 0.0
+
+    def backward(self, x: Array, by_mean: Array, by_x: Array | None = None, theta: bool = True) -> None:
+        """Add the derivatives by parameters and points, of those by each point's mean."""
+        if theta:
+            for share, constant in zip(self._shares(x), self._constants, strict=True):
+                summed(constant, by_mean if share is None else by_mean * share)
+            if self._weights is not None:
+                summed(self._weights, x.swapaxes(-1, -2) @ by_mean)
+        if by_x is not None and self._weights is not None:
+            by_x += by_mean * self._weights.value.swapaxes(-1, -2)
+
+
+def mean_of(seen: Inspected, mean: Any, x: Array, tasks: int | None) -> Values | None:
+    """Return the mean of points, None for zero."""
+    if type(mean) is ZeroMean:
         _look_at_batch(seen, mean)
         return None
-    if kind is not ConstantMean:
-        raise UnreadError(f"a mean {kind.__name__}")
-    constant = _constant(seen, mean)
-    return Values(lambda: constant.value, lambda by_mean: constant.accumulate(by_mean.sum()))
+    found = Mean(seen, mean, tasks)
+    if found.column is not None and not ((x[:, found.column] >= 0) & (x[:, found.column] < found.count)).all():
+        raise UnreadError("tasks without a mean")
+    return Values(lambda: found.value(x).reshape(-1), lambda by_mean: found.backward(x, by_mean[:, None]))
 
 
 def _look_at_batch(seen: Inspected, mean: Any) -> None:
@@ -71,30 +113,10 @@ def _look_at_batch(seen: Inspected, mean: Any) -> None:
 
 
 def _constant(seen: Inspected, mean: Any) -> Any:
+    if type(mean) is not ConstantMean:
+        raise UnreadError(f"a mean {type(mean).__name__}")
     _look_at_batch(seen, mean)
     return seen.parameter(mean, "raw_constant")
-
-
-def _linear(x: Array, weights: Any, bias: Any) -> Values:
-    def value() -> Array:
-        found: Array = (x @ weights.value)[:, 0]
-        return found if bias is None else found + bias.value
-
-    def backward(by_mean: Array) -> None:
-        weights.accumulate((by_mean @ x)[:, None])
-        if bias is not None:
-            bias.accumulate(by_mean.sum())
-
-    return Values(value, backward)
-
-
-def _means_of_tasks(constants: list[Any], tasks: Array) -> Values:
-    def backward(by_mean: Array) -> None:
-        sums = np.bincount(tasks, by_mean, len(constants))
-        for constant, total in zip(constants, sums, strict=True):
-            constant.accumulate(total)
-
-    return Values(lambda: np.array([constant.value for constant in constants])[tasks], backward)
 
 
 def noise_of(seen: Inspected, likelihood: Any, x: Array) -> Values:

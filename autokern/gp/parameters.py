@@ -12,7 +12,7 @@ from gpytorch.constraints import GreaterThan, Interval, LessThan
 from autokern.gp.mirrors import sent
 from autokern.gp.small import Array
 
-__all__ = ["Curve", "Element", "Mirrored", "Parameter", "bounded", "curve_of"]
+__all__ = ["Curve", "Element", "Mirrored", "Parameter", "Still", "bounded", "curve_of"]
 
 Curve = Callable[[Array], tuple[Array, Any]]
 """Maps raw values to values and slopes."""
@@ -174,3 +174,22 @@ class Element:
     def accumulate(self, grad: Any) -> None:
         """Add a derivative of the loss by the value."""
         self.by_value += grad
+
+
+class Still:
+    """The value of a parameter as it was, for each model of a batch, with the axes of their points.
+
+    `shape` is that of one model; one that stands for several models is there once, or for each of them.
+    """
+
+    __slots__ = ("_of", "value")
+
+    def __init__(self, of: Parameter | Element, shape: tuple[int, ...], models: int) -> None:
+        self._of = of
+        each = of.value.reshape(-1, 1, *(1,) * (2 - len(shape)), *shape)
+        copies = 1 if len(each) == 1 else models // len(each)
+        self.value = np.tile(each, (copies, *(1,) * (each.ndim - 1)))
+
+    def accumulate(self, grad: Any) -> None:
+        """Add a derivative of the loss by the value to that of the parameter."""
+        self._of.accumulate(grad.reshape(-1, *self._of.value.shape).sum(0))

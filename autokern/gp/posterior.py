@@ -24,10 +24,11 @@ from autokern.core.locks import Lock
 from autokern.gp.botorch_inputs import mean_of_tasks, numbered, parts_of
 from autokern.gp.inspected import Inspected, UnreadError
 from autokern.gp.inverse_factor import Conditioned
-from autokern.gp.looked_up import Mean
+from autokern.gp.leaves import called
+from autokern.gp.means_and_noise import Mean
 from autokern.gp.mirrors import Mirrors
 from autokern.gp.parameters import Parameter
-from autokern.gp.points import Part, part_of
+from autokern.gp.points import arranged
 from autokern.gp.posterior_call import Apart, Call, Pair
 from autokern.gp.relied import PREDICTION
 from autokern.gp.small import Array
@@ -40,6 +41,8 @@ _INHERITED = (
 )  # fmt: skip
 _FAR = 4.0
 """Distance of points from the origin, in units of their spread, where a product of points has lost digits."""
+_MOVING = frozenset(("index", "linear", "polynomial"))
+"""Families whose covariance of a point with itself depends on where it is."""
 _MOST = 2**22
 """Elements of the factors of all models of a batch up to which they are held."""
 
@@ -72,8 +75,18 @@ class Posterior:
         far = (np.abs(points.mean((0, 1))) > _FAR * points.std((0, 1))).any()
         if first.dtype is torch.float32 and far and trees.form(self._kernel_module) is None:
             raise UnreadError("a covariance of points far from the origin, of which the library loses digits")
-        self.kernel: Part = part_of(seen, self._kernel_module, points)
-        self.mean = Mean(seen, self._mean_module, len(points), self.tasks)
+        seen.begin(())
+        seen.models, seen.dims = len(points), points.shape[-1]
+        self.kernel = called(seen, self._kernel_module, None, seen.dims)
+        self.mean = Mean(seen, self._mean_module, None if self.tasks is None else self.tasks.column)
+        if self.tasks is not None and self.mean.column is not None and self.mean.count < len(self.tasks.values):
+            raise UnreadError("tasks without a mean")
+        self._raw, self._centre = seen.raw, points.mean((0, 1))
+        self.train = self.laid(points[:, None])
+        if {*seen.families} == {"constant"}:
+            raise UnreadError("a kernel that knows no points")
+        moving = not _MOVING.isdisjoint(seen.families)
+        self.alone = None if moving else self.kernel.evaluate(self.train[:, :, :1])
         self._factor(known, train.shape[-2])  # takes time, so comes after all that may be unread
         seen.look(model, *self._mean_module.modules())
         seen.close(self._kernel_module, whole=False)
@@ -100,6 +113,10 @@ class Posterior:
         else:
             raise UnreadError("a factor of another batch")
         return np.asarray(values.cpu().numpy(), np.float64).reshape(-1, *shape)
+
+    def laid(self, x: Array) -> Array:
+        """Return points as the parts of the kernel take them."""
+        return arranged(x, self._raw, self._centre)
 
     def holds(self) -> bool:
         """Whether the model consists of what was read; its values are the matter of its prediction strategy."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from autokern.core.autograd import SPENT, Unsaved, each_cotangent, has_duals, keeps_graph, plain_gradients
-from autokern.gp.looked_up import Wanted
 from autokern.gp.mirrors import placed
 from autokern.gp.parameters import Parameter
 from autokern.gp.small import Array
@@ -44,15 +43,20 @@ class Call:
         with np.errstate(all="ignore"), self.threads:
             points, d = np.asarray(x.detach().cpu().numpy(), np.float64), self._shape[-1]
             stacked = points.reshape(1, -1, d) if self._shared else self._by_model(points, 2).reshape(of.key[0], -1, d)
-            self._points = stacked if of.tasks is None else of.tasks.mapped(stacked)
-            if self._points is None:
+            mapped = stacked if of.tasks is None else of.tasks.mapped(stacked)
+            if mapped is None:
                 return None
-            cross, own, self._kept = of.kernel.evaluate(self._points, self.m)
-            k, _, n = self._shape_of_cross = cross.shape
+            self._points = mapped[:, None]  # sets are the second axis where there are several
+            z = of.laid(self._points)
+            cross, kept = of.kernel.evaluate(z, of.train)
+            one = of.alone if self.m == 1 else None
+            own, own_kept = one or of.kernel.evaluate(z.reshape(len(z), -1, self.m, z.shape[-1]))
+            self._kept, n = (kept, own_kept), cross.shape[-1]
+            cross = cross.reshape(-1, z.shape[-2], n)
+            k, _, _ = self._shape_of_cross = cross.shape
             white = self._white = (cross @ of.inverse.swapaxes(-1, -2)).reshape(k, -1, self.m, n)
             mean = cross @ of.weights
-            of.mean.add(self._points, mean)
-            mean = mean.reshape(k, -1, self.m)
+            mean = (mean[:, None] + of.mean.value(self._points)).reshape(k, -1, self.m)
             if self.m == 1:
                 covariance = own - np.einsum("kbmn,kbmn->kbm", white, white)[..., None]
             else:
@@ -88,43 +92,57 @@ class Call:
 
     def backward(self, by_mean: Any, by_covariance: Any, points: bool, constant: bool, graded: bool) -> list[Any]:
         """Return the derivatives by points, constant of the mean, and kernel: None for those that are not wanted."""
-        of, m = self.of, self.m
+        of = self.of
         if of.lock.entered():
             return self.differentiable(by_mean, by_covariance, points, constant, graded)
         k, total, n = self._shape_of_cross
+        h = None
         if by_covariance is None:
-            h, g = np.zeros((k, total // m, m, m)), np.zeros((k, total, n))
+            g = np.zeros((k, total, n))
         else:
             h = self._stacked(by_covariance, 2)
-            g = ((h + h.swapaxes(-1, -2)) @ self._white).reshape(k, total, n) @ of.inverse
+            h = h + h.swapaxes(-1, -2)
+            g = (h @ self._white).reshape(k, total, n) @ of.inverse
             np.negative(g, out=g)
-        by_constant = None
+            h *= 0.5
+        slopes = None
         if by_mean is not None:
-            slopes = self._stacked(by_mean, 1).reshape(k, total, 1)
-            g += slopes * of.weights.swapaxes(-1, -2)
-            if constant:
-                with of.lock.here():
-                    by_constant = self._slopes(self._constants, of.mean.backward, self._points, slopes)
-        found = np.zeros((k, total, self._shape[-1])) if points else None
-        if not graded:
-            of.kernel.backward(self._kept, g, h, Wanted(found, by_parameters=False))
-            return placed([self._as_points(found), by_constant, None], of.device)
+            slopes = self._stacked(by_mean, 1).reshape(k, 1, total, 1)
+            g += slopes[:, 0] * of.weights.swapaxes(-1, -2)
+        found = np.zeros((k, 1, total, of.train.shape[-1])) if points else None
+        by_constant = joined = None
+        if not (constant or graded):
+            self._add(g, h, slopes, found, False, False)
+            return placed([self._as_points(found), None, None], of.device)
         with of.lock.here():
-            wanted = Wanted(found, by_parameters=True)
-            joined = self._slopes(self._graded, of.kernel.backward, self._kept, g, h, wanted)
+            for parameter in of.parameters:
+                parameter.by_value.fill(0.0)
+            self._add(g, h, slopes, found, constant, graded)
+            if constant and slopes is not None:
+                by_constant = _joined(self._constants)
+            if graded:
+                joined = _joined(self._graded)
         return placed([self._as_points(found), by_constant, joined], of.device)
 
-    def _slopes(self, by: list[Parameter], backward: Callable[..., None], *args: Any) -> torch.Tensor:
-        """Return the derivatives by some parameters that a function adds to theirs."""
-        for parameter in self.of.parameters:
-            parameter.by_value.fill(0.0)
-        backward(*args)
-        return torch.cat([p.gradient().reshape(-1) for p in by])
+    def _add(self, g: Array, h: Any, slopes: Any, by_points: Any, constant: bool, graded: bool) -> None:
+        """Add up the derivatives by points, parameters of the mean, and those of the kernel, as far as wanted."""
+        of, (kept, own) = self.of, self._kept
+        if slopes is not None:
+            of.mean.backward(
+                self._points, slopes, None if by_points is None else by_points[..., : self._shape[-1]], constant
+            )
+        if graded or by_points is not None:
+            of.kernel.backward(kept, g[:, None], by_points, graded)
+            if h is not None and (graded or of.alone is None or self.m > 1):
+                within = None if by_points is None else by_points.reshape(*h.shape[:3], -1)
+                of.kernel.backward(own, h, within, graded)
 
     def _as_points(self, values: Array | None) -> torch.Tensor | None:
         """Return a derivative by stacked points as one by the points of the caller."""
         if values is None:
             return None
+        d = self._shape[-1]
+        values = values[:, 0] if values.shape[-1] == d else values[:, 0, :, :d] + values[:, 0, :, d:]
         if self._shared:
             return self._tensor((values[0] if len(values) == 1 else values.sum(0)).reshape(self._shape))
         return self._unstacked(values.reshape(len(values), -1, *self._shape[-2:]))
@@ -145,6 +163,10 @@ class Call:
         found = {id(p): slope.reshape(-1) for p, slope in zip(of.parameters, slopes, strict=True) if slope is not None}
         both = [torch.cat([found[id(p)] for p in each]) if each else None for each in (of_mean, of_kernel)]
         return [by_points, *both]
+
+
+def _joined(parameters: list[Parameter]) -> torch.Tensor:
+    return torch.cat([p.gradient().reshape(-1) for p in parameters])
 
 
 class _Predicted(torch.autograd.Function):

@@ -25,7 +25,7 @@ from autokern.gp.leaves import called
 from autokern.gp.means_and_noise import mean_of, noise_of
 from autokern.gp.mirrors import Mirrors, sent
 from autokern.gp.parameters import Mirrored
-from autokern.gp.parts import arranged
+from autokern.gp.points import arranged
 from autokern.gp.relied import DENSITY
 from autokern.gp.single import Single, terms_of
 from autokern.gp.small import Array
@@ -86,7 +86,6 @@ class Reading:
         tasks, points = numbered(seen, model, x)
         if tasks is not None and x.ndim != 2:
             raise UnreadError("a batch of models of tasks")
-        numbers = None if tasks is None else points[:, tasks.column].astype(np.int64)
         seen.dims = x.shape[-1]
         targets = seen.data(seen.attribute(model, "_train_targets"))
         self._dtype = targets.dtype
@@ -95,7 +94,7 @@ class Reading:
             seen.begin(at)
             own = x if x.ndim == 2 else x[at]
             mapped_x = own if tasks is None else points
-            mean = mean_of(seen, seen.module(model, names[0]), mapped_x, numbers)
+            mean = mean_of(seen, seen.module(model, names[0]), mapped_x, None if tasks is None else tasks.column)
             kernel = called(seen, seen.module(model, names[1]), None, seen.dims)
             one = Single(kernel, noise_of(seen, likelihood, own), terms_of(seen, model), mean)
             with np.errstate(all="ignore"):

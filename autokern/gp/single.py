@@ -35,28 +35,29 @@ class Single:
         self._x, self._targets = x, targets
         return self
 
-    def _noisy(self) -> tuple[Array, Array]:
-        """Return the covariance with noise, and the residual."""
-        targets, k = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
+    def _noisy(self) -> tuple[Array, Array, Any]:
+        """Return the covariance with noise, the residual, and what the kernel keeps for its derivatives."""
+        targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
         k.flat[:: len(targets) + 1] += self.noise.value()
-        return k, targets if self._mean is None else targets - self._mean.value()
+        return k, targets if self._mean is None else targets - self._mean.value(), kept
 
     def covariance(self) -> tuple[Array, Array, float]:
         """Return the covariance with noise, the residual, and the largest scaled squared norm of a point."""
-        return *self._noisy(), self._kernel.size()
+        k, residual, kept = self._noisy()
+        return k, residual, self._kernel.size(kept)
 
     def evaluate(self, scale: float, by_x: Array | None = None) -> float | None:
         """Return the marginal log likelihood times a factor, and add its derivatives to the parameters.
 
         The derivative by the points is added to `by_x`. None is returned where there is no factor or no number.
         """
-        k, residual = self._noisy()
+        k, residual, kept = self._noisy()
         found = small.density(k, residual, scale)
         if found is None or not math.isfinite(found.value):
             return None
         total, self.by_residual = found.value, found.by_residual
         by_noise = found.by_matrix.diagonal().copy()  # the kernel overwrites the matrix
-        self._kernel.backward(found.by_matrix, by_x)
+        self._kernel.backward(kept, found.by_matrix, by_x)
         self.noise.backward(by_noise)
         if self._mean is not None:
             self._mean.backward(-found.by_residual)

@@ -1,14 +1,16 @@
-"""The log density of a small Gaussian process by NumPy and LAPACK, and its gradients, without autograd.
+"""What kernels as arrays are made of, and the log density of a small Gaussian process by NumPy and LAPACK.
 
 At some tens of points a step is made of calls, not of operations: thirty calls on arrays take the place of hundreds on
 tensors. A kernel is a tree of parts; each evaluates itself and then adds its part of the gradient to its parameters
 (Rasmussen and Williams 2006, eq. 5.8 and 5.9). All arrays are float64; nothing here knows modules.
+
+Points are ``(..., n, d)``. Parameters of one model have no axes in front; those of several have as many as the points.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,16 +18,15 @@ import numpy as np
 from autokern.gp.lapack import Array, solved
 
 __all__ = [
-    "FAMILIES", "Array", "Columns", "Density", "Formula", "Leaf", "Parameter", "Part", "Product", "Scale", "Sized",
-    "Sum", "density", "into", "squared",
+    "Array", "Columns", "Density", "Evaluated", "Parameter", "Part", "Product", "Scale", "Sum", "clear_diagonal",
+    "density", "over_pairs", "summed",
 ]  # fmt: skip
 
-Formula = Callable[[Array], tuple[Array, Array]]
-"""Maps squared distances to the covariance and its derivative by them; may overwrite its argument."""
 Columns = Array | slice
 """Which columns of the points a part takes."""
 _LOG_2_PI = math.log(2 * math.pi)
-_sum = np.add.reduce
+Evaluated = tuple[Array, Any]
+"""Covariances, which the caller may overwrite, and what their derivatives need."""
 
 
 class Parameter(Protocol):
@@ -40,188 +41,125 @@ class Parameter(Protocol):
 class Part(Protocol):
     """A part of a kernel."""
 
-    def evaluate(self, x: Array) -> Array:
-        """Return the matrix of points ``(n, d)``; it may be overwritten by the caller."""
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the covariances of points with each other, or with others.
 
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
-        """Add ``g = dL/dK``, symmetric, to the gradients of the parameters; `g` may be overwritten.
-
-        The derivative by the points is added to `by_x` where that is an array of their shape.
+        What is computed from the others alone is kept for as long as they are the same array, and the parameters too.
         """
 
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points of the last evaluation."""
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
+        """Add ``g = dL/dK``, symmetric without other points, to the gradients of the parameters if `theta`.
+
+        The derivative by the points is added to `by_x` where that is an array of their shape; there is none by other
+        points. `g` may be overwritten.
+        """
+
+    def size(self, kept: Any) -> float:
+        """Return the largest scaled squared norm of the points of an evaluation."""
 
 
-def squared(z: Array) -> Array:
-    """Return the squared distances of points; the diagonal is exact."""
-    s: Array = z @ z.T
-    norms = s.diagonal().copy()
-    s *= -2.0
-    s += norms
-    s += norms[:, None]
-    return np.maximum(s, 0.0, out=s)
+def over_pairs(g: Array, k: Array) -> Any:
+    """Return the sums of products of matrices, which stretch over those."""
+    return np.vdot(g, k) if g.ndim == 2 else np.einsum("...ij,...ij->...", g, k)[..., None, None]
 
 
-def into(by_x: Array, columns: Columns, grad: Array) -> None:
-    """Add derivatives by some columns of the points to those by all; a column may be named twice."""
-    if isinstance(columns, slice):
-        by_x[:, columns] += grad
+def summed(parameter: Parameter, grad: Array) -> None:
+    """Add a derivative to a parameter, summed over what all share that it stands for."""
+    shape = parameter.value.shape
+    if parameter.value.size == 1:
+        grad = np.add.reduce(grad, None)
+    elif grad.shape != shape and grad.ndim == 2:
+        grad = np.add.reduce(grad, 0)
+    elif grad.shape != shape:
+        more = grad.ndim - len(shape)
+        axes = tuple([i for i in range(grad.ndim) if i < more or shape[i - more] == 1])
+        grad = np.add.reduce(grad, axes).reshape(shape)
+    parameter.accumulate(grad)
+
+
+def clear_diagonal(g: Array) -> None:
+    """Put zeros on the diagonals of matrices."""
+    if g.ndim == 2:
+        g.flat[:: len(g) + 1] = 0.0
     else:
-        np.add.at(by_x.T, columns, grad.T)
-
-
-def _rbf(s: Array) -> tuple[Array, Array]:
-    s *= -0.5
-    k = np.exp(s, out=s)
-    return k, k * -0.5
-
-
-def _matern32(s: Array) -> tuple[Array, Array]:
-    s *= 3.0
-    r = np.sqrt(s, out=s)
-    e = np.exp(-r)
-    slope = e * -1.5
-    r += 1.0
-    r *= e
-    return r, slope
-
-
-def _matern52(s: Array) -> tuple[Array, Array]:
-    s *= 5.0
-    r = np.sqrt(s)
-    e = np.exp(-r)
-    r += 1.0
-    slope = r * e
-    slope *= -5 / 6
-    s *= 1 / 3
-    s += r
-    s *= e
-    return s, slope
-
-
-def _cosine(s: Array) -> tuple[Array, Array]:
-    r = np.sqrt(s, out=s)
-    slope = np.sinc(r)
-    slope *= -0.5 * math.pi**2
-    r *= math.pi
-    return np.cos(r, out=r), slope
-
-
-FAMILIES: dict[str, Formula] = {"rbf": _rbf, "matern32": _matern32, "matern52": _matern52, "cosine": _cosine}
-"""Those that are smooth where points meet: squared distances by products of points have lost digits there."""
-
-
-class Sized:
-    """A part of scaled points, kept from the last evaluation."""
-
-    __slots__ = ()
-    _z: Array
-
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return float(np.square(self._z).sum(-1).max())
-
-
-class Leaf(Sized):
-    """A stationary covariance (`FAMILIES`) of points in units of a lengthscale ``(1, d)`` or ``(1, 1)``."""
-
-    __slots__ = ("_slope", "_z", "columns", "formula", "lengthscale")
-
-    def __init__(self, formula: Formula, columns: Columns, lengthscale: Parameter) -> None:
-        self.formula, self.columns, self.lengthscale = formula, columns, lengthscale
-
-    def evaluate(self, x: Array) -> Array:
-        """Return the matrix; the diagonal is exact."""
-        self._z = x[:, self.columns] / self.lengthscale.value
-        k, self._slope = self.formula(squared(self._z))
-        return k
-
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
-        """Add the gradient by the lengthscale, and by the points."""
-        z, lengthscale = self._z, self.lengthscale
-        g *= self._slope
-        g.flat[:: len(z) + 1] = 0.0
-        sums, mixed = _sum(g, 1), g @ z
-        by_dimension = (sums @ (z * z) - _sum(z * mixed, 0)) * -4.0
-        if by_x is not None:
-            into(by_x, self.columns, (sums[:, None] * z - mixed) * (4.0 / lengthscale.value))
-        if lengthscale.value.size == 1:
-            by_dimension = _sum(by_dimension)
-        lengthscale.accumulate(by_dimension / lengthscale.value)
+        np.einsum("...ii->...i", g)[...] = 0.0
 
 
 class Scale:
-    """A part times an output scale, shape ``()``."""
+    """A part times an output scale."""
 
-    __slots__ = ("_inner", "_part", "_scale")
+    __slots__ = ("_part", "_scale")
 
     def __init__(self, part: Part, scale: Parameter) -> None:
         self._part, self._scale = part, scale
 
-    def evaluate(self, x: Array) -> Array:
-        """Return the scaled matrix."""
-        self._inner = self._part.evaluate(x)
-        return self._inner * self._scale.value
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the scaled covariances."""
+        inner = self._part.evaluate(x, other)
+        return inner[0] * self._scale.value, inner
 
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
         """Add the gradient by the scale, and hand the rest on."""
-        self._scale.accumulate(np.vdot(g, self._inner))
+        inner, below = kept
+        if theta:
+            summed(self._scale, over_pairs(g, inner))
         g *= self._scale.value
-        self._part.backward(g, by_x)
+        self._part.backward(below, g, by_x, theta)
 
-    def size(self) -> float:
+    def size(self, kept: Any) -> float:
         """Return the largest scaled squared norm of the points."""
-        return self._part.size()
+        return self._part.size(kept[1])
 
 
-class _Several:
-    """Parts that are combined."""
+class Sum:
+    """A sum of parts."""
 
-    __slots__ = ("_parts", "_values")
+    __slots__ = ("_parts",)
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = tuple(parts)
 
-    def size(self) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return max(part.size() for part in self._parts)
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the sum of the covariances."""
+        found = [part.evaluate(x, other) for part in self._parts]
+        total = found[0][0]
+        for value, _ in found[1:]:
+            total = total + value if total.shape != value.shape else np.add(total, value, out=total)
+        return total, [kept for _, kept in found]
 
-
-class Sum(_Several):
-    """A sum of parts."""
-
-    __slots__ = ()
-
-    def evaluate(self, x: Array) -> Array:
-        """Return the sum of the matrices."""
-        total = self._parts[0].evaluate(x)
-        for part in self._parts[1:]:
-            total += part.evaluate(x)
-        return total
-
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
         """Hand the derivative to all parts."""
-        for part in self._parts[1:]:
-            part.backward(g.copy(), by_x)
-        self._parts[0].backward(g, by_x)
+        for part, own in zip(self._parts[1:], kept[1:], strict=True):
+            part.backward(own, g.copy(), by_x, theta)
+        self._parts[0].backward(kept[0], g, by_x, theta)
+
+    def size(self, kept: Any) -> float:
+        """Return the largest scaled squared norm of the points."""
+        return max(part.size(own) for part, own in zip(self._parts, kept, strict=True))
 
 
-class Product(_Several):
+class Product:
     """An elementwise product of parts."""
 
-    __slots__ = ()
+    __slots__ = ("_parts",)
 
-    def evaluate(self, x: Array) -> Array:
-        """Return the product of the matrices."""
-        values = self._values = [part.evaluate(x) for part in self._parts]
-        return math.prod(values[1:], start=values[0])
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
 
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
-        """Hand each part the derivative times the other matrices."""
-        for index, part in enumerate(self._parts):
-            others = self._values[:index] + self._values[index + 1 :]
-            part.backward(math.prod(others, start=g), by_x)
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the product of the covariances."""
+        found = [part.evaluate(x, other) for part in self._parts]
+        return math.prod((value for value, _ in found[1:]), start=found[0][0]), found
+
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
+        """Hand each part the derivative times the other covariances."""
+        for index, (part, (_, own)) in enumerate(zip(self._parts, kept, strict=True)):
+            others = kept[:index] + kept[index + 1 :]
+            part.backward(own, math.prod((value for value, _ in others), start=g), by_x, theta)
+
+    def size(self, kept: Any) -> float:
+        """Return the largest scaled squared norm of the points."""
+        return max(part.size(own) for part, (_, own) in zip(self._parts, kept, strict=True))
 
 
 class Density(NamedTuple):

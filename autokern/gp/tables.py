@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from autokern.gp.parts import Sizeless, summed
-from autokern.gp.small import Array, Columns, Parameter
+from autokern.gp.parts import Sizeless
+from autokern.gp.small import Array, Columns, Evaluated, Parameter, over_pairs, summed
 
 __all__ = ["Categorical", "Constant", "Correlations", "Index"]
 
@@ -16,44 +19,70 @@ class Constant(Sizeless):
     def __init__(self, constant: Parameter) -> None:
         self._constant = constant
 
-    def evaluate(self, x: Array) -> Array:
-        """Return the matrix."""
-        return np.full((len(x), len(x)), self._constant.value[0])
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the covariances."""
+        others = x if other is None else other
+        shape = np.broadcast_shapes(x.shape[:-2], others.shape[:-2], self._constant.value.shape[:-2])
+        found = np.empty((*shape, x.shape[-2], others.shape[-2]))
+        found[...] = self._constant.value
+        return found, None
 
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
         """Add the gradient by the constant."""
-        self._constant.accumulate(g.sum())
+        if theta:
+            summed(self._constant, g)
 
 
-class Categorical(Sizeless):
+class _LookedUp(Sizeless):
+    """A part of columns that no derivative reaches; what it makes of points is kept while they are the same array."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = [(None, None), (None, None)]
+
+    def _kept(self, place: int, x: Array, make: Callable[[], Any]) -> Any:
+        known, found = self._seen[place]
+        if known is not x:
+            found = make()
+            self._seen[place] = x, found
+        return found
+
+
+class Categorical(_LookedUp):
     """``exp(-mean_i [x_i != x'_i] / lengthscale_i)``."""
 
     def __init__(self, columns: Columns, lengthscale: Parameter) -> None:
-        self.columns, self.lengthscale = columns, lengthscale
-        self._seen: Array | None = None
+        super().__init__()
+        self._columns, self._lengthscale = columns, lengthscale
 
-    def evaluate(self, x: Array) -> Array:
-        """Return the matrix; where the points differ is kept for as long as they are the same array."""
-        if x is not self._seen:
-            points = np.ascontiguousarray(x[:, self.columns].T)
-            self._differ = np.not_equal(points[:, :, None], points[:, None, :])
-            self._seen = x
-        d = len(self._differ)
-        rates = np.broadcast_to(1.0 / self.lengthscale.value[0], d) / -d
-        total = rates[0] * self._differ[0]
-        for rate, differ in zip(rates[1:], self._differ[1:], strict=True):
-            total += rate * differ
-        self._k = np.exp(total, out=total)
-        return total.copy()
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the covariances."""
+        if other is None and x.shape[-2] == 1:
+            return np.ones((*x.shape[:-1], 1)), None
+        differ = self._differ(x, other) if other is not None else self._kept(0, x, lambda: self._differ(x, x))
+        unit = self._lengthscale.value
+        rates = np.broadcast_to(-1.0 / (len(differ) * unit), (*unit.shape[:-1], len(differ)))
+        total = rates[..., :1] * differ[0]
+        for i, each in enumerate(differ[1:], 1):
+            total += rates[..., i : i + 1] * each
+        k = np.exp(total, out=total)
+        return k.copy(), (differ, k)
 
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
+    def _differ(self, x: Array, other: Array) -> list[Array]:
+        """Return for each column which pairs differ."""
+        one, two = (np.moveaxis(p[..., self._columns], -1, 0) for p in (x, other))
+        return [p[..., None] != q[..., None, :] for p, q in zip(one, two, strict=True)]
+
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
         """Add the gradient by the lengthscale; there is none by the points."""
-        g *= self._k
-        by_rate = np.array([np.vdot(g, differ) for differ in self._differ])
-        summed(self.lengthscale, by_rate / (len(by_rate) * np.square(self.lengthscale.value[0])))
+        if not theta or kept is None:
+            return
+        differ, k = kept
+        g *= k
+        by_rate = np.concatenate([np.atleast_2d(over_pairs(g, each)) for each in differ], -1)
+        summed(self._lengthscale, by_rate / (len(differ) * np.square(self._lengthscale.value)))
 
 
-class Index(Sizeless):
+class Index(_LookedUp):
     """Covariances of tasks, looked up: ``B B' + diag(v)``, divided by the entry of one task if there is one.
 
     B is ``(t, r)``, v ``(t,)``, `column` of the points holds the task, `unit` is the task whose variance is 1.
@@ -62,43 +91,54 @@ class Index(Sizeless):
     present: Array  # the covariances of the tasks as of the last evaluation
 
     def __init__(self, column: int, factor: Parameter, variance: Parameter, unit: int | None = None) -> None:
-        self.column, self._factor, self._variance, self._unit = column, factor, variance, unit
-        self._seen: Array | None = None
+        super().__init__()
+        self._column, self._factor, self._variance, self._unit = column, factor, variance, unit
 
-    def table(self) -> Array:
+    def _table(self) -> Array:
         """Return the covariances of the tasks."""
         factor = self._factor.value
-        table: Array = factor @ factor.T
-        table.flat[:: len(table) + 1] += self._variance.value
-        self._over = 1.0 if self._unit is None else 1.0 / table[self._unit, self._unit]
+        table: Array = factor @ factor.swapaxes(-1, -2)
+        np.einsum("...ii->...i", table)[...] += self._variance.value.reshape(table.shape[:-1])
+        self._over = 1.0 if self._unit is None else 1.0 / table[..., self._unit, self._unit, None, None]
         table *= self._over
         self.present = table
         return table
 
-    def evaluate(self, x: Array) -> Array:
-        """Return the matrix, not a number where a point's task is none."""
-        table = self.table()
-        if x is not self._seen:
-            tasks = x[:, self.column]
-            if not (np.abs(tasks) < len(table)).all() or (tasks <= -1).any():
-                self._each = np.zeros((len(x), len(table)))
-                return np.full((len(x), len(x)), np.nan)
-            self._tasks = tasks.astype(np.int64)
-            self._each = np.equal(self._tasks[:, None], np.arange(len(table))).astype(np.float64)
-            self._seen = x
-        return table[self._tasks][:, self._tasks]
+    def _each(self, x: Array) -> Array:
+        """Return for each point, in a row of its own, 1 for its task and 0 for the others, no numbers for no task."""
+        table = self._factor.value.shape[-2]
+        each: Array = np.equal(np.trunc(x[..., self._column, None]), np.arange(table)).astype(np.float64)
+        each[~each.any(-1)] = np.nan
+        return each
 
-    def backward(self, g: Array, by_x: Array | None = None) -> None:
+    def evaluate(self, x: Array, other: Array | None = None) -> Evaluated:
+        """Return the covariances, not a number where a point's task is none."""
+        if other is not None:
+            one, (two, rows) = self._each(x), self._kept(1, other, lambda: self._rows(other))
+            return one @ rows, (one, two)
+        one = self._kept(0, x, lambda: self._each(x))
+        table = self._table() if self._seen[1][0] is None else self.present
+        return one @ table @ one.swapaxes(-1, -2), (one, one)
+
+    def _rows(self, x: Array) -> tuple[Array, Array]:
+        """Return for each point which task it has, and the covariances of all tasks with it."""
+        each = self._each(x)
+        return each, self._table() @ each.swapaxes(-1, -2)
+
+    def backward(self, kept: Any, g: Array, by_x: Array | None = None, theta: bool = True) -> None:
         """Add the gradients by factor and variances; there is none by the points."""
-        self.accumulate(self._each.T @ (g @ self._each))
+        if theta:
+            one, two = kept
+            by_table = one.swapaxes(-1, -2) @ (g @ two)
+            self.accumulate(by_table if one is two else 0.5 * (by_table + by_table.swapaxes(-1, -2)))
 
     def accumulate(self, by_table: Array) -> None:
         """Add a derivative by the covariances of the tasks, symmetric."""
         by_table = by_table * self._over
         if self._unit is not None:
-            by_table[self._unit, self._unit] -= np.vdot(by_table, self.present)
-        self._variance.accumulate(by_table.diagonal())
-        self._factor.accumulate(2.0 * (by_table @ self._factor.value))
+            by_table[..., self._unit, self._unit, None, None] -= over_pairs(by_table, self.present)
+        summed(self._variance, by_table.diagonal(0, -2, -1)[..., None, :])
+        summed(self._factor, 2.0 * (by_table @ self._factor.value))
 
 
 class Correlations:

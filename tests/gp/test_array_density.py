@@ -435,7 +435,7 @@ def test_a_second_backward_raises_and_frees(served):
 
 def test_what_is_unknown_is_fused(served):
     for kernel in (
-        PiecewisePolynomialKernel(ard_num_dims=D),
+        PiecewisePolynomialKernel(0, ard_num_dims=D),
         type("Own", (RBFKernel,), {})(),
     ):
         mll = made(kernel)

@@ -52,7 +52,7 @@ class Hadamard(Model):
 
 MODELS = {
     "a kernel of one's own": (Model, lambda: ScaleKernel(Own())),
-    "a piecewise polynomial": (Model, lambda: PiecewisePolynomialKernel(ard_num_dims=2)),
+    "a piecewise polynomial": (Model, lambda: PiecewisePolynomialKernel(0, ard_num_dims=2)),
     "tasks": (Hadamard, RBFKernel),
 }
 
@@ -113,7 +113,7 @@ def truth(mll):
 
 
 def test_second_derivatives_and_batches_of_cotangents():
-    mll = made(kernel=PiecewisePolynomialKernel(ard_num_dims=2))
+    mll = made(kernel=PiecewisePolynomialKernel(0, ard_num_dims=2))
     with autokern.enabled(), by("arrays"):
         found = derivatives(mll)
         loss, parameters = loss_of(mll), list(mll.parameters())
@@ -129,7 +129,7 @@ def test_second_derivatives_and_batches_of_cotangents():
 
 
 def test_a_second_backward_raises_as_stock_s():
-    mll = made(kernel=PiecewisePolynomialKernel(ard_num_dims=2))
+    mll = made(kernel=PiecewisePolynomialKernel(0, ard_num_dims=2))
     mean = mll.model.mean_module.raw_constant
     for on in (False, True):
         with autokern.enabled() if on else contextlib.nullcontext(), by("arrays"):

@@ -21,6 +21,7 @@ from gpytorch.kernels import (
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
     PolynomialKernel,
     RBFKernel,
     RQKernel,
@@ -76,6 +77,9 @@ KERNELS = {
     "linear in a product": lambda: ScaleKernel(RBFKernel() * LinearKernel(active_dims=[0])),
     "nested": lambda: AdditiveKernel(RBFKernel(), AdditiveKernel(LinearKernel(active_dims=[1]), RQKernel())),
     "polynomial": lambda: ScaleKernel(PolynomialKernel(3, active_dims=[1, 3])),
+    "piecewise": lambda: ScaleKernel(PiecewisePolynomialKernel(2, ard_num_dims=D)),
+    "piecewise of some": lambda: RBFKernel() + PiecewisePolynomialKernel(1, active_dims=[3, 1]),
+    "very smooth piecewise": lambda: PiecewisePolynomialKernel(3),
     "constant": lambda: RBFKernel() + ConstantKernel(),
     "constant in a product": lambda: RBFKernel() * ConstantKernel(constant_prior=GammaPrior(2.0, 1.0)),
 }

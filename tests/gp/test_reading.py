@@ -266,7 +266,7 @@ UNKNOWN = {
     "a call of its own": lambda: made(kind=Called),
     "a property": lambda: made(kind=Hidden),
     "a subclass of a kernel": lambda: made(OwnKernel()),
-    "another kernel": lambda: made(PiecewisePolynomialKernel(ard_num_dims=D)),
+    "another kernel": lambda: made(PiecewisePolynomialKernel(0, ard_num_dims=D)),
     "other targets": lambda: made(kind=OwnTargets),
     "added losses": lambda: made(kind=Added),
     "dimensions from the end": lambda: made(RBFKernel(active_dims=[-1])),

@@ -256,7 +256,7 @@ class OwnKernel(RBFKernel):
 
 
 UNKNOWN = {
-    "a kernel": lambda: made(ScaleKernel(PiecewisePolynomialKernel(ard_num_dims=D))),
+    "a kernel": lambda: made(ScaleKernel(PiecewisePolynomialKernel(0, ard_num_dims=D))),
     "a subclass of a kernel": lambda: made(OwnKernel()),
     "a kernel that several share": lambda: made(RBFKernel(), batch=B),
     "a subclass of the likelihood": lambda: another(Doubled),
