@@ -134,7 +134,7 @@ def load(settings: Settings) -> Profile:
     """Return the profile that the settings name, or that of this host in the home folder, or an empty one."""
     here = host.current()
     kept = None if store.leaves_aside(settings) else store.in_force(settings, here.fingerprint)
-    if kept is not None and kept.trials and not kept.forests:  # a recording, as those of `calibration/hosts`
+    if kept is not None and not kept.forests and kept.trials:  # a recording, as those of `calibration/hosts`
         kept = fitted(kept)
     return kept or Profile(host=here.fields, fingerprint=here.fingerprint)
 

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import re
 import time
+import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from autokern.core.errors import ProfileError
+from autokern.core.locks import once
 from autokern.core.problem import Problem
 from autokern.core.shown import Shown, shown
 from autokern.tuning.forest import Forest
 
 SCHEMA = 2
-_SCHEMA = re.compile(rb'\s*\{\s*"schema":\s*(\d{1,6})\b')  # at the beginning of a profile, whatever its schema
+# At the beginning of a profile: its schema, then what autokern writes of the rest, a checksum and the bytes of trials.
+_HEAD = re.compile(rb'\s*\{\s*"schema":\s*(\d{1,6})\b(?:,"tools":\{"checksum":(\d{1,10}),"trials":(\d{1,9})\},)?')
+_TRIALS = b'"trials":'  # the last part of a profile
 DISTURBED = 0.1  # share of a timing in which threads waited for a core from which on it counts as disturbed
 QUIET = 0.0  # the share of one that does not: this object is the default, which files leave out
 ENOUGH = 5  # trials of a group that make it known; fewer only hint
@@ -146,7 +150,7 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     banned: list[Ban] = []
     setup: dict[str, _Amount] = {}  # seconds that a candidate needs once in a process, by "op.candidate"
     levels: dict[str, str] = {}  # the most thorough level at which each op was calibrated, by "op/dtype@device"
-    tools: dict[str, Any] = {}  # of former versions; ignored
+    tools: dict[str, Any] = {}  # of a file, or of former versions; ignored
     # Date of a calibration without time for any problem of an op, or of one at first use that did not make it known.
     fruitless: dict[str, str] = {}
     forests: dict[str, Forest] = {}  # the trees that choose, fitted to the trials, by "op@device"
@@ -212,18 +216,74 @@ class NewerError(ProfileError):
     """A newer autokern wrote the file; this one must not change it."""
 
 
+class _Later(Sequence[Trial]):
+    """Trials that are decoded when somebody asks for them: choosing needs the trees alone."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    @once
+    def _found(self) -> list[Trial]:
+        return msgspec.json.decode(self._text, type=list[Trial])
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._found[place]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __eq__(self, other: object) -> bool:
+        return self._found == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def encode(profile: Profile) -> bytes:
+    """Return JSON that begins with its schema, proven to be readable: nothing else may replace what can be read."""
+    fields = msgspec.structs.asdict(profile).items()
+    told = {name: value for name, value in fields if value and name not in ("schema", "tools", "trials")}
+    try:
+        trials = msgspec.json.encode(list(profile.trials))
+        rest = msgspec.json.encode(told)[1:-1]
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProfileError(f"the profile cannot be written as JSON: {error}") from error
+    tail = b",".join(filter(None, [rest, _TRIALS + trials])) + b"}"
+    _checked(b"{" + tail)
+    head = SCHEMA, zlib.crc32(tail, len(trials)), len(trials)
+    return b'{"schema":%d,"tools":{"checksum":%d,"trials":%d},' % head + tail
+
+
 def decode(data: bytes) -> Profile:
-    """Return the profile that JSON text holds, with every value in range; raises ProfileError for any other text."""
-    claim = _SCHEMA.match(data)
-    schema = int(claim[1]) if claim else SCHEMA
+    """Return the profile that JSON text holds, with every value in range; raises ProfileError for any other text.
+
+    Where the checksum is right, autokern has proven that before it wrote the text.
+    """
+    head = _HEAD.match(data)
+    schema = int(head[1]) if head else SCHEMA
     if schema > SCHEMA:
         raise NewerError(f"a newer autokern wrote it (schema {schema}, this one reads {SCHEMA}); upgrade autokern")
     if schema < SCHEMA:
         raise ProfileError(f"an earlier autokern wrote it (schema {schema}, this one reads {SCHEMA}); measure again")
+    if head and head[2] and int(head[2]) == zlib.crc32(memoryview(data)[head.end() :], int(head[3])):
+        start = len(data) - 1 - int(head[3])
+        profile = _read(data[: start - len(_TRIALS)].rstrip(b",") + b"}")
+        profile.trials = _Later(data[start:-1])  # type: ignore[assignment]
+        return profile
+    return _checked(data)
+
+
+def _read(data: bytes) -> Profile:
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, MemoryError) as error:
         raise ProfileError(f"it is damaged, or no profile: {error}") from None
+    profile.tools = {}
+    return profile
+
+
+def _checked(data: bytes) -> Profile:
+    """Return the profile of a text that anybody may have written."""
+    profile = _read(data)
     whole = profile.schema == SCHEMA and all(forest.is_whole for forest in profile.forests.values())
     sizes = [(p.m, p.n, p.batch, 1 + p.d, 1 + p.rhs) for p in (trial.problem for trial in profile.trials)]
     possible = all(min(of_problem) >= 1 and max(of_problem) <= 2**40 for of_problem in sizes)

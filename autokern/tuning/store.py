@@ -16,13 +16,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from autokern.core.errors import AutokernWarning, ProfileError
 from autokern.core.recovery import suppressed, uninterrupted
 from autokern.core.settings import Settings
 from autokern.system.files import FLAGS, LARGEST, Folder, contents, opened, write_whole
-from autokern.tuning.profile import SCHEMA, NewerError, Profile, decode
+from autokern.tuning.profile import NewerError, Profile, decode, encode
 
 _log = logging.getLogger("autokern")
 _reported: set[str] = set()  # warnings and log lines of this process; the only state here
@@ -135,9 +133,9 @@ def read_file(path: Path) -> Profile:
 
 
 def write_file(path: Path, profile: Profile) -> None:
-    """Write a profile as indented JSON, all or nothing."""
+    """Write a profile as the home folder keeps it, all or nothing."""
     try:
-        write_whole(path, msgspec.json.format(_encoded(profile), indent=2) + b"\n")
+        write_whole(path, _encoded(profile))
     except uninterrupted(OSError, ProfileError) as error:
         raise ProfileError(f"asked to write a profile to {path}; found: {error}. Name another file") from error
 
@@ -230,13 +228,8 @@ def _added(folder: Folder, profile: Profile) -> Profile:
 
 
 def _encoded(profile: Profile) -> bytes:
-    """Return JSON that begins with its schema, proven to be readable: nothing else may replace what can be read."""
-    try:
-        told = {name: value for name, value in msgspec.structs.asdict(profile).items() if value}
-        data = msgspec.json.encode({"schema": SCHEMA, **told})
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ProfileError(f"the profile cannot be written as JSON: {error}") from error
+    """Return the text of a profile; ProfileError if it could not be read again."""
+    data = encode(profile)
     if len(data) > LARGEST:
         raise ProfileError(f"the profile is larger than {LARGEST} bytes")
-    decode(data)
     return data

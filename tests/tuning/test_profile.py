@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.tuning.forest import Forest
-from autokern.tuning.profile import SCHEMA, Ban, Crossover, Kept, Profile, Timing, Trial, decode
+from autokern.tuning.profile import SCHEMA, Ban, Crossover, Kept, Profile, Timing, Trial, decode, encode
 
 NAMES = ["stock", "cpu", "tiled"]
 
@@ -102,11 +102,32 @@ def test_problem_prints_what_matters():
 @given(profiles)
 def test_what_is_encoded_is_decoded(profile):
     assert decode(msgspec.json.encode(profile)) == profile
+    assert decode(encode(profile)) == profile
+
+
+def test_trials_are_decoded_when_they_are_asked_for(monkeypatch):
+    whole, decoded, plain = synthetic((100, 0.5)), [], msgspec.json.decode
+    kept = encode(whole)
+    monkeypatch.setattr(
+        msgspec.json, "decode", lambda text, **form: decoded.append(form["type"]) or plain(text, **form)
+    )
+    found = decode(kept)
+    assert decoded == [Profile]
+    assert pickle.loads(pickle.dumps(found)) == found == whole
+    assert (len(found.trials), found.trials[0]) == (1, whole.trials[0])
+
+
+def test_what_autokern_has_not_written_is_checked_as_a_whole():
+    kept = encode(synthetic((100, 0.5)))
+    for changed in (kept.replace(b'"seconds":0', b'"seconds":-1'), kept.replace(b'"n":100', b'"n":-1')):
+        assert changed != kept
+        with pytest.raises(ProfileError):
+            decode(changed)
 
 
 @given(profiles, st.data())
 def test_mutated_bytes_are_a_profile_or_a_profile_error(profile, data):
-    text = bytearray(msgspec.json.encode(profile))
+    text = bytearray(data.draw(st.sampled_from([encode, msgspec.json.encode]))(profile))
     for _ in range(data.draw(st.integers(1, 4))):
         kind = data.draw(st.sampled_from(["flip", "cut", "insert", "repeat"]))
         at = data.draw(st.integers(0, max(0, len(text) - 1)))
@@ -124,7 +145,7 @@ def test_mutated_bytes_are_a_profile_or_a_profile_error(profile, data):
         found = decode(bytes(text))
     except ProfileError:
         return
-    assert decode(msgspec.json.encode(found)) == found
+    assert decode(encode(found)) == found
 
 
 @given(st.binary(max_size=60))
