@@ -1,10 +1,9 @@
 """Large buffers that are used again, because most of the time of filling fresh memory is page faults.
 
-A buffer belongs to the pool of the thread that borrowed it first, also while it is lent. The pool keeps storages, never
-tensors, so no autograd state stays with them. It hands a storage out only if nothing else refers to it: a tensor or
-view that outlives its lease costs a reuse, never a wrong number. No code runs when a lease ends: a ``Ctrl-C`` would be
-lost there. There is no lock: every step that threads, the garbage collector or a signal could disturb is one operation
-of a dict, and the thread that pops an entry owns it.
+The pool keeps storages, never tensors, so no autograd state stays with them. It hands a storage out only if nothing
+else refers to it: a tensor or view that outlives its lease costs a reuse, never a wrong number. No code runs when a
+lease ends: a ``Ctrl-C`` would be lost there. There is no lock: every step that threads, the garbage collector or a
+signal could disturb is one operation of a dict, and the thread that pops an entry owns it.
 
 Fresh memory comes in huge pages where the system has them: 128 MB cost 32,768 faults of 4 KiB pages, or 64 of 2 MiB.
 Linux only (``MADV_HUGEPAGE``); elsewhere, and where the kernel forbids it, memory is left as it is.
@@ -19,8 +18,6 @@ import math
 import mmap
 import os
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple
@@ -32,12 +29,12 @@ from autokern.system import host
 
 SMALLEST = 2**20
 """Bytes below which the C library recycles memory by itself, and a buffer is not kept."""
-_MOST = 8
-"""Buffers that one thread may keep."""
+_MOST = 16
+"""Buffers that are kept."""
 _SPARE = 1.25
 """A buffer serves if it is at most this many times the size needed."""
 _SHARE = 8
-"""All pools together keep at most one part in so many of the memory that was free at first."""
+"""The pool keeps at most one part in so many of the memory that was free at first."""
 _WATCHED = 32 * 2**20
 """A fresh buffer of so many bytes takes 4 ms to fill: asking for the free memory before, 0.3 ms, is cheap."""
 _MARGIN = 2**29
@@ -48,20 +45,14 @@ _HUGE = 2 * 2**20
 _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
-class _Thread:
-    """Represents a borrowing thread until it ends or the pools are emptied."""
-
-
 class _Buffer(NamedTuple):
     key: int
     storage: torch.UntypedStorage
     size: int
-    owner: weakref.ref[_Thread]
 
 
 _kept: dict[int, _Buffer] = {}  # the buffer that was lent first stands first
 _keys = itertools.count()
-_threads = threading.local()
 _ordered: int | None = None
 
 
@@ -98,17 +89,17 @@ def borrow(shape: Sequence[int], like: torch.Tensor) -> Lease:
     lease = Lease(_tensor(buffer, tuple(shape), like.dtype))
     if buffer.size <= limit():
         _kept[buffer.key] = buffer
-        _trim(buffer.owner)
+        _trim()
     return lease
 
 
 def held() -> int:
-    """Return the bytes that the pools of all threads keep unused; `free` would return them to the system."""
+    """Return the bytes that the pool keeps unused; `free` would return them to the system."""
     return sum(buffer.size for buffer in list(_kept.values()) if _is_unused(buffer))
 
 
 def limit() -> int:
-    """Return the bytes that the pools of all threads may keep together."""
+    """Return the bytes that the pool may keep."""
     return _share() if _ordered is None else min(_ordered, _share())
 
 
@@ -120,7 +111,7 @@ def set_limit(size: int | None) -> None:
 
 
 def free() -> None:
-    """Empty the pools of all threads. Borrowed buffers stay valid and are not kept when they come back."""
+    """Empty the pool. Borrowed buffers stay valid and are not kept when they come back."""
     _kept.clear()
 
 
@@ -131,14 +122,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)  # a FakeTensor, say, has no memory 
 
 
 def _take(need: int) -> _Buffer | None:
-    """Return this thread's tightest buffer that fits and that nothing else refers to."""
-    owner, best = _owner(), None
+    """Return the tightest buffer that fits and that nothing else refers to."""
+    best = None
     for buffer in list(_kept.values()):
-        fits = buffer.owner is owner and need <= buffer.size <= _SPARE * need
+        fits = need <= buffer.size <= _SPARE * need
         if fits and (best is None or buffer.size <= best.size) and _is_unused(buffer):
             best = buffer
     found = None if best is None else _kept.pop(best.key, None)
-    return found if found is not None and _is_unused(found) else None  # a signal handler may have borrowed it meanwhile
+    return found if found is not None and _is_unused(found) else None  # another thread may have borrowed it meanwhile
 
 
 def _fresh(need: int) -> _Buffer:
@@ -154,39 +145,22 @@ def _fresh(need: int) -> _Buffer:
         free()
         size = need
         flat = huge((size,), like)
-    return _Buffer(next(_keys), flat.untyped_storage(), size, _owner())
+    return _Buffer(next(_keys), flat.untyped_storage(), size)
 
 
 def _tensor(buffer: _Buffer, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device="cpu").set_(buffer.storage, 0, shape)  # type: ignore[call-overload,no-any-return]
 
 
-def _trim(owner: weakref.ref[_Thread] | None = None) -> None:
-    """Let the buffers go that were lent first until the bounds hold, and those of ended threads."""
-    if not (buffers := list(_kept.values())):
-        return
-    mine, total, most = sum(buffer.owner is owner for buffer in buffers), sum(b.size for b in buffers), limit()
-    for buffer in buffers:
-        own = buffer.owner is owner
-        if total > most or (own and mine > _MOST) or buffer.owner() is None:
-            _kept.pop(buffer.key, None)
-            total, mine = total - buffer.size, mine - own
-
-
-def _owner() -> weakref.ref[_Thread]:
-    """Return the object that represents this thread, the same as long as it may borrow and give back."""
-    if not hasattr(_threads, "owner"):
-        _threads.thread = _Thread()
-        _threads.owner = weakref.ref(_threads.thread, _forget)
-    found: weakref.ref[_Thread] = _threads.owner
-    return found
-
-
-def _forget(owner: weakref.ref[_Thread], ending: Callable[[], bool] = sys.is_finalizing) -> None:
-    if not ending():
-        for buffer in list(_kept.values()):
-            if buffer.owner is owner:
-                _kept.pop(buffer.key, None)
+def _trim() -> None:
+    """Let the buffers go that were lent first until the bounds hold."""
+    buffers, most = list(_kept.values()), limit()
+    total = sum(buffer.size for buffer in buffers)
+    for place, buffer in enumerate(buffers):
+        if total <= most and len(buffers) - place <= _MOST:
+            break
+        _kept.pop(buffer.key, None)
+        total -= buffer.size
 
 
 def _is_unused(buffer: _Buffer) -> bool:
@@ -204,7 +178,7 @@ def _references(buffer: _Buffer) -> tuple[int, int]:
 def _alone() -> tuple[int, int] | None:
     """Return the `_references` of a storage that nothing else refers to, or None where torch cannot count them."""
     try:
-        buffer = _Buffer(0, torch.empty(8, dtype=torch.uint8, device="cpu").untyped_storage(), 8, _owner())
+        buffer = _Buffer(0, torch.empty(8, dtype=torch.uint8, device="cpu").untyped_storage(), 8)
         alone = _references(buffer)
         tensor = _tensor(buffer, (8,), torch.uint8)
         seen = _references(buffer)

@@ -44,18 +44,6 @@ def memory_left(root: Path = _ROOT, proc: Path = _OWN) -> int | None:
     return min(left, default=None)
 
 
-def throttled(root: Path = _ROOT, proc: Path = _OWN) -> float | None:
-    """Return the seconds for which a quota has stopped this process's groups until now, or None if none is counted."""
-    seconds = []
-    for folder in _groups("cpu", root, proc):
-        counts = dict(re.findall(r"^(\w+) (\d+)$", text_of(folder / "cpu.stat"), re.MULTILINE))
-        if "throttled_usec" in counts:
-            seconds.append(int(counts["throttled_usec"]) / 1e6)
-        elif "throttled_time" in counts:
-            seconds.append(int(counts["throttled_time"]) / 1e9)
-    return sum(seconds) if seconds else None
-
-
 def _groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
     """Yield the folders of this process's groups for a controller, from its own up to the root.
 

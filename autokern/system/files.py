@@ -19,8 +19,6 @@ from pathlib import Path
 from autokern.core.errors import ProfileError
 from autokern.core.recovery import suppressed
 
-Version = tuple[int, int, int, int]  # identifies a version of a file: device, inode, time, size
-
 LARGEST = 64 * 2**20  # largest file that is read, in bytes
 FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -64,18 +62,9 @@ class Folder:
         with opened(self.open(name, os.O_RDONLY)) as fd:
             return contents(fd, name, private=True)
 
-    def version(self, name: str) -> Version | None:
-        """Return an identifier of this version of a file, or None if there is none."""
-        try:
-            info = os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        return (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size)
-
     def modified(self, name: str) -> float:
-        """Return when a file was last written, in seconds of the Unix epoch; 0 if it is gone."""
-        version = self.version(name)
-        return version[2] / 1e9 if version else 0.0
+        """Return when a file was last written, in seconds of the Unix epoch."""
+        return os.stat(self._at(name), dir_fd=self.fd, follow_symlinks=False).st_mtime
 
     def names(self) -> list[str]:
         """Return the names in the folder, sorted."""

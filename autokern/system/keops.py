@@ -1,7 +1,7 @@
 """KeOps as a tool: finds obstacles without compiling, and runs it without output on stdout.
 
-pykeops compiles each formula when it is first used. The compiler may be missing and the build folder unwritable or
-damaged; pykeops at best reports that on stdout. Importing it is left to gpytorch or to its first use.
+pykeops compiles each formula when it is first used. The compiler may be missing and the build folder unwritable;
+pykeops at best reports that on stdout. Importing it is left to gpytorch or to its first use.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import importlib.util
 import os
 import platform
 import shutil
-import struct
 import sys
-import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,15 +24,10 @@ from autokern.core.locks import Lock
 from autokern.core.recovery import caught
 
 _ADVICE = "`autokern doctor` tries it and advises; AUTOKERN_EXCLUDE=keops leaves it out"
-_ELF = struct.Struct("<4xBB34xQ10xHH")  # class, byte order, ..., section headers: offset, size of each, number
-_WRITING_S = 10.0
-"""A truncated file that changed in these seconds is one that a linker, of this process or another, is writing."""
 
 _lock = Lock()
 _working, _verbose = 0, (True, True)
 _failure = ""
-_intact: tuple[str, int] | None = None
-"""The build folder that was last found intact, and its time of change."""
 
 
 def keops_problem(device: str = "cpu") -> str | None:
@@ -64,8 +56,7 @@ def _obstacle(pykeops: Any, device: str) -> str | None:
     folder = Path(pykeops.get_build_folder())
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the build folder of KeOps cannot be written ({_plain(folder)}): set KEOPS_CACHE_FOLDER to one that can"
-    bad = sum(age > _WRITING_S for age in _truncated(folder))
-    return f"{bad} files in the build folder of KeOps are damaged ({_plain(folder)}): remove it" if bad else None
+    return None
 
 
 def build_folder() -> Path | None:
@@ -90,37 +81,6 @@ def _first_of(named: str | None, path: str | None) -> str | None:
     return next((name for name in (named, *usual) if name and shutil.which(name, path=path)), None)
 
 
-def _truncated(folder: Path) -> list[float]:
-    """Return of each truncated compiled formula, which kills the process that loads it, its age in seconds."""
-    global _intact
-    try:
-        state = (str(folder), folder.stat().st_mtime_ns)
-        if state == _intact:
-            return []
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        paths = [Path(e.path) for e in os.scandir(folder) if e.name.endswith(suffix)]
-        found = [abs(time.time() - path.stat().st_mtime) for path in paths if _cut_short(path)]
-    except OSError:  # gone meanwhile
-        return []
-    if not found:
-        _intact = state
-    return found
-
-
-def _cut_short(path: Path) -> bool:
-    """Whether an ELF file, which ends with its section headers, is shorter than its first 64 bytes say."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(_ELF.size)
-    if sys.platform != "linux":
-        return size == 0
-    if len(head) < _ELF.size or not head.startswith(b"\x7fELF"):
-        return True
-    width, order, offset, each, count = _ELF.unpack(head)
-    known = (width, order) == (2, 1)  # 64 bits with the low byte first; others are laid out otherwise
-    return bool(known and size < offset + each * count)
-
-
 @contextlib.contextmanager
 def at_work(device: str = "cpu") -> Iterator[None]:
     """Run KeOps inside the block, without messages.
@@ -129,12 +89,7 @@ def at_work(device: str = "cpu") -> Iterator[None]:
     it is not tried again in this process.
     """
     global _failure
-    problem = keops_problem(device)
-    folder = build_folder()
-    while problem is None and folder is not None and _truncated(folder):  # the linker of another thread or process
-        time.sleep(0.02)
-        problem = keops_problem(device)
-    if problem is not None:
+    if (problem := keops_problem(device)) is not None:
         raise KeOpsError(f"a product by KeOps was asked for; found: {problem}. {_ADVICE}")
     try:
         with _silence():

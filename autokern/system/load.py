@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autokern.core.recovery import suppressed, uninterrupted
-from autokern.system import cgroups
+from autokern.system.cgroups import text_of
 
 _STAT, _TASKS = Path("/proc/stat"), Path("/proc/self/task")
 _LEAST = 0.08
@@ -34,16 +34,13 @@ class Load(NamedTuple):
     cores: int  # that this process may use
     others: float | None = None  # how many of them others kept busy
     lost: float | None = None  # share of the time in which threads of this process wanted a core and had none
-    throttled: float | None = None  # share of the time for which the CPU quota of a control group stopped it
 
     def crowded(self, threads: int) -> bool:
         """Whether a process that computes in so many threads is disturbed; False where nothing is known."""
         taken = self.others is not None and self.others + min(threads, self.cores) > self.cores + _SPARE
-        return taken or max(self.lost or 0.0, self.throttled or 0.0) > _LOST
+        return taken or (self.lost or 0.0) > _LOST
 
     def __str__(self) -> str:
-        if (self.throttled or 0.0) > _LOST:
-            return f"the CPU quota of its control group stops this process for {self.throttled:.0%} of the time"
         if self.others is None:
             return f"this process waits for a core {self.lost or 0:.0%} of its time"
         return f"others use {min(self.others, self.cores):.1f} of {self.cores} cores"
@@ -57,7 +54,6 @@ class Snapshot(NamedTuple):
     busy: float | None
     own: float
     waited: float | None
-    throttled: float | None
 
 
 class Watch:
@@ -75,16 +71,13 @@ class Watch:
         """Return the load of the interval until now, which goes on."""
         start, now = self._start, self._read()
         seconds, own = now.at - start.at, now.own - start.own
-        others = lost = throttled = None
-        if seconds >= _LEAST:
-            if now.busy is not None and start.busy is not None:
-                others = max(0.0, (now.busy - start.busy - own) / seconds)
-            if now.throttled is not None and start.throttled is not None:
-                throttled = (now.throttled - start.throttled) / seconds
+        others = lost = None
+        if seconds >= _LEAST and now.busy is not None and start.busy is not None:
+            others = max(0.0, (now.busy - start.busy - own) / seconds)
         if now.waited is not None and start.waited is not None:
             waited = max(0.0, now.waited - start.waited)  # a thread that has ended takes its own along
             lost = waited / max(waited + own, 1e-9)
-        return Load(now.cores, others, lost, throttled)
+        return Load(now.cores, others, lost)
 
 
 class Waited:
@@ -131,10 +124,9 @@ def snapshot() -> Snapshot:
     return Snapshot(
         at=time.perf_counter(),
         cores=len(cpus) if cpus else os.cpu_count() or 1,
-        busy=busy_seconds(cgroups.text_of(_STAT), cpus),
+        busy=busy_seconds(text_of(_STAT), cpus),
         own=time.process_time(),
         waited=seconds,
-        throttled=cgroups.throttled(),
     )
 
 

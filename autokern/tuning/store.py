@@ -27,7 +27,6 @@ _reported: set[str] = set()  # warnings and log lines of this process; the only 
 
 _STALE = 3600.0  # seconds after which no process can still be writing a temporary file
 _PATIENCE = 10.0  # seconds to wait for other writers, each of which takes about as long as an fsync
-_TRIES = 64  # to replace a file that others replace without waiting
 
 _OURS = re.compile(r"[0-9a-f]{8,64}(\.json|\.bad|\.[0-9a-f]{16}\.tmp|(\.[a-z0-9_]+)?\.lock)")
 
@@ -104,15 +103,10 @@ def save(settings: Settings, profile: Profile) -> Path | None:
             name, lock = _named(f"{profile.fingerprint}.json"), f"{profile.fingerprint}.lock"
             with suppressed(OSError):
                 stack.enter_context(folder.locked(lock, _PATIENCE))
-            for _ in range(_TRIES):
-                version = folder.version(name)  # taken first: a file that is replaced while being read is read again
-                data = _encoded(_added(folder, profile))
-                with folder.temporary(profile.fingerprint, data) as temporary:
-                    if folder.version(name) == version:
-                        folder.replace(temporary, name)
-                        folder.sync()
-                        return folder.path / name
-            raise ProfileError(f"{name} was replaced by other processes {_TRIES} times")
+            with folder.temporary(profile.fingerprint, _encoded(_added(folder, profile))) as temporary:
+                folder.replace(temporary, name)
+                folder.sync()
+            return folder.path / name
     except uninterrupted(OSError, ProfileError) as error:
         message = f"asked to keep measurements in {home(settings) or 'the cache folder'}; found: {error}. "
         message += "They serve this process only; set AUTOKERN_HOME to a private folder that can be written."

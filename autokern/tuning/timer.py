@@ -12,17 +12,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from autokern.system.load import Waited
 from autokern.tuning.profile import DISTURBED, QUIET, Timing
-
-resource: ModuleType | None
-try:
-    import resource
-except ImportError:  # Windows has no such count
-    resource = None
 
 _HOPELESS = 1.6  # a candidate so many times slower than the best is not timed further
 _ABSURD = 3.0  # a candidate so many times slower than the reference is timed once
@@ -167,7 +160,7 @@ def _sample(
         if lead:
             call()
         synchronize()
-        switched, before = _switches(), waited()
+        before = waited()
         start = now = time.perf_counter()
         done = 0
         while done < repeats and now - start < _LONGEST:
@@ -178,11 +171,6 @@ def _sample(
         now = time.perf_counter()
         lost = min(max(waited() - before, 0.0) / max(now - start, 1e-9), _ALL)
         best = min(best, _Sample((now - start) / done, lost))
-        disturbed = lost > DISTURBED if waited.known else _switches() != switched
-        if not disturbed or now - start > _LONGEST:
+        if lost <= DISTURBED or now - start > _LONGEST:
             break
     return best
-
-
-def _switches() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0

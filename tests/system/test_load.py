@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from autokern.system import cgroups
 from autokern.system.load import Load, Snapshot, Waited, Watch, busy_seconds, snapshot
 
 STAT = """cpu  900 0 300 5000 60 0 40 0 0 0
@@ -24,25 +23,25 @@ def _reading(*snapshots: Snapshot) -> Load:
 
 
 def test_others_use_what_this_process_does_not():
-    found = _reading(Snapshot(10.0, 2, 100.0, 5.0, 1.0, 0.0), Snapshot(12.0, 2, 103.0, 6.0, 2.0, 1.0))
-    assert found == Load(cores=2, others=1.0, lost=0.5, throttled=0.5)
-    alone = [Snapshot(0.0, 2, 0.0, 0.0, None, None), Snapshot(1.0, 2, 0.5, 0.9, None, None)]
+    found = _reading(Snapshot(10.0, 2, 100.0, 5.0, 1.0), Snapshot(12.0, 2, 103.0, 6.0, 2.0))
+    assert found == Load(cores=2, others=1.0, lost=0.5)
+    alone = [Snapshot(0.0, 2, 0.0, 0.0, None), Snapshot(1.0, 2, 0.5, 0.9, None)]
     assert _reading(*alone).others == 0
 
 
 def test_a_short_interval_tells_nothing_of_the_cores():
-    found = _reading(Snapshot(0.0, 2, 0.0, 0.0, 0.0, 0.0), Snapshot(0.01, 2, 0.01, 0.0, 0.0, 0.0))
+    found = _reading(Snapshot(0.0, 2, 0.0, 0.0, 0.0), Snapshot(0.01, 2, 0.01, 0.0, 0.0))
     assert found == Load(cores=2, lost=0.0)
 
 
 def test_what_the_system_does_not_count_is_unknown_and_disturbs_nobody():
-    found = _reading(*[Snapshot(float(at), 4, None, 0.0, None, None) for at in (0, 1)])
+    found = _reading(*[Snapshot(float(at), 4, None, 0.0, None) for at in (0, 1)])
     assert found == Load(cores=4)
     assert not found.crowded(4)
 
 
 def test_a_thread_that_ended_meanwhile_takes_its_wait_along():
-    assert _reading(Snapshot(0.0, 1, None, 0.0, 5.0, None), Snapshot(1.0, 1, None, 1.0, 2.0, None)).lost == 0.0
+    assert _reading(Snapshot(0.0, 1, None, 0.0, 5.0), Snapshot(1.0, 1, None, 1.0, 2.0)).lost == 0.0
 
 
 @pytest.mark.parametrize(
@@ -54,8 +53,7 @@ def test_a_thread_that_ended_meanwhile_takes_its_wait_along():
         (Load(64, others=30.0), 8, False),
         (Load(2, others=0.0), 8, False),  # more threads than cores is no one else's doing
         (Load(2, lost=0.5), 1, True),
-        (Load(2, throttled=0.5), 1, True),
-        (Load(2, throttled=0.01), 1, False),
+        (Load(2, lost=0.01), 1, False),
     ],
 )
 def test_crowded(found, threads, crowded):
@@ -65,7 +63,6 @@ def test_crowded(found, threads, crowded):
 def test_load_in_words():
     assert str(Load(2, others=1.93)) == "others use 1.9 of 2 cores"
     assert str(Load(2, others=2.04)) == "others use 2.0 of 2 cores"
-    assert "quota" in str(Load(2, others=0.0, throttled=0.5))
     assert str(Load(2, lost=0.25)) == "this process waits for a core 25% of its time"
 
 
@@ -108,16 +105,6 @@ def test_waiting_that_is_not_counted(tmp_path):
     (tmp_path / "1" / "schedstat").write_text("")
     with Waited(tmp_path) as waited:
         assert (waited.known, waited()) == (False, 0.0)
-
-
-@pytest.mark.parametrize(("line", "controller"), [("throttled_usec 1500000", ""), ("throttled_time 1500000000", "cpu")])
-def test_seconds_throttled_by_a_quota(tmp_path, line, controller):
-    (tmp_path / "own").write_text(f"3:{controller}:/mine\n")
-    folder = tmp_path / controller / "mine"
-    assert cgroups.throttled(tmp_path, tmp_path / "own") is None
-    folder.mkdir(parents=True)
-    (folder / "cpu.stat").write_text(f"nr_periods 9\nnr_throttled 4\n{line}\n")
-    assert cgroups.throttled(tmp_path, tmp_path / "own") == 1.5
 
 
 def test_this_machine():

@@ -107,17 +107,16 @@ MUTATIONS = [
     Mutation(
         "a profile is written in place first",
         "tuning/store.py",
-        "                with folder.temporary(profile.fingerprint, data) as temporary:",
-        "                (folder.path / name).write_bytes(data)\n"
-        "                version = folder.version(name)\n"
-        "                with folder.temporary(profile.fingerprint, data) as temporary:",
+        "            with folder.temporary(profile.fingerprint, _encoded(",
+        "            (folder.path / name).write_bytes(_encoded(_added(folder, profile)))\n"
+        "            with folder.temporary(profile.fingerprint, _encoded(",
         "publish",
     ),
     Mutation(
         "an old profile is removed before the new one has its name",
         "tuning/store.py",
-        "                        folder.replace(temporary, name)",
-        "                        folder.remove(name)\n                        folder.replace(temporary, name)",
+        "                folder.replace(temporary, name)",
+        "                folder.remove(name)\n                folder.replace(temporary, name)",
         "publish",
     ),
 ]

@@ -538,20 +538,6 @@ def test_the_later_measurement_of_a_problem_counts(settings):
     assert found == {8: 2.0, 16: 1e-3}
 
 
-def test_a_rival_that_publishes_between_reading_and_renaming_is_merged(settings, monkeypatch):
-    real, rivals = files.Folder.temporary, iter([16, 32])
-
-    def raced(folder, stem, data, mode=0o600):
-        if (size := next(rivals, None)) is not None:
-            store.save(Settings(home=settings.home), profile(size))
-        return real(folder, stem, data, mode)
-
-    monkeypatch.setattr(store, "_PATIENCE", 0.0)  # the rival does not wait
-    monkeypatch.setattr(files.Folder, "temporary", raced)
-    store.save(settings, profile(8))
-    assert sizes(store.load(settings, HOST)) == {8, 16, 32}
-
-
 def test_save_does_not_wait_for_a_stuck_lock(settings, monkeypatch):
     monkeypatch.setattr(store, "_PATIENCE", 0.1)
     place(settings)
