@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.shown import Shown
 from autokern.core.units import legible
-from autokern.runtime import described, dispatch
+from autokern.gp.library_orders import ROWS
+from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
 
 
@@ -147,9 +149,31 @@ def problem(op: str, **fields: Any) -> Problem:
     usual = grid[0]
     if get(op).composite and fields.get("n"):  # what stock runs depends on the size
         usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
-    there = described.known(get(op), (trial.problem for trial in profile().trials))
-    described.words(get(op), fields.get("grad", ""), there)
-    if "variant" in fields:
-        fields["variant"] = described.variant(get(op), fields["variant"], usual.variant, there)
+    there = [*get(op).grid("full", "float64", "cpu"), *grid]
+    there += [trial.problem for trial in profile().trials if trial.problem.op == op]
+    plain, orders = _without_orders(fields.get("variant", ""))
+    fields["variant"] = "/".join([plain or usual.variant, *orders]).strip("/")
+    gradients = {word for p in there for word in p.grad.split("/") if word}
+    _check("grad", op, fields.get("grad", "").split("/"), gradients, gradients | {"", "a", "rhs", "theta", "x"})
+    _check("variant", op, [plain], {p.variant for p in there} - {""}, {p.variant for p in there} | {""})
     without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
     return usual.replace(**{"grad": "" if without else usual.grad, **fields})
+
+
+def _check(field: str, op: str, asked: Iterable[str], known: Iterable[str], allowed: Container[str]) -> None:
+    """Refuse what no problem has: it would be answered from measurements of others."""
+    for word in asked:
+        if word not in allowed:
+            told = ", ".join(sorted(known)) or "none"
+            raise SettingsError(f"{field} {word!r} was asked for; {op} knows {told}")
+
+
+def _without_orders(given: str) -> tuple[str, list[str]]:
+    """Return a variant without the user's orders to the libraries, and those."""
+    names, words = [row.name for row in ROWS], given.split("/")
+    orders = [word for word in words if word.startswith("order:")]
+    for order in orders:
+        name, _, value = order.removeprefix("order:").partition("=")
+        if name not in names or not value.replace(".", "", 1).replace("e-", "", 1).isdigit():
+            raise SettingsError(f"variant {order!r} was asked for; an order is NAME=NUMBER of {', '.join(names)}")
+    return "/".join(word for word in words if word not in orders), orders

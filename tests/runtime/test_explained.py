@@ -19,7 +19,6 @@ from autokern.cli import tables
 from autokern.core import solved
 from autokern.core.candidate import WITHIN, Error
 from autokern.core.decision import Decision
-from autokern.core.errors import SettingsError
 from autokern.core.problem import Problem
 from autokern.core.registry import get, registered
 from autokern.gp import iterated_density
@@ -347,37 +346,9 @@ def test_an_error_that_a_plugin_cannot_tell_is_within_the_bound(make_op):
     }  # fmt: skip
 
 
-# --- structure in the points ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("x", "kernel", "asked", "candidate"),
-    [
-        (uniform(500, 1), MaternKernel, {"n": 500, "d": 1, "variant": "matern52/line"}, "state-space"),
-        (uniform(500, 1), MaternKernel, {"n": 500, "d": 1, "variant": "matern52/cholesky/line"}, "state-space"),
-        (uniform(450, 2).repeat(2, 1), RBFKernel, {"m": 450, "n": 900, "d": 2}, "merged"),
-    ],
-)
-def test_points_with_structure_are_described_by_sizes_and_the_last_word_of_a_variant(x, kernel, asked, candidate):
+def test_repeated_points_are_described_by_their_sizes():
     with autokern.enabled():
-        step(model(x, kernel))
+        step(model(uniform(450, 2).repeat(2, 1), RBFKernel))
         ((decision, _),) = decided("exact_log_prob")
-    assert api.problem("exact_log_prob", **asked) == decision.problem
-    assert autokern.explain("exact_log_prob", **asked).candidate == decision.candidate == candidate
-
-
-def test_a_line_is_predicted_on():
-    assert autokern.explain("predict", n=500, m=20, d=1, variant="fast/cholesky/line").candidate == "state-space"
-    assert autokern.explain("predict", n=500, d=1, variant="fast/grown/line").candidate == "lazy"
-
-
-@pytest.mark.parametrize(
-    ("op", "variant", "told"),
-    [
-        ("exact_log_prob", "lines", "variant 'lines' was asked for; .*, cg, cholesky, line"),
-        ("predict", "grid", "predict knows .*, line"),
-    ],
-)
-def test_a_word_that_no_variant_has_is_refused(op, variant, told):
-    with pytest.raises(SettingsError, match=told):
-        autokern.explain(op, variant=variant)
+    assert api.problem("exact_log_prob", m=450, n=900, d=2) == decision.problem
+    assert autokern.explain("exact_log_prob", m=450, n=900, d=2).candidate == decision.candidate == "merged"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from pathlib import Path
 
 import pytest
 from support.fakes import as_if_of_autokern
