@@ -132,7 +132,7 @@ def _by(clock: Clock) -> Iterator[None]:
     time = SimpleNamespace(perf_counter=lambda: clock.now)
     with (
         mock.patch.object(calibration, "time", time),
-        mock.patch.multiple(timer, time=time, _switches=lambda: 0, Waited=lambda: contextlib.nullcontext(clock)),
+        mock.patch.multiple(timer, time=time, Waited=lambda: contextlib.nullcontext(clock)),
     ):
         yield
 
