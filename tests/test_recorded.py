@@ -55,7 +55,7 @@ def ratios(profile: Profile) -> list[tuple[float, float]]:
         rivals, allowed = {n: t for n, t in trial.usual.items() if n in op.names()}, 1.0
         if op.may_cost(problem) > 1 and op[name].accuracy == "better":
             rivals = {n: t for n, t in rivals.items() if op[n].accuracy == "better"}
-            allowed = op.may_cost(problem) * op.harder(problem, op.stock)
+            allowed = op.may_cost(problem)
         found.append((chosen / min(t.ratio for t in rivals.values()), chosen / allowed))
     return found
 

@@ -141,11 +141,7 @@ class Op(abc.ABC):
         return False
 
     def may_cost(self, problem: Problem) -> float:
-        """Return up to how many times stock's time an exact candidate is preferred; 1 where stock is close enough."""
-        return 1.0
-
-    def harder(self, problem: Problem, candidate: Candidate) -> float:
-        """Return how many times as long a candidate takes on systems as users have them as on those of `sample`."""
+        """Return up to how many times stock's time exact is preferred, on samples; 1 where stock is close enough."""
         return 1.0
 
     def remark(self, problem: Problem) -> str:

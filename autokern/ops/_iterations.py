@@ -21,12 +21,12 @@ from autokern.core.candidate import Candidate, Error, Run
 from autokern.core.locks import once
 from autokern.core.problem import Problem
 from autokern.gp.systems import LONGEST, TOLERANCE
-from autokern.ops._shared import families, iterates
+from autokern.ops._shared import iterates
 
 _MAY_COST = 1.3
 """Times of stock's time that exact gradients may take at least, where stock's are loose."""
-_OF_FAMILY, _FORMLESS = 12.0, 8.0
-"""What the rest of a step takes, in products: of each family where the matrix is formed, and where it is not."""
+_REST = 12.0
+"""What the rest of a step takes, in products."""
 
 
 class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,25 +83,16 @@ class Iterated(Loose):
         return Error(f"{low:.0f}-{high:.0f} %", f"stock iterates, by default to a tolerance of 1: {worth}")
 
     def may_cost(self, problem: Problem) -> float:
-        """Return how many times stock's time exact gradients may take: on a CPU, what the library takes by itself.
+        """Return how many times stock's time on a sample exact gradients may take.
 
-        Above the points up to which that was found to suffice, iterations to a tight residual take much less.
+        Systems of users take more products than samples do. On a CPU, stock has dispatched parts, and may take as long
+        as the library by itself. Above the points up to which that was found to suffice, iterations to a tight residual
+        take much less.
         """
         if not iterates(problem) or (problem.device == "cpu" and problem.n > exact_up_to(problem)):
             return 1.0
-        return max(_MAY_COST, counted().alone) if problem.device == "cpu" else _MAY_COST
-
-    def harder(self, problem: Problem, candidate: Candidate) -> float:
-        """Return how many times as long what iterates takes as with the least products."""
-        if not iterates(problem) or not candidate.loose:
-            return 1.0
-        rest = self.rest(problem, candidate)
-        least = counted().least
-        return (max(_usual(problem.n), least) + rest) / (least + rest)
-
-    def rest(self, problem: Problem, candidate: Candidate) -> float:
-        """Return what a call takes beside the products of conjugate gradients, in products."""
-        return _OF_FAMILY * len(families(problem)) if candidate.name == "stock" else _FORMLESS
+        harder = (max(_usual(problem.n), counted().least) + _REST) / (counted().least + _REST)
+        return harder * (max(_MAY_COST, counted().alone) if problem.device == "cpu" else _MAY_COST)
 
 
 def to_a_residual(more: str = "") -> Callable[[Problem], Error]:

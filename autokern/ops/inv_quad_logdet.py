@@ -24,7 +24,6 @@ from linear_operator.operators import (
 )
 
 from autokern.core.arguments import tensors_in
-from autokern.core.candidate import Candidate
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals
 from autokern.gp.library_orders import TRACES, words
@@ -180,10 +179,6 @@ class _InvQuadLogdet(Iterated, OpOfParts):
 
     def memory(self, problem: Problem) -> int:
         return _memory_of(1.1)(problem)
-
-    def rest(self, problem: Problem, candidate: Candidate) -> float:
-        """Return what the backward pass takes, in products."""
-        return 4.0 if problem.grad else 1.0
 
     def default_candidate(self, problem: Problem) -> str:
         """Return one factorisation, up to the points up to which it takes no longer than loose iterations."""

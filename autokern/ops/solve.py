@@ -18,7 +18,7 @@ from linear_operator.operators import AddedDiagLinearOperator, ConstantDiagLinea
 
 from autokern.core.arguments import tensors_in
 from autokern.core.beside import Beside
-from autokern.core.candidate import Candidate, Error
+from autokern.core.candidate import Error
 from autokern.core.problem import Features, Problem
 from autokern.gp import originals, systems
 from autokern.gp.factors import factorised, fits
@@ -120,10 +120,6 @@ class _Solve(Iterated, OpOfParts):
     def memory(self, problem: Problem) -> int:
         """A factor in place of a copy of the sum; two sums of parts may be there."""
         return int(problem.batch * (2.1 * problem.n**2 + 3 * problem.n * problem.rhs) * problem.itemsize)
-
-    def rest(self, problem: Problem, candidate: Candidate) -> float:
-        """Nothing beside its products."""
-        return 1.0
 
     def default_candidate(self, problem: Problem) -> str:
         """What fits a factor is factorised where that takes no more than some products do; else iterations."""

@@ -113,7 +113,7 @@ def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = Tr
 
 
 def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:
-    """Return the estimates for systems as users have them, also of candidates that follow from the others."""
+    """Return the estimates for systems as samples are, also of candidates that follow from the others."""
     op, problem = table.op, table.problem
     if store.leaves_aside(settings):
         return {}
@@ -126,8 +126,7 @@ def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[s
         for c in derived:
             if c.derived is not None and (seconds := c.derived(problem, times)) is not None:
                 found[c.name] = found["stock"]._replace(log_ratio=math.log(seconds / near.seconds))
-    harder = {name: math.log(op.harder(problem, op[name])) for name in found}
-    return {n: e._replace(log_ratio=e.log_ratio + harder[n] - harder["stock"]) for n, e in found.items()}
+    return found
 
 
 def load(settings: Settings) -> Profile:

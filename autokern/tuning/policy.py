@@ -51,7 +51,7 @@ def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decis
     op, problem = get(decision.problem.op), decision.problem
     table = Feasibility(op, problem)
     estimates, near = expected(table, chooser, settings), chooser.nearest(op, problem)
-    flops, harder = op.features(problem).flops, op.harder(problem, op.stock)
+    flops = op.features(problem).flops
     rough = [name for name, why in decision.excluded.items() if why.startswith(_ROUGH)]
     costs = dict[str, Cost]()
     for name in dict.fromkeys([*decision.order, *rough]):
@@ -59,7 +59,7 @@ def described(decision: Decision, chooser: Chooser, settings: Settings) -> Decis
         approximate = candidate.accuracy == "approximate"
         error = op.expected_error(problem, candidate) or (UNKNOWN if approximate else WITHIN)
         costs[name] = Cost(
-            seconds=near.seconds * harder * math.exp(found.log_ratio) if found and near else None,
+            seconds=near.seconds * math.exp(found.log_ratio) if found and near else None,
             flops=flops,
             memory=table.memory[name],
             relative_error=chooser.relative_error(op, name, problem) if approximate else None,
@@ -209,7 +209,7 @@ class _Case:
         if doubtful:
             return "likely the fastest: stock does far more work and is not known to be faster"
         if self._preferred(chosen):
-            most = f"{self.may_cost:.2g} times its expected time"
+            most = f"{self.may_cost:.2g} times its time on a sample"
             return f"exact where stock's gradients are loose, in no more than {most}"
         if estimate.log_ratio + CONFIDENCE * estimate.sigma > -NOISE:
             return "exact where stock approximates, and no slower by more than the noise"
