@@ -68,7 +68,7 @@ class Candidate(msgspec.Struct, frozen=True):
     memory : callable
         Maps a Problem to the bytes allocated at the peak, results included.
     features : callable
-        Maps a Problem to the Features of this candidate; those of stock and of default candidates are read.
+        Maps a Problem to the Features of this candidate; those of stock are read.
     compiles : bool
         Whether the first call in a process compiles. Only a full calibration measures such a candidate, and it runs
         only where the saving repays compiling.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from autokern.core.op import Op
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.gp import array_density, leaves, likelihood, repeats
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.originals import psd_safe_cholesky as ladder
@@ -99,16 +99,10 @@ def register(op: Op) -> None:
         unread = trees.form(marginal.lazy.kernel, keops=exact) is None
         return (stock if unread else fused)(marginal, value, exact)
 
-    def rows_features(problem: Problem) -> Features:
-        few = op.features(problem.replace(n=min(problem.m, problem.n)))
-        return Features(few.calls + 40, few.flops, few.bytes + _of_points(problem))
-
     def rows_memory(problem: Problem) -> int:
         return op.memory(problem.replace(n=min(problem.m, problem.n))) + _of_points(problem)
 
-    @op.candidate(
-        "merged", accuracy="better", unsupported=_merged_unsupported, features=rows_features, memory=rows_memory
-    )
+    @op.candidate("merged", accuracy="better", unsupported=_merged_unsupported, memory=rows_memory)
     @or_iterate(stock)
     def merged(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
         """The density of each point's mean observation, with the noise of that: one row for equal points."""

@@ -13,22 +13,19 @@ from linear_operator import settings as library
 
 from autokern.core.candidate import Error
 from autokern.core.op import Op
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.gp import iterated_density, likelihood
 from autokern.gp.library_orders import TIGHT
 from autokern.gp.marginal import Marginal, ingredients
 from autokern.gp.mixed_inverse import OF_EACH, OF_SOLUTION, OF_TRACE, mixed_for
 from autokern.gp.originals import psd_safe_cholesky as ladder
 from autokern.gp.preconditioners.choice import footprint, kept_for
-from autokern.gp.preconditioners.pivoted import most
 from autokern.gp.systems import tolerance
 from autokern.ops._iterations import as_own_iterations, or_iterate, to_a_residual
 from autokern.ops._shared import families, iterates, of_trees
 
 _LEAST = 1000
 """Points below which other candidates take less time."""
-_PRODUCTS = 12
-"""Products that an iterated density takes, about."""
 _CANCELLED = 10.0
 """How much larger the terms of a gradient may be than the gradient."""
 _TILES = 2**26
@@ -72,15 +69,6 @@ def _iterated_memory(problem: Problem) -> int:
     return matrix + footprint(problem.n) + problem.n * 210 * 8
 
 
-def _iterated_features(problem: Problem) -> Features:
-    elements, leaves = float(problem.n**2), len(families(problem))
-    kernel = elements * 6.0 * problem.d * leaves
-    evaluated = 4.0 if _is_held(problem) else 3.0 + _PRODUCTS / 2
-    flops = kernel * evaluated + elements * 22.0 * _PRODUCTS + problem.n * (30.0 + most(problem.n) ** 2 * 6.0)
-    moved = elements * problem.itemsize * (evaluated * 3.0 * leaves + (_PRODUCTS if _is_held(problem) else 0.0))
-    return Features(3000.0, flops, moved)
-
-
 def register(op: Op) -> None:
     """Register the candidates; `matrix-free` serves where iterations do not converge."""
 
@@ -97,7 +85,6 @@ def register(op: Op) -> None:
         "preconditioned",
         accuracy="better",
         unsupported=lambda p: _too_small(p) if iterates(p) else "the covariance is factorised",
-        features=_iterated_features,
         memory=_iterated_memory,
         parts=True,
         as_stock=True,

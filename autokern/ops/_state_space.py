@@ -10,7 +10,7 @@ import torch
 
 from autokern.core.beside import Beside
 from autokern.core.op import Op
-from autokern.core.problem import Features, Problem
+from autokern.core.problem import Problem
 from autokern.gp import factor_cache, markov
 from autokern.gp.factor_cache import Query
 from autokern.gp.lazy_covariance import PosteriorCovariance
@@ -57,15 +57,6 @@ def _order(problem: Problem) -> int:
     return sum({"matern12": 1, "matern32": 2}.get(name, 3) for name in families(problem))
 
 
-def _features(problem: Problem) -> Features:
-    """Blocks of a few points, in double precision whatever the arguments have, and a tree over them."""
-    n, d, parts = float(problem.n), _order(problem), len(families(problem))
-    steps = max(1.0, math.log2(n / markov.BLOCK))
-    inside = n * markov.BLOCK
-    flops = inside * (3.0 * markov.BLOCK + 20.0 * d) + 40.0 * n / markov.BLOCK * d**3
-    return Features(150.0 + 60.0 * parts + 80.0 * steps, flops, 8.0 * inside * (12.0 + 14.0 * parts))
-
-
 def _memory(problem: Problem) -> int:
     n, d, parts = problem.n + markov.BLOCK, _order(problem), len(families(problem))
     return 8 * n * (markov.BLOCK * (7 + 2 * parts) + 12 * d) + 2**20
@@ -74,7 +65,7 @@ def _memory(problem: Problem) -> int:
 def register(op: Op) -> None:
     """Register the candidate."""
 
-    @op.candidate("state-space", accuracy="better", unsupported=unsupported, memory=_memory, features=_features)
+    @op.candidate("state-space", accuracy="better", unsupported=unsupported, memory=_memory)
     def state_space(marginal: Marginal, value: torch.Tensor, exact: bool) -> Any:
         """Markov chains of Matérn kernels in one dimension, exact in linear time: blocks, and a scan over them."""
         found = markov.log_prob(*ingredients(marginal, value), exact)
@@ -109,11 +100,6 @@ def predicts(problem: Problem) -> str | None:
     return None if problem.device == "cpu" and not problem.grad else "on the CPU, without gradients"
 
 
-def _prediction_features(problem: Problem) -> Features:
-    n = float(problem.n + problem.m)
-    return Features(800.0, n * markov.BLOCK * (3.0 * markov.BLOCK + 40.0), 8.0 * n * markov.BLOCK * 40.0)
-
-
 def _prediction_memory(problem: Problem) -> int:
     return 8 * markov.BLOCK * (8 * problem.n + 4 * markov.BLOCK * min(problem.m, 2048)) + 64 * problem.m + 2**20
 
@@ -138,14 +124,7 @@ def _conditioned(strategy: Any, exact: bool) -> LinePosterior:
 def register_prediction(op: Op) -> None:
     """Register the candidate of predictions."""
 
-    @op.candidate(
-        "state-space",
-        accuracy="better",
-        unsupported=predicts,
-        memory=_prediction_memory,
-        features=_prediction_features,
-        parts=True,
-    )
+    @op.candidate("state-space", accuracy="better", unsupported=predicts, memory=_prediction_memory, parts=True)
     def state_space(query: Query) -> Any:
         """Markov chains of Matérn kernels in one dimension: means and variances in linear time, the joint when read."""
         known, prior = _conditioned(query.strategy, query.exact), query.prior

@@ -54,8 +54,9 @@ _stock = originals.log_prob
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _FUSED = 1500
 """Points up to which `fused` was faster than a factorisation by stock on every recorded CPU."""
-_ROWS = 8000
-"""Rows up to which a factor for points with structure fits where the points do."""
+_ROWS, _PER_PAIR = 8000, 400
+"""Rows up to which a factor of the points that differ fits where the points do, and operations that iterations take for
+each pair of points."""
 
 
 def _stock_features(problem: Problem) -> Features:
@@ -191,8 +192,8 @@ class _ExactLogProb(Iterated, OpOfParts):
         large = problem.n > most and iterated.unsupported(problem) is None
         if problem.m < problem.n and merged.unsupported(problem) is None:
             few = 2 * problem.m <= problem.n and problem.m <= _FUSED
-            little = large and problem.m <= _ROWS
-            if few or (little and merged.features(problem).flops < iterated.features(problem).flops):
+            little = large and problem.m <= _ROWS and problem.m**3 < _PER_PAIR * problem.n**2
+            if few or little:
                 return "merged"
         if is_small(problem) and arrays_unsupported(problem) is None:
             return "arrays"

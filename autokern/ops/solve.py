@@ -49,7 +49,6 @@ _LEAST = 1000
 """Rows below which a factorisation takes less than iterations."""
 _COLUMNS = 72
 """Rows for each column up to which a factorisation takes fewer operations than a dozen products."""
-_PRODUCTS = 12
 _POOR = 0.01
 """Relative residual above which a factor of a nearly singular matrix is left aside: the library's in predictions."""
 FREE = "free"
@@ -227,18 +226,10 @@ def _thin(problem: Problem) -> int:
     return factor + among + 8 * min(problem.n * problem.rhs, 2**24 + problem.n) * problem.itemsize
 
 
-def _iterated_features(problem: Problem) -> Features:
-    elements = float(problem.n**2)
-    evaluated = 6.0 * problem.d if FREE in problem.words else 0.0
-    flops = _PRODUCTS * elements * (evaluated + 2.0 * problem.rhs) + 6.0 * problem.n * most(problem.n) ** 2
-    return Features(1000.0, flops, _PRODUCTS * elements * problem.itemsize)
-
-
 @SOLVE.candidate(
     "preconditioned",
     accuracy="better",
     unsupported=_no_iterations,
-    features=_iterated_features,
     memory=_thin,
     parts=True,
     as_stock=True,

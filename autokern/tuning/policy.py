@@ -28,7 +28,6 @@ LEEWAY = 0.13  # extra cost allowed for an exact result where stock approximates
 # Extra cost allowed for fewer threads beyond the uncertainty, in log units: beside another process every parallel
 # region waits for a core, and a step takes ten times as long.
 FEWER_THREADS = 0.05
-_LITTLE = 10.0  # how much less work than stock a default candidate must do to run unmeasured where others are measured
 _ROUGH = "its error was measured to be"
 
 
@@ -166,15 +165,11 @@ class _Case:
         default = "stock" if frozen else op.default_candidate(problem)
         known = [c for c in self.ranked if c.name in estimates]
         another = default not in ("stock", *excluded)
-        unheard = default not in estimates and (self.loose or not self.chooser.knows(problem))
         if another and default not in estimates:
-            work, of_stock = op[default].features(problem), stock.features(problem)
-            if _LITTLE * (work.flops + work.bytes) <= of_stock.flops + of_stock.bytes:
-                return self._decision(default, "not measured, and stock would do far more work")
+            why = "stock only approximates" if self.loose else "stock would do far more work"
+            return self._decision(default, f"not measured here or elsewhere, and {why}")
         if "stock" in excluded:
-            chosen, review = self._frugal(self.ranked) if default in excluded else op[default], 0
-            if known and (default in excluded or not unheard):
-                chosen, review = self._repaid(known)
+            chosen, review = self._repaid(known) if known else (self._frugal(self.ranked), 0)
             why = f"stock does not fit the memory: it {excluded['stock']}"
             source = estimates[chosen.name].source if chosen.name in estimates else "unmeasured"
             return self._decision(chosen.name, f"{order.reason}; {why}" if order else why, source, review)
@@ -182,9 +177,6 @@ class _Case:
             return self._decision("stock", "no other candidate can serve this problem", "only choice")
         if frozen:
             return self._decision("stock", "AUTOKERN_DETERMINISTIC=1, and no profile is pinned", "order")
-        if another and (unheard or not estimates):
-            why = "stock only approximates" if self.loose else "stock would do far more work"
-            return self._decision(default, f"not measured here or elsewhere, and {why}")
         if not estimates:
             return self._decision("stock", "no such problem is measured for this op, dtype and device")
         if self.chooser.instead(problem) == "stock" and not self.loose:  # the exam compares times
