@@ -81,8 +81,7 @@ def _state(
         return None
     signs = torch.randint(0, 2, (n, probes), generator=torch.Generator().manual_seed(n), dtype=torch.int8, device="cpu")
     signs = signs.to(residual.dtype).mul_(2).sub_(1)
-    with _Matrix(tree, noise) as matrix:
-        found = _solved(matrix, tree, noise, residual, signs, kept, tolerance)
+    found = _solved(_Matrix(tree, noise), tree, noise, residual, signs, kept, tolerance)
     if found is None:
         return None
     name, by, solved = found
@@ -145,16 +144,16 @@ class _Matrix:
     def __init__(self, tree: Tree, noise: torch.Tensor) -> None:
         self._tree, self._noise, n = tree, noise, len(noise)
         self._plan = usual(noise.device)
-        self._lease = None
+        self._held: torch.Tensor | None = None
         self._low: Tree | None = None
         if n * n * noise.element_size() <= DENSE:
-            self._lease = buffers.borrow((n, n), noise)
-            products.filled(tree, None, self._lease.tensor, self._plan).diagonal().add_(noise)
+            self._held = buffers.huge((n, n), noise)
+            products.filled(tree, None, self._held, self._plan).diagonal().add_(noise)
 
     def multiply(self, v: torch.Tensor) -> torch.Tensor:
         """Return the product with columns ``(n, t)``."""
-        if self._lease is not None:
-            return self._lease.tensor @ v
+        if self._held is not None:
+            return self._held @ v
         return over_ranks.product(self._tree, None, v, self._plan).addcmul_(self._noise.unsqueeze(-1), v)
 
     def solved(
@@ -162,7 +161,7 @@ class _Matrix:
         patience: float,
     ) -> Solution:  # fmt: skip
         """Solve for targets and probes; in double precision, tiles in single precision serve nearly all products."""
-        if self._lease is None and rhs.dtype is torch.float64 and tolerances[1] >= _REFINED:
+        if self._held is None and rhs.dtype is torch.float64 and tolerances[1] >= _REFINED:
             found = block_cg.refined(self._nearly, self.multiply, by, rhs, signs, tolerances, _LONGEST, patience)
             if found.left <= 1 or patience < found.expected < math.inf:
                 return found
@@ -173,13 +172,6 @@ class _Matrix:
             self._low = self._tree.each(lambda t: t.float())
         found = over_ranks.product(self._low, None, v.float(), self._plan).double()
         return found.addcmul_(self._noise.unsqueeze(-1), v)
-
-    def __enter__(self) -> _Matrix:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._lease is not None:
-            self._lease.release()
 
 
 def _gradients(

@@ -1,7 +1,7 @@
 """The log density of a Gaussian with a kernel tree as covariance: factorisation and all gradients in one function.
 
 ``log p(r) = -(r^T K^-1 r + log |K| + n log 2 pi) / 2`` with ``dL/dK = (a a^T - K^-1) / 2``, ``a = K^-1 r``
-(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and differentiated in one borrowed
+(Rasmussen and Williams 2006, eq. 5.9). The matrix is built, factorised, inverted and differentiated in one
 buffer; its derivatives are formed block by block and never kept. Second derivatives go through the plain formula.
 """
 
@@ -129,7 +129,7 @@ def at_once(
     factor, info = torch.linalg.cholesky_ex(buffer)
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
     density = _density(factor, white)
-    state = State(buffers.Lease(buffer), factor, blocks, white)
+    state = State(factor, blocks, white)
     return density, info, gradients_by(state, _inverse, noise, wanted, torch.ones_like(density))
 
 
@@ -172,8 +172,6 @@ class _LogProb(torch.autograd.Function):
             ctx.parts, ctx.ladder, ctx.gradients = parts, ladder, gradients
             ctx.state, ctx.threads = state, threads.current()
             ctx.save_for_backward(noise, residual, *tensors)
-        else:
-            state.lease.release()
         return density
 
     @staticmethod
@@ -188,8 +186,7 @@ class _LogProb(torch.autograd.Function):
             state, ctx.state = ctx.state, None
             if state is None:  # a second backward pass: the first one has used the memory of the factor
                 state = _stated(ctx.parts, ctx.ladder, ctx.saved_tensors, keep=True)
-            with state.lease:
-                found: list[torch.Tensor | None] = ctx.gradients(ctx.parts.tree(tensors), state, noise, wanted, grad)
+            found: list[torch.Tensor | None] = ctx.gradients(ctx.parts.tree(tensors), state, noise, wanted, grad)
             return found
 
         return None, None, None, *threads.limited(gradients, ctx.threads)()
@@ -198,25 +195,19 @@ class _LogProb(torch.autograd.Function):
 class State(NamedTuple):
     """What the forward pass leaves for the backward pass, apart from its arguments."""
 
-    lease: buffers.Lease
     factor: torch.Tensor
     blocks: Blocks
     white: torch.Tensor
 
 
 def _stated(parts: Parts, ladder: Ladder, tensors: tuple[torch.Tensor, ...], keep: bool) -> State:
-    """Factorise in a borrowed buffer; arguments as `at_once` has them."""
+    """Factorise in memory of huge pages; arguments as `at_once` has them."""
     noise, residual, *rest = tensors
-    lease = buffers.borrow((*residual.shape, residual.shape[-1]), residual)
-    try:
-        tree = parts.tree(rest)
-        blocks = Blocks(tree)
-        factor = _factorise(tree, blocks, noise, lease.tensor, ladder, keep)
-        white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
-    except BaseException:
-        lease.release()
-        raise
-    return State(lease, factor, blocks, white)
+    tree = parts.tree(rest)
+    blocks = Blocks(tree)
+    buffer = buffers.huge((*residual.shape, residual.shape[-1]), residual)
+    factor = _factorise(tree, blocks, noise, buffer, ladder, keep)
+    return State(factor, blocks, torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False))
 
 
 def gradients_by(

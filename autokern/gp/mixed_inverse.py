@@ -103,27 +103,27 @@ def _by_single(
     first = len(tree.points) + len(tree.shapes)
     scales = [(first + index, tree.weights[index]) for index in outer or (0,)]
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True).squeeze(-1)
-    with buffers.borrow((n, n), state.factor.new_empty(0, dtype=torch.float32)) as lease:
-        _invert(state.factor, lease.tensor)
-        diagonal, solved = _square(lease.tensor, white, sums)
-        missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0
-        if not missed <= OF_SOLUTION:
-            _log.debug("gradients of %d points, sums in %s: solution %.1e off", n, sums, missed)
+    inverse = buffers.huge((n, n), state.factor.new_empty(0, dtype=torch.float32))
+    _invert(state.factor, inverse)
+    diagonal, solved = _square(inverse, white, sums)
+    missed = (torch.linalg.vector_norm(solved - a) / torch.linalg.vector_norm(a)).item() if white.any() else 0.0
+    if not missed <= OF_SOLUTION:
+        _log.debug("gradients of %d points, sums in %s: solution %.1e off", n, sums, missed)
+        return None
+    found = _contracted(tree, a, inverse, diagonal)
+    freedom = n - torch.dot(diagonal, noise.expand(n)).item()
+    by_noise = a.square().sub_(diagonal)
+    along = torch.dot(white, white) - n - torch.dot(by_noise, noise.expand(n))
+    error = along - sum(found[index] * scale for index, scale in scales)
+    if not abs(error.item()) <= OF_TRACE * freedom:
+        _log.debug("gradients of %d points, sums in %s: trace %.1e off", n, sums, error)
+        return None
+    if each:
+        known = scales[0][0] if len(scales) == 1 else None  # its error is the trace's
+        off = _worst(tree, a, state.factor, inverse, diagonal, found, freedom, known)
+        if not off <= 1:
+            _log.debug("gradients of %d points, sums in %s: one is %.1e times the bound off", n, sums, off)
             return None
-        found = _contracted(tree, a, lease.tensor, diagonal)
-        freedom = n - torch.dot(diagonal, noise.expand(n)).item()
-        by_noise = a.square().sub_(diagonal)
-        along = torch.dot(white, white) - n - torch.dot(by_noise, noise.expand(n))
-        error = along - sum(found[index] * scale for index, scale in scales)
-        if not abs(error.item()) <= OF_TRACE * freedom:
-            _log.debug("gradients of %d points, sums in %s: trace %.1e off", n, sums, error)
-            return None
-        if each:
-            known = scales[0][0] if len(scales) == 1 else None  # its error is the trace's
-            off = _worst(tree, a, state.factor, lease.tensor, diagonal, found, freedom, known)
-            if not off <= 1:
-                _log.debug("gradients of %d points, sums in %s: one is %.1e times the bound off", n, sums, off)
-                return None
     if outer is None:
         del found[first]
     total = sum(scale for _, scale in scales)

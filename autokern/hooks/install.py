@@ -27,7 +27,7 @@ from autokern.core.recorded import is_ours, is_within
 from autokern.core.releases import Status
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
-from autokern.system import buffers, host, threads
+from autokern.system import host, threads
 from autokern.system import ranks as joining
 
 __all__ = [
@@ -259,7 +259,6 @@ def _install(settings: Settings) -> None:
     for function, (_, ours) in _codes.items():
         if is_within(function):
             function.__code__ = ours
-    buffers.set_limit(settings.memory)
     threads.allow(settings.threads != "off")
     if threads.allowed():
         _limit_threads(settings)
@@ -336,6 +335,4 @@ def _remove() -> None:
     if _threads_before is not None:
         torch.set_num_threads(_threads_before)
         _threads_before = None
-    buffers.set_limit(None)
-    buffers.free()
     threads.allow(True)

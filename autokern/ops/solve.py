@@ -168,24 +168,22 @@ _factors = Beside[torch.Tensor]()
     unsupported=lambda p: "the covariance is not formed" if FREE in p.words else None,
 )
 def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch.Tensor:
-    """One Cholesky factorisation in borrowed memory, and two triangular solves; the residual is checked."""
+    """One Cholesky factorisation, and two triangular solves; the residual is checked."""
     matrix, diagonal = dense_and_diagonal(operator)
     lower = _factors.get(operator)
     if lower is not None:
         found = _refined(matrix, diagonal, lower, rhs)
         return stock(operator, rhs, kernel) if found is None else found
-    kept = any(t.requires_grad for t in tensors_in((operator, rhs)))
-    with buffers.Lease(buffers.huge(matrix.shape, matrix)) if kept else buffers.borrow(matrix.shape, matrix) as lease:
-        k = lease.tensor.copy_(matrix)
-        if diagonal is not None:
-            k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-        lower, info = factorised(k)
-        if not torch.any(info):
-            found = _refined(matrix, diagonal, lower, rhs)
-            if found is not None:
-                if kept:
-                    _factors.put(operator, lower)
-                return found
+    k = buffers.huge(matrix.shape, matrix).copy_(matrix)
+    if diagonal is not None:
+        k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+    lower, info = factorised(k)
+    if not torch.any(info):
+        found = _refined(matrix, diagonal, lower, rhs)
+        if found is not None:
+            if any(t.requires_grad for t in tensors_in((operator, rhs))):
+                _factors.put(operator, lower)
+            return found
     return stock(operator, rhs, kernel)  # which iterates, and says what it finds
 
 

@@ -7,6 +7,7 @@ once per key, in the session.
 from __future__ import annotations
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -168,6 +169,8 @@ def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
         fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:
         raise error
+    if exhausted:
+        traceback.clear_frames(error.__traceback__)  # what the failed candidate holds
     successor = fitting[0]
     result = successor.run(*args)
     if (_session or session()).settings.strict and not exhausted:

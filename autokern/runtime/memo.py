@@ -130,7 +130,7 @@ class LargeEntry(Entry):
     def serve(self, candidate: Candidate) -> None:
         """Let a candidate run from now on, wherever it fits."""
         super().serve(candidate)
-        self._plan = (candidate, self.run, self._needs[candidate.name])  # one object: another thread may decide again
+        self._plan = candidate, self.run  # one object: another thread may decide again
         self.run = self._run_if_it_fits
 
     def demote(self, successor: Candidate, reason: str) -> None:
@@ -144,8 +144,7 @@ class LargeEntry(Entry):
         if fitting != self._fitting or self._plan[0].name not in fitting:
             self._decide_again()
             self._fitting = self._fit(there)
-        candidate, run, need = self._plan
-        memory_limit.claim(need, there)
+        candidate, run = self._plan
         inside.active = not candidate.parts
         return run(*args)
 

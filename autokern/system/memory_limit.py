@@ -14,7 +14,7 @@ import torch
 
 from autokern.core.errors import MemoryBudgetError
 from autokern.core.units import sized
-from autokern.system import buffers, host
+from autokern.system import host
 
 LARGE = 64 * 2**20
 """Calls below this many bytes run without a reading of the available memory."""
@@ -28,7 +28,6 @@ class Limit(NamedTuple):
 
     bytes: int  # most at its peak
     source: str  # the cause of this limit, in words; empty for the available memory
-    kept: int = 0  # bytes of it that the pools of `buffers` keep and give back on demand
 
 
 def _no_order() -> int | None:
@@ -52,33 +51,14 @@ def least(ordered: int | None, there: Limit | None) -> Limit | None:
 
 
 def current(device: Device, ordered: int | None = None) -> Limit:
-    """Return the limit of a call on a device now; memory that the pools of `buffers` keep counts as free.
-
-    `ordered` are the bytes that the user allows.
-    """
-    kept = buffers.held() if torch.device(device).type == "cpu" else 0
-    there = Limit(host.available_memory(str(device)) + kept, "", kept)
+    """Return the limit of a call on a device now; `ordered` are the bytes that the user allows."""
+    there = Limit(host.available_memory(str(device)), "")
     return least(ordered, there) or there
 
 
-def claim(need: int, found: Limit) -> None:
-    """Empty the pools if `need` bytes do not fit beside their buffers."""
-    if found.kept and found.bytes - found.kept < need <= found.bytes:
-        buffers.free()
-
-
 def fits(need: int, device: Device) -> bool:
-    """Whether `need` bytes may be taken on a device by a call in this thread; below `LARGE`, always.
-
-    If they fit only without the buffers that pools keep, the pools are emptied.
-    """
-    if need < LARGE:
-        return True
-    found = current(device, _ordered())
-    if need > found.bytes:
-        return False
-    claim(need, found)
-    return True
+    """Whether `need` bytes may be taken on a device by a call in this thread; below `LARGE`, always."""
+    return need < LARGE or need <= current(device, _ordered()).bytes
 
 
 def refuse(asked: str, need: int, device: Device, dtype: str, of_kernel: bool) -> NoReturn:

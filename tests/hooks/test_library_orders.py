@@ -307,7 +307,7 @@ def test_explain_tells_which_settings_a_candidate_does_not_obey():
     told = "it does not obey max_preconditioner_size(0), num_trace_samples(3), which you set"
     assert found.excluded["fused"] == told
     assert found.excluded["preconditioned"] == "it does not obey max_preconditioner_size(0), which you set"
-    asked = autokern.explain("exact_log_prob", n=820, d=2, variant="matern32/cg/order:num_trace_samples=3")
+    asked = autokern.explain("exact_log_prob", n=820, d=2, variant="matern52/cg/order:num_trace_samples=3")
     assert asked.excluded["fused"] == "it does not obey num_trace_samples(3), which you set"
 
 

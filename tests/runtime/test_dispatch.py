@@ -488,7 +488,6 @@ def free(monkeypatch):
         return there.bytes
 
     monkeypatch.setattr("autokern.system.memory_limit.host.available_memory", look)
-    monkeypatch.setattr("autokern.system.memory_limit.buffers.held", lambda: 0)
     return there
 
 

@@ -27,19 +27,14 @@ def available(device) -> int:
 
 @pytest.fixture
 def free(monkeypatch):
-    """What is free, and what the pools keep; to be changed at will."""
-    there = SimpleNamespace(bytes=4 * GIB, kept=0, asked=0, freed=0)
+    """What is free; to be changed at will."""
+    there = SimpleNamespace(bytes=4 * GIB, asked=0)
 
     def look(device):
         there.asked += 1
         return there.bytes
 
-    def give_back():
-        there.freed += 1
-
     monkeypatch.setattr(host, "available_memory", look)
-    monkeypatch.setattr(memory_limit.buffers, "held", lambda: there.kept)
-    monkeypatch.setattr(memory_limit.buffers, "free", give_back)
     return there
 
 
@@ -59,7 +54,7 @@ def test_the_least_of_order_and_what_is_there_counts(free):
 
 
 def test_least_is_pure():
-    there = Limit(10, "free RAM", 2)
+    there = Limit(10, "free RAM")
     assert memory_limit.least(None, None) is None
     assert memory_limit.least(None, there) is there
     assert memory_limit.least(10, there) is there
@@ -74,22 +69,6 @@ def test_nobody_looks_for_small_calls(free):
     assert free.asked == 1
 
 
-def test_what_pools_keep_counts_as_free_and_is_given_back_only_where_it_is_wanted(free):
-    free.kept = GIB
-    assert available("cpu") == 5 * GIB
-    assert memory_limit.fits(4 * GIB, "cpu")
-    assert free.freed == 0
-    assert memory_limit.fits(4 * GIB + 1, "cpu")
-    assert free.freed == 1
-    assert not memory_limit.fits(5 * GIB + 1, "cpu")
-    assert free.freed == 1
-
-
-def test_the_pools_of_the_cpu_are_no_memory_of_a_gpu(free):
-    free.kept = GIB
-    assert available("cuda") == 4 * GIB
-
-
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +78,6 @@ def test_the_pools_of_the_cpu_are_no_memory_of_a_gpu(free):
 def test_a_refusal_says_what_is_there_and_whence(monkeypatch, left, words):
     monkeypatch.setattr(host, "ram", lambda: (8 * GIB, 4 * GIB))
     monkeypatch.setattr(host, "memory_left", lambda: left)
-    monkeypatch.setattr(memory_limit.buffers, "held", lambda: 0)
     size = 1 if left == GIB else 4
     with pytest.raises(MemoryBudgetError, match=rf"a matrix needs 7 GiB .* {size} GiB may be taken \({words}\)"):
         memory_limit.refuse("a matrix", 7 * GIB, "cpu", "float64", of_kernel=False)
