@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +13,6 @@ from autokern.core.recovery import interrupted
 ACCURACIES = ("same", "better", "approximate")
 
 Run = Callable[..., Any]
-Derived = Callable[[Problem, Mapping[str, float]], float | None]
 Obeys = Callable[[str, float, Problem], "bool | None"]
 
 
@@ -78,8 +77,6 @@ class Candidate(msgspec.Struct, frozen=True):
         Whether it calls other ops, which are dispatched inside of it.
     as_stock : bool
         Whether it iterates as stock does, if not as loosely; calibration does not ban it for that.
-    derived : callable or None
-        Maps a Problem and the predicted seconds of others to its own, or None: of a candidate that is not measured.
     error : callable
         Maps a Problem to the Error to expect, or None where results are within the Op's bound.
     source : str
@@ -99,7 +96,6 @@ class Candidate(msgspec.Struct, frozen=True):
     threads: int = 0
     parts: bool = False
     as_stock: bool = False
-    derived: Derived | None = None
     error: Callable[[Problem], Error | None] = nothing
     source: str = ""
     summary: str = ""

@@ -41,15 +41,10 @@ def measure(here: Ranks) -> None:
     _rate = min(here.objects(_SAMPLE**2 / best))
 
 
-def seconds(here: Ranks, alone: float, count: int, batch: int = 1) -> float:
-    """Return the seconds of a product that takes one rank so many, where results of `count` bytes each are summed."""
-    return alone / here.size + batch * (here.link.seconds(count) + 2 * here.link.latency)
-
-
 def pays(here: Ranks, elements: float, count: int) -> bool:
     """Whether ranks are worth sharing a product with so many elements, whose result has `count` bytes."""
-    alone = elements / _rate
-    return elements >= LEAST and _MOST * (seconds(here, alone, count) - alone / here.size) < alone * (1 - 1 / here.size)
+    links = here.link.seconds(count) + 2 * here.link.latency
+    return elements >= LEAST and _MOST * links < elements / _rate * (1 - 1 / here.size)
 
 
 def _shared(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, count: int) -> Ranks | None:

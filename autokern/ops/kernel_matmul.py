@@ -11,7 +11,6 @@ rounding error of its expansion.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -193,20 +192,12 @@ def _distributed_unsupported(problem: Problem) -> str | None:
 
 def _distributed_unavailable(device: str) -> str | None:
     if inside.measuring:
-        return "it is not measured by itself: its time follows from that of tiles, and from the links"
+        return "it is not measured by itself: ranks measure their links and products when they join"
     return None if ranks.active() else "this process shares its work with no other rank (AUTOKERN_RANKS)"
 
 
-def _over_ranks(problem: Problem, others: Mapping[str, float]) -> float | None:
-    """Return the seconds that ranks take, by those of tiles on one."""
-    here, alone = ranks.active(), others.get("tiled-symmetric" if is_same(problem) else "tiled")
-    if here is None or alone is None:
-        return None
-    return over_ranks.seconds(here, alone, problem.m * problem.rhs * problem.itemsize, problem.batch)
-
-
 def _pays_over_ranks(problem: Problem) -> bool:
-    """Whether ranks share a product while nothing is measured."""
+    """Whether ranks share a product, by what they measured when they joined."""
     here = ranks.active()
     if here is None or _distributed_unsupported(problem) is not None or inside.measuring:
         return False
@@ -218,7 +209,6 @@ def _pays_over_ranks(problem: Problem) -> bool:
     unsupported=_distributed_unsupported,
     unavailable=_distributed_unavailable,
     memory=lambda p: in_tiles(usual(torch.device("cpu")).tile)(p) + of_outputs(p),
-    derived=_over_ranks,
 )
 def distributed(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """Tile by tile, each rank of a job its part of the tiles, and one all-reduce."""

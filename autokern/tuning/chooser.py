@@ -113,20 +113,11 @@ def nearest(op: Op, problem: Problem, trials: Collection[Trial], here: bool = Tr
 
 
 def expected(table: Feasibility, chooser: Chooser, settings: Settings) -> dict[str, Estimate]:
-    """Return the estimates for systems as samples are, also of candidates that follow from the others."""
-    op, problem = table.op, table.problem
+    """Return the estimates of the candidates whose time on samples tells what they take."""
     if store.leaves_aside(settings):
         return {}
     names = {c.name for c in table.candidates if not c.tight}
-    found = {name: estimate for name, estimate in chooser.estimates(problem).items() if name in names}
-    derived = [c for c in op.listed if c.derived is not None and c.why_not(problem) is None] if found else []
-    near = chooser.nearest(op, problem) if derived else None
-    if near is not None:
-        times = {name: near.seconds * math.exp(estimate.log_ratio) for name, estimate in found.items()}
-        for c in derived:
-            if c.derived is not None and (seconds := c.derived(problem, times)) is not None:
-                found[c.name] = found["stock"]._replace(log_ratio=math.log(seconds / near.seconds))
-    return found
+    return {name: estimate for name, estimate in chooser.estimates(table.problem).items() if name in names}
 
 
 def load(settings: Settings) -> Profile:
