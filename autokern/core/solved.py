@@ -20,13 +20,13 @@ class Solved(msgspec.Struct, frozen=True):
     iterations : int
         Products with the matrix until then.
     preconditioner : str
-        Name of the preconditioner; ``library`` for the library's own, ``none`` for none.
+        Name of the preconditioner.
     columns : int
         Columns that were solved together: of a log density, its probes.
     standard_error : float or None
         Of the log density, by the differences between probes; infinite with a single probe, None of other systems.
     goal : float or None
-        The relative residual that was asked for; the library asks it of the mean of all columns.
+        The relative residual that was asked for.
     solves : int
         Systems that were solved.
     missed : int
@@ -49,10 +49,8 @@ class Solved(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         several = f", the worst of {self.solves:,} solves," if self.solves > 1 else ""
-        by = "no preconditioner" if self.preconditioner == "none" else f"preconditioner {self.preconditioner}"
-        if self.preconditioner == "library":
-            by = "the library's preconditioner"
-        parts = [f"solved to a residual of {self.residual:.2g}{several} in {self.iterations} iterations, {by}"]
+        by = f"{self.iterations} iterations, preconditioner {self.preconditioner}"
+        parts = [f"solved to a residual of {self.residual:.2g}{several} in {by}"]
         if self.missed:
             which = f"{self.missed:,} of {self.solves:,} stopped" if self.solves > 1 else "stopped"
             parts.append(f"{which} before the {self.goal or 0:.2g} that was asked for")
@@ -113,11 +111,6 @@ def note(found: Solved) -> None:
     """Give a record to what collects in this thread."""
     if _own.seen is not None:
         _own.seen.append(found)
-
-
-def is_watched() -> bool:
-    """Whether what this thread notes now is collected."""
-    return _own.seen is not None
 
 
 @contextlib.contextmanager

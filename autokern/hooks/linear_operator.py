@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from linear_operator import settings as library
-from linear_operator.operators import DenseLinearOperator, LinearOperator, TriangularLinearOperator
+from linear_operator.operators import DenseLinearOperator, LinearOperator
 from linear_operator.utils import qr as qr_module
-from linear_operator.utils.broadcasting import _matmul_broadcast_shape
 
 from autokern.gp import memoized
 from autokern.gp.marginal import is_unstructured
@@ -91,31 +90,6 @@ def _hook_dense(name: str, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 _hook_dense("_matmul", lambda tensor: tensor)
 _hook_dense("_t_matmul", lambda tensor: tensor.mT)
-_PRODUCTS = (
-    *MEMORY, "linear_operator.operators.triangular_linear_operator:TriangularLinearOperator",
-    "linear_operator.operators.dense_linear_operator:DenseLinearOperator",
-    "linear_operator.operators._linear_operator:LinearOperator._t_matmul",
-    "linear_operator.functions._matmul:Matmul", "linear_operator.utils.broadcasting:_matmul_broadcast_shape",
-)  # fmt: skip
-_stock_product = stock_of(LinearOperator, "matmul")
-
-
-@hook(
-    LinearOperator,
-    "matmul",
-    relies=_PRODUCTS,
-    idle=lambda self, *_, **__: self.__class__ is not TriangularLinearOperator,
-)
-def _product(self: Any, other: Any) -> Any:
-    """Multiply a triangular tensor as a tensor: the library nests two functions that autograd differentiates each."""
-    inner = self._tensor
-    dense = inner.__class__ is DenseLinearOperator and other.__class__ is torch.Tensor and other.dim() > 1
-    if not dense or inner.tensor.dtype is not other.dtype or stay_out():
-        return _stock_product(self, other)
-    _matmul_broadcast_shape(self.shape, other.shape)
-    return _dispatch_matmul(inner.tensor, other)
-
-
 _stock_inv_quad_logdet = stock_of(LinearOperator, "inv_quad_logdet")
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
-from linear_operator.operators import DenseLinearOperator, TriangularLinearOperator
 
 import autokern
 
@@ -99,41 +98,3 @@ def test_flags_of_torch_are_kept():
             assert next(model.to(torch.float64).parameters()) is not before  # as torch does
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
-
-
-# --- products of triangular operators ---------------------------------------------------------------------------------
-
-
-def triangle(*batch):
-    return torch.rand(*batch, 4, 4, generator=torch.Generator().manual_seed(1), **F64).tril().requires_grad_()
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 3), (2, 4, 3), (5, 2, 4, 3)], ids=str)
-@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
-def test_products_of_triangles(batch, shape):
-    """Values and gradients, wherever the library has both."""
-    found = []
-    for enabled in (False, True):
-        lower, columns = triangle(*batch), torch.linspace(-1, 1, 480, **F64)[: torch.Size(shape).numel()]
-        columns = columns.reshape(shape).clone().requires_grad_()
-        with autokern.enabled() if enabled else torch.enable_grad():
-            try:
-                product = TriangularLinearOperator(DenseLinearOperator(lower)).matmul(columns)
-                found.append([product, *torch.autograd.grad(product.square().sum(), (lower, columns))])
-            except RuntimeError as error:
-                found.append(type(error))
-    if isinstance(found[0], list):
-        torch.testing.assert_close(found[1], found[0])
-
-
-def test_shapes_that_do_not_fit():
-    with autokern.enabled(), pytest.raises(RuntimeError, match="Incompatible dimensions for matmul"):
-        TriangularLinearOperator(DenseLinearOperator(triangle())).matmul(torch.zeros(3, 2, **F64))
-
-
-def test_second_derivatives_of_products_of_triangles():
-    with autokern.enabled():
-        assert torch.autograd.gradgradcheck(
-            lambda a, b: TriangularLinearOperator(DenseLinearOperator(a)).matmul(b),
-            (triangle(), torch.rand(4, 2, **F64, requires_grad=True)),
-        )

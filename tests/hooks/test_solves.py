@@ -4,8 +4,10 @@ import contextlib
 import copy
 import gc
 import warnings
+from unittest import mock
 
 import gpytorch
+import linear_operator
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
@@ -239,10 +241,9 @@ def test_what_has_no_factor_or_is_no_number_is_stocks_matter(candidate):
     with torch.no_grad(), library.max_cg_iterations(20), warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)
         with autokern.enabled(), autokern.using(force={"solve": candidate}):
-            told = []
-            with collecting(told.extend):
+            with mock.patch("linear_operator.utils.linear_cg", wraps=linear_operator.utils.linear_cg) as iterates:
                 indefinite.solve(system.rhs)
-            assert {one.preconditioner for one in told} & {"none", "library"}, "the library iterates"
+            assert iterates.called
             with pytest.raises(RuntimeError, match="NaNs encountered"):
                 indefinite.solve(system.rhs * float("nan"))
 

@@ -1,14 +1,12 @@
-"""Exact gradients where stock's are loose, and what the hook of linear_cg counts."""
+"""Exact gradients where stock's are loose."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from pathlib import Path
 
 import gpytorch
-import linear_operator
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
@@ -18,7 +16,6 @@ from autokern.core.op import Feasibility
 from autokern.core.problem import Problem
 from autokern.core.registry import get
 from autokern.core.settings import Settings
-from autokern.core.solved import collecting
 from autokern.gp import array_density, likelihood
 from autokern.ops import _iterations
 from autokern.runtime import api, dispatch
@@ -206,27 +203,6 @@ def step(model):
     loss.backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     return loss.detach(), gradient
-
-
-@pytest.mark.parametrize("watched", [False, True])
-def test_conjugate_gradients_of_the_library_are_its_own_and_tell_their_products(watched):
-    a = torch.randn(60, 60, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    a = a @ a.mT + torch.eye(60).double()
-    rhs, asked, told = torch.ones(60, 2, dtype=torch.float64), [], []
-
-    def multiply(vectors):
-        asked.append(vectors.shape)
-        return a @ vectors
-
-    expected = linear_operator.utils.linear_cg(a.matmul, rhs, tolerance=1e-3)
-    with autokern.enabled(), collecting(told.extend) if watched else contextlib.nullcontext():
-        for matrix in (multiply, a):
-            assert linear_operator.utils.linear_cg(matrix, rhs, tolerance=1e-3).equal(expected)
-        with pytest.raises(RuntimeError, match="must be a tensor, or a callable"):
-            linear_operator.utils.linear_cg(3, rhs)
-        with pytest.raises(TypeError):
-            linear_operator.utils.linear_cg(multiply)
-    assert [one.iterations for one in told] == [len(asked) - 1] * 2 * watched
 
 
 def test_a_model_whose_stock_iterates_gets_exact_gradients_by_default(monkeypatch):
