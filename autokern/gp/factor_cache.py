@@ -6,6 +6,7 @@ pickled and copied without it, and it is freed with its strategy.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, NamedTuple
 
@@ -28,8 +29,9 @@ from linear_operator.utils.memoize import add_to_cache, clear_cache_hook
 
 from autokern.core.beside import Beside
 from autokern.gp import memoized
+from autokern.gp.factors import solved
 from autokern.gp.frozen import frozen, thawed
-from autokern.gp.inverse_by_root import Differentiated
+from autokern.gp.inverse_by_root import BySolving
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.lazy_covariance import evaluated
 from autokern.gp.marginal import terms, variances
@@ -240,7 +242,7 @@ def _matrix(made_of: tuple[Any, Any], attached: bool, known: Any = None) -> torc
     return k
 
 
-def for_covariances(strategy: Any, known: Conditioned, fast: bool, kernel: Any = None) -> Conditioned | Differentiated:
+def for_covariances(strategy: Any, known: Conditioned, fast: bool, kernel: Any = None) -> Conditioned | BySolving:
     """Return the object that computes explained covariances of a `plain` strategy with a known factor.
 
     Without `fast_pred_var`, gradients pass through the kernel as in the library; the caller may have frozen it.
@@ -250,7 +252,8 @@ def for_covariances(strategy: Any, known: Conditioned, fast: bool, kernel: Any =
     made_of = parts(strategy)
     if made_of is None or not any(p.requires_grad for p in made_of[0].kernel.parameters()):
         return known
-    return Differentiated(known, _matrix(made_of, attached=False, known=kernel))
+    matrix = _matrix(made_of, attached=False, known=kernel)  # the library detaches the noise
+    return BySolving(matrix.shape[:-2], functools.partial(solved, matrix, known.solve))
 
 
 def _made(strategy: Any, attached: bool) -> Conditioned:

@@ -11,27 +11,25 @@ from typing import Any
 import torch
 
 from autokern.core.locks import once
-from autokern.gp.factors import solved
 from autokern.gp.inverse_factor import Conditioned
 from autokern.gp.library_orders import as_now
 
-__all__ = ["Differentiated", "Rooted", "Structured"]
+__all__ = ["BySolving", "Rooted", "Structured"]
 
 
-class Differentiated:
-    """Explained covariances with gradients by the kernel; the library detaches the noise."""
+class BySolving:
+    """Explained covariances by `solve`, which returns ``K^-1`` times columns."""
 
-    def __init__(self, known: Conditioned, matrix: torch.Tensor) -> None:
-        self._known, self._matrix = known, matrix
-        self.batch = matrix.shape[:-2]
+    def __init__(self, batch: torch.Size, solve: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.batch, self._solve = batch, solve
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        return (rows * solved(self._matrix, self._known.solve, rows.mT).mT).sum(-1)
+        return (rows * self._solve(rows.mT).mT).sum(-1)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        return rows @ solved(self._matrix, self._known.solve, rows.mT)
+        return rows @ self._solve(rows.mT)
 
 
 class Rooted:
@@ -51,36 +49,28 @@ class Rooted:
         return white @ white.mT
 
 
-class Structured:
-    """Explained covariances from an operator that the library solves by structure or by iterations.
+class Structured(BySolving):
+    """The same by an operator that the library solves by structure or by iterations, or by a factor.
 
     It solves under the settings that were in force when it was made. `factor` is asked when the first of them is read,
     and serves in place of the operator unless it returns None.
     """
 
     def __init__(self, operator: Any, factor: Callable[[], Conditioned | None] = lambda: None) -> None:
-        self._operator, self._make = operator, factor
-        self.batch = torch.Size(operator.shape[:-2])
-        self._as_made = as_now()
+        super().__init__(torch.Size(operator.shape[:-2]), operator.solve)
+        self._make, self._as_made = factor, as_now()
 
     @once
-    def _factor(self) -> Conditioned | None:
+    def _by(self) -> Any:
         with self._as_made():
-            return self._make()
-
-    def _solved(self, rhs: torch.Tensor) -> torch.Tensor:
-        with self._as_made():
-            solution: torch.Tensor = self._operator.solve(rhs)
-        return solution
+            return self._make() or BySolving(self.batch, self._solve)
 
     def explained(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return the diagonal of ``rows K^-1 rows^T``, shape ``(..., m)``."""
-        if self._factor is not None:
-            return self._factor.explained(rows, multiply)
-        return (rows * self._solved(rows.mT).mT).sum(-1)
+        with self._as_made():
+            return self._by.explained(rows, multiply)
 
     def explained_covariance(self, rows: torch.Tensor, multiply: bool = False) -> torch.Tensor:
         """Return ``rows K^-1 rows^T``, shape ``(..., m, m)``."""
-        if self._factor is not None:
-            return self._factor.explained_covariance(rows, multiply)
-        return rows @ self._solved(rows.mT)
+        with self._as_made():
+            return self._by.explained_covariance(rows, multiply)

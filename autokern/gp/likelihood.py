@@ -8,12 +8,12 @@ buffer; its derivatives are formed block by block and never kept. Second derivat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from autokern.core.autograd import each_cotangent, plain_gradients
+from autokern.core.autograd import computed
 from autokern.gp.factors import factorised, inverted
 from autokern.kernels import tree as trees
 from autokern.kernels.blocks import Blocks, bytes_on, row_blocks
@@ -29,14 +29,13 @@ __all__ = [
     "gradients_by",
     "log_prob",
     "of_matrix",
-    "plain",
     "reference",
 ]
 
 Ladder = Callable[[torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
 Gradients = Callable[..., list[torch.Tensor | None]]
-"""``gradients(tree, state, noise, wanted, grad)``: those wanted by noise, residual and the tensors of the tree."""
+"""``gradients(tree, state, noise, wanted)``: those wanted by noise, residual and the tensors of the tree."""
 _CACHED = 2**20
 """A block of rows this large stays in a CPU's cache through the passes over it."""
 _LOG_2_PI = math.log(2 * math.pi)
@@ -52,14 +51,29 @@ def log_prob(
     LAPACK's potri by default.
     """
     parts, shape, tensors = arranged(tree, noise, residual)
-    out: torch.Tensor = _LogProb.apply(parts, ladder, gradients or _by_potri, *tensors)
+    differentiated, most = torch.is_grad_enabled() and any(t.requires_grad for t in tensors), threads.current()
+    with torch.no_grad():
+        state = _stated(parts, ladder, tensors, keep=differentiated)
+        density = _density(state.factor, state.white)
+    if not differentiated:
+        return density if density.shape == shape else density.view(shape)
+    states = [state]
+
+    def found(wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+        # a second backward pass: the first one has used the memory of the factor
+        state = states.pop() if states else _stated(parts, ladder, tensors, keep=True)
+        return (gradients or _by_potri)(parts.tree(tensors[2:]), state, tensors[0], wanted)
+
+    def plainly(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return reference(parts.tree(rest), noise, residual)
+
+    del state
+    out = computed(density, threads.limited(found, most), plainly, saved=tensors)
     return out if out.shape == shape else out.view(shape)
 
 
-def _by_potri(
-    tree: Tree, state: State, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
-) -> list[torch.Tensor | None]:
-    return gradients_by(state, inverted, noise, wanted, grad)
+def _by_potri(tree: Tree, state: State, noise: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    return gradients_by(state, inverted, noise, wanted)
 
 
 def arranged(tree: Tree, noise: torch.Tensor, residual: torch.Tensor) -> tuple[Parts, torch.Size, list[torch.Tensor]]:
@@ -130,7 +144,7 @@ def at_once(
     white = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
     density = _density(factor, white)
     state = State(factor, blocks, white)
-    return density, info, gradients_by(state, _inverse, noise, wanted, torch.ones_like(density))
+    return density, info, gradients_by(state, _inverse, noise, wanted)
 
 
 def _inverse(factor: torch.Tensor) -> torch.Tensor:
@@ -160,38 +174,6 @@ def _factorise(
     return ladder(buffer)
 
 
-class _LogProb(torch.autograd.Function):
-    """The density with closed-form first derivatives by everything it is made of; second ones by the plain formula."""
-
-    @staticmethod
-    def forward(ctx, parts, ladder, gradients, noise, residual, *tensors):  # type: ignore[no-untyped-def]
-        differentiated = any(ctx.needs_input_grad)
-        state = _stated(parts, ladder, (noise, residual, *tensors), keep=differentiated)
-        density = _density(state.factor, state.white)
-        if differentiated:
-            ctx.parts, ctx.ladder, ctx.gradients = parts, ladder, gradients
-            ctx.state, ctx.threads = state, threads.current()
-            ctx.save_for_backward(noise, residual, *tensors)
-        return density
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        noise, _, *tensors = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
-            return None, None, None, *plain(ctx.parts, ctx.saved_tensors, wanted, grad)
-
-        def gradients() -> list[torch.Tensor | None]:
-            state, ctx.state = ctx.state, None
-            if state is None:  # a second backward pass: the first one has used the memory of the factor
-                state = _stated(ctx.parts, ctx.ladder, ctx.saved_tensors, keep=True)
-            found: list[torch.Tensor | None] = ctx.gradients(ctx.parts.tree(tensors), state, noise, wanted, grad)
-            return found
-
-        return None, None, None, *threads.limited(gradients, ctx.threads)()
-
-
 class State(NamedTuple):
     """What the forward pass leaves for the backward pass, apart from its arguments."""
 
@@ -200,7 +182,7 @@ class State(NamedTuple):
     white: torch.Tensor
 
 
-def _stated(parts: Parts, ladder: Ladder, tensors: tuple[torch.Tensor, ...], keep: bool) -> State:
+def _stated(parts: Parts, ladder: Ladder, tensors: Sequence[torch.Tensor], keep: bool) -> State:
     """Factorise in memory of huge pages; arguments as `at_once` has them."""
     noise, residual, *rest = tensors
     tree = parts.tree(rest)
@@ -211,43 +193,31 @@ def _stated(parts: Parts, ladder: Ladder, tensors: tuple[torch.Tensor, ...], kee
 
 
 def gradients_by(
-    state: State, inverse_of: Inverse, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
+    state: State, inverse_of: Inverse, noise: torch.Tensor, wanted: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """Return the gradients by noise, residual and the tensors of the tree; the factor is overwritten."""
     a = torch.linalg.solve_triangular(state.factor.mT, state.white, upper=True)
     vector = a.squeeze(-1)
     found: list[torch.Tensor | None] = [None] * len(wanted)
-    by_vector = grad.unsqueeze(-1) if grad.dim() else grad
     if wanted[1]:
-        found[1] = vector * -by_vector
+        found[1] = -vector
     if not (wanted[0] or any(wanted[2:])):
         return found
-    inverse, half = inverse_of(state.factor), 0.5 * by_vector
+    inverse = inverse_of(state.factor)
     if wanted[0]:
         by_noise = vector.square().sub_(inverse.diagonal(dim1=-2, dim2=-1))
         if noise.shape[-1] == 1 < vector.shape[-1]:
             by_noise = by_noise.sum(-1, keepdim=True)
-        found[0] = by_noise.mul_(half)
+        found[0] = by_noise.mul_(0.5)
     if any(wanted[2:]):
-        turned, factor = a.mT, half.unsqueeze(-1) if half.dim() else half
+        turned, half = a.mT, vector.new_full((), 0.5)
         for start, stop in _steps(inverse):
             if stop - start == inverse.shape[-1]:
                 g = torch.mul(a, turned).sub_(inverse)
             else:
                 g = torch.mul(a[start:stop], turned[:, :stop]).sub_(inverse[start:stop, :stop])
-            state.blocks.backward((start, stop), g, factor)
+            state.blocks.backward((start, stop), g, half)
         points, shapes, weights = state.blocks.gradients()
         pairs = zip((*points, *shapes, *weights), wanted[2:], strict=True)
         found[2:] = [one if want else None for one, want in pairs]
     return found
-
-
-def plain(
-    parts: Parts, tensors: tuple[torch.Tensor, ...], wanted: tuple[bool, ...], grad: torch.Tensor
-) -> list[torch.Tensor | None]:
-    """Return the gradients as differentiable functions of everything; arguments as `at_once` has them."""
-
-    def density(noise: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return reference(parts.tree(rest), noise, residual)
-
-    return plain_gradients(density, tensors, wanted, grad)

@@ -12,6 +12,7 @@ estimate the error ``tr((W - K^-1) dK)`` of each hyperparameter (Hutchinson 1990
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Mixed:
         self._sound: dict[torch.dtype, torch.Tensor] = {}
 
     def __call__(
-        self, tree: Tree, state: likelihood.State, noise: torch.Tensor, wanted: tuple[bool, ...], grad: torch.Tensor
+        self, tree: Tree, state: likelihood.State, noise: torch.Tensor, wanted: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """Return the gradients wanted by noise, residual and the tensors of a tree."""
         able = state.factor.dim() == 2 and (wanted[0] or any(wanted[2:]))
@@ -74,10 +75,9 @@ class Mixed:
             if found is not None:
                 if not near:
                     self._sound[sums] = at
-                half = 0.5 * grad
-                return [one * half if want else None for one, want in zip(found, wanted, strict=True)]
+                return [one * 0.5 if want else None for one, want in zip(found, wanted, strict=True)]
             self._rests[sums] = _RESTS
-        return likelihood.gradients_by(state, inverted, noise, wanted, grad)
+        return likelihood.gradients_by(state, inverted, noise, wanted)
 
 
 _kept = Weak[Mixed]()
