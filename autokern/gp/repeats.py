@@ -9,7 +9,7 @@ Rows are one point only where they are equal bit by bit. Equality holds by value
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ MOST_DISTINCT = 0.9
 """Share of points that differ up to which merging pays."""
 _KEPT, _KEPT_BYTES = 16, 2**20
 """Most sets of points that are kept, and most bytes of one; to look at a larger set again is little beside a step."""
-_TYPES = {torch.float64: np.int64, torch.float32: np.int32}
-_MIX = np.uint64(0x9E3779B97F4A7C15)
+_TYPES = (torch.float64, torch.float32)
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -74,30 +73,13 @@ def distinct(x: torch.Tensor) -> int:
 
 
 def _repeated(points: torch.Tensor) -> Repeats | None:
-    first, group = _numbered(points.numpy(), MOST_DISTINCT * len(points))
+    rows = points.numpy()
+    bits = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
+    _, first, group = np.unique(bits, return_index=True, return_inverse=True)
     if len(first) > MOST_DISTINCT * len(points):
         return None
     counts = torch.from_numpy(np.bincount(group)).to(points.dtype)
     return Repeats(torch.from_numpy(first), torch.from_numpy(group), counts)
-
-
-def _numbered(rows: np.ndarray[Any, Any], most: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the first place of each different row, and the number of each row; all differ where more than `most` do.
-
-    Rows are compared by a hash, and rows with the same hash bit by bit.
-    """
-    bits = rows.view(np.int64 if rows.dtype == np.float64 else np.int32)
-    hashes = np.zeros(len(bits), np.uint64)
-    for column in bits.T:
-        hashes ^= column.astype(np.uint64)
-        hashes *= _MIX
-        hashes ^= hashes >> np.uint64(29)
-    if np.count_nonzero(np.diff(np.sort(hashes))) < most:
-        _, first, number = np.unique(hashes, return_index=True, return_inverse=True)
-        if np.array_equal(bits, bits[first[number]]):
-            return first, number
-    every = np.arange(len(bits))
-    return every, every
 
 
 def log_prob(marginal: Marginal, value: torch.Tensor, exact: bool, ladder: Ladder) -> torch.Tensor | None:

@@ -187,11 +187,6 @@ def test_groups_and_counts(dtype):
     assert torch.equal(found.group.bincount(), found.counts.long())
 
 
-def test_hashes_that_collide_merge_nothing(monkeypatch):
-    monkeypatch.setattr(repeats, "_MIX", repeats.np.uint64(0))
-    assert repeats.found(repeated(seed=77)[0]) is None
-
-
 def test_points_are_looked_at_again_when_their_values_change():
     x, _ = repeated(300, 60)
     assert distinct(x) == 60

@@ -6,7 +6,6 @@ is kept is never wrong: it only makes a preconditioner worse, and residuals are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,13 +70,8 @@ class Kept:
 
     def made(self, name: str, tree: Tree, noise: torch.Tensor) -> Preconditioner:
         """Return the preconditioner of a name for a tree and its noise, both plain and without a batch."""
-        make: dict[str, Callable[[Tree, torch.Tensor], Preconditioner]] = {
-            "vecchia": self._vecchia,
-            "pivoted": self._pivoted,
-        }
-        return make[name](tree, noise)
-
-    def _vecchia(self, tree: Tree, noise: torch.Tensor) -> Preconditioner:
+        if name == "pivoted":
+            return Pivoted(tree, noise, self._chosen(tree, noise)[0])
         points = torch.cat([z.detach().double() for z in tree.points], -1)
         spread = points.std(0).clamp_min(1e-300)
         sets = self._sets  # another thread may replace them
@@ -85,9 +79,6 @@ class Kept:
             k = _FEW if len(points) <= _SOME else _NEIGHBOURS
             sets = self._sets = conditioning(points, min(k, len(points) - 1)), spread
         return Vecchia(tree, noise, sets[0])
-
-    def _pivoted(self, tree: Tree, noise: torch.Tensor) -> Preconditioner:
-        return Pivoted(tree, noise, self._chosen(tree, noise)[0])
 
     def _chosen(self, tree: Tree, noise: torch.Tensor) -> tuple[torch.Tensor, float]:
         found = self._pivots

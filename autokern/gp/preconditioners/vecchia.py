@@ -23,8 +23,6 @@ from autokern.system.thread_pool import Member
 
 __all__ = ["Conditioning", "Vecchia", "conditioning"]
 
-_FEW = 512
-"""Points at the beginning of an order, whose predecessors are all compared."""
 _CACHED = 2**18
 """Elements of the small covariances that are computed together."""
 _COST, _BACKWARD = 8, 3
@@ -47,42 +45,26 @@ def conditioning(points: torch.Tensor, k: int) -> Conditioning:
     """
     from scipy.spatial import cKDTree
 
-    n = len(points)
+    n, count = len(points), 2 * k + 8
     order = np.random.default_rng(0).permutation(n)
     z = points.numpy()[order]
     found = np.full((n, k + 1), -1)
     found[:, k] = np.arange(n)
-    start = 1
+    start = 0
     while start < n:
-        stop = min(n, max(_FEW, 2 * start))
-        if stop <= _FEW:
-            _by_distances(z[:stop], k, found)
-        else:
-            tree: Any = cKDTree(z[:stop])
-            _by_tree(tree, z[start:stop], start, k, found)
+        stop = min(n, max(count, 2 * start))
+        rows = np.arange(start, stop)[:, None]
+        _, near = cKDTree(z[:stop]).query(
+            z[start:stop], k=np.arange(1, min(stop, count) + 1), workers=threads.current()
+        )
+        before = near < rows
+        place = np.cumsum(before, axis=1) - 1
+        row, column = np.nonzero(before & (place < k))
+        found[start + row, place[row, column]] = near[row, column]
         start = stop
     missing = found < 0
     found = order[np.where(missing, np.arange(n)[:, None], found)]
     return Conditioning(torch.from_numpy(found), torch.from_numpy(~missing))
-
-
-def _by_distances(z: Any, k: int, found: Any) -> None:
-    square = ((z[:, None] - z[None]) ** 2).sum(-1)
-    square[np.triu_indices(len(z))] = np.inf
-    nearest = np.argsort(square, axis=1, kind="stable")[:, :k]
-    known = np.isfinite(np.take_along_axis(square, nearest, axis=1))
-    found[: len(z), : nearest.shape[1]] = np.where(known, nearest, -1)
-
-
-def _by_tree(tree: Any, z: Any, start: int, k: int, found: Any) -> None:
-    """Write the first k predecessors among the nearest points of some rows."""
-    count = min(tree.n, 2 * k + 8)
-    _, near = tree.query(z, k=count, workers=threads.current())
-    rows = np.arange(start, start + len(z))[:, None]
-    before = near < rows
-    place = np.cumsum(before, axis=1) - 1
-    row, column = np.nonzero(before & (place < k))
-    found[start + row, place[row, column]] = near[row, column]
 
 
 class Vecchia(Preconditioner):
