@@ -7,11 +7,8 @@ before and after share memory.
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 
-from autokern.core.autograd import each_cotangent
 from autokern.core.locks import Lock
 
 __all__ = ["RowBlocks"]
@@ -65,18 +62,16 @@ class RowBlocks:
         return found
 
     def right_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        """Return ``b @ matrix.mT`` for b ``(..., m, n)``, differentiable (twice) in b and in a matrix in one piece."""
-        if len(self._blocks) == 1:
-            ((_, _, only),) = self._pieces()
-            return b @ only.mT
-        return cast("torch.Tensor", _Product.apply(b, self, True) if b.requires_grad else _right_transposed(b, self))
+        """Return ``b @ matrix.mT`` for b ``(..., m, n)``."""
+        return torch.cat([b[..., :stop] @ piece.mT for _, stop, piece in self._pieces()], dim=-1)
 
     def right(self, c: torch.Tensor) -> torch.Tensor:
-        """Return ``c @ matrix`` for c ``(..., m, n)``, differentiable as `right_transposed` is."""
-        if len(self._blocks) == 1:
-            ((_, _, only),) = self._pieces()
-            return c @ only
-        return cast("torch.Tensor", _Product.apply(c, self, False) if c.requires_grad else _right(c, self))
+        """Return ``c @ matrix`` for c ``(..., m, n)``."""
+        (start, stop, last), *others = reversed(self._pieces())
+        out = c[..., start:stop] @ last
+        for start, stop, piece in others:
+            out[..., :stop] += c[..., start:stop] @ piece
+        return out
 
     def appended(self, rows: torch.Tensor) -> RowBlocks:
         """Return the matrix with q rows ``(..., q, n + q)`` appended, zero above their diagonal; without gradients."""
@@ -102,33 +97,3 @@ class RowBlocks:
         for start, stop, piece in pieces:
             whole[..., start:stop, :stop] = piece
         return whole
-
-
-def _right_transposed(b: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
-    return torch.cat([b[..., :stop] @ piece.mT for _, stop, piece in matrix._pieces()], dim=-1)
-
-
-def _right(c: torch.Tensor, matrix: RowBlocks) -> torch.Tensor:
-    lead = torch.broadcast_shapes(c.shape[:-2], matrix.batch)
-    out = c.new_zeros((*lead, *c.shape[-2:]))
-    for start, stop, piece in matrix._pieces():
-        out[..., :stop] += c[..., start:stop] @ piece
-    return out
-
-
-def _reduced(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Undo broadcasting over batch dimensions."""
-    return grad if grad.shape == shape else grad.sum_to_size(shape)
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, c: torch.Tensor, matrix: RowBlocks, transposed: bool) -> torch.Tensor:
-        ctx.matrix, ctx.shape, ctx.transposed = matrix, c.shape, transposed
-        return (_right_transposed if transposed else _right)(c, matrix)
-
-    @staticmethod
-    @each_cotangent
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        back = ctx.matrix.right(grad) if ctx.transposed else ctx.matrix.right_transposed(grad)
-        return _reduced(back, ctx.shape), None, None
