@@ -1,4 +1,4 @@
-"""LAPACK on small arrays: SciPy's functions, or torch's where those cannot be had.
+"""LAPACK on small arrays, by SciPy's functions.
 
 SciPy's calls take a third of the time at some tens of rows. Importing `scipy.linalg` takes as long as some thousand
 densities, so it is never imported for this alone: of its files only the one with LAPACK is loaded, in some
@@ -8,6 +8,7 @@ milliseconds. NumPy has no inverse by a factor.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 import sys
@@ -15,7 +16,6 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from autokern.core.recovery import caught
 from autokern.system import blas
@@ -38,36 +38,9 @@ def solved(k: Array, rhs: Array) -> Solved | None:
 
     `k` is symmetric, row-major and may be overwritten; both are float64.
     """
-    scipy = sys.modules.get("scipy.linalg.lapack")
-    if not hasattr(scipy, "dpotri"):
-        scipy = _alone()
-    return _by_torch(k, rhs) if scipy is None else _by_scipy(scipy, k, rhs)
-
-
-@functools.cache
-def _alone() -> Any:
-    """Return SciPy's module of LAPACK without the packages around it, None where it cannot be loaded so.
-
-    Nothing of it stays in `sys.modules`: whoever imports SciPy later gets it as ever.
-    """
-    name = "scipy.linalg._flapack"
-    try:
-        spec = importlib.util.find_spec("scipy")
-        folders = [] if spec is None else list(spec.submodule_search_locations or ())
-        paths = [os.path.join(folders[0], "linalg", f"_flapack{suffix}") for suffix in EXTENSION_SUFFIXES]
-        path = next(path for path in paths if os.path.exists(path))
-        own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-        found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
-        found.__loader__.exec_module(found)  # type: ignore[union-attr]
-    except caught(Exception):  # another layout, a library that is not found: a matter of speed
-        return None
-    if "scipy.linalg" not in sys.modules:
-        sys.modules.pop(name, None)
-    blas.look_again()
-    return found if hasattr(found, "dpotri") else None
-
-
-def _by_scipy(lapack: Any, k: Array, rhs: Array) -> Solved | None:
+    lapack: Any = sys.modules.get("scipy.linalg.lapack")
+    if not hasattr(lapack, "dpotri"):
+        lapack = _alone()
     upper, info = lapack.dpotrf(k.T, lower=0, clean=1, overwrite_a=1)
     if info:
         return None
@@ -81,10 +54,24 @@ def _by_scipy(lapack: Any, k: Array, rhs: Array) -> Solved | None:
     return Solved(logdet, solution, inverse)
 
 
-def _by_torch(k: Array, rhs: Array) -> Solved | None:
-    lower, info = torch.linalg.cholesky_ex(torch.from_numpy(k))
-    if info.item():
-        return None
-    solution = torch.cholesky_solve(torch.from_numpy(rhs[:, None]), lower).numpy()[:, 0]
-    logdet = 2.0 * float(np.log(lower.numpy().diagonal()).sum())
-    return Solved(logdet, solution, torch.cholesky_inverse(lower).numpy())
+@functools.cache
+def _alone() -> Any:
+    """Return SciPy's module of LAPACK without the packages around it, or with them where it cannot be loaded so.
+
+    Nothing of it stays in `sys.modules`: whoever imports SciPy later gets it as ever.
+    """
+    name = "scipy.linalg._flapack"
+    try:
+        spec = importlib.util.find_spec("scipy")
+        folders = [] if spec is None else list(spec.submodule_search_locations or ())
+        paths = [os.path.join(folders[0], "linalg", f"_flapack{suffix}") for suffix in EXTENSION_SUFFIXES]
+        path = next(path for path in paths if os.path.exists(path))
+        own = importlib.util.spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+        found = importlib.util.module_from_spec(own)  # type: ignore[arg-type]
+        found.__loader__.exec_module(found)  # type: ignore[union-attr]
+    except caught(Exception):  # another layout, a library that is not found: a matter of speed
+        found = None
+    if "scipy.linalg" not in sys.modules:
+        sys.modules.pop(name, None)
+    blas.look_again()
+    return found if hasattr(found, "dpotri") else importlib.import_module("scipy.linalg.lapack")
