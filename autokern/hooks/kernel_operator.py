@@ -33,8 +33,10 @@ _dispatch = route("kernel_matmul")
 def _covariance(x1: torch.Tensor, x2: torch.Tensor, node: Any, widths: Any, same: bool, **more: torch.Tensor) -> Any:
     """Return the dense matrix of embedded points."""
     kernel = _embedded(node, widths, more)
-    others = None if same else forms.read(kernel, x2).points
-    return matrix(forms.read(kernel, x1), others, same, "again")
+    tree = forms.read(kernel, x1)
+    if x1.shape[-2] == x2.shape[-2] == 1:  # pairs of points, for entries and diagonals
+        return trees.dense(tree, forms.read(kernel, x2).points)
+    return matrix(tree, None if same else forms.read(kernel, x2).points, same, "again")
 
 
 def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded:
@@ -139,24 +141,6 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         """Return the matrix itself."""
         found: torch.Tensor = self.covar_mat
         return found
-
-    @cached(name="kernel_diag")  # type: ignore[untyped-decorator]
-    def _diagonal(self) -> torch.Tensor:
-        each = {n: t.unsqueeze(-3 if n.startswith("shape_") else -1) for n, t in self.tensor_params.items()}
-        return self._pairs(self.x1, self.x2, each)
-
-    def _pairs(self, x1: torch.Tensor, x2: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the covariances of points in pairs ``(..., d)``, each with its hyperparameters, or one set for all."""
-        kernel = _embedded(self.nontensor_params["node"], self.nontensor_params["widths"], tensors)
-        tree = forms.read(kernel, x1.unsqueeze(-2))
-        found: torch.Tensor = trees.dense(tree, forms.read(kernel, x2.unsqueeze(-2)).points)
-        shape = torch.broadcast_shapes(x1.shape[:-1], x2.shape[:-1])  # type: ignore[no-untyped-call]
-        return found.expand(*shape, 1, 1)[..., 0, 0]
-
-    def _get_indices(self, row_index: Any, col_index: Any, *batch_indices: Any) -> torch.Tensor:
-        x1, x2 = self.x1[(*batch_indices, row_index)], self.x2[(*batch_indices, col_index)]
-        tensors = {name: t[batch_indices] if batch_indices else t for name, t in self.tensor_params.items()}
-        return self._pairs(x1, x2, tensors)
 
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         found = super()._getitem(row_index, col_index, *batch_indices)
