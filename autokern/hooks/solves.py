@@ -1,7 +1,6 @@
 """Linear solves with large covariances plus noise, where the library runs conjugate gradients: the op `solve`.
 
-Both of the library's functions that ask for a solution differentiate it themselves. A solve is differentiated with the
-factor of the forward pass.
+The library's function that asks for a solution differentiates it itself, with the factor of the forward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from autokern.hooks.bypass import stay_out
 from autokern.hooks.install import hook, stock_of
 from autokern.hooks.kernel_operator import MatrixFreeKernelOperator
 from autokern.hooks.reading import unless_it_fails
-from autokern.hooks.solver_choice import EXACT, SOLVE, TRACE, regime
+from autokern.hooks.solver_choice import EXACT, SOLVE, regime
 from autokern.kernels.embedded import Embedded
 from autokern.runtime.dispatch import route
 
@@ -26,7 +25,6 @@ __all__: list[str] = []
 
 _dispatch = route("solve", looked=True)
 _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
-_quad_module = sys.modules.get("linear_operator.functions._inv_quad")
 
 
 class _Reuse(threading.local):
@@ -50,17 +48,6 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
         linear_op = known
     found = _asked(linear_op)
     return _stock_solve(linear_op, rhs) if found is None else _dispatch(linear_op, _expanded(linear_op, rhs), *found)
-
-
-_stock_quad_solve = stock_of(_quad_module, "_solve")
-
-
-@hook(_quad_module, "_solve")
-def _quad_solve(linear_op: Any, rhs: Any) -> Any:
-    found = None if TRACE.off() else _asked(linear_op)
-    if found is None:
-        return _stock_quad_solve(linear_op, rhs)
-    return _dispatch(linear_op, _expanded(linear_op, rhs), *found)
 
 
 def _expanded(operator: Any, rhs: Any) -> Any:

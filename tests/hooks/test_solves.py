@@ -164,17 +164,6 @@ def test_solutions_and_gradients_are_those_of_dense_algebra(candidate, formed, o
     assert all(far(one, exact) < 5 * bound for one, exact in zip(own, slopes, strict=True))
 
 
-@pytest.mark.parametrize("candidate", ["cholesky", "preconditioned"])
-def test_quadratic_forms_are_solved_as_well(candidate):
-    system = System()
-    truth, slopes = system.truth(quad=True)
-    with autokern.enabled(), autokern.using(force={"solve": candidate}):
-        found = system.matrix(formed=True).inv_quad(system.rhs)
-        own = system.slopes(found)
-    assert far(found, truth) < 1e-5
-    assert all(far(one, exact) < 1e-3 for one, exact in zip(own, slopes, strict=True))
-
-
 @pytest.mark.usefixtures("trusted")
 def test_by_default_what_fits_a_factor_is_exact_and_one_factor_serves_both_passes(monkeypatch):
     system, count = System(), []
