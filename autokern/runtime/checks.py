@@ -12,6 +12,8 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from autokern.core.errors import AutokernError, AutokernWarning
 from autokern.core.op import Candidate, Feasibility, inside
 from autokern.core.recovery import caught, recoverable
@@ -37,8 +39,14 @@ def schedule(entry: Entry) -> None:
 
 def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
     """Check a key that has reached the call at which a check was due, or passed it, and return its entry."""
+    if entry.needs is not None:
+        there = memory_limit.current(entry.decision.problem.device, settings.memory)
+        fitting = frozenset(name for name, need in entry.needs.items() if need <= there.bytes)
+        if entry.candidate.name not in fitting or (entry.fitting and fitting != entry.fitting):
+            entry = _again(here, entry, settings)
+        entry.fitting = fitting
     due = entry.take_check()
-    if due == NEVER:  # another thread is at it
+    if due == NEVER:  # or another thread is at it
         return entry
     if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
@@ -56,10 +64,18 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
         here.errors[key] = max(here.errors.get(key, 0.0), check(entry, args, settings))
         return entry
     if due == entry.decision.review:
-        table = Feasibility(entry.op, entry.decision.problem)
-        return here.made(table, here.decide(table, settings, entry.count), settings, entry.count)
+        return _again(here, entry, settings)
     schedule(entry)
     return entry
+
+
+def _again(here: Session, entry: Entry, settings: Settings) -> Entry:
+    """Decide the problem of an entry for itself, without the candidates that failed."""
+    table = Feasibility(entry.op, entry.decision.problem)
+    able = msgspec.structs.replace(settings, exclude=settings.exclude | entry.failed)
+    made = here.made(table, here.decide(table, able, entry.count), settings, entry.count)
+    made.failed, made.solved = entry.failed, entry.solved
+    return made
 
 
 def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:

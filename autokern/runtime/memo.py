@@ -31,12 +31,20 @@ Decide = Callable[[Feasibility, Settings], Decision]
 
 
 class Entry:
-    """A decided key: the candidate that runs, and its calls, which dispatch counts; its methods change all else."""
+    """A decided key: the candidate that runs, and its calls, which dispatch counts; its methods change all else.
 
-    __slots__ = ("before", "candidate", "count", "decision", "due", "ledger", "op", "parts", "run", "solved", "trial")
+    Where its calls take much memory, `needs` are the bytes of each candidate that can serve: each call is checked, and
+    decided again where not the same candidates fit as before. Those that failed are not chosen again.
+    """
 
-    def __init__(self, decision: Decision, op: Op) -> None:
-        self.decision, self.op = decision, op
+    __slots__ = (
+        "_due", "before", "candidate", "count", "decision", "due", "failed", "fitting", "ledger", "needs", "op",
+        "parts", "run", "solved", "trial",
+    )  # fmt: skip
+
+    def __init__(self, decision: Decision, op: Op, needs: dict[str, int] | None = None) -> None:
+        self.decision, self.op, self.needs = decision, op, needs
+        self.fitting, self.failed = frozenset[str](), frozenset[str]()
         self.count = 0  # calls that it has served
         self.before = 0  # calls of the problem that earlier entries served by the candidate
         self.trial = inside.measuring  # whether a calibration made it: its calls are not the user's, and do not count
@@ -85,15 +93,19 @@ class Entry:
 
     def check_at(self, call: int) -> None:
         """Set the call from which on the entry is checked."""
-        self.due = call
+        self._due, self.due = call, call if self.needs is None else 0
 
     def take_check(self) -> int:
         """Return the call at which a check was due and cancel it, so that one thread makes it; `NEVER` for none."""
-        due, self.due = self.due, NEVER
+        due = self._due
+        if self.count < due:
+            return NEVER
+        self.check_at(NEVER)
         return due
 
     def demote(self, successor: Candidate, reason: str) -> None:
         """Let another candidate run from now on in place of one that failed; the decision gives the reason."""
+        self.failed |= {f"{self.op.name}={self.candidate.name}"}
         self.serve(successor)
         changed = {"candidate": successor.name, "reason": reason}
         self.decision = msgspec.structs.replace(self.decision, **changed, margin=1.0, uncertainty=0.0)
@@ -102,59 +114,6 @@ class Entry:
 def stock_entry(op: Op, reason: str) -> Entry:
     """Return an entry of stock for calls that are not decided."""
     return Entry(Decision(problem=Problem(op=op.name), candidate="stock", reason=reason, source="only choice"), op)
-
-
-def _needs(table: Feasibility) -> dict[str, int]:
-    """Return the bytes of each candidate that can serve a problem."""
-    return {c.name: table.memory[c.name] for c in table.feasible()}
-
-
-class LargeEntry(Entry):
-    """A decided key whose calls take so much memory that each one reads the available memory first.
-
-    If the set of candidates that fit changes, the key is decided again; if none fits, `MemoryBudgetError` is raised.
-    """
-
-    __slots__ = ("_decide", "_failed", "_fitting", "_needs", "_plan", "_settings")
-
-    def __init__(self, decision: Decision, table: Feasibility, settings: Settings, decide: Decide) -> None:
-        self._settings, self._decide = settings, decide
-        self._needs = _needs(table)
-        self._fitting = self._fit(memory_limit.current(table.problem.device, settings.memory))
-        self._failed: list[str] = []
-        super().__init__(decision, table.op)
-
-    def _fit(self, there: memory_limit.Limit) -> frozenset[str]:
-        return frozenset(name for name, need in self._needs.items() if need <= there.bytes)
-
-    def serve(self, candidate: Candidate) -> None:
-        """Let a candidate run from now on, wherever it fits."""
-        super().serve(candidate)
-        self._plan = candidate, self.run  # one object: another thread may decide again
-        self.run = self._run_if_it_fits
-
-    def demote(self, successor: Candidate, reason: str) -> None:
-        """Let another candidate run from now on; the one that failed is not chosen again."""
-        self._failed.append(f"{self.op.name}={self.candidate.name}")
-        super().demote(successor, reason)
-
-    def _run_if_it_fits(self, *args: Any) -> Any:
-        there = memory_limit.current(self.decision.problem.device, self._settings.memory)
-        fitting = self._fit(there)
-        if fitting != self._fitting or self._plan[0].name not in fitting:
-            self._decide_again()
-            self._fitting = self._fit(there)
-        candidate, run = self._plan
-        inside.active = not candidate.parts
-        return run(*args)
-
-    def _decide_again(self) -> None:
-        settings = msgspec.structs.replace(self._settings, exclude=self._settings.exclude.union(self._failed))
-        table = Feasibility(self.op, self.decision.problem)
-        self.decision, self._needs = self._decide(table, settings), _needs(table)
-        self.serve(self.op[self.decision.candidate])
-        if self.decision.review > self.count:
-            self.check_at(min(self.due, self.decision.review))
 
 
 def is_large(decision: Decision, table: Feasibility) -> bool:

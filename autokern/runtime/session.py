@@ -22,7 +22,7 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.settings import Settings
 from autokern.runtime import checks, floors, orders
-from autokern.runtime.memo import Entry, LargeEntry, Memo, Served, Shared, counted, is_large, served, stock_entry
+from autokern.runtime.memo import Entry, Memo, Served, Shared, counted, is_large, served, stock_entry
 from autokern.system import host, logs, memory_limit
 
 if TYPE_CHECKING:
@@ -180,10 +180,8 @@ class Session:
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
             decision = self.decide(table, ordered, count)
         before = self._seen[decision.cell] if self._seen else 0
-        if is_large(decision, table) and not self.agreed:
-            entry: Entry = LargeEntry(decision, table, settings, self.decide)
-        else:
-            entry = Entry(decision, table.op)
+        large = is_large(decision, table) and not self.agreed
+        entry = Entry(decision, table.op, {c.name: table.memory[c.name] for c in table.feasible()} if large else None)
         entry.resume(count, before)
         ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
         if ledger is not None and entry.candidate.accuracy != "approximate":

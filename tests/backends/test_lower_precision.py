@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 
-import msgspec
 import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -30,7 +29,7 @@ from autokern.kernels import tree as trees
 from autokern.ops._quadratic_forms import closed_form, factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.runtime import checks, dispatch
-from autokern.runtime.memo import NEVER, Entry, LargeEntry
+from autokern.runtime.memo import NEVER, Entry
 from autokern.tuning import calibration
 from autokern.tuning import measuring as accuracy
 from autokern.tuning.calibration import calibrate
@@ -348,19 +347,6 @@ def test_quick_measurements_of_errors_replace_nothing_that_was_known(op):
     (trial,) = [t for t in found.trials if t.problem == problem]
     assert trial.timings["stock"] == Timing(1e-3)
     assert trial.timings["other"] == Timing(5e-4, 0.5)
-
-
-def test_what_is_chosen_again_for_want_of_memory_is_checked_again(op):
-    decision = Decision(problem=SMALL, candidate="other", reason="", source="order")
-    entry = LargeEntry(
-        decision, Feasibility(op, SMALL), ROUGHLY, lambda *a: msgspec.structs.replace(decision, candidate="rough")
-    )
-    assert entry.due == NEVER
-    entry.count, entry._fitting = 7, frozenset()  # other candidates fit now than before
-    entry.run(normal(4, 4))
-    assert (entry.candidate.name, entry.due) == ("rough", 8)
-    entry.demote(op["other"], "it failed")
-    assert entry.due == NEVER
 
 
 def test_models_train_and_predict_in_lower_precision():
