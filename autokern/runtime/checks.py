@@ -50,7 +50,7 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
         return entry
     if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
-            table = here.measured(Feasibility(entry.op, entry.decision.problem), settings.accuracy)
+            table = here.measured(Feasibility(entry.op, entry.decision.problem))
             return here.made(table, here.shared.decision(table, settings), settings, entry.count)
         except AutokernError:
             raise

@@ -28,6 +28,7 @@ from autokern.tuning.profile import Profile, dated, group_key
 if TYPE_CHECKING:
     from autokern.runtime.session import Session
 
+Group = tuple[str, str, str]  # op, dtype and kind of device
 _PATIENCE = 24 * 3600.0  # seconds until an op is tried again whose calibration measured nothing in its time
 _SHARE = 0.35  # of the budget that one op may take at its first use
 _OF_PROGRAM = 0.05  # share of the time since the first call of any op that measuring may take
@@ -64,31 +65,31 @@ class FirstUse:
         self._session, self._settings = session, session.settings
         self._measuring = Lock()
         self._spent, self._began = 0.0, time.perf_counter()
-        self._tried: set[tuple[str, ...]] = set()
-        self._waiting: dict[tuple[str, ...], Ledger] = {}
+        self._tried: set[Group] = set()
+        self._waiting: dict[Group, Ledger] = {}
         self._watch = Watch()
         self._load: Load | None = None
 
-    def ledger(self, table: Feasibility, accuracy: str) -> Ledger | None:
+    def ledger(self, table: Feasibility) -> Ledger | None:
         """Return the ledger of an op that is measured later; None where it is not, or where there is no choice."""
-        found = self._waiting.get((*table.problem.group, accuracy))
+        found = self._waiting.get(table.problem.group)
         return None if found is None or inside.measuring or len(table.feasible()) < 2 else found
 
-    def measure(self, table: Feasibility, accuracy: str) -> bool:
+    def measure(self, table: Feasibility) -> bool:
         """Calibrate an op without measurements here, if that is allowed and pays back, and return whether it was.
 
-        Other threads run stock meanwhile. Where lower precision is allowed, measurements must include errors.
+        Other threads run stock meanwhile.
         """
         if inside.measuring or len(table.feasible()) < 2:
             return False
-        op, problem, asked = table.op, table.problem, (*table.problem.group, accuracy)
+        op, problem, asked = table.op, table.problem, table.problem.group
         left = min(self._settings.budget - self._spent, _SHARE * self._settings.budget)
         at_once = self._settings.calibrate == "first-use"
         ledger = self._waiting.setdefault(asked, Ledger())
         over = left <= 0 or asked in self._tried
         if not (over or at_once) and ledger.seconds < ledger.enough:
             return False
-        if over or self._is_settled(table, accuracy):
+        if over or self._is_settled(problem):
             self._waiting.pop(asked, None)
             return False
         if not at_once:
@@ -103,8 +104,8 @@ class FirstUse:
         self._waiting.pop(asked, None)
         try:
             with store.calibrating(self._settings, host.current().fingerprint, op.name) as ours:
-                if ours and not self._learnt(table, accuracy):
-                    self._calibrate(op, problem, left, accuracy, near=None if at_once else problem)
+                if ours and not self._learnt(problem):
+                    self._calibrate(op, problem, left, near=None if at_once else problem)
         except (AutokernError, RuntimeError, OSError) as error:
             if self._settings.strict or not recoverable(error, op):
                 raise
@@ -125,23 +126,23 @@ class FirstUse:
             self._watch.begin()
         return self._load.crowded(threads.current())  # of a moment ago, where there is no newer one
 
-    def _is_settled(self, table: Feasibility, accuracy: str) -> bool:
+    def _is_settled(self, problem: Problem) -> bool:
         """Whether an op is not to be measured in this process: by order, or since nothing could be learnt."""
         settings, chooser = self._settings, self._session.chooser
         ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
-        if ordered or _knows(chooser, table, accuracy) or _tried_lately(chooser.profile, table.problem, accuracy):
+        if ordered or chooser.knows(problem) or _tried_lately(chooser.profile, problem):
             return True
         return host.forked() or host.multi_rank()
 
-    def _learnt(self, table: Feasibility, accuracy: str) -> bool:
+    def _learnt(self, problem: Problem) -> bool:
         """Whether another process has measured this or tried to since the profile was read; its profile is adopted."""
         kept = load(self._settings)
-        if not _tried_lately(kept, table.problem, accuracy) and not _knows(Chooser(kept), table, accuracy):
+        if not _tried_lately(kept, problem) and not Chooser(kept).knows(problem):
             return False
         self._session.adopt(self._session.chooser.profile.merge(kept))
         return True
 
-    def _calibrate(self, op: Op, problem: Problem, budget: float, accuracy: str, near: Problem | None) -> None:
+    def _calibrate(self, op: Op, problem: Problem, budget: float, near: Problem | None) -> None:
         def publish(profile: Profile) -> None:
             store.save(self._settings, profile)
             self._session.adopt(profile)
@@ -157,7 +158,6 @@ class FirstUse:
                 [problem.device],
                 self._session.chooser.profile,
                 dtypes=(problem.dtype,),
-                accuracy=accuracy,
                 near=near,
                 progress=shown,
                 publish=publish,
@@ -167,14 +167,6 @@ class FirstUse:
             publish(chooser.profile.merge(Profile(fruitless={group_key(*problem.group): dated()})))
 
 
-def _knows(chooser: Chooser, table: Feasibility, accuracy: str) -> bool:
-    """Whether an op was measured for this dtype and device, and where lower precision is allowed, its errors too."""
-    if accuracy == "approximate" and any(c.accuracy == "approximate" for c in table.feasible()):
-        return chooser.knows_errors(table.problem)
-    return chooser.knows(table.problem)
-
-
-def _tried_lately(profile: Profile, problem: Problem, accuracy: str) -> bool:
-    """Whether measuring an op has failed or told little; errors may still be measured of an op of a few trials."""
-    lately = profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)
-    return lately and (accuracy == "same" or all(t.problem.group != problem.group for t in profile.trials))
+def _tried_lately(profile: Profile, problem: Problem) -> bool:
+    """Whether measuring an op has failed or told little."""
+    return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)

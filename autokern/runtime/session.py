@@ -159,7 +159,7 @@ class Session:
             registry.announce(self.settings.strict)
             if inside.measuring:  # a measurement holds for all settings
                 settings = msgspec.structs.replace(settings, accuracy="same")
-            table = self.measured(table, settings.accuracy)
+            table = self.measured(table)
             decision = self.shared.decision(table, settings)
         except AutokernError:
             raise
@@ -183,19 +183,19 @@ class Session:
         large = is_large(decision, table) and not self.agreed
         entry = Entry(decision, table.op, {c.name: table.memory[c.name] for c in table.feasible()} if large else None)
         entry.resume(count, before)
-        ledger = None if self._first_use is None else self._first_use.ledger(table, settings.accuracy)
+        ledger = None if self._first_use is None else self._first_use.ledger(table)
         if ledger is not None and entry.candidate.accuracy != "approximate":
             entry.time_into(ledger)
         checks.schedule(entry)
         return entry
 
-    def measured(self, table: Feasibility, accuracy: str) -> Feasibility:
+    def measured(self, table: Feasibility) -> Feasibility:
         """Let an op be measured at its first use; return the table, a fresh one if that took place."""
         if self._first_use is None:
             from autokern.runtime.first_use import FirstUse
 
             self._first_use = FirstUse(self)
-        return Feasibility(table.op, table.problem) if self._first_use.measure(table, accuracy) else table
+        return Feasibility(table.op, table.problem) if self._first_use.measure(table) else table
 
     def decide(self, table: Feasibility, settings: Settings, seen: int = 0) -> Decision:
         """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""

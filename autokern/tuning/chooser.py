@@ -66,10 +66,6 @@ class Chooser:
         trials = 0 if forest is None else forest.trials.get(problem.dtype, 0)
         return trials >= ENOUGH or (trials > 0 and group_key(*problem.group) in self.profile.levels)
 
-    def knows_errors(self, problem: Problem) -> bool:
-        """Whether the error of any candidate that approximates was measured for the group of a problem."""
-        return any(timing.relative_error is not None for t in self._like(problem) for timing in t.timings.values())
-
     def _like(self, problem: Problem) -> list[Trial]:
         return [t for t in self._trials.get(key_of(problem), ()) if t.problem.dtype == problem.dtype]
 

@@ -30,7 +30,6 @@ from autokern.ops._quadratic_forms import closed_form, factorise, plain
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 from autokern.runtime import checks, dispatch
 from autokern.runtime.memo import NEVER, Entry
-from autokern.tuning import calibration
 from autokern.tuning import measuring as accuracy
 from autokern.tuning.calibration import calibrate
 from autokern.tuning.chooser import Chooser, fitted
@@ -162,26 +161,6 @@ def test_errors_are_measured_only_when_asked_for(op):
     assert all(timing.relative_error is None for timing in others)
     later = found.merge(calibrate([op], "quick", 2.0, ["cpu"], found, dtypes=["float64"]))
     assert all(t.timings["rough"].relative_error for t in later.trials if "rough" in t.timings), "nothing is forgotten"
-
-
-def test_first_use_measures_errors_once_lower_precision_is_allowed(op, monkeypatch):
-    asked = []
-
-    def instead(ops, level, budget, devices, known, *, accuracy, publish, **more):
-        asked.append(accuracy)
-        publish(known.merge(profile(error=1e-4 if accuracy == "approximate" else None)))
-
-    monkeypatch.setattr(calibration, "calibrate", instead)
-    monkeypatch.setenv("AUTOKERN_CALIBRATE", "first-use")
-    dispatch.reset()
-    call, a = dispatch.route(op), normal(4, 4)
-    call(a)
-    assert asked == ["same"]
-    for _ in range(3):
-        with autokern.using(accuracy="approximate"):
-            call(a)
-    assert asked == ["same", "approximate"]
-    assert op.runs[-1] == "rough"
 
 
 def test_an_error_that_is_no_number_is_as_bad_as_any(op):
