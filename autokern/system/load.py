@@ -1,8 +1,8 @@
 """Load: how busy other programs keep the cores that this process may use, read without waiting.
 
-Load averages react after minutes. So two readings of counters are compared: the busy time of the cores less that of
-this process, and the time that its threads were ready to run and had no core (`/proc/self/task/*/schedstat`). Where the
-system keeps no such counter, a figure is None.
+Load averages react after minutes. So two readings of the busy time of the cores are compared, less that of this
+process. A single timing is judged by the time that threads were ready to run and had no core
+(`/proc/self/task/*/schedstat`). Where the system keeps no such counter, nothing is known.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _SPARE = 0.3
 """Cores that others may use beyond those that are free: a desktop at rest uses some."""
 _MOST_THREADS = 16
 """Threads that are looked at: of many workers that meet at barriers, some tell of all, and each costs 2 µs."""
-_LOST = 0.1
-"""Share of the wanted time without a core from which on a process is disturbed."""
 
 
 class Load(NamedTuple):
@@ -33,17 +31,13 @@ class Load(NamedTuple):
 
     cores: int  # that this process may use
     others: float | None = None  # how many of them others kept busy
-    lost: float | None = None  # share of the time in which threads of this process wanted a core and had none
 
     def crowded(self, threads: int) -> bool:
         """Whether a process that computes in so many threads is disturbed; False where nothing is known."""
-        taken = self.others is not None and self.others + min(threads, self.cores) > self.cores + _SPARE
-        return taken or (self.lost or 0.0) > _LOST
+        return self.others is not None and self.others + min(threads, self.cores) > self.cores + _SPARE
 
     def __str__(self) -> str:
-        if self.others is None:
-            return f"this process waits for a core {self.lost or 0:.0%} of its time"
-        return f"others use {min(self.others, self.cores):.1f} of {self.cores} cores"
+        return f"others use {min(self.others or 0.0, self.cores):.1f} of {self.cores} cores"
 
 
 class Snapshot(NamedTuple):
@@ -53,7 +47,6 @@ class Snapshot(NamedTuple):
     cores: int
     busy: float | None
     own: float
-    waited: float | None
 
 
 class Watch:
@@ -71,20 +64,13 @@ class Watch:
         """Return the load of the interval until now, which goes on."""
         start, now = self._start, self._read()
         seconds, own = now.at - start.at, now.own - start.own
-        others = lost = None
-        if seconds >= _LEAST and now.busy is not None and start.busy is not None:
-            others = max(0.0, (now.busy - start.busy - own) / seconds)
-        if now.waited is not None and start.waited is not None:
-            waited = max(0.0, now.waited - start.waited)  # a thread that has ended takes its own along
-            lost = waited / max(waited + own, 1e-9)
-        return Load(now.cores, others, lost)
+        if seconds < _LEAST or now.busy is None or start.busy is None:
+            return Load(now.cores)
+        return Load(now.cores, max(0.0, (now.busy - start.busy - own) / seconds))
 
 
 class Waited:
-    """Seconds that the present threads of this process have waited for a core; a context manager, cheap to read.
-
-    `known` says whether the system counts them.
-    """
+    """Seconds that the present threads of this process have waited for a core; a context manager, cheap to read."""
 
     def __init__(self, tasks: Path = _TASKS) -> None:
         self._files: list[int] = []
@@ -92,7 +78,6 @@ class Waited:
             for folder in itertools.islice(tasks.iterdir(), _MOST_THREADS):  # the oldest first
                 with suppressed(OSError):  # the thread has ended
                     self._files.append(os.open(folder / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
-        self.known = bool(self._files) and self._total() is not None
 
     def __enter__(self) -> Waited:
         return self
@@ -103,31 +88,19 @@ class Waited:
 
     def __call__(self) -> float:
         """Return the seconds until now, 0 where they are not known."""
-        return self._total() or 0.0 if self.known else 0.0
-
-    def _total(self) -> float | None:
         total = 0
         for file in self._files:
-            with suppressed(OSError):
-                fields = os.pread(file, 80, 0).split()
-                if len(fields) != 3:
-                    return None
-                total += int(fields[1])
+            with suppressed(OSError, ValueError):
+                _, waited, _ = os.pread(file, 80, 0).split()
+                total += int(waited)
         return total / 1e9
 
 
 def snapshot() -> Snapshot:
     """Return the counters now."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    with Waited() as waited:
-        seconds = waited() if waited.known else None
-    return Snapshot(
-        at=time.perf_counter(),
-        cores=len(cpus) if cpus else os.cpu_count() or 1,
-        busy=busy_seconds(text_of(_STAT), cpus),
-        own=time.process_time(),
-        waited=seconds,
-    )
+    cores = len(cpus) if cpus else os.cpu_count() or 1
+    return Snapshot(time.perf_counter(), cores, busy_seconds(text_of(_STAT), cpus), time.process_time())
 
 
 def busy_seconds(text: str, cpus: set[int] | None) -> float | None:

@@ -19,7 +19,7 @@ def _read() -> Snapshot:
     """Return counters that are a second further than those of the last reading."""
     _now.seconds += 1.0
     _now.busy += _now.others
-    return Snapshot(_now.seconds, 2, _now.busy, 0.0, None)
+    return Snapshot(_now.seconds, 2, _now.busy, 0.0)
 
 
 def busy(others: float) -> None:

@@ -78,7 +78,7 @@ class Clock:
         self._draw, self._bursty = random.Random(8), bursty
         self.now, self.waited, self._speed = 1000.0, 0.0, 0.0
         self._alone = self._until_taken()
-        self.known, self._last = True, ""
+        self._last = ""
 
     def __call__(self) -> float:
         return self.waited
