@@ -64,7 +64,7 @@ def section(name: str, profile: Profile) -> Iterator[str]:
     )
     yield from _table(
         ("op", "data on", "dtype", "problems", "gain", "fastest"),
-        [(f"`{s.op}`", s.device, s.dtype, s.problems, f"{s.speedup:.2f}", s.by_size) for s in known(profile).ops],
+        [(f"`{s.op}`", s.device, s.dtype, s.problems, f"{s.speedup:.2f}", s.fastest) for s in known(profile).ops],
     )
     if gpus:
         yield from _between_devices(profile)

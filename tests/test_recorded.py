@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from support.bases import Replayed
 
 from autokern.cli import summary
@@ -106,12 +105,3 @@ class TestRecordedHost:
         some = served(profile)[:: max(1, len(profile.trials) // 20)]
         one, other = (Chooser(fitted(profile), {}) for _ in range(2))
         assert [replay(t, one) for t in some] == [replay(t, other) for t in reversed(some)][::-1]
-
-    def test_thresholds_can_be_read(self, profile: Profile) -> None:
-        for op, dtype, device in {trial.problem.group for trial in profile.trials}:
-            for crossover in profile.thresholds(op, device=device, dtype=dtype):
-                assert crossover.size > 0
-                assert crossover.below != crossover.above
-
-    def test_dtypes_may_be_given_as_torch_has_them(self, profile: Profile) -> None:
-        assert profile.thresholds("qr", "cpu", torch.float64) == profile.thresholds("qr", "cpu", "float64")  # type: ignore[arg-type]

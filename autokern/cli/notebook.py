@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from autokern.cli import summary, tables
-from autokern.cli.thresholds import crossovers
 from autokern.core.decision import Cost, Decision
 from autokern.core.errors import AutokernError, SettingsError
 from autokern.core.problem import Problem
@@ -19,7 +18,7 @@ from autokern.core.solved import Solved, overall
 from autokern.runtime.api import Explanation
 from autokern.tuning.profile import Profile
 
-__all__ = ["crossovers", "frame", "html", "installed", "plot"]
+__all__ = ["frame", "html", "installed", "plot"]
 
 _MOST = 40
 """Rows that a notebook shows."""

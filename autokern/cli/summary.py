@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from autokern.cli.thresholds import Line, crossovers
+from autokern.cli.thresholds import Line
 from autokern.core.problem import Problem
 from autokern.core.registry import registered
-from autokern.tuning.profile import Ban, Crossover, Examined, Profile, Trial, group_key
+from autokern.tuning.profile import Ban, Examined, Profile, Trial, group_key
 
 _TIE = 0.97
 """A ratio above this is no gain: stock wins ties."""
-_MOST_NAMED, _MOST_STEPS = 3, 5
+_MOST_NAMED = 3
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     `level` is that of its calibration, empty where the grid is not complete. `speedup` is the geometric mean over the
     problems of stock's time over that of the fastest candidate, `won` the number of problems on which each candidate is
-    the fastest, most first. `crossovers` are of single matrices without gradients.
+    the fastest, most first.
     """
 
     op: str
@@ -36,7 +36,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float
     banned: list[str]
     won: dict[str, int]
-    crossovers: list[Crossover]
 
     @property
     def measured(self) -> str:
@@ -50,17 +49,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         named = [f"{first} ({most} of {self.problems})", *(f"{name} ({count})" for name, count in others[:_MOST_NAMED])]
         more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
         return ", ".join(named + more) if others else first
-
-    @property
-    def by_size(self) -> str:
-        """In words which candidate is the fastest at which size, or how often."""
-        steps = self.crossovers
-        if not steps:
-            return self.fastest
-        if len(steps) > _MOST_STEPS:  # more than one size decides
-            often = Counter(step.above for step in steps).most_common(1)[0][0]
-            return f"mostly {often}, by m and n: autokern show OP"
-        return ", ".join([*(f"{step.below} to {step.size:.0f}" for step in steps), steps[-1].above])
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +138,6 @@ def summaries(profile: Profile, best: Sequence[Winner]) -> list[Summary]:
             disturbed=disturbed[group], speedup=statistics.geometric_mean(winner.speedup for winner in of),
             banned=sorted({b.candidate for b in profile.banned if (b.op, b.dtype, b.device) == group}),
             won=dict(Counter(sorted(winner.candidate for winner in of)).most_common()),
-            crossovers=crossovers(profile, op, device, dtype),
         )  # fmt: skip
         found.append(line)
     return found

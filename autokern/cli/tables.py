@@ -80,7 +80,7 @@ def ops(found: Known, title: str) -> Table:
     """Return a line for each op, device and dtype."""
     rows = [
         (row.op, f"{row.device} {row.dtype}", row.measured, f"{row.speedup:.2f}",
-         "; ".join([row.by_size, *([f"banned: {', '.join(row.banned)}"] if row.banned else [])]))
+         "; ".join([row.fastest, *([f"banned: {', '.join(row.banned)}"] if row.banned else [])]))
         for row in found.ops
     ]  # fmt: skip
     return Table(title, ("op", "on", ">problems", ">× stock", "fastest by size"), rows)

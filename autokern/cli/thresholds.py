@@ -1,11 +1,8 @@
-"""Thresholds for people to read: sizes at which the measured winner changes, and the choices of the trees by size."""
+"""Thresholds for people to read: the choices of the trees by size."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -15,9 +12,8 @@ from autokern.core.problem import Problem
 from autokern.core.settings import Settings
 from autokern.tuning.chooser import Chooser
 from autokern.tuning.policy import decide
-from autokern.tuning.profile import Crossover, Profile, Trial, key_of
+from autokern.tuning.profile import key_of
 
-_TIE = 0.05  # log ratio within which stock wins, or the winner at the size below
 _MOST = 24  # kinds of problems of an op that are shown, those with the most trials
 _LEAST = 3  # trials of a kind below which nothing is shown of it
 
@@ -64,39 +60,3 @@ def _line(op: Op, chooser: Chooser, settings: Settings, problems: Sequence[Probl
             steps.pop()
         steps.append((n, name))
     return Line(base, steps)
-
-
-def crossovers(profile: Profile, op: str, device: str, dtype: str) -> list[Crossover]:
-    """Return the sizes at which the measured winner changes; see `Profile.thresholds`."""
-    group = op, str(dtype).removeprefix("torch."), str(device).partition(":")[0]
-    line = [t for t in profile.trials if t.problem.group == group and t.problem.batch == 1 and not t.problem.grad]
-    line = [trial for trial in line if "stock" in trial.timings]
-    usual = Counter(trial.problem.variant for trial in line).most_common(1)
-    sizes: dict[int, list[Trial]] = {}
-    for trial in line:
-        if trial.problem.variant == usual[0][0]:
-            sizes.setdefault(max(trial.problem.m, trial.problem.n), []).append(trial)
-    steps = [(size, _mean_log_ratios(trials)) for size, trials in sorted(sizes.items())]
-    found = []
-    below = _winner(steps[0][1]) if steps else "stock"
-    for (size, ratios), (next_size, next_ratios) in itertools.pairwise(steps):
-        above = _winner(next_ratios, holder=below)
-        if below != above:  # the lead of one over the other is interpolated in log(size)
-            gap = ratios.get(above, 0.0) - ratios[below]
-            next_gap = next_ratios[above] - next_ratios.get(below, 0.0)
-            share = gap / (gap - next_gap) if gap > 0 > next_gap else 0.5
-            found.append(Crossover(size * (next_size / size) ** share, below, above))
-        below = above
-    return found
-
-
-def _mean_log_ratios(trials: list[Trial]) -> dict[str, float]:
-    names = set.intersection(*(set(t.usual) for t in trials))
-    return {name: sum(math.log(t.timings[name].ratio) for t in trials) / len(trials) for name in sorted(names)}
-
-
-def _winner(ratios: dict[str, float], holder: str = "stock") -> str:
-    """Return the fastest candidate; within a tie stock, or the `holder`, the fastest at the size below."""
-    best = min(ratios, key=ratios.__getitem__, default="stock")
-    most = ratios.get(best, math.inf) + _TIE
-    return next((name for name in ("stock", holder) if ratios.get(name, math.inf) <= most), best)

@@ -110,14 +110,6 @@ class Examined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: str = ""  # the choices that serve in place of the calibration's own: "shipped", "stock", or empty
 
 
-class Crossover(msgspec.Struct, frozen=True):
-    """Up to `size` (the larger matrix dimension) `below` is the fastest as measured, from there on `above`."""
-
-    size: float
-    below: str
-    above: str
-
-
 def key_of(thing: Problem | Kept) -> str:
     """Return the key of the trees for a problem: ``"op@device"``."""
     return f"{thing.op}@{thing.device}"
@@ -172,13 +164,6 @@ class Profile(Shown, msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         matplotlib is not installed.
         """
         return shown("plot", self, ax, op, device, dtype)
-
-    def thresholds(self, op: str, device: str = "cpu", dtype: str = "float64") -> list[Crossover]:
-        """Return the sizes at which the measured winner changes, without batches and gradients, in order.
-
-        Dtype and device may be torch's. None are returned where one candidate wins throughout or nothing was measured.
-        """
-        return list(shown("crossovers", self, op, device, dtype))
 
     def merge(self, other: Profile) -> Profile:
         """Return a profile with the trials of both; for a problem in both, see `Trial.updated`.

@@ -74,14 +74,14 @@ def _python(*arguments: str, cwd=None, **environment: str):
     )
 
 
-def test_show_tells_crossovers_bans_and_set_up(run, measured, home):
+def test_show_tells_winners_bans_and_set_up(run, measured, home):
     result = run("show")
     assert result.exit_code == 0
-    for words in ("stock to", "choleskyqr2", "cholesky.looped", "2.50 s", "2026-01-02", str(home)):
+    for words in ("choleskyqr2 (2 of 4), stock (2)", "cholesky.looped", "2.50 s", "2026-01-02", str(home)):
         assert words in result.output
     result = run("show", "--json")
     found = json.loads(result.stdout)
-    assert [c["above"] for c in found["ops"][0]["crossovers"]] == ["choleskyqr2"]
+    assert found["ops"][0]["won"] == {"choleskyqr2": 2, "stock": 2}
     assert str(home) not in result.stdout
 
 

@@ -44,7 +44,8 @@ def keep(*sizes: int) -> Profile:
     )
     path = store.save(dispatch.session().settings, profile)
     assert path is not None
-    assert where in path.read_text()
+    assert where not in path.read_text()
+    path.write_bytes(msgspec.json.encode(profile))
     return profile
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import pickle
 
 import msgspec
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autokern.core.errors import ProfileError
 from autokern.core.problem import Problem
 from autokern.tuning.forest import Forest
-from autokern.tuning.profile import SCHEMA, Ban, Crossover, Kept, Profile, Timing, Trial, decode, encode
+from autokern.tuning.profile import SCHEMA, Ban, Kept, Profile, Timing, Trial, decode, encode
 
 NAMES = ["stock", "cpu", "tiled"]
 
@@ -292,69 +290,3 @@ def test_merge_keeps_every_trial_and_lets_the_other_win(a, b):
 @given(profiles)
 def test_merge_with_nothing_or_itself_changes_nothing(a):
     assert as_sets(a.merge(Profile())) == as_sets(Profile().merge(a)) == as_sets(a.merge(a)) == as_sets(a)
-
-
-# --- Profile: thresholds ----------------------------------------------------------------------------------------------
-
-
-def test_threshold_is_where_the_lead_is_lost():
-    """Log ratios of -log 2 at 100 and +log 2 at 400 cross half way in log size, at 200."""
-    (found,) = synthetic((100, 0.5), (400, 2.0)).thresholds("qr")
-    assert found == Crossover(pytest.approx(200.0), "cpu", "stock")
-
-
-def test_threshold_leans_towards_the_narrower_lead():
-    (found,) = synthetic((100, 0.5), (400, 1.25)).thresholds("qr")
-    share = math.log(2) / (math.log(2) + math.log(1.25))
-    assert found.size == pytest.approx(100 * 4**share)
-
-
-def test_thresholds_between_two_candidates_and_back():
-    trials = [
-        Trial(Problem(op="qr", m=n, n=n), {"stock": Timing(1.0), "cpu": Timing(a, a), "tiled": Timing(b, b)})
-        for n, a, b in [(10, 0.5, 0.9), (100, 0.9, 0.5), (1000, 1.2, 1.1)]
-    ]
-    found = Profile(trials=trials).thresholds("qr", torch.device("cpu"), torch.float64)
-    assert [(c.below, c.above) for c in found] == [("cpu", "tiled"), ("tiled", "stock")]
-    assert 10 < found[0].size < 100 < found[1].size < 1000
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
-        Profile(),
-        synthetic((100, 0.5), (400, 0.6)),
-        synthetic((100, 0.99), (400, 1.01)),  # inside the tie
-        synthetic((100, 0.5), (400, 2.0), grad="a"),
-        synthetic((100, 0.5), (400, 2.0), batch=4),
-        synthetic((100, 0.5), (400, 2.0), dtype="float32"),
-        synthetic((100, 0.5), (400, 2.0), device="cuda"),
-        synthetic((100, 0.5), (400, 2.0), op="cholesky"),
-    ],
-)
-def test_no_threshold_without_a_change_of_winner_on_that_line(profile):
-    assert profile.thresholds("qr") == []
-
-
-def test_thresholds_average_over_variants_of_one_size():
-    trials = [
-        Trial(Problem(op="qr", m=n, n=n, variant=v), {"stock": Timing(1.0), "cpu": Timing(r, r)})
-        for n, v, r in [(100, "a", 0.25), (100, "b", 1.0), (400, "a", 4.0), (400, "b", 1.0)]
-    ]
-    (found,) = Profile(trials=trials).thresholds("qr")
-    assert found.size == pytest.approx(200.0)
-
-
-@given(profiles)
-def test_thresholds_of_any_profile(profile):
-    """Also of trials that lack stock, or share no candidate with their neighbours."""
-    for device in ("cpu", "cuda"):
-        for found in profile.thresholds("qr", device):
-            assert found.below != found.above
-            assert 1 <= found.size <= 5
-
-
-def test_thresholds_where_trials_share_no_candidate():
-    trials = [Trial(Problem(op="qr", m=n, n=n), t) for n, t in [(8, {}), (16, {"cpu": Timing(1.0, 0.5)})]]
-    for line in (trials, trials[::-1]):
-        assert len(Profile(trials=line).thresholds("qr")) <= 1
