@@ -207,7 +207,7 @@ def export(
     AUTOKERN_PROFILE=FILE pins it, here or on another machine. No machine name, user name or path is in it. Nothing is
     sent anywhere.
     """
-    profile = msgspec.structs.replace(api.profile(), tools={}, fruitless={})  # what was tried here may name paths
+    profile = msgspec.structs.replace(api.profile(), fruitless={})
     if not profile.trials:
         message(_NOTHING)
         raise typer.Exit(1)
