@@ -18,7 +18,7 @@ from autokern.kernels import embedded as forms
 from autokern.kernels.family import Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
-from autokern.kernels.tree import Node, Tree, by_leaf, evaluated, peeled
+from autokern.kernels.tree import Node, Tree, by_formula, by_leaf, peeled
 from autokern.ops._product_costs import in_tiles, leaves, of_outputs
 from autokern.ops._shared import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
@@ -89,15 +89,14 @@ def _formula(form: _Form, columns: int) -> tuple[str, tuple[list[float], ...]]:
     y = [LazyTensor((k + i, d, columns_of)) for i, d in enumerate(form.dimensions)]
     p = [LazyTensor((2 * k + i, 1, parameter)) for i in range(form.shapes + form.weights)]
     v = LazyTensor((2 * k + len(p), columns, columns_of))
-    pairs, shapes, weights = iter(zip(z, y, strict=True)), iter(p[: form.shapes]), iter(p[form.shapes :])
+    pairs = iter(zip(z, y, strict=True))
 
-    def leaf(of: Family) -> Any:
+    def distance(of: Family) -> Any:
         one, other = next(pairs)
         u = one.sqdist(other)
-        u = u if of.gamma > 0 else -u
-        return of.formula(u, next(shapes)) if of.shape is not None else of.formula(u)
+        return u if of.gamma > 0 else -u
 
-    result = evaluated(form.node, leaf, lambda: next(weights)) * v
+    result = by_formula(form.node, distance, p[: form.shapes], p[form.shapes :]) * v
     result.fixvariables()
     return result.formula, result.variables
 

@@ -26,7 +26,7 @@ from autokern.kernels.family import Family
 from autokern.kernels.matmul import matmul
 from autokern.kernels.partition import Plan, usual
 from autokern.kernels.tiles import sides
-from autokern.kernels.tree import Node, Tree, evaluated, peeled
+from autokern.kernels.tree import Node, Tree, by_formula, peeled
 from autokern.ops._product_costs import in_tiles, leaves, of_outputs
 from autokern.ops._shared import needs_few
 from autokern.ops.kernel_matmul import KERNEL_MATMUL
@@ -161,21 +161,19 @@ def _compiled() -> Callable[..., Any]:
 
         def of_block(given: Any) -> Any:
             start, own = given
-            pairs, parameters, scales = iter(zip(own, columns, strict=True)), iter(shapes), iter(weights)
+            pairs = iter(zip(own, columns, strict=True))
 
-            def leaf(of: Family) -> _Value:
+            def distance(of: Family) -> _Value:
                 one, other = next(pairs)
                 u = jnp.matmul(one, other.T, precision="highest")
                 u = jnp.minimum(u, 0) if of.gamma < 0 else jnp.maximum(u, 0)
                 if same:
                     down, right = (jax.lax.broadcasted_iota("int32", u.shape, axis) for axis in (0, 1))
                     u = jnp.where(down + start == right, 0, u)
-                return of.formula(_Value(u), *([] if of.shape is None else [_Value(next(parameters))]))
+                return _Value(u)
 
-            def weight() -> _Value:
-                return _Value(next(scales))
-
-            k = jnp.broadcast_to(evaluated(node, leaf, weight).array, (block, rhs.shape[0]))
+            value = by_formula(node, distance, map(_Value, shapes), map(_Value, weights))
+            k = jnp.broadcast_to(value.array, (block, rhs.shape[0]))
             return jnp.matmul(k, rhs, precision="highest")
 
         starts = jnp.arange(0, rows[0].shape[0], block, dtype="int32")

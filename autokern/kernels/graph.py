@@ -11,7 +11,7 @@ import shutil
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from autokern.kernels.family import TINY, Family
 from autokern.kernels.far import reach
 from autokern.kernels.matrix import matrix
-from autokern.kernels.tree import Node, Parts, Tree, apart, by_leaf, evaluated, leaves
+from autokern.kernels.tree import Parts, Tree, apart, by_formula, by_leaf, leaves
 
 
 def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
@@ -32,40 +32,28 @@ def vmapped(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     def of_two_points(first: list[torch.Tensor], second: list[torch.Tensor]) -> torch.Tensor:
         pairs = iter(zip(first, second, strict=True))
 
-        def square() -> torch.Tensor:
+        def distance(of: Family) -> torch.Tensor:
             a, b = next(pairs)
-            return (a - b).square().sum()
+            return (a - b).square().sum() * of.gamma
 
-        return _value(flat.node, square, [s.view(()) for s in flat.shapes], flat.weights)
+        found: torch.Tensor = by_formula(flat.node, distance, [s.view(()) for s in flat.shapes], flat.weights)
+        return found
 
     over_columns = torch.vmap(of_two_points, in_dims=(None, 0))
     k = torch.vmap(over_columns, in_dims=(0, None))(flat.points, columns or flat.points)
     return k.expand(*shape, *k.shape)
 
 
-def _value(
-    node: Node, square: Callable[[], torch.Tensor], shapes: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Evaluate a form by the families' own formulae, from the squared distances of one leaf after the other."""
-    left, scales = iter(shapes), iter(weights)
-
-    def leaf(of: Family) -> torch.Tensor:
-        value: torch.Tensor = of.formula(square() * of.gamma, *(() if of.shape is None else (next(left),)))
-        return value
-
-    found: torch.Tensor = evaluated(node, leaf, lambda: next(scales))
-    return found
-
-
 def by_cdist(tree: Tree, others: list[torch.Tensor] | None) -> torch.Tensor:
     """Return the kernel matrix ``(..., n, m)`` by torch.cdist on differences (its matrix product is not PSD)."""
     pairs = iter(zip(tree.points, others or tree.points, strict=True))
 
-    def square() -> torch.Tensor:
+    def distance(of: Family) -> torch.Tensor:
         a, b = next(pairs)
-        return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square() * of.gamma
 
-    return _value(tree.node, square, tree.shapes, [w[..., None, None] for w in tree.weights])
+    found: torch.Tensor = by_formula(tree.node, distance, tree.shapes, [w[..., None, None] for w in tree.weights])
+    return found
 
 
 def _formula(parts: Parts) -> Callable[..., torch.Tensor]:
@@ -75,14 +63,15 @@ def _formula(parts: Parts) -> Callable[..., torch.Tensor]:
         tree, others = parts.pair(tensors)
         pairs = iter(zip(tree.points, others or tree.points, strict=True))
 
-        def square() -> torch.Tensor:
+        def distance(of: Family) -> torch.Tensor:
             a, b = next(pairs)
             found = a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * (a @ b.mT)
             # Clamped above zero, not at it: the huge slopes that some formulae have at zero then meet a zero, never
             # the rounding of points that coincide.
-            return found.clamp_min(TINY) * off
+            return found.clamp_min(TINY) * off * of.gamma
 
-        return _value(tree.node, square, tree.shapes, tree.weights)
+        found: torch.Tensor = by_formula(tree.node, distance, tree.shapes, tree.weights)
+        return found
 
     return formula
 

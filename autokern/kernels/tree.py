@@ -11,7 +11,7 @@ Autograd functions and recorded steps need plain tensors: `apart` takes a tree a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -204,6 +204,16 @@ def evaluated(node: Node, leaf: Callable[[Family], Any], weight: Callable[[], An
         value = evaluated(child, leaf, weight)
         total = total + value if node.kind == "sum" else total * value
     return total
+
+
+def by_formula(node: Node, distance: Callable[[Family], Any], shapes: Iterable[Any], weights: Iterable[Any]) -> Any:
+    """Evaluate a form by the families' own formulae, from u of one leaf after the other."""
+    left, scales = iter(shapes), iter(weights)
+
+    def leaf(of: Family) -> Any:
+        return of.formula(distance(of), *(() if of.shape is None else (next(left),)))
+
+    return evaluated(node, leaf, lambda: next(scales))
 
 
 def diagonal(kernel: Kernel, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
