@@ -28,8 +28,9 @@ def profile(request: pytest.FixtureRequest) -> Profile:
 
 
 def served(profile: Profile) -> list[Trial]:
-    """The trials of ops that there still are."""
-    return [trial for trial in profile.trials if known(trial.problem.op)]
+    """The trials of ops that there still are, on problems that they still have."""
+    gone = {("pinverse_root", "upper"), ("pinverse_root", "trailing")}
+    return [t for t in profile.trials if known(t.problem.op) and (t.problem.op, t.problem.variant) not in gone]
 
 
 def replay(trial: Trial, chooser: Chooser) -> str:

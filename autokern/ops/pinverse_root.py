@@ -1,8 +1,7 @@
 """The Op `pinverse_root`: the pseudo-inverse of a root with appended rows (`cat_rows`, fantasy models).
 
 The root of a covariance is usually lower triangular, so that its pseudo-inverse is its inverse, without a QR. The
-library loses this structure when one point is appended; the op reads it from the entries. A small QR makes a few dense
-last rows (of a Schur root that is not triangular) triangular.
+library loses this structure when one point is appended; the op reads it from the entries.
 
 Contract: ``X A = I`` for a tall or square root of full column rank, to 100 n eps |X| |A|. Near-singular roots are left
 to stock.
@@ -44,7 +43,7 @@ _seen = _Seen()
 
 
 def structure(a: torch.Tensor) -> str:
-    """Return ``lower``, ``upper``, ``trailing-k`` (lower except for the last k rows) or ``general``."""
+    """Return ``lower`` for a lower triangular root, else ``general``."""
     if a.is_inference():  # has no version counter
         return _structure(a)
     if _seen.root() is not a or _seen.version != a._version:
@@ -54,17 +53,8 @@ def structure(a: torch.Tensor) -> str:
 
 
 def _structure(a: torch.Tensor) -> str:
-    m, n = a.shape[-2:]
-    if m != n or a.dim() != 2:
-        return "general"
-    half = n // 2
-    if half and bool(a[:half, half:].any()):
-        return "upper" if not bool(a.tril(-1).any()) else "general"
-    above = a.triu(1).any(-1)
-    if not bool(above.any()):
-        return "lower"
-    first = int(above.to(torch.uint8).argmax())
-    return f"trailing-{n - first}" if n - first <= max(1, n // 4) else "general"
+    square = a.dim() == 2 and a.shape[0] == a.shape[1]
+    return "lower" if square and not bool(a.triu(1).any()) else "general"
 
 
 class _PinverseRoot(Op):
@@ -77,7 +67,7 @@ class _PinverseRoot(Op):
 
     def problem_of(self, a: torch.Tensor) -> Problem | None:
         problem = matrix_problem("pinverse_root", a)
-        return problem and problem.replace(variant=structure(a).partition("-")[0])
+        return problem and problem.replace(variant=structure(a))
 
     def reference(self, a: torch.Tensor) -> torch.Tensor:
         if a.shape[-1] == a.shape[-2]:
@@ -92,10 +82,6 @@ class _PinverseRoot(Op):
                 a = a + 2 * problem.n**0.5 * torch.eye(problem.n, dtype=a.dtype, device=a.device)
         else:
             a = torch.linalg.cholesky(positive_definite(problem, generator))
-            if problem.variant == "upper":
-                a = a.mT.contiguous()
-            elif problem.variant == "trailing":
-                a[-2:, -2:] = a[-2:, -2:] @ torch.tensor([[0.8, 0.6], [-0.6, 0.8]], dtype=a.dtype, device=a.device)
         return (a.requires_grad_(bool(problem.grad)),)
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
@@ -111,7 +97,6 @@ class _PinverseRoot(Op):
         base = Problem(op="pinverse_root", dtype=dtype, device=device, variant="lower")
         sizes = [5, 20, 50, 100, 200, 400, 800, 1600] if full else [20, 100, 400, 1000]
         problems = [base.replace(m=n, n=n) for n in sizes]
-        problems += [p.replace(variant=v) for p in problems[1::2] for v in ("upper", "trailing")]
         tall = [(400, 100), (1000, 10)] + [(60, 6), (1600, 400), (3000, 40)] * full
         problems += [base.replace(variant="general", m=m, n=n) for m, n in tall]
         graded = [p.replace(grad="a") for p in problems if p.n <= (800 if full else 400)]
@@ -140,7 +125,7 @@ def stock(a: torch.Tensor) -> torch.Tensor:
 
 
 def _triangular_unsupported(problem: Problem) -> str | None:
-    return None if problem.variant in ("lower", "upper", "trailing") else "the root is not triangular"
+    return None if problem.variant == "lower" else "the root is not triangular"
 
 
 class _Inverse(torch.autograd.Function):
@@ -148,7 +133,7 @@ class _Inverse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a, invert):  # type: ignore[no-untyped-def]
-        x = _triangular_inverse(a, invert)
+        x = invert(a)
         ctx.save_for_backward(x)
         return x
 
@@ -160,27 +145,10 @@ class _Inverse(torch.autograd.Function):
 
 
 def _inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
-    """Return the inverse of a (nearly) triangular root, or stock's result if the root is nearly singular."""
+    """Return the inverse of a triangular root, or stock's result if the root is nearly singular."""
     x = _Inverse.apply(a, invert)
     smallest = 1 / torch.linalg.matrix_norm(x.detach())
     return x if bool(smallest > _SINGULAR) else _stock_pinverse(a)
-
-
-def _triangular_inverse(a: torch.Tensor, invert: Run) -> torch.Tensor:
-    kind = structure(a)
-    if kind == "lower":
-        return invert(a)
-    if kind == "upper":
-        return invert(a.mT).mT
-    return _inverse_with_dense_rows(a, int(kind.removeprefix("trailing-")), invert)
-
-
-def _inverse_with_dense_rows(a: torch.Tensor, rows: int, invert: Run) -> torch.Tensor:
-    """Rotate the last columns so that the dense rows become triangular, invert, rotate back."""
-    q, r = torch.linalg.qr(a[-rows:, -rows:].mT)
-    rotated = torch.cat((a[-rows:, :-rows], r.mT), dim=1)
-    x = invert(torch.cat((a[:-rows], rotated), dim=0))
-    return torch.cat((x[:-rows], q @ x[-rows:]), dim=0)
 
 
 def _solve_identity(lower: torch.Tensor) -> torch.Tensor:
