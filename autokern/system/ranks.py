@@ -2,14 +2,15 @@
 
 A group of its own by gloo, apart from the program's: that may start one, or none. Every collective begins with a small
 header of each rank, which says what it asks for and sums up its data. Ranks that ask for other things, or hold other
-data, get an error that names them before anything is computed. A rank that has died, hangs or has failed is named too
-(`witness`).
+data, get an error that names them before anything is computed. Where a collective fails, each rank that waited says so
+in the job's store; who does not has died, hangs, or runs something else.
 """
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import itertools
 import math
 import os
 import pickle
@@ -24,12 +25,14 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 
 from autokern.core.errors import RanksError
-from autokern.system.witness import Witness
+from autokern.core.recovery import suppressed
 
 TIMEOUT = 300.0
 """Seconds after which a rank that does not answer ends the job, by default."""
 _NUMBERS = 10
 """Whole numbers in a header: the call, its kind, sizes and sums."""
+_GRACE = 3.0
+"""Seconds in which ranks that waited in vain say so, from the first of them on."""
 _KINDS = ("objects", "product", "gradients", "barrier", "points")
 _MARK = "_AUTOKERN_RANK"
 """Variable by which processes that a rank starts know that they are none themselves."""
@@ -61,8 +64,7 @@ class Ranks:
         self._broken: RanksError | None = None
         limit = datetime.timedelta(seconds=timeout)
         self._group: Any = distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, limit)
-        signs = PrefixStore("witness", store)
-        self._witness = Witness(signs, rank, size, min(2.0, max(0.1, timeout / 20)))
+        self._signs, self.calls = PrefixStore("signs", store), 0  # collectives until now
         self.barrier()
         self.link = self._measured()
 
@@ -103,7 +105,7 @@ class Ranks:
             work(flat[:-1])
         except BaseException as error:  # the others must not wait for this rank
             failed = error
-            self._witness.note(f"failed {type(error).__name__}: {str(error)[:200]}")
+            self._say(f"failed {type(error).__name__}: {str(error)[:200]}")
             flat.zero_()[-1] = 1
         self._wait(lambda: self._group.allreduce([flat]))
         if failed is not None:
@@ -116,7 +118,8 @@ class Ranks:
         """Take no part any more; the group is closed. A forked child has no threads that could close it."""
         if os.getpid() != self._pid:
             return
-        self._witness.close("left")
+        if self._broken is None:
+            self._say("left", -1)
         self._broken = self._broken or RanksError("autokern: this process has left its ranks")
         self._group = None
 
@@ -142,9 +145,9 @@ class Ranks:
         """Let the headers of all ranks meet, and return them; raise an error where they differ."""
         if self._broken is not None:
             raise self._broken
-        self._witness.call += 1
+        self.calls += 1
         sums = [_sum(tensors) for tensors in data.values()]
-        own = [self._witness.call, _KINDS.index(kind), *sizes, *[0] * (4 - len(sizes)), *sums]
+        own = [self.calls, _KINDS.index(kind), *sizes, *[0] * (4 - len(sizes)), *sums]
         own += [0] * (_NUMBERS - len(own))
         mine = torch.tensor(own, dtype=torch.int64, device="cpu")
         found = [torch.empty_like(mine) for _ in range(self.size)]
@@ -175,13 +178,59 @@ class Ranks:
         try:
             start().wait()
         except RuntimeError as error:
+            self._group = None  # closed, so that ranks which wait for this one fail too
             self._broken = self._lost(error)
             raise self._broken from None
 
     def _lost(self, error: BaseException | None) -> RanksError:
-        """Return the error that names the ranks that a collective waits for in vain."""
-        end = f"in collective {self._witness.call}; it was waited for at most {self.timeout:g} s"
-        return RanksError(f"autokern: {self._witness.told(error)} {end}")
+        """Return the error that names the ranks that a collective waits for in vain, and tell them to the others."""
+        found: dict[int, str] = {}
+        asking = threading.Thread(target=self._ask, args=(found,), daemon=True)  # a stopped store answers no one
+        asking.start()
+        asking.join(2 * _GRACE)
+        told = "rank 0, or the process that keeps the job's store, does not answer"
+        if self.rank in found and not asking.is_alive():
+            told = _in_words(found, self.size, error)
+            self._say(f"lost {told}")
+        end = f"in collective {self.calls}; it was waited for at most {self.timeout:g} s"
+        return RanksError(f"autokern: {told} {end}")
+
+    def _say(self, text: str, call: int | None = None) -> None:
+        with suppressed(RuntimeError):  # the store is gone: whoever asks gets no answer
+            self._signs.set(f"{self.calls if call is None else call}/{self.rank}", text)
+
+    def _ask(self, found: dict[int, str]) -> None:
+        """Say that this rank waits in vain, and read what each rank says of the present collective."""
+        self._say("waits")
+        until = time.monotonic() + _GRACE
+        with suppressed(RuntimeError):
+            while len(found) < self.size and time.monotonic() < until and not any(map(_tells, found.values())):
+                for rank, call in itertools.product(range(self.size), (self.calls, -1)):
+                    if rank not in found and self._signs.check([f"{call}/{rank}"]):
+                        found[rank] = self._signs.get(f"{call}/{rank}").decode()
+                time.sleep(0.02)
+
+
+def _tells(said: str) -> bool:
+    return said.startswith(("failed", "lost"))
+
+
+def _in_words(said: Mapping[int, str], size: int, error: BaseException | None) -> str:
+    """Return what became of the ranks by what they say themselves."""
+    if failed := [f"rank {rank} {text}" for rank, text in said.items() if text.startswith("failed")]:
+        return "; ".join(failed)
+    for text in said.values():
+        if text.startswith("lost"):
+            return text.removeprefix("lost ")
+    if left := [rank for rank, text in said.items() if text == "left"]:
+        return f"{_named(left)} ended before the others did"
+    if silent := [rank for rank in range(size) if rank not in said]:
+        return f"{_named(silent)} did not come: dead, standing still, or running something else"
+    return f"the connection broke ({error})"
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _sum(tensors: Sequence[torch.Tensor | str]) -> int:

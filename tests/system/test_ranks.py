@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from support.rank_jobs import started, told
-from torch.distributed import HashStore
 
 from autokern.kernels import partition
+from autokern.system import ranks
 from autokern.system.thread_pool import Member
-from autokern.system.witness import Witness
 
 
 @pytest.mark.parametrize("members", [1, 3])
@@ -74,11 +73,8 @@ def test_all_products_over_ranks_are_those_of_one_process(count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize(
-    ("way", "words"),
-    [("killed", "died or stands still"), ("stopped", "died or stands still"), ("absent", "did not come")],
-)
-def test_a_lost_rank_is_named_on_all_others(way, words, count):
+@pytest.mark.parametrize("way", ["killed", "stopped", "absent"])
+def test_a_lost_rank_is_named_on_all_others(way, count):
     *others, last = started("rank_program", way, 6, count=count)
     try:
         each = [told(process) for process in others]
@@ -86,20 +82,20 @@ def test_a_lost_rank_is_named_on_all_others(way, words, count):
         last.kill()
         last.communicate()
     for found in each:
-        assert f"rank {count - 1} {words}" in found["error"]
+        assert f"rank {count - 1} did not come" in found["error"]
         assert found["seconds"] < 60, "ten times the timeout"
         assert found["again"] == found["error"]
 
 
-def test_a_note_tells_of_its_own_collective_only():
-    store = HashStore()
-    first, second = (Witness(store, rank, 2, 0.1) for rank in range(2))
-    first.call = second.call = 5
-    second.note("failed MemoryError: no more")
-    assert first.told(None) == "rank 1 failed MemoryError: no more"
-    first.call = second.call = 6
-    assert first.told(None) == "the connection broke (None)"
-    first.call = second.call = 7
-    second.close("left")
-    assert first.told(None) == "rank 1 ended before the others did"
-    first.close("left")
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({0: "waits", 1: "failed MemoryError: no more"}, "rank 1 failed MemoryError: no more"),
+        ({0: "waits", 1: "lost rank 2 is gone"}, "rank 2 is gone"),
+        ({0: "waits", 1: "left", 2: "waits"}, "rank 1 ended before the others did"),
+        ({0: "waits"}, "ranks 1, 2 did not come: dead, standing still, or running something else"),
+        ({0: "waits", 1: "waits", 2: "waits"}, "the connection broke (None)"),
+    ],
+)
+def test_what_ranks_say_tells_which_is_lost(said, told):
+    assert ranks._in_words(said, 3, None) == told
