@@ -47,13 +47,16 @@ Task = Callable[[], Any]
 _log = logging.getLogger("autokern")
 
 
+def _points(n: int, seed: int) -> torch.Tensor:
+    return torch.rand(n, _D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
     """A regression model as tutorials have it, with a lengthscale for each dimension."""
 
     def __init__(self, n: int, dtype: torch.dtype) -> None:
-        generator = torch.Generator().manual_seed(n)
-        x = torch.rand(n, _D, generator=generator, dtype=torch.float64).to(dtype)
-        y = torch.sin(3 * x.sum(-1)) + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
+        x = _points(n, n).to(dtype)
+        y = torch.sin(3 * x.sum(-1)) + 0.1 * (_points(n, n + 1).sum(-1) - 2).to(dtype)
         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
         self.mean_module = gpytorch.means.ConstantMean()
         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=_D))
@@ -86,13 +89,12 @@ def _closure(n: int) -> Any:
         source = _Model(n, torch.float64)
         model = SingleTaskGP(source.train_inputs[0], source.train_targets[:, None])
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model).train()
-    closure = get_loss_closure_with_grads(mll, {k: p for k, p in mll.named_parameters() if p.requires_grad})
-    return closure
+    return get_loss_closure_with_grads(mll, {k: p for k, p in mll.named_parameters() if p.requires_grad})
 
 
 def _prediction(n: int, again: bool) -> Task:
     model = _Model(n, torch.float64).eval()
-    points = torch.rand(100, _D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    points = _points(100, 1)
 
     def predict() -> None:
         if not again:
@@ -107,7 +109,7 @@ def _prediction(n: int, again: bool) -> Task:
 
 def _fantasy(n: int) -> Task:
     model = _Model(n, torch.float64).eval()
-    points = torch.rand(1, _D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    points = _points(1, 2)
     with torch.no_grad():
         model(points).mean  # noqa: B018  (a fantasy needs the caches of a prediction)
 
@@ -120,7 +122,7 @@ def _fantasy(n: int) -> Task:
 
 def _acquisition(n: int) -> Task:
     model = _Model(n, torch.float64).eval().requires_grad_(False)
-    points = torch.rand(10, 1, _D, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
+    points = _points(10, 3).unsqueeze(1).requires_grad_()
 
     def evaluate() -> None:
         with gpytorch.settings.fast_pred_var(), gpytorch.settings.detach_test_caches():  # as BoTorch calls models
@@ -206,8 +208,6 @@ class _Exam:
     def _chosen(self, session: Session) -> dict[Any, str]:
         """Return the candidate of each problem that one call decides."""
         session.forget()
-        with session._lock.here():
-            session._earlier = {}
         self._by(session)
         return {found.decision.problem: found.candidate.name for t in session.memo.values() for found in t.values()}
 
