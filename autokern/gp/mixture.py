@@ -100,10 +100,6 @@ class SpectralMixture:
         means, scales = (p.value[..., q, :, k : k + 1] for p in (self._means, self._scales))
         return self._weights.value[..., q : q + 1], means, scales
 
-    def size(self, kept: Any) -> float:
-        """Return the largest angle, of which each cosine loses the digits."""
-        return float(np.abs(kept[0][1]).sum(-1).max())
-
 
 def _turned(turn: Array, sides: Array, others: Array) -> Array:
     """Return sums over the others of sines of differences of angles, weighted, ``(..., n, 1)``."""

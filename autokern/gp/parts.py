@@ -10,20 +10,10 @@ from autokern.gp.formulas import Formula
 from autokern.gp.points import Points
 from autokern.gp.small import Array, Evaluated, Parameter, clear_diagonal, summed
 
-__all__ = ["Distances", "Products", "Rough", "Sizeless"]
+__all__ = ["Distances", "Products", "Rough"]
 
 _NEAR = 1e-3
 """Squared distances below this part of the largest squared norm are computed from differences."""
-
-
-class Sizeless:
-    """A part whose entries are as exact wherever the points are."""
-
-    __slots__ = ()
-
-    def size(self, kept: Any) -> float:
-        """Return zero."""
-        return 0.0
 
 
 class _Pairs:
@@ -81,7 +71,7 @@ class _Pairs:
         raise NotImplementedError
 
 
-class Products(Sizeless, _Pairs):
+class Products(_Pairs):
     """A formula of products of points."""
 
     __slots__ = ()
@@ -104,10 +94,6 @@ class Distances(_Pairs):
 
     __slots__ = ()
     _one = True
-
-    def size(self, kept: Any) -> float:
-        """Return the largest squared norm of the points; that of one point is none."""
-        return 0.0 if kept is None else float(np.square(kept[0]).sum(-1).max())
 
     def _forms(self, z: Array) -> tuple[Array, ...]:
         ones = np.ones((*z.shape[:-1], 1))

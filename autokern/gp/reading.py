@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -126,6 +126,11 @@ class Reading:
             raise UnreadError("targets of another number")
         return cast("torch.Tensor", x)
 
+    @property
+    def model(self) -> Any:
+        """The model itself, while it lives."""
+        return self._model()
+
     def holds(self) -> bool:
         """Whether the model still consists of the objects that were read, and is in training mode."""
         model, likelihood = self._model(), self._likelihood()
@@ -141,13 +146,6 @@ class Reading:
         """Whether these are all the parameters whose gradients stock computes, each one of the model's."""
         wanted = {id(p.tensor) for p in self._parameters if p.tensor.requires_grad}
         return wanted == {id(tensor) for tensor in parameters.values()}
-
-    def covariances(self) -> Iterator[tuple[Array, Array, float]]:
-        """Yield each model's covariance with noise, residual, and largest scaled squared norm of a point."""
-        for parameter in self._parameters:
-            parameter.refresh()
-        for one in self._ones:
-            yield one.covariance()
 
     def evaluate(self, parameters: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
         """Return the losses and the gradients of their sum, which are in the ``grad`` of the parameters then.

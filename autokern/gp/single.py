@@ -35,23 +35,14 @@ class Single:
         self._x, self._targets = x, targets
         return self
 
-    def _noisy(self) -> tuple[Array, Array, Any]:
-        """Return the covariance with noise, the residual, and what the kernel keeps for its derivatives."""
-        targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
-        k.flat[:: len(targets) + 1] += self.noise.value()
-        return k, targets if self._mean is None else targets - self._mean.value(), kept
-
-    def covariance(self) -> tuple[Array, Array, float]:
-        """Return the covariance with noise, the residual, and the largest scaled squared norm of a point."""
-        k, residual, kept = self._noisy()
-        return k, residual, self._kernel.size(kept)
-
     def evaluate(self, scale: float, by_x: Array | None = None) -> float | None:
         """Return the marginal log likelihood times a factor, and add its derivatives to the parameters.
 
         The derivative by the points is added to `by_x`. None is returned where there is no factor or no number.
         """
-        k, residual, kept = self._noisy()
+        targets, (k, kept) = self._targets.astype(np.float64, copy=False), self._kernel.evaluate(self._x)
+        k.flat[:: len(targets) + 1] += self.noise.value()
+        residual = targets if self._mean is None else targets - self._mean.value()
         found = small.density(k, residual, scale)
         if found is None or not math.isfinite(found.value):
             return None

@@ -54,9 +54,6 @@ class Part(Protocol):
         points. `g` may be overwritten.
         """
 
-    def size(self, kept: Any) -> float:
-        """Return the largest scaled squared norm of the points of an evaluation."""
-
 
 def over_pairs(g: Array, k: Array) -> Any:
     """Return the sums of products of matrices, which stretch over those."""
@@ -106,10 +103,6 @@ class Scale:
         g *= self._scale.value
         self._part.backward(below, g, by_x, theta)
 
-    def size(self, kept: Any) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return self._part.size(kept[1])
-
 
 class Sum:
     """A sum of parts."""
@@ -133,10 +126,6 @@ class Sum:
             part.backward(own, g.copy(), by_x, theta)
         self._parts[0].backward(kept[0], g, by_x, theta)
 
-    def size(self, kept: Any) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return max(part.size(own) for part, own in zip(self._parts, kept, strict=True))
-
 
 class Product:
     """An elementwise product of parts."""
@@ -156,10 +145,6 @@ class Product:
         for index, (part, (_, own)) in enumerate(zip(self._parts, kept, strict=True)):
             others = kept[:index] + kept[index + 1 :]
             part.backward(own, math.prod((value for value, _ in others), start=g), by_x, theta)
-
-    def size(self, kept: Any) -> float:
-        """Return the largest scaled squared norm of the points."""
-        return max(part.size(own) for part, (_, own) in zip(self._parts, kept, strict=True))
 
 
 class Density(NamedTuple):

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from autokern.gp.parts import Sizeless
 from autokern.gp.small import Array, Columns, Evaluated, Parameter, over_pairs, summed
 
 __all__ = ["Categorical", "Constant", "Correlations", "Index"]
 
 
-class Constant(Sizeless):
+class Constant:
     """The same covariance of all points."""
 
     def __init__(self, constant: Parameter) -> None:
@@ -33,7 +32,7 @@ class Constant(Sizeless):
             summed(self._constant, g)
 
 
-class _LookedUp(Sizeless):
+class _LookedUp:
     """A part of columns that no derivative reaches; what it makes of points is kept while they are the same array."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ of the points; gradients lie within the same change, enlarged by the condition o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from autokern.core.problem import Features, Problem
 from autokern.gp import steps
 from autokern.gp.reading import Reading
 from autokern.gp.steps import Step, step_of
+from autokern.kernels import tree as trees
 from autokern.ops._models import objective_model, prior_of
 from autokern.ops._shared import EPS, LOW_RANK, OpOfParts, families, is_small
 from autokern.system.blas import one_thread
@@ -76,7 +78,7 @@ class _Objective(OpOfParts):
 
     def check(self, problem: Problem, out: Any, args: tuple[Any, ...]) -> float:
         whole = args[2] is not None
-        reading = args[0] if whole else Reading(args[0].reading.mll())
+        model = args[0].model if whole else args[0].reading.mll().model
         found, *rest = out if whole else (out,)
         gradients = [None if t is None else t.clone() for t in rest]
         truth = stock(*args)
@@ -84,8 +86,9 @@ class _Objective(OpOfParts):
         assert losses is not None
         largest = max((float(g.abs().max()) for g in slopes if g is not None), default=1.0)
         errors, bound, eps = [], 0.0, EPS[problem.dtype]
-        pairs = zip(found.detach().flatten().tolist(), losses.flatten().tolist(), reading.covariances(), strict=True)
-        for one, exact, (k, residual, size) in pairs:
+        matrices, residuals, size = _systems(model)
+        pairs = zip(found.detach().flatten().tolist(), losses.flatten().tolist(), matrices, residuals, strict=True)
+        for one, exact, k, residual in pairs:
             inverse = np.linalg.inv(k)
             solved = inverse @ residual
             change = 2 * (problem.n + size) * eps * np.abs(k).max()
@@ -126,6 +129,17 @@ class _Objective(OpOfParts):
 
 
 OBJECTIVE = _Objective()
+
+
+@torch.no_grad()
+def _systems(model: Any) -> tuple[Any, Any, float]:
+    """Return covariances with noise, residuals, and the largest scaled squared norm of a point, in double precision."""
+    own = copy.deepcopy(model).double().cpu()
+    ((x,), targets), n = (own.train_inputs, own.train_targets), own.train_targets.shape[-1]
+    tree = trees.read(own.covar_module, x)
+    k = trees.dense(tree) + torch.diag_embed(own.likelihood.noise.expand(targets.shape))
+    size = max((z - z.mean(-2, keepdim=True)).square().sum(-1).max().item() for z in tree.points)
+    return k.view(-1, n, n).numpy(), (targets - own.mean_module(x)).view(-1, n).numpy(), size
 
 
 def _parts(problem: Problem) -> int:
