@@ -82,9 +82,8 @@ class Inspected:
         self.begin(())
         self._relied: set[Any] = set()
         self._owners: dict[int, _Owner] = {}
-        self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]] = {}
+        self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...], bool]] = {}
         self._equal: dict[int, tuple[Array, bytes]] = {}
-        self._fixed: dict[int, torch.Tensor] = {}
         self._spelt: list[tuple[Any, str]] = []
         self._priors: list[tuple[weakref.ref[Any], str, weakref.ref[Any], Any]] = []
 
@@ -148,41 +147,34 @@ class Inspected:
 
     def unchanging(self, tensor: torch.Tensor) -> Array:
         """Return a copy of a tensor on the CPU whose values must not change."""
-        if tensor.requires_grad:
-            raise UnreadError("a buffer that wants a gradient")
-        self._remember(tensor)
-        self._fixed[id(tensor)] = tensor
-        seen: Array = self._here(tensor).numpy()
+        seen = self._memory_of(tensor, fixed=True)
         self._equal[id(tensor)] = seen, seen.tobytes()
         return seen.copy()
 
     def data(self, tensor: torch.Tensor) -> Array:
         """Return the memory of a tensor that wants no gradient."""
-        if tensor.requires_grad:
-            raise UnreadError("data that want gradients")
-        self._fixed[id(tensor)] = tensor
-        return self.view(tensor)
+        return self.view(tensor, fixed=True)
 
-    def _remember(self, tensor: torch.Tensor) -> None:
-        self._memory[id(tensor)] = tensor, tensor.data_ptr(), tensor.shape, tensor.stride()
-
-    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the CPU, or the copy of one elsewhere."""
-        if tensor.is_cpu:
-            return tensor.detach()
-        if self._mirrors is None:
+    def _memory_of(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
+        """Return the memory of a tensor on the CPU, or of the copy of one elsewhere; `fixed` wants no gradient."""
+        if fixed and tensor.requires_grad:
+            raise UnreadError("data, a buffer, a bound or a prior that want gradients")
+        here = tensor.detach() if tensor.is_cpu else None if self._mirrors is None else self._mirrors.of(tensor)
+        if here is None:
             raise UnreadError(f"a tensor on {tensor.device}")
-        return self._mirrors.of(tensor)
+        known = self._memory.get(id(tensor))
+        fixed = fixed or (known is not None and known[-1])
+        self._memory[id(tensor)] = tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), fixed
+        seen: Array = here.numpy()
+        return seen
 
-    def view(self, tensor: torch.Tensor) -> Array:
-        """Return the memory of a tensor on the CPU, or of the copy of one elsewhere, which no graph leads to."""
+    def view(self, tensor: torch.Tensor, fixed: bool = False) -> Array:
+        """Return the memory of a tensor that no graph leads to."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype is not self.dtype:
             raise UnreadError(f"a tensor of {getattr(tensor, 'dtype', type(tensor))}")
         if tensor.layout is not torch.strided or tensor.grad_fn is not None:
             raise UnreadError("a tensor that is no leaf")
-        self._remember(tensor)
-        seen: Array = self._here(tensor).numpy()
-        return seen
+        return self._memory_of(tensor, fixed)
 
     def buffer(self, owner: torch.nn.Module, name: str) -> torch.Tensor:
         """Return a buffer."""
@@ -240,12 +232,9 @@ class Inspected:
 
     def constant(self, tensor: torch.Tensor, shape: tuple[int, ...] = ()) -> Array:
         """Return a view of a number or of several, of any float dtype: NumPy promotes it as torch does."""
-        if tensor.shape != shape or tensor.requires_grad:
+        if tensor.shape != shape:
             raise UnreadError("a bound or a prior of several numbers")
-        self._fixed[id(tensor)] = tensor
-        self._remember(tensor)
-        seen: Array = self._here(tensor).numpy()
-        return seen
+        return self._memory_of(tensor, fixed=True)
 
     def close(self, root: torch.nn.Module, whole: bool = True) -> None:
         """Look at all modules; refuse a model that shall be read as a whole with a parameter that was not read."""
@@ -261,7 +250,7 @@ class Inspected:
         self._known = relied(*self._relied)
         if not self._known.holds():
             raise UnreadError(", ".join(f"{name} {why}" for name, why in self._known.unknown.items()))
-        self._tensors = [(*known, key in self._fixed) for key, known in self._memory.items()]
+        self._tensors = [*self._memory.values()]
 
     def holds(self) -> bool:
         """Whether a model consists of the same objects in the same memory, and no gradient has a hook.
