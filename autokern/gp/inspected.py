@@ -39,24 +39,12 @@ def _function(closure: Any) -> Any:
     return getattr(closure, "__func__", closure)
 
 
-class _Owner:
-    """What has been read of one object, by which its changes are seen."""
-
-    def __init__(self, owner: Any) -> None:
-        self._ref, self._kind = weakref.ref(owner), type(owner)
-        self.held: dict[tuple[str, str], Any] = {}
-        self.look(0, {}, ())
-
-    def look(self, size: int, sizes: dict[str, int], empty: tuple[str, ...]) -> None:
-        """Note the number of attributes, 0 for any; the sizes of some dictionaries; and those that must stay empty."""
-        self._size, self._sizes, self._empty = size, tuple(sizes.items()), empty
-
-    def checks(self) -> tuple[Any, ...]:
-        """Return all that `Inspected.holds` compares, by the way in which it does; modules are held weakly."""
-        attributes = [(name, kept) for (space, name), kept in self.held.items() if not space]
-        tensors = [(space, name, kept) for (space, name), kept in self.held.items() if space not in ("", "_modules")]
-        modules = [(name, _weakly(kept)) for (space, name), kept in self.held.items() if space == "_modules"]
-        return self._ref, self._kind, self._size, self._sizes, self._empty, attributes, tensors, modules
+def _checks(owner: Any, held: dict[tuple[str, str], Any], looked: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return all that `Inspected.holds` compares of an object, by the way in which it does; modules are held weakly."""
+    attributes = [(name, kept) for (space, name), kept in held.items() if not space]
+    tensors = [(space, name, kept) for (space, name), kept in held.items() if space not in ("", "_modules")]
+    modules = [(name, _weakly(kept)) for (space, name), kept in held.items() if space == "_modules"]
+    return weakref.ref(owner), type(owner), *looked, attributes, tensors, modules
 
 
 def _weakly(module: Any) -> Any:
@@ -81,7 +69,7 @@ class Inspected:
         self.dims = self.models = 0
         self.begin(())
         self._relied: set[Any] = set()
-        self._owners: dict[int, _Owner] = {}
+        self._owners: dict[int, list[Any]] = {}  # each object, what is held of it, and what `look` noted
         self._memory: dict[int, tuple[torch.Tensor, int, torch.Size, tuple[int, ...], bool]] = {}
         self._equal: dict[int, tuple[Array, bytes]] = {}
         self._spelt: list[tuple[Any, str]] = []
@@ -98,14 +86,11 @@ class Inspected:
     def _hold(self, owner: Any, space: str, name: str) -> Any:
         """Return what an object has under a name in one of its dictionaries, by default its own."""
         found = (owner.__dict__[space] if space else owner.__dict__).get(name)
-        self._owner(owner).held[space, name] = found
+        self._owner(owner)[1][space, name] = found
         return found
 
-    def _owner(self, owner: Any) -> _Owner:
-        known = self._owners.get(id(owner))
-        if known is None:
-            known = self._owners[id(owner)] = _Owner(owner)
-        return known
+    def _owner(self, owner: Any) -> list[Any]:
+        return self._owners.setdefault(id(owner), [owner, {}, (0, (), ())])
 
     def look(self, *modules: Any) -> None:
         """Refuse modules that redefine anything of their class, or that have hooks; later changes will be seen."""
@@ -117,7 +102,7 @@ class Inspected:
             ours = isinstance(module, Module)  # gpytorch's modules call no hooks
             sizes = ("_modules", "_priors") if ours else ("_modules", "_parameters", "_buffers")
             empty = ("_added_loss_terms",) if ours else _HOOKS
-            self._owner(module).look(len(own), {name: len(own[name]) for name in sizes}, empty)
+            self._owner(module)[2] = len(own), tuple((name, len(own[name])) for name in sizes), empty
             self.relies(type(module))
 
     def relies(self, *names: Any) -> None:
@@ -244,7 +229,7 @@ class Inspected:
                 self._priors.append((weakref.ref(module), name, weakref.ref(prior), _function(closure)))
         if whole and {id(p) for p in root.parameters() if p.requires_grad} - self.parameters.keys():
             raise UnreadError("a parameter of something else")
-        self._checks = [owner.checks() for owner in self._owners.values()]
+        self._checks = [_checks(*known) for known in self._owners.values()]
         self._owners.clear()  # they hold modules
         self._relied.update(DISTANCES)
         self._known = relied(*self._relied)
