@@ -81,7 +81,7 @@ def test_second_derivatives(name):
     """Those of stock are wrong: its product of operators is differentiable once."""
     model = MODELS[name]().eval()
     x = torch.rand(1, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    base = torch.randn(2, 1, 2, model.num_outputs, dtype=torch.float64)
+    base = torch.randn(2, *model.posterior(x).base_sample_shape, dtype=torch.float64)
     with autokern.enabled():
         torch.autograd.gradgradcheck(lambda x: model.posterior(x).rsample_from_base_samples(base.shape[:1], base), x)
 
