@@ -1,7 +1,7 @@
 """Linear systems with a covariance plus noise, solved by preconditioned conjugate gradients to a stated residual.
 
-Which preconditioner serves is found on the system itself: the likeliest first, another at a later solve where the
-first took more than a few products, then the one that took fewer. The residual is checked by a product of its own.
+Which preconditioner serves is found on the system itself: the likeliest first, the other where that does not converge.
+The residual is checked by a product of its own.
 Iterations keep the residual of the system itself. `block_cg` keeps that of the preconditioned one, as its probes need,
 and takes ten times the products in single precision where the noise is little.
 """
@@ -34,8 +34,6 @@ LONGEST = 200
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-_FEW = 8
-"""Products that are no reason to try another preconditioner."""
 _SEEN = 8
 """Iterations before the rate of convergence is believed."""
 _ROUNDS = 3
@@ -59,7 +57,6 @@ class _System:
         self._tree, self._noise = tree.each(lambda t: t.detach().clone()), noise.detach().clone()
         self._sets = Kept(self._tree.points[0])
         self._made: dict[str, Product] = {}
-        self.products: dict[str, float] = {}
 
     def is_of(self, tree: Tree, noise: torch.Tensor) -> bool:
         """Whether a tree and its noise are the same by value."""
@@ -70,10 +67,11 @@ class _System:
 
     def names(self) -> list[str]:
         """Return the names of preconditioners, the one to begin with first."""
-        first, second = self._sets.names(self._tree, self._noise)
-        products = self.products.get(first, 0.0)
-        other = self.products.get(second, 0.0)  # 0 where it was not tried
-        return [second, first] if products > _FEW and other < products else [first, second]
+        return self._sets.names(self._tree, self._noise)
+
+    def served(self, name: str) -> None:
+        """Begin with this one from now on."""
+        self._sets.served = name
 
     def products_with(self, multiply: Product) -> tuple[list[Product], Product]:
         """Return the products to iterate with, one after another, and the one that residuals are computed with.
@@ -136,10 +134,9 @@ def of_tree(
         except UnfitError:
             continue
         found = _all_columns(*system.products_with(multiply), inverse, rhs, goal)
-        reached = found.residual <= goal
-        system.products[name] = found.products if reached else math.inf
         _note(found, name, goal)
-        if reached:
+        if found.residual <= goal:
+            system.served(name)
             return found.x
     return None
 
