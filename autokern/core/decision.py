@@ -113,16 +113,13 @@ class Decision(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return self.problem.coarse, self.candidate
 
     @property
-    def saved(self) -> tuple[float, float, float] | None:
-        """Seconds that a call saves against stock, as predicted, and their bounds at one standard deviation.
+    def saved(self) -> float | None:
+        """Seconds that a call saves against stock, as predicted; None where nothing was measured.
 
-        None where nothing was measured; negative where an exact result is preferred to a faster one.
+        Negative where an exact result is preferred to a faster one.
         """
         own = self.predicted.get(self.candidate)
-        if own is None:
-            return None
-        low, high = (self.margin * math.exp(sign * self.uncertainty) for sign in (-1, 1))
-        return own * (self.margin - 1.0), own * (low - 1.0), own * (high - 1.0)
+        return None if own is None else own * (self.margin - 1.0)
 
     @property
     def why(self) -> str:

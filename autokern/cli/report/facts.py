@@ -52,20 +52,13 @@ def without_paths(text: str) -> str:
 
 
 class Gain(NamedTuple):
-    """Calls of which something was measured, the seconds that they are predicted to have saved, and the bounds."""
+    """Calls of which something was measured, and the seconds that they are predicted to have saved."""
 
     calls: int = 0
     saved: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
 
     def __str__(self) -> str:
         return _signed(self.saved) if self.calls else "not measured"
-
-    @property
-    def bounds(self) -> str:
-        """The bounds in words."""
-        return f"{_signed(self.low)} to {_signed(self.high)} at one standard deviation"
 
 
 def _signed(seconds: float) -> str:
@@ -74,7 +67,7 @@ def _signed(seconds: float) -> str:
 
 def gain(rows: Served) -> Gain:
     """Return what the calls of decisions are predicted to have saved."""
-    found = [(calls, *(calls * seconds for seconds in d.saved)) for d, calls in rows if d.saved is not None]
+    found = [(calls, calls * d.saved) for d, calls in rows if d.saved is not None]
     return Gain(*map(sum, zip(*found, strict=True)))
 
 
@@ -82,10 +75,10 @@ def of_program(name: str, seconds: float) -> Page:
     """Return the page of the program that this process has run: what it saved, as predicted, what ran and why."""
     served, fields = dispatch.decisions(), host.current().fields
     total, counted = gain(served), sum(sum(by.values()) for by in dispatch.stats().values())
-    bounds = f"{total.bounds}, {total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
+    known = f"{total.calls:,} of {counted:,} calls" if total.calls else "nothing is known of its keys"
     others = sum(decision.candidate != "stock" for decision, _ in served)
     tiles = [
-        ("saved, predicted", str(total), bounds),
+        ("saved, predicted", str(total), known),
         ("program ran", duration(seconds), "first line to end, measured"),
         ("calls served", f"{counted:,}", f"of {len({d.problem.op for d, _ in served})} ops"),
         ("keys decided", f"{len(served):,}", f"{others:,} run another candidate than stock"),
@@ -148,7 +141,6 @@ def _by_key(served: Served) -> list[Page]:
         factor = f", {decision.margin:.2f} times as fast as stock" if decision.margin != 1.0 else ""
         value = "no choice" if decision.source == "only choice" else str(found)
         lines = [*decision.notes(), *decision.meanings()]
-        lines += [f"saved, predicted: {value}, {found.bounds}"] if found.saved else []
         words = f"runs {decision.candidate}{factor}; {calls:,} {'call' if calls == 1 else 'calls'}"
         head = {"title": str(decision.problem), "words": words, "value": value}
         table = _clean(tables.candidates(decision))
