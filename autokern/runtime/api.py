@@ -18,6 +18,7 @@ from autokern.core.registry import get
 from autokern.core.shown import Shown
 from autokern.core.units import legible
 from autokern.gp.library_orders import ROWS
+from autokern.kernels.family import families
 from autokern.runtime import dispatch
 from autokern.tuning.profile import Profile
 
@@ -155,7 +156,9 @@ def problem(op: str, **fields: Any) -> Problem:
     fields["variant"] = "/".join([plain or usual.variant, *orders]).strip("/")
     gradients = {word for p in there for word in p.grad.split("/") if word}
     _check("grad", op, fields.get("grad", "").split("/"), gradients, gradients | {"", "a", "rhs", "theta", "x"})
-    _check("variant", op, [plain], {p.variant for p in there} - {""}, {p.variant for p in there} | {""})
+    variants = {p.variant for p in there} - {""}
+    unheard = [] if _form(plain) in {"", *map(_form, variants)} else [plain]
+    _check("variant", op, unheard, variants, ())
     without = any(not p.grad for p in grid)  # whether the op serves calls that want no gradients
     return usual.replace(**{"grad": "" if without else usual.grad, **fields})
 
@@ -166,6 +169,13 @@ def _check(field: str, op: str, asked: Iterable[str], known: Iterable[str], allo
         if word not in allowed:
             told = ", ".join(sorted(known)) or "none"
             raise SettingsError(f"{field} {word!r} was asked for; {op} knows {told}")
+
+
+def _form(variant: str) -> str:
+    """Return a variant with one word for any sum of families."""
+    first, *rest = variant.split("/")
+    names = {"constant", "linear", "mixture", "polynomial", *(family.name for family in families(shaped=True))}
+    return "/".join(["families" if {*first.split("+")} <= names else first, *rest])
 
 
 def _without_orders(given: str) -> tuple[str, list[str]]:
