@@ -27,7 +27,7 @@ from autokern.core.recorded import is_ours, is_within
 from autokern.core.releases import Status
 from autokern.core.settings import Settings, from_environment
 from autokern.runtime import dispatch, ranks
-from autokern.system import host, threads
+from autokern.system import buffers, host, threads
 from autokern.system import ranks as joining
 
 __all__ = [
@@ -259,6 +259,7 @@ def _install(settings: Settings) -> None:
     for function, (_, ours) in _codes.items():
         if is_within(function):
             function.__code__ = ours
+    buffers.recycle()
     threads.allow(settings.threads != "off")
     if threads.allowed():
         _limit_threads(settings)

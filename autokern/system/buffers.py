@@ -1,5 +1,8 @@
 """Fresh memory in huge pages where the system has them: 128 MB cost 32,768 faults of 4 KiB pages, or 64 of 2 MiB.
 
+And recycled memory: until a program has freed a large block, glibc gives each freed array of 128 KiB and more back to
+the system, and the next one faults anew.
+
 Linux only (``MADV_HUGEPAGE``); elsewhere, and where the kernel forbids it, memory is left as it is.
 """
 
@@ -11,14 +14,27 @@ import mmap
 import sys
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
-from autokern.core.recovery import uninterrupted
+from autokern.core.recovery import suppressed, uninterrupted
 
 _PAGED = 8 * 2**20
-"""Below this many bytes the C library recycles memory by itself, so huge pages save nothing."""
+"""Below this many bytes the C library recycles memory, so huge pages save nothing."""
 _HUGE = 2 * 2**20
 _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
+_RECYCLED = 2**25 - 2**16
+"""A little less than the largest block, 32 MiB, that glibc's thresholds follow."""
+
+
+def recycle() -> None:
+    """Let glibc keep freed blocks for the next ones, as it does once a program has freed a block of 32 MiB.
+
+    The thresholds from which it maps blocks, and gives them back, follow the largest block that was freed. This one is
+    never touched, so it takes no memory. Nothing changes where ``MALLOC_...`` variables are set, or by another library.
+    """
+    with suppressed(MemoryError):
+        np.empty(_RECYCLED, np.uint8)
 
 
 def has_huge() -> bool:

@@ -21,7 +21,7 @@ from autokern.core.problem import Problem
 from autokern.core.recovery import recoverable
 from autokern.core.registry import get, registered
 from autokern.core.settings import LEVELS_OF_ACCURACY
-from autokern.system import host, randomness
+from autokern.system import buffers, host, randomness
 from autokern.system.progress import Progress, silent
 from autokern.tuning.chooser import Chooser, fitted, nearest
 from autokern.tuning.drawing import draw, measurable
@@ -88,6 +88,7 @@ def calibrate(
     if not budget > 0:
         raise SettingsError(f"a budget of {budget} seconds was given; measuring takes more than none")
     run, nesting = _Calibration(level, budget, known, progress or silent), operator.attrgetter("nesting")
+    buffers.recycle()  # as in programs
     inside.active = inside.measuring = True
     try:
         with randomness.untouched():

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -47,3 +51,28 @@ def test_a_system_without_huge_pages(monkeypatch, tmp_path):
         assert buffers.has_huge() is there
         assert buffers.huge((2000, 2000), torch.empty(0)).shape == (2000, 2000)
     buffers._madvise.cache_clear()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what glibc recycles")
+def test_arrays_that_a_program_frees_are_recycled():
+    code = """
+import resource, sys
+import numpy as np
+from autokern.system import buffers
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def program():
+    kept = [np.ones((200, 200)) for _ in range(8)]
+    del kept
+np.empty(2**19, np.uint8)  # as small libraries do at their import
+if sys.argv[1] == "recycled": buffers.recycle()
+program()
+before = faults()
+for _ in range(20): program()
+print(faults() - before)
+"""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    told = {
+        how: int(subprocess.check_output([sys.executable, "-c", code, how], env=surroundings, text=True).split()[-1])
+        for how in ("plain", "recycled")
+    }
+    assert told["recycled"] < 100 < 20 * 78 < told["plain"], told  # a fault for each page of at least one array
