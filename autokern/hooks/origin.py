@@ -95,6 +95,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
         return False
     code = relied(*PREDICTION, *DISTANCES, *map(type, model.modules()))
     if not code.holds():
+        made(None)
         return False
     if parent is None:
         strategy.__dict__[_ADOPTED] = True

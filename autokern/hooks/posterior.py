@@ -16,6 +16,7 @@ from gpytorch.models import ExactGP
 from autokern.core.autograd import has_duals
 from autokern.core.beside import Beside
 from autokern.gp import factor_cache
+from autokern.gp.botorch_inputs import parts_of
 from autokern.gp.inspected import UnreadError
 from autokern.gp.posterior import Posterior
 from autokern.hooks import botorch, origin
@@ -54,6 +55,8 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
     before = model.prediction_strategy
     if not _is_plain(x) or has_duals() or _left_alone.get(before) or stay_out_of_models() or not _asked(model, x):
         return None
+    if _known.get(before) is None and not _has_parts(type(model)):
+        return None
     strategy = origin.ours(model)
     if strategy is None:
         _left_alone.put(model.prediction_strategy, True)
@@ -62,6 +65,14 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
     if known is None or not known.holds():
         known = _made(model, strategy)
     return known if known is not None and known.fits(x) else None
+
+
+def _has_parts(kind: type) -> bool:
+    """Whether models of a class are a mean and a kernel, which is known by less than all that they rely on."""
+    try:
+        return bool(parts_of(kind))
+    except UnreadError:
+        return False
 
 
 def _is_plain(x: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import gpytorch
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
@@ -46,7 +47,7 @@ _stock_init = stock_of(DefaultPredictionStrategy, "__init__")
 @hook(DefaultPredictionStrategy, "__init__", relies=None)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
-    origin.made(None if _stay_out() else self)
+    origin.made(None if stay_out_of_models() else self)  # whether all is known is asked when it is adopted
 
 
 _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
@@ -55,7 +56,7 @@ _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
     """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
-    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _stay_out()
+    odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _is_small_of_tasks(self, test_inputs) or _stay_out()
     strategy = None if odd else origin.ours(self)
     if strategy is None:
         origin.made(None)  # the effect of keywords or modes is unknown
@@ -72,6 +73,15 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
     test_shape = torch.Size([points, *output.event_shape[1:]])
     prior, cross = _new_and_cross(origin.kernel_of(strategy), covariance, n)
     return mean[..., n:], prior, cross, output.batch_shape, test_shape, output.__class__
+
+
+def _is_small_of_tasks(model: Any, test_inputs: Any) -> bool:
+    """Whether a model has several outputs in one distribution, and so few points that the library forms its matrix."""
+    strategy, n = model.prediction_strategy, model.train_inputs[0].shape[-2]
+    if not n or not isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal):
+        return False
+    values = strategy.num_train // n * (n + test_inputs[0].shape[-2])
+    return bool(values <= gpytorch.settings.max_eager_kernel_size.value())
 
 
 def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
@@ -94,9 +104,10 @@ _stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
 
 @hook(DefaultPredictionStrategy, "exact_prediction", relies=None)
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    if not prediction.holds():  # then the covariances are as the library made them
-        return _stock_prediction(self, test_mean, test_test_covar, test_train_covar)
     known = type(test_test_covar) is LazyEvaluatedKernelTensor
+    lazy = known or type(test_train_covar) is LazyEvaluatedKernelTensor
+    if not lazy or not prediction.holds():  # then the covariances are as the library made them
+        return _stock_prediction(self, test_mean, test_test_covar, test_train_covar)
     if not known or not origin.is_ours(self) or _stay_out():
         return _stock_prediction(
             self, test_mean, iterated.evaluated(test_test_covar), iterated.evaluated(test_train_covar)
@@ -139,7 +150,7 @@ _stock_mean_cache = stock_of(DefaultPredictionStrategy, "_mean_cache")
 
 @hook(DefaultPredictionStrategy, "_mean_cache", relies=None)
 def _mean_cache(self: Any, nan_policy: str) -> Any:
-    ours = nan_policy == "ignore" and prediction.holds()
+    ours = nan_policy == "ignore" and not _is_left(self) and prediction.holds()
     known = _shared(self, "mean_cache", nan_policy) if ours else None
     if known is not None:
         with _untraced():
@@ -151,6 +162,12 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
     alone = ours and iterated.is_iterated(self, iterated.is_formless(self))
     with inside.without_matrices() if alone else contextlib.nullcontext():
         return _stock_mean_cache(self, nan_policy)
+
+
+def _is_left(strategy: Any) -> bool:
+    """Whether nothing is known of a strategy that the library factorises."""
+    known = origin.is_ours(strategy) or factor_cache.found(strategy) is not None
+    return not known and regime(strategy.num_train, SOLVE) == EXACT
 
 
 @contextlib.contextmanager
@@ -193,7 +210,7 @@ _stock_covar_cache = stock_of(DefaultPredictionStrategy, "covar_cache")
 
 
 def _read_covar_cache(self: Any) -> Any:
-    known = _shared(self, "covar_cache") if prediction.holds() else None
+    known = _shared(self, "covar_cache") if not _is_left(self) and prediction.holds() else None
     if known is None:
         return _stock_covar_cache.fget(self)
     with _untraced():
@@ -224,8 +241,10 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 @unless_it_fails
 def _in_force(strategy: Any) -> Any:
     """Return the factor of a strategy if it still is that of its model."""
-    known = factor_cache.found(strategy) if prediction.holds() else None
-    usable = known is not None and not _iterates_by_order(strategy, SOLVE) and origin.holds(strategy)
+    known = factor_cache.found(strategy)
+    usable = (
+        known is not None and prediction.holds() and not _iterates_by_order(strategy, SOLVE) and origin.holds(strategy)
+    )
     return known if usable else None
 
 
