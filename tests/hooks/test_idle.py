@@ -13,6 +13,7 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 
 import autokern
 from autokern.core.known import Relied
+from autokern.gp.relied import prediction
 from autokern.hooks import gpytorch as hooks
 from autokern.hooks import install
 
@@ -66,6 +67,29 @@ def test_a_step_of_a_model_that_no_hook_serves(kind, dtype):
     assert torch.equal(found, loss)
     assert all(torch.equal(one, other) for one, other in zip(slopes, gradients, strict=True))
     assert asked <= 5
+
+
+@pytest.mark.parametrize("kind", [Derivatives, Batch])
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_prediction_that_no_hook_serves(kind, fast):
+    """What predictions rely on is hundreds of functions: the first look at them takes longer than the prediction."""
+    x = torch.linspace(0.0, 5.0, 12).unsqueeze(-1)
+    y = torch.cat([x.sin(), x.cos()], -1)
+    likelihood = MultitaskGaussianLikelihood(num_tasks=2).eval()
+    model = kind(x, y, likelihood).eval()
+
+    def predicted(model):
+        with torch.no_grad(), gpytorch.settings.fast_pred_var(fast):
+            found = [model(x[:k] + 0.1) for k in (3, 5)]
+            return [t for one in found for t in (one.mean, one.covariance_matrix)]
+
+    expected = predicted(copy.deepcopy(model))
+    with autokern.enabled(), pytest.MonkeyPatch.context() as patching:
+        asked, holds = [], Relied.holds
+        patching.setattr(Relied, "holds", lambda self: asked.append(self) or holds(self))
+        found = predicted(model)
+    assert not any(one is prediction for one in asked)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_idle_hook_asks_nothing(monkeypatch):
