@@ -133,7 +133,7 @@ MUTATIONS = [
     Mutation(
         "what others measured meanwhile is not looked at",
         "runtime/first_use.py",
-        "if ours and not self._learnt(table, accuracy):",
+        "if ours and not self._learnt(problem):",
         "if ours:",
         "stampede",
     ),
