@@ -109,25 +109,30 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
     n = distribution.loc.shape[-1]
     exact = regime(n) == EXACT
     found = marginal.read(distribution, noise)
-    if found is not None:
-        from autokern.gp import array_density  # programs without such a likelihood need none of this
-
-        if array_density.families(found.lazy.kernel, found.lazy.x1, exact) is None:
-            found = None
-    if found is not None:
-        if not density.holds():
-            return None
-
-        def remembering(value: Any) -> Any:
-            computed = _dispatch_log_prob(found, value, exact)
-            prior_state.remember_kernel(found.lazy)
-            return computed
-
-        return remembering
+    if found is not None and _is_known(found, exact):
+        return _served(found, exact)
     dense = marginal.read_matrix(distribution, noise) if exact and n <= _MOST else None
     if dense is None or not density.holds():
         return None
     return lambda value: None if marginal.matrix_of(dense) is None else _dispatch_dense(dense, value)
+
+
+def _is_known(found: marginal.Marginal, exact: bool) -> bool:
+    from autokern.gp import array_density  # programs without such a likelihood need none of this
+
+    return array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None
+
+
+def _served(found: marginal.Marginal, exact: bool) -> Callable[[Any], Any] | None:
+    if not density.holds():
+        return None
+
+    def remembering(value: Any) -> Any:
+        computed = _dispatch_log_prob(found, value, exact)
+        prior_state.remember_kernel(found.lazy)
+        return computed
+
+    return remembering
 
 
 def _asked_before(covariance: Any) -> bool:
@@ -182,6 +187,10 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
     if not tasks.known(distribution, likelihood):
         return None
 
+    alone: Callable[[Any], Any] | None = _of_independent(likelihood, distribution)
+    if alone is not None:
+        return alone
+
     def of(value: Any) -> Any:
         found = tasks.described(distribution, likelihood)
         if found is None:
@@ -189,6 +198,17 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
         return _dispatch_tasks(lambda *_: likelihood(distribution, *params).log_prob(value), *found, value)
 
     return of
+
+
+@unless_it_fails
+def _of_independent(likelihood: Any, distribution: Any) -> Callable[[Any], Any] | None:
+    """Return the density of tasks that are independent, the sum of theirs, as a function of the value."""
+    found = tasks.independent(distribution, likelihood)
+    one = None if found is None or not _is_known(found, True) else _served(found, True)
+    if one is None:
+        return None
+    shape = distribution.mean.shape
+    return lambda value: one(value.mT).sum(-1) if getattr(value, "shape", None) == shape else None
 
 
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:

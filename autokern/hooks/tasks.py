@@ -1,4 +1,7 @@
-"""Several tasks observed at the same points: what their density is computed from, read off the library's operators."""
+"""Several tasks observed at the same points: what their density is computed from, read off the library's operators.
+
+Tasks that are independent are a batch: each has a kernel and a noise of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ from typing import Any
 
 import gpytorch
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
-from linear_operator.operators import KroneckerProductLinearOperator
+from linear_operator.operators import BlockInterleavedLinearOperator, KroneckerProductLinearOperator
 
-from autokern.gp import originals
+from autokern.gp import marginal, originals
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 
-__all__ = ["described", "known"]
+__all__ = ["described", "independent", "known"]
+_OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 
 @unless_it_fails
@@ -23,7 +27,7 @@ def known(distribution: Any, likelihood: Any) -> bool:
     """Whether a density of several tasks may be computed from the covariances of points and tasks."""
     if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
         return False
-    if distribution.__dict__.get("_covar").__class__ is not LazyEvaluatedKernelTensor or not distribution._interleaved:
+    if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
         return False
     if not torch.is_grad_enabled() or distribution.loc.dim() != 1:
         return False
@@ -41,16 +45,30 @@ def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | 
         return None
     if not originals.noise_in_place(likelihood):
         return None
+    noise = _noise(likelihood, distribution.num_tasks)
     points, tasks = product.representation_tree()(*product.representation()).linear_ops  # their caches stay empty
-    return points.to_dense(), tasks.to_dense(), _noise(likelihood, tasks.shape[-1]), distribution.mean
+    return points.to_dense(), tasks.to_dense(), noise if noise.dim() == 2 else torch.diag(noise), distribution.mean
+
+
+def independent(distribution: Any, likelihood: Any) -> marginal.Marginal | None:
+    """Return the marginal of tasks that are independent as a batch of tasks; None if they are not."""
+    blocks = distribution._covar
+    if blocks.__class__ is not BlockInterleavedLinearOperator or not originals.noise_in_place(likelihood):
+        return None
+    noise = _noise(likelihood, distribution.num_tasks)
+    if noise.dim() != 1:  # that of a task depends on the others
+        return None
+    batch = MultivariateNormal(distribution.mean.mT, blocks.base_linear_op)
+    return marginal.read(batch, noise.unsqueeze(-1))
 
 
 def _noise(likelihood: Any, tasks: int) -> torch.Tensor:
-    parts = []
-    if likelihood.has_task_noise:
-        own = likelihood.task_noises if likelihood.rank == 0 else None
-        parts.append(likelihood.task_noise_covar if own is None else torch.diag(own))
-    if likelihood.has_global_noise or not likelihood.has_task_noise:
-        noise = likelihood.noise
-        parts.append(torch.diag(noise.expand(tasks)))
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    """Return the variances of the tasks' noise ``(t,)``, or its covariance ``(t, t)``."""
+    if not likelihood.has_task_noise:
+        alone: torch.Tensor = likelihood.noise.expand(tasks)
+        return alone
+    own: torch.Tensor = likelihood.task_noises if likelihood.rank == 0 else likelihood.task_noise_covar
+    if not likelihood.has_global_noise:
+        return own
+    common = likelihood.noise.expand(tasks)
+    return own + (common if own.dim() == 1 else torch.diag(common))

@@ -171,6 +171,22 @@ def tasks(note: Note) -> Iterator[None]:
     predicted(note, "predicted", model)
 
 
+class Independent(Exact):
+    """Two tasks as a batch of independent models."""
+
+    def forward(self, x: torch.Tensor) -> MultivariateNormal:
+        batch = MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        return MultitaskMultivariateNormal.from_batch_mvn(batch)
+
+
+def independent(n: int = 20) -> Exact:
+    (x, y), two = data(n), torch.Size([2])
+    kernel = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=two), batch_shape=two)
+    likelihood = likelihoods.MultitaskGaussianLikelihood(num_tasks=2)
+    mean = means.ConstantMean(batch_shape=two)
+    return Independent(x, torch.stack([y, y.cos()], -1), likelihood, mean, kernel).double()
+
+
 @part
 def batches(note: Note) -> Iterator[None]:
     x, y = data(25)
@@ -180,7 +196,10 @@ def batches(note: Note) -> Iterator[None]:
     mean = means.ConstantMean(batch_shape=one)
     model = Exact(x.expand(2, -1, -1), torch.stack([y, y.cos()]), likelihood, mean, kernel).double()
     trained(note, "first", model)
+    apart = independent()
+    trained(note, "apart", apart)
     yield
+    trained(note, "apart again", apart)
     model.eval()
     with torch.no_grad():
         seen = model.likelihood(model(data(6, 2, 4)[0].expand(2, -1, -1)))

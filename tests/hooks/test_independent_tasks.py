@@ -1,0 +1,141 @@
+"""Tasks that are independent: one batch of densities in place of a matrix of all points and tasks."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+import autokern
+
+TASKS = 3
+
+
+class Independent(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean(batch_shape=torch.Size([y.shape[-1]]))
+        self.covar_module = kernel
+
+    def forward(self, x):
+        return MultitaskMultivariateNormal.from_batch_mvn(MultivariateNormal(self.mean_module(x), self.covar_module(x)))
+
+
+def made(kernel=None, n=30, tasks=TASKS, dtype=torch.float64, **noise):
+    torch.manual_seed(3)
+    batch = torch.Size([tasks])
+    x = torch.rand(n, 2, dtype=dtype)
+    y = torch.stack([torch.sin((i + 2) * x.sum(-1)) for i in range(tasks)], -1) + 0.1 * torch.randn(
+        n, tasks, dtype=dtype
+    )
+    kernel = ScaleKernel(RBFKernel(batch_shape=batch, ard_num_dims=2), batch_shape=batch) if kernel is None else kernel
+    model = Independent(x, y, MultitaskGaussianLikelihood(tasks, **noise), kernel).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return ExactMarginalLogLikelihood(model.likelihood, model)
+
+
+def loss_of(mll, target=None):
+    model = mll.model
+    return -mll(model(*model.train_inputs), model.train_targets if target is None else target)
+
+
+def gradients(mll, **how):
+    return torch.autograd.grad(loss_of(mll), list(mll.parameters()), **how)
+
+
+def along(mll, directions):
+    """Return how the gradients change along some directions, by differences: the library's derivatives lose a part."""
+    found = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            for parameter, direction in zip(mll.parameters(), directions, strict=True):
+                parameter.add_(direction, alpha=step)
+        found.append(gradients(mll))
+        with torch.no_grad():
+            for parameter, direction in zip(mll.parameters(), directions, strict=True):
+                parameter.sub_(direction, alpha=step)
+    return [(a - b) / 2e-5 for a, b in zip(*found, strict=True)]
+
+
+MODELS = {
+    "a kernel for each": made,
+    "one task": lambda: made(tasks=1),
+    "one point": lambda: made(n=1),
+    "single precision": lambda: made(dtype=torch.float32),
+    "the same noise": lambda: made(has_task_noise=False),
+    "noise of tasks alone": lambda: made(has_global_noise=False),
+    "noise between tasks": lambda: made(rank=1),
+    "a sum": lambda: made(ScaleKernel(MaternKernel(2.5)) + RBFKernel(batch_shape=torch.Size([TASKS]), ard_num_dims=2)),
+    "a linear kernel": lambda: made(LinearKernel(batch_shape=torch.Size([TASKS]))),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_losses_and_derivatives(make):
+    mll = make()
+    loss, first = loss_of(mll), gradients(mll)
+    directions = [g.cos() for g in first]
+    second = along(mll, directions)
+    with autokern.enabled():
+        ours = loss_of(mll)
+        slopes = gradients(mll, create_graph=True)
+        served = all(one.requires_grad for one in slopes)  # the library has no second derivatives of noise with a rank
+        curved = torch.autograd.grad(slopes, list(mll.parameters()), directions) if served else second
+    assert served or mll.likelihood.rank
+    exact = loss.dtype is torch.float64
+    near(ours, loss, 1e-10 if exact else 1e-4)
+    for of, expected, digits in ((slopes, first, 1e-8), (curved, second, 1e-6)):
+        for one, other in zip(of, expected, strict=True):
+            if exact or of is slopes:
+                near(one, other, digits if exact else 2e-2)
+
+
+def near(one, other, digits):
+    torch.testing.assert_close(one, other, rtol=digits, atol=digits * max(float(other.detach().abs().max()), 1e-3))
+
+
+def test_the_density_is_that_of_a_batch():
+    mll = made()
+    with autokern.enabled():
+        before = autokern.stats()
+        loss_of(mll).backward()
+        after = autokern.stats()
+    assert sum(after["exact_log_prob"].values()) == 1 + sum(before.get("exact_log_prob", {}).values())
+
+
+@pytest.mark.parametrize("shape", [(TASKS, 30), (30,), (90,), (29, TASKS)])
+def test_values_of_other_shapes_end_as_in_stock(shape):
+    mll, target = made(), torch.zeros(shape, dtype=torch.float64)
+
+    def ending():
+        try:
+            return loss_of(mll, target).detach()
+        except Exception as error:
+            return type(error)
+
+    expected = ending()
+    with autokern.enabled():
+        found = ending()
+    assert found == expected if isinstance(expected, type) else torch.isclose(found, expected)
+
+
+def test_a_likelihood_that_is_patched_is_followed(monkeypatch):
+    mll = made()
+    stock = MultitaskGaussianLikelihood.marginal
+
+    def doubled(self, distribution, *args, **kwargs):
+        found = stock(self, distribution, *args, **kwargs)
+        return type(found)(found.mean, 2 * found.lazy_covariance_matrix)
+
+    with autokern.enabled():
+        before = loss_of(mll).detach()
+        monkeypatch.setattr(MultitaskGaussianLikelihood, "marginal", doubled)
+        found = loss_of(mll).detach()
+    torch.testing.assert_close(found, loss_of(mll).detach())
+    assert not torch.isclose(before, found)
