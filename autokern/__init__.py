@@ -10,39 +10,42 @@ from typing import Any as _Any
 from autokern.core.versions import __version__ as __version__
 from autokern.system import start as _start
 
-try:
-    with (
-        _start.importing(),
-        _contextlib.redirect_stdout(_io.StringIO()),
-    ):  # where there is no CUDA, KeOps says so there
-        from autokern import covariance, linalg
-        from autokern.core.decision import Decision
-        from autokern.core.errors import (
-            AutokernError,
-            AutokernWarning,
-            MemoryBudgetError,
-            ProfileError,
-            RanksError,
-            SettingsError,
-        )
-        from autokern.core.problem import Problem
-        from autokern.core.releases import Status
-        from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
-        from autokern.hooks.calibrate import calibrate
-        from autokern.hooks.install import disable, enable, enabled, status
-        from autokern.runtime.api import Explanation, explain, op, profile
-        from autokern.runtime.dispatch import stats, using
-        from autokern.runtime.ranks import ranks
-        from autokern.tuning.profile import Profile
-except (AttributeError, ImportError, KeyError, TypeError) as _error:  # a name of the libraries' is gone
-    _reason = f"it does not fit the installed libraries: {type(_error).__name__}: {_error}"
+if _start.only_helps():  # this process prints a text and ends
+    _start.import_later()
+else:
+    try:
+        with (
+            _start.importing(),
+            _contextlib.redirect_stdout(_io.StringIO()),
+        ):  # where there is no CUDA, KeOps says so there
+            from autokern import covariance, linalg
+            from autokern.core.decision import Decision
+            from autokern.core.errors import (
+                AutokernError,
+                AutokernWarning,
+                MemoryBudgetError,
+                ProfileError,
+                RanksError,
+                SettingsError,
+            )
+            from autokern.core.problem import Problem
+            from autokern.core.releases import Status
+            from autokern.gp import originals as _originals  # noqa: F401  (before any hook is installed)
+            from autokern.hooks.calibrate import calibrate
+            from autokern.hooks.install import disable, enable, enabled, status
+            from autokern.runtime.api import Explanation, explain, op, profile
+            from autokern.runtime.dispatch import stats, using
+            from autokern.runtime.ranks import ranks
+            from autokern.tuning.profile import Profile
+    except (AttributeError, ImportError, KeyError, TypeError) as _error:  # a name of the libraries' is gone
+        _reason = f"it does not fit the installed libraries: {type(_error).__name__}: {_error}"
 
-    def __getattr__(name: str) -> _Any:
-        if name in __all__:
-            from autokern.core.errors import AutokernError
+        def __getattr__(name: str) -> _Any:
+            if name in __all__:
+                from autokern.core.errors import AutokernError
 
-            raise AutokernError(_reason)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+                raise AutokernError(_reason)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

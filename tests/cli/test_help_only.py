@@ -1,0 +1,150 @@
+"""Help and versions are printed without importing the libraries; no program sees a package without its names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import autokern
+from autokern.cli.commands import app
+from autokern.system import start
+
+SCRIPT = Path(sysconfig.get_path("scripts"), "autokern.exe" if os.name == "nt" else "autokern")
+HEAVY = {"torch", "numpy", "scipy", "gpytorch", "linear_operator", "pykeops"}
+
+
+def _started(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "COLUMNS": "80",
+        "PYTHONPROFILEIMPORTTIME": "1",
+        "PYTHONPATH": str(Path(autokern.__file__).parents[1]),
+    }
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+
+
+def _imported(stderr: str) -> set[str]:
+    return {line.rpartition("|")[2].strip() for line in stderr.splitlines() if line.startswith("import time:")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["-h"], ["--version"], ["calibrate", "--help"], ["explain", "-h"], ["run", "--help"],
+        ["profile"], ["profile", "export", "--help"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_help_is_as_before_and_imports_no_library(words):
+    found = _started(sys.executable, "-m", "autokern", *words)
+    modules = _imported(found.stderr)
+    assert "typer" in modules, "what was imported is known"
+    assert not modules & HEAVY, "commands import modules, no names"
+    expected = CliRunner().invoke(app, words, prog_name="autokern", terminal_width=78)
+    said = found.stdout + "".join(line for line in found.stderr.splitlines(True) if not line.startswith("import time:"))
+    assert (said.split(), found.returncode) == (expected.output.split(), expected.exit_code)
+
+
+@pytest.mark.skipif(not SCRIPT.is_file(), reason="the command is not installed")
+def test_the_installed_command_imports_no_library_for_its_version():
+    found = _started(str(SCRIPT), "--version")
+    assert not _imported(found.stderr) & HEAVY
+    assert found.stdout.startswith(f"autokern {autokern.__version__} (torch {metadata.version('torch')}, gpytorch ")
+    assert found.stdout.count("\n") == 1
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, argv: list[str], started_with: list[str]) -> bool:
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", started_with)
+    return start.only_helps()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", True),
+        ("--help", True),
+        ("-h show", True),
+        ("--version", True),
+        ("calibrate --help", True),
+        ("profile", True),
+        ("profile -h", True),
+        ("profile export --help", True),
+        ("show", False),
+        ("show qr", False),
+        ("show qr --help", False),  # no harm, only slower
+        ("run train.py --help", False),
+        ("run train.py", False),
+        ("run -m module -h", False),
+        ("compare -- train.py --help", False),
+        ("profile export", False),
+        ("profile export --help.json", False),
+        ("profile export file --help", False),
+        ("--quick --help", False),
+    ],
+)
+def test_a_command_line_asks_for_help_where_nothing_else_can_run(monkeypatch, line, expected):
+    words = line.split()
+    assert _asked(monkeypatch, ["-m", *words], ["python", "-X", "dev", "-m", "autokern", *words]) is expected
+    assert _asked(monkeypatch, [str(SCRIPT), *words], ["python", str(SCRIPT), *words]) is expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "started_with"),
+    [
+        (["-m", "--help"], ["python", "-m", "autokern.auto", "--help"]),
+        (["-m", "--help"], ["python", "-m", "mine", "--help"]),
+        (["/p/mine.py", "--help"], ["python", "/p/mine.py", "--help"]),
+        (["/p/autokern", "--help"], ["python", "/p/autokern", "--help"]),  # somebody else's script
+        ([str(SCRIPT), "--help"], ["python", "mine.py"]),  # a program that sets sys.argv
+        ([str(SCRIPT), "--help"], ["python", "mine.py", "--help"]),
+        (["-c", "--help"], ["python", "-c", "import autokern", "--help"]),
+        (["-m", "--help"], ["python", "-c", "autokern", "--help"]),
+        ([""], ["python"]),
+        ([], ["python"]),
+        ([], []),
+    ],
+)
+def test_programs_never_ask_for_help(monkeypatch, argv, started_with):
+    assert not _asked(monkeypatch, argv, started_with)
+
+
+def test_a_link_to_the_installed_command_is_the_command(monkeypatch, tmp_path):
+    link = tmp_path / SCRIPT.name
+    try:
+        link.symlink_to(SCRIPT)
+    except OSError as error:
+        pytest.skip(f"no links: {error}")
+    assert _asked(monkeypatch, [str(link), "-h"], ["python", str(link), "-h"])
+
+
+@pytest.mark.slow
+def test_a_script_of_the_same_name_has_the_whole_package(tmp_path):
+    script = tmp_path / "autokern"
+    script.write_text("import autokern; print(all(hasattr(autokern, name) for name in autokern.__all__))")
+    found = _started(sys.executable, str(script), "--help")
+    assert found.stdout == "True\n"  # nor do libraries print anything
+
+
+def test_a_prompt_after_it_finds_the_package_whole():
+    code = "import autokern; print(autokern.calibrate.__name__)"
+    found = subprocess.run(
+        [sys.executable, "-i", "-m", "autokern", "--version"],
+        input=code, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert found.stdout.rstrip().endswith("calibrate"), found.stdout + found.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
+def test_closed_output_is_no_fault():
+    found = subprocess.run(
+        ["sh", "-c", f"'{SCRIPT}' --help >&-"], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
