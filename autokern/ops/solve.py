@@ -26,7 +26,7 @@ from autokern.gp.library_orders import SOLVES, orders
 from autokern.gp.marginal import DIAGONAL, is_unstructured, variances
 from autokern.gp.preconditioners.choice import footprint
 from autokern.gp.preconditioners.pivoted import most
-from autokern.gp.systems import tolerance
+from autokern.gp.systems import TOLERANCE, tolerance
 from autokern.kernels import embedded as forms
 from autokern.kernels import tree as trees
 from autokern.kernels.embedded import Embedded
@@ -172,14 +172,14 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch
     matrix, diagonal = dense_and_diagonal(operator)
     lower = _factors.get(operator)
     if lower is not None:
-        found = _solved(matrix, diagonal, lower, rhs)
+        found = _refined(matrix, diagonal, lower, rhs)
         return stock(operator, rhs, kernel) if found is None else found
     k = buffers.huge(matrix.shape, matrix).copy_(matrix)
     if diagonal is not None:
         k.diagonal(dim1=-2, dim2=-1).add_(diagonal)
     lower, info = factorised(k)
     if not torch.any(info):
-        found = _solved(matrix, diagonal, lower, rhs)
+        found = _refined(matrix, diagonal, lower, rhs)
         if found is not None:
             if any(t.requires_grad for t in tensors_in((operator, rhs))):
                 _factors.put(operator, lower)
@@ -187,18 +187,29 @@ def cholesky(operator: Any, rhs: torch.Tensor, kernel: Embedded | None) -> torch
     return stock(operator, rhs, kernel)  # which iterates, and says what it finds
 
 
-def _solved(
+def _refined(
     matrix: torch.Tensor, diagonal: torch.Tensor | None, lower: torch.Tensor, rhs: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return a solution by a factor, None where its residual is poor."""
-    white = torch.linalg.solve_triangular(lower, rhs, upper=False)
-    found = torch.linalg.solve_triangular(lower.mT, white, upper=True)
-    left = rhs - matrix @ found
-    if diagonal is not None:
-        left = left.addcmul_(diagonal.unsqueeze(-1), found, value=-1)
+    """Return a solution, refined while that helps and its residual is above the one stated; None where it is poor."""
+    found, best, least = _substituted(lower, rhs), None, _POOR
     size = torch.linalg.vector_norm(rhs, dim=-2).clamp_min(torch.finfo(rhs.dtype).tiny)
-    residual = float((torch.linalg.vector_norm(left, dim=-2) / size).max())
-    return found if residual < _POOR else None
+    for _ in range(3):
+        left = rhs - matrix @ found
+        if diagonal is not None:
+            left = left.addcmul_(diagonal.unsqueeze(-1), found, value=-1)
+        residual = float((torch.linalg.vector_norm(left, dim=-2) / size).max())
+        if not residual < least:
+            break
+        best, least = found, residual
+        if residual <= TOLERANCE[rhs.dtype]:
+            break
+        found = found + _substituted(lower, left)
+    return best
+
+
+def _substituted(lower: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    white = torch.linalg.solve_triangular(lower, rhs, upper=False)
+    return torch.linalg.solve_triangular(lower.mT, white, upper=True)
 
 
 def _no_iterations(problem: Problem) -> str | None:

@@ -310,7 +310,7 @@ def test_a_factor_in_single_precision_that_barely_exists_serves_while_its_residu
 
 
 @pytest.mark.parametrize(("scale", "served"), [(1.001, True), (3, False)])
-def test_a_poor_factor_is_left_aside(scale, served, monkeypatch):
+def test_a_poor_factor_is_refined_or_left_aside(scale, served, monkeypatch):
     system = System(wanted=False)
     factorise = solve.factorised
     monkeypatch.setattr(solve, "factorised", lambda k: (factorise(k)[0].mul_(scale), torch.tensor(0)))
@@ -318,7 +318,7 @@ def test_a_poor_factor_is_left_aside(scale, served, monkeypatch):
     with autokern.enabled(), autokern.using(force={"solve": "cholesky"}):
         found = system.matrix(formed=True).solve(system.rhs)
     assert found.equal(expected) is not served
-    assert not served or far(found, system.truth()[0]) < 1e-2
+    assert not served or far(found, system.truth()[0]) < 1e-5
 
 
 def test_columns_reach_operators_with_a_structure_as_they_were_given(monkeypatch):
