@@ -32,7 +32,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "how-it-decides.md"
 def test_what_explain_told_is_what_the_docs_show(tmp_path, capsys):
     assert explained.main(["--check", str(DOCUMENT)]) == 0, "run calibration/explained.py --readme"
     results = json.loads(explained.JSON_PATH.read_text(encoding="utf-8"))
-    results["explained"]["stock"]["decision"]["solved"][0]["residual"] = 0.123
+    results["explained"]["preconditioned"]["decision"]["solved"][0]["residual"] = 0.123
     other = tmp_path / "explained.json"
     other.write_text(json.dumps(results), encoding="utf-8")
     assert explained.main(["--output", str(other), "--check", str(DOCUMENT)]) == 1
@@ -47,7 +47,7 @@ def test_what_explain_tells_is_recorded(tmp_path, monkeypatch):
     assert explained.main(["--output", str(stored)]) == 0
     found = json.loads(stored.read_text(encoding="utf-8"))["explained"]
     assert found["preconditioned"]["errors"]["loss"] < found["stock"]["errors"]["loss"]
-    assert [len(found[name]["decision"]["solved"]) for name in ("preconditioned", "stock", "predicted")] == [1, 1, 1]
+    assert [len(found[name]["decision"]["solved"]) for name in ("preconditioned", "stock", "predicted")] == [1, 0, 1]
     assert found["predicted"]["errors"]["mean"] < 1e-3
 
 
