@@ -83,10 +83,11 @@ def _versions() -> Finding:
     found = host.current().fields
     install.status()  # looks for hooks that stay out
     unknown = known.everything()
-    versions = {"python": "", **{library: version for library, (version, _) in releases.versions().items()}}
+    libraries = releases.versions()
+    versions = {"python": "", **{library: version for library, (version, _) in libraries.items()}}
     named = [f"{name} {found['versions'].get(name) or version}" for name, version in versions.items()]
     text = f"autokern {found['remarks']['autokern']}, {', '.join(named)}"
-    untested = [library for library, (_, tested) in releases.versions().items() if not tested]
+    untested = [library for library, (_, tested) in libraries.items() if not tested]
     if unknown:
         listed = "; ".join(f"{name} {why}" for name, why in sorted(unknown.items()))
         tested = "; ".join(f"{library}: {', '.join(table()['releases'][library])}" for library in untested)

@@ -15,13 +15,12 @@ from typing import Any
 
 from autokern.core import look, releases
 from autokern.core.errors import AutokernWarning
-from autokern.core.look import MAYBE, MISSING, PATCHED, Look, is_known
+from autokern.core.look import LIBRARIES, MAYBE, MISSING, PATCHED, Look, is_known
 from autokern.core.recorded import functions, is_of, original, table
 from autokern.core.recovery import suppressed, uninterrupted
 
 __all__ = ["Relied", "admits", "everything", "full_name", "is_known", "leave_out", "relied", "trust", "unknown", "warn"]
 
-_LIBRARIES = {"botorch", "gpytorch", "linear_operator", "torch"}
 _left_out: dict[str, str] = {}
 _made: dict[frozenset[Any], Relied] = {}
 
@@ -35,7 +34,7 @@ def admits(owner: Any, name: str, found: Any, before: Any) -> bool:
     """Whether a hook may take the place of an attribute: what was there `before`, and not the user's; else list it."""
     module, _, qualified = full_name(owner, name).partition(":")
     library = module.partition(".")[0]
-    if library not in _LIBRARIES:
+    if library not in LIBRARIES | {"torch"}:
         return found is not None
     why = MISSING if found is None else PATCHED
     if found is not None and (look.trusted() or found is before):

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from autokern.core.fingerprints import of_value
 from autokern.core.recorded import BUILT_IN, functions, is_of, is_ours, is_recorded, original, table
 
-__all__ = ["MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
+__all__ = ["LIBRARIES", "MAYBE", "MISSING", "PATCHED", "Look", "begin", "is_known", "members", "trusted"]
 
 MAYBE = "?"
 """Stands among the fingerprints of a function that some recorded releases do not have."""
 MISSING, PATCHED = "is missing, or elsewhere", "was replaced by code from elsewhere"
 _OTHER, _OVERRIDES = "is not that of a tested release", "overrides a base class or an attribute"
-_LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
+LIBRARIES = {"botorch", "gpytorch", "linear_operator"}
 _TORCH = (("torch", ""), ("torch.linalg", ""), ("torch.nn.functional", ""), ("torch", "Tensor"))
 """Where the libraries find the functions of torch that they compute with, as modules and classes."""
 _OURS = frozenset(
@@ -97,7 +97,7 @@ def _names(code: CodeType) -> frozenset[str]:
 @functools.cache
 def _of_modules() -> frozenset[str]:
     """Return the names of all functions and constants that are recorded of a library's modules, and of no class."""
-    spaces = (space for module, space in table()["code"].items() if module.partition(".")[0] in _LIBRARIES)
+    spaces = (space for module, space in table()["code"].items() if module.partition(".")[0] in LIBRARIES)
     return frozenset(name for space in spaces for name in space if "." not in name)
 
 
@@ -227,7 +227,7 @@ class Look:
         used = dict.fromkeys(_TORCH, every)
         used["torch", "Tensor"] = every.union(_names_in(tensor.__base__))  # inherited, if not replaced
         for module, found in by_module.items():
-            if module.partition(".")[0] in _LIBRARIES:
+            if module.partition(".")[0] in LIBRARIES:
                 used[module, ""] = found & _of_modules()
         for (module, owner), names in used.items():
             holder, torchs = sys.modules[module], (module, owner) in _TORCH
