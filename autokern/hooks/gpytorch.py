@@ -187,9 +187,9 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
     if not tasks.known(distribution, likelihood):
         return None
 
-    alone: Callable[[Any], Any] | None = _of_independent(likelihood, distribution)
-    if alone is not None:
-        return alone
+    if tasks.are_blocks(distribution):
+        apart: Callable[[Any], Any] | None = _of_independent(likelihood, distribution)
+        return apart
 
     def of(value: Any) -> Any:
         found = tasks.described(distribution, likelihood)

@@ -18,7 +18,7 @@ from autokern.gp import marginal, originals
 from autokern.hooks.reading import unless_it_fails
 from autokern.hooks.solver_choice import EXACT, regime
 
-__all__ = ["described", "independent", "known"]
+__all__ = ["are_blocks", "described", "independent", "known"]
 _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 
@@ -50,15 +50,19 @@ def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | 
     return points.to_dense(), tasks.to_dense(), noise if noise.dim() == 2 else torch.diag(noise), distribution.mean
 
 
+def are_blocks(distribution: Any) -> bool:
+    """Whether the covariance of `known` tasks consists of one for each of them."""
+    return distribution._covar.__class__ is BlockInterleavedLinearOperator
+
+
 def independent(distribution: Any, likelihood: Any) -> marginal.Marginal | None:
-    """Return the marginal of tasks that are independent as a batch of tasks; None if they are not."""
-    blocks = distribution._covar
-    if blocks.__class__ is not BlockInterleavedLinearOperator or not originals.noise_in_place(likelihood):
+    """Return the marginal of tasks in blocks as a batch of tasks; None if their noise or kernel is another one."""
+    if not originals.noise_in_place(likelihood):
         return None
     noise = _noise(likelihood, distribution.num_tasks)
     if noise.dim() != 1:  # that of a task depends on the others
         return None
-    batch = MultivariateNormal(distribution.mean.mT, blocks.base_linear_op)
+    batch = MultivariateNormal(distribution.mean.mT, distribution._covar.base_linear_op)
     return marginal.read(batch, noise.unsqueeze(-1))
 
 

@@ -139,3 +139,21 @@ def test_a_likelihood_that_is_patched_is_followed(monkeypatch):
         found = loss_of(mll).detach()
     torch.testing.assert_close(found, loss_of(mll).detach())
     assert not torch.isclose(before, found)
+
+
+@pytest.mark.parametrize("noise", [{}, {"rank": 1}])
+def test_a_kernel_of_the_user_s_is_evaluated_as_often_as_by_stock(noise):
+    calls = []
+
+    class Own(RBFKernel):
+        def forward(self, x1, x2, **params):
+            calls.append(x1.shape)
+            return super().forward(x1, x2, **params)
+
+    mll = made(Own(batch_shape=torch.Size([TASKS])), **noise)
+    expected = loss_of(mll).detach()
+    of_stock = calls.copy()
+    calls.clear()
+    with autokern.enabled():
+        torch.testing.assert_close(loss_of(mll).detach(), expected)
+    assert calls == of_stock
