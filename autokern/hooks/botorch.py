@@ -1,7 +1,6 @@
 """Hooks into BoTorch, which may be imported after `enable`, or never.
 
-They are declared when its modules are there, at the latest by the first likelihood that one of its closures asks for or
-by the first prediction in one piece.
+They are declared once its modules are loaded: the hooks of marginal likelihoods and `ExactGP.__call__` look for them.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ _waiting = {
     "botorch.optim.optimize": "acquisition",
     "botorch.generation.gen": "generation",
 }
-"""Modules of BoTorch, each with the module in `later` that has its hooks."""
+"""Modules of BoTorch whose hooks are not declared yet, each with the module of `later` that declares them."""
 
 
 def look() -> None:
-    """Declare the hooks of those modules that have been imported by now, and install them."""
+    """Declare and install the hooks of all BoTorch modules that are imported by now."""
     for name in [name for name in list(_waiting) if name in sys.modules]:
         module = sys.modules[name]
-        if getattr(module.__spec__, "_initializing", False):  # half of it is there
+        if getattr(module.__spec__, "_initializing", False):  # still being imported
             continue
         with _lock.here():
-            later = _waiting.get(name)  # another thread may have been here
+            later = _waiting.get(name)  # None if another thread was faster
             if later and _declared(f"autokern.hooks.later.{later}", module):
                 del _waiting[name]
                 put_declared()
@@ -41,7 +40,7 @@ def look() -> None:
 def _declared(later: str, module: Any) -> bool:
     try:
         return bool(importlib.import_module(later).declare(module))
-    except (AttributeError, ImportError, KeyError, TypeError) as error:  # a name of BoTorch's is gone
+    except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a name
         known.leave_out(later, f"cannot be used: {error}")
         return True
 

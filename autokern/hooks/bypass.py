@@ -1,6 +1,6 @@
-"""Whether a hook must stay out: each wrapper asks one of these functions, once per call, and runs stock if it is true.
+"""Whether a hook must stay out: each wrapper calls one of these functions once, and runs stock if it returns true.
 
-The questions are from the narrowest to the widest: of linear algebra, of kernels, of whole models.
+Conditions add up from operators over linear algebra and kernels to whole models.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def stay_out() -> bool:
 
 
 def stay_out_of_operators() -> bool:
-    """The same for what is put off and chooses nothing: it is put off inside a candidate as well.
+    """The same for hooks that only defer a computation: they stay active inside a candidate.
 
-    A mode wants to see the calls of torch's functions, other than the one of a default device.
+    A torch function mode must see torch's calls, so hooks stay out under any mode but that of a default device.
     """
     if not is_enabled() or transformed() or library.trace_mode.on() or library.verbose_linalg.on():
         return True
@@ -37,15 +37,12 @@ def stay_out_of_operators() -> bool:
 
 
 def stay_out_of_kernels() -> bool:
-    """The same for the functions of gpytorch, which has a trace mode of its own."""
+    """The same for gpytorch's functions, which have a trace mode of their own."""
     return gpytorch.settings.trace_mode.on() or stay_out()
 
 
 def stay_out_of_models() -> bool:
-    """The same for densities and predictions, whose covariance is computed in parts where it is checkpointed.
-
-    A global hook of torch's wants to see the calls of modules.
-    """
+    """The same for densities and predictions: checkpointed kernels and torch's global module hooks need stock."""
     checkpointed = bool(gpytorch.beta_features.checkpoint_kernel.value())
     seen = bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
     return checkpointed or seen or stay_out_of_kernels()

@@ -1,4 +1,4 @@
-"""Calibrate with the hooks installed: the parts of composite ops are dispatched while those ops are measured."""
+"""Calibration with the hooks installed, so that composite ops are measured with their inner ops dispatched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def calibrate(
     accuracy : {"same", "approximate"}, optional
         Whether candidates of lower precision are measured too; default what `AUTOKERN_ACCURACY` says.
     thorough : bool
-        Whether candidates are measured too that other machines found hopeless.
+        Whether to measure candidates too that were hopeless on other machines.
 
     Returns
     -------
@@ -61,12 +61,12 @@ def calibrate(
     True
     """
     from autokern.hooks.exam import LEAST, SHARE, examined
-    from autokern.tuning import store  # programs that measure nothing need none of this
+    from autokern.tuning import store  # imported here: only calibration needs these
     from autokern.tuning.calibration import calibrate as measure
     from autokern.tuning.calibration import chosen_devices, chosen_ops
 
     chosen, kinds = chosen_ops(ops), chosen_devices(devices)
-    with install.enabled():  # parts of composite ops are dispatched while those are measured
+    with install.enabled():
         here = dispatch.session()
         if store.leaves_aside(here.settings):
             raise SettingsError("AUTOKERN_DETERMINISTIC=1 leaves measurements aside; unset it to measure")
@@ -83,7 +83,7 @@ def calibrate(
             if here.settings.profile is None:
                 store.save(here.settings, found)
             here.adopt(found)
-        except BaseException:  # interrupted or failed: the complete profile of before stays in force
+        except BaseException:  # interrupted or failed: the previous profile stays in force
             here.adopt(before)
             raise
     return found

@@ -1,7 +1,7 @@
-"""The exam of a calibration: things that programs do, timed in turns by its choices, by the shipped ones, and by stock.
+"""The exam of a calibration: typical tasks, timed in turns with its choices, with the shipped ones, and with stock.
 
-Where the new choices lose beyond the noise, the better ones serve those ops at those sizes (`Kept`), and the thing is
-timed once more. So a calibration never makes a program slower, as far as an exam can tell.
+Where the new choices are slower beyond the noise, the profile keeps the better ones for those ops at those sizes
+(`Kept`), and the task is timed again. So a calibration does not slow programs down, as far as an exam can tell.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from autokern.tuning.profile import Examined, Kept, Profile
 __all__ = ["examined"]
 
 SHARE = 0.1  # part of a calibration's budget that its exam takes at most
-LEAST = 0.5  # seconds below which an exam tells nothing
-_WIDE = 1.75  # kept are sizes from that of a lost thing over this to it times this
-_LOST = 0.03  # log ratio above which, and above twice its error, a choice has lost
-_USELESS = 0.3  # standard error from which on a comparison tells nothing
-_PASSES = 3  # times that a lost thing is examined again
+LEAST = 0.5  # seconds that an exam needs
+_WIDE = 1.75  # a kept choice holds from the task's size over this factor to its size times this factor
+_LOST = 0.03  # a choice has lost above this log ratio and above twice its standard error
+_USELESS = 0.3  # standard error of the log ratio from which on a comparison is discarded
+_PASSES = 3  # times that a lost task is timed again
 _ROUNDS = {"quick": (3, 7), "full": (5, 15)}
 _D = 4
 
@@ -52,7 +52,7 @@ def _points(n: int, seed: int) -> torch.Tensor:
 
 
 class _Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-    """A regression model as tutorials have it, with a lengthscale for each dimension."""
+    """A regression model as in tutorials, with ARD lengthscales."""
 
     def __init__(self, n: int, dtype: torch.dtype) -> None:
         x = _points(n, n).to(dtype)
@@ -134,7 +134,7 @@ def _acquisition(n: int) -> Task:
 
 
 def tasks(level: str) -> Iterator[tuple[str, Callable[[], Task]]]:
-    """Yield what is examined: a name, and a function that makes the thing to time."""
+    """Yield the name of each task, and a function that creates it."""
     for n in (100, 300, 30, 800):
         for dtype in (torch.float64, torch.float32):
             yield f"training step, n = {n}, {str(dtype)[6:]}", functools.partial(_step, n, dtype)
@@ -147,9 +147,9 @@ def tasks(level: str) -> Iterator[tuple[str, Callable[[], Task]]]:
 
 
 def examined(profile: Profile, level: str, seconds: float, progress: Progress = silent) -> Profile:
-    """Return a profile with the results of its exam, and with other choices kept where its own lose.
+    """Return a profile with the results of its exam, and with the better choices kept where its own lose.
 
-    It takes so many seconds at most; what does not fit is left out.
+    Tasks that do not fit in `seconds` are skipped.
     """
     settings, deadline = dispatch.session().settings, time.perf_counter() + seconds
     quiet = msgspec.structs.replace(settings, calibrate="never")
@@ -169,10 +169,10 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
                 for _ in range(_PASSES):
                     kept = [] if row is None else exam.verdict(row)
                     if not kept:
-                        break  # else once more, with the better choices in force: ops inside of others come to light
+                        break  # else again with the better choices: now inner ops of composite ones are dispatched
                     profile = msgspec.structs.replace(profile, kept=[*kept, *profile.kept])
                     row = exam.row(name, profile, each, _ROUNDS[level], kept[0].instead) or row
-            except Exception as error:  # the measurements are worth keeping all the same
+            except Exception as error:  # a failed exam leaves the measurements valid
                 if interrupted(error):
                     raise
                 _log.debug("the exam left out: %s", name, exc_info=True)
@@ -183,14 +183,14 @@ def examined(profile: Profile, level: str, seconds: float, progress: Progress = 
 
 
 class _Exam:
-    """One thing, timed by three ways of choosing."""
+    """One task, timed with stock, with the shipped choices, and with the new ones."""
 
     def __init__(self, task: Task, shipped: Session, settings: Any) -> None:
         self._task, self._shipped = task, shipped
         self._new = Session(settings)
 
     def _by(self, session: Session) -> None:
-        before, token = dispatch.session(), current.set(None)  # the memo of a `using` block is the user's
+        before, token = dispatch.session(), current.set(None)  # leave the user's `using` block
         try:
             dispatch.replace(session)
             self._task()
@@ -206,7 +206,7 @@ class _Exam:
             inside.active = False
 
     def _chosen(self, session: Session) -> dict[Any, str]:
-        """Return the candidate of each problem that one call decides."""
+        """Return the chosen candidate of each problem that one call of the task dispatches."""
         session.forget()
         self._by(session)
         return {found.decision.problem: found.candidate.name for t in session.memo.values() for found in t.values()}
@@ -214,7 +214,7 @@ class _Exam:
     def row(
         self, name: str, profile: Profile, seconds: float, rounds: tuple[int, int], kept: str = ""
     ) -> Examined | None:
-        """Return the seconds by stock, and the ratios to it of both ways of choosing; None where that is not known."""
+        """Return stock's seconds and the ratios of both choices to them, None if disturbed or too noisy."""
         self._new.adopt(profile)
         self.choices = self._chosen(self._shipped), self._chosen(self._new)
         calls: dict[str, Task] = {"stock": self._by_stock, "shipped": functools.partial(self._by, self._shipped)}
@@ -229,7 +229,7 @@ class _Exam:
         return Examined(name, stock.seconds, one.ratio, new.ratio, noise, kept)
 
     def verdict(self, row: Examined) -> list[Kept]:
-        """Return where other choices are to be kept: nowhere, if the new ones have not lost."""
+        """Return the choices to keep instead of the new ones, none if the new ones have not lost."""
         error = max(_LOST, 2 * row.noise)
         shipped, new = self.choices
         if math.log(row.new / row.shipped) > error:

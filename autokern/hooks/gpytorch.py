@@ -1,7 +1,7 @@
-"""Hooks into gpytorch: covariance matrices of exact kernel types, densities, the KeOps switch.
+"""Hooks into gpytorch: covariance matrices of known kernels, densities, the KeOps switch.
 
-`forward` is hooked, because ScaleKernel and others call it on their base kernel directly. Only exact types are
-served (a subclass may have changed the formula), never diagonals, traces or batches over input dimensions.
+Kernels are hooked at `forward`, which ScaleKernel and others call on their base kernel directly. Exact types only (a
+subclass may change the formula); diagonals and batches over input dimensions are unsupported.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _dispatch_log_prob = route("exact_log_prob", looked=True)
 _dispatch_dense = route("dense_log_prob", looked=True)
 _dispatch_tasks = route("task_log_prob", looked=True)
 _MOST = 1000
-"""Points of a matrix above which no candidate is faster than stock, whose parts are ops."""
+"""Number of points above which no candidate is faster than stock, whose parts are ops themselves."""
 
 
 def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return points in single precision relative to one of them, along each dimension where that loses nothing.
+    """Shift float32 points by one of them, along each dimension where the subtraction is exact.
 
-    Far from the origin, a point in units of a lengthscale has lost its digits. Stock tolerates that: its errors are
-    the same among training points and between those and others. Here another candidate may serve each of the two. A
-    difference of numbers within a factor of two is exact (Sterbenz 1974, theorem 4.3.1), and moves no distance.
+    Far from the origin, points in units of the lengthscale lose digits. In stock, training and cross covariances have
+    the same error; here each may be served by another candidate. The difference of two numbers within a factor of two
+    is exact (Sterbenz 1974, theorem 4.3.1), so no distance changes.
     """
     single = x1.dtype is torch.float32 and x2.dtype is torch.float32
     if not single or min(x1.dim(), x2.dim()) < 2 or not (x1.numel() and x2.numel()):
@@ -64,7 +64,7 @@ def _near(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _may_move(x: torch.Tensor) -> bool:
-    """Whether all numbers along any dimension are within a factor of three: no others are near any one of them."""
+    """Whether along some dimension all values are within a factor of three: necessary for an exact shift."""
     ends = [end.tolist() for end in x.flatten(0, -2).aminmax(dim=0)]
     return any((low > 0 and high <= 3 * low) or (high < 0 and low >= 3 * high) for low, high in zip(*ends, strict=True))
 
@@ -97,9 +97,9 @@ def _log_prob(self: Any, value: Any) -> Any:
 
 @unless_it_fails
 def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any] | None:
-    """Return the density as a function of the value; None if it is not ours, which the function may return as well.
+    """Return the log density as a function of the value, None if unsupported; the function too may return None.
 
-    With a likelihood, that of the observations by it; else the distribution has its noise already.
+    With a likelihood, its noise is added; without one, the distribution includes the noise already.
     """
     if not torch.is_grad_enabled():
         return None
@@ -118,7 +118,7 @@ def _described(distribution: Any, likelihood: Any = None) -> Callable[[Any], Any
 
 
 def _is_known(found: marginal.Marginal, exact: bool) -> bool:
-    from autokern.gp import array_density  # programs without such a likelihood need none of this
+    from autokern.gp import array_density  # imported by the first exact density
 
     return array_density.families(found.lazy.kernel, found.lazy.x1, exact) is not None
 
@@ -136,7 +136,7 @@ def _served(found: marginal.Marginal, exact: bool) -> Callable[[Any], Any] | Non
 
 
 def _asked_before(covariance: Any) -> bool:
-    """Whether this covariance has served a density: stock keeps its factor, so a second one is cheap only there."""
+    """Whether this covariance has served a density already: stock caches its factor, so there the next one is cheap."""
     return "_autokern_asked" in covariance.__dict__ or bool(memoized.names(covariance))
 
 
@@ -154,7 +154,7 @@ def _objective(self: Any, function_dist: Any, target: Any, *params: Any, **kwarg
 
 @unless_it_fails
 def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
-    """Return the evaluation of a likelihood at a plain prior, if noise, kernel and priors are known as a whole."""
+    """Return the evaluation of the whole marginal likelihood, None if any part of the model is unsupported."""
     if type(prior) is not MultivariateNormal or not torch.is_grad_enabled():
         return None
     n = prior.loc.shape[-1]
@@ -162,7 +162,7 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
         return None
     if gpytorch.settings.observation_nan_policy.value() != "ignore":
         return None
-    if forced("exact_log_prob") is not None and forced("objective") is None:  # the density is wanted by itself
+    if forced("exact_log_prob") is not None and forced("objective") is None:  # the user forces the density's op
         return None
     from autokern.gp import steps
 
@@ -171,9 +171,9 @@ def _step(mll: Any, prior: Any, target: Any, params: tuple[Any, ...]) -> Any:
 
 
 def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, ...]) -> Any:
-    """Take a plain prior and homoskedastic noise to the density without building the noisy distribution first.
+    """Compute the density from a plain prior and homoskedastic noise, without the library's noisy distribution.
 
-    That noise is the same at all points, so it does not depend on `params` (BoTorch passes the inputs).
+    Homoskedastic noise does not depend on `params` (BoTorch passes the inputs).
     """
     found = _described(function_dist, self.likelihood) or _of_tasks(self.likelihood, function_dist, params)
     result = None if found is None else found(target)
@@ -183,7 +183,7 @@ def _by_modules(self: Any, function_dist: Any, target: Any, params: tuple[Any, .
 
 
 def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Callable[[Any], Any] | None:
-    """Return the density of several tasks as a function of the value, None for anything else."""
+    """Return the log density of several tasks as a function of the value, None if unsupported."""
     if not tasks.known(distribution, likelihood):
         return None
 
@@ -202,7 +202,7 @@ def _of_tasks(likelihood: Any, distribution: Any, params: tuple[Any, ...]) -> Ca
 
 @unless_it_fails
 def _of_independent(likelihood: Any, distribution: Any) -> Callable[[Any], Any] | None:
-    """Return the density of tasks that are independent, the sum of theirs, as a function of the value."""
+    """Return the log density of independent tasks (the sum over tasks) as a function of the value."""
     found = tasks.independent(distribution, likelihood)
     one = None if found is None or not _is_known(found, True) else _served(found, True)
     if one is None:
@@ -212,7 +212,7 @@ def _of_independent(likelihood: Any, distribution: Any) -> Callable[[Any], Any] 
 
 
 def _same_noise(likelihood: Any, distribution: Any) -> torch.Tensor | None:
-    """Return the noise of a likelihood that adds the same noise to all points of a plain prior, else None."""
+    """Return the noise of a homoskedastic Gaussian likelihood of a plain prior, else None."""
     if (
         type(likelihood) is not GaussianLikelihood
         or type(likelihood.noise_covar) is not HomoskedasticNoise
@@ -230,7 +230,7 @@ _stock_use_keops = getattr(_keops, "_use_keops", None)
 
 
 def _use_keops(x1: Any, x2: Any) -> bool:
-    """Switch at the library's own 800 points, whatever BoTorch set for Cholesky at its import."""
+    """Switch to KeOps at linear_operator's 800 points, also where BoTorch's import raised `max_cholesky_size`."""
     limit = gpytorch.settings.max_cholesky_size.value()
     if _stock_use_keops is None or not is_enabled() or limit == DEFAULT_SIZES[0] or not is_default_size(limit):
         return bool(_stock_use_keops and _stock_use_keops(x1, x2))

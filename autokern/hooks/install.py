@@ -65,25 +65,25 @@ def hook(
     relies: Iterable[str] | None = (),
     idle: Callable[..., Any] | None = None,
 ) -> Callable[[_Replacement], _Replacement]:
-    """Return a decorator that declares what takes the place of an attribute while autokern is enabled.
+    """Return a decorator that declares the replacement of an attribute while autokern is enabled.
 
     A hook is one decorated function, in a file of `autokern/hooks/` or in any module that is imported before `enable`.
-    It gets the name and the docstring of what it replaces, which stays there as its ``__wrapped__``.
+    It takes over the name and docstring of the original, and keeps the original as ``__wrapped__``.
 
     Parameters
     ----------
     owner : module or class
-        Has the attribute in its own namespace.
+        Owner of the attribute, which stands in its own namespace (not in a base class).
     name : str
         Name of the attribute.
     everywhere : str
-        Package in all of whose modules, itself included, the function is replaced where they hold it by value.
+        Package whose loaded modules import the function by name; the hook replaces it in each of them.
     relies : iterable of str, optional
-        Other functions of the libraries, by the names that `known.relied` takes. The hook calls what it replaces where
-        that, or one of them, is missing or not that of a tested release. None where the hook asks by itself.
+        Other library functions that the hook relies on, named as for `known.relied`. Where the original or one of them
+        is missing or differs from the tested releases, the original runs. None: the hook makes this check itself.
     idle : callable, optional
-        Whether the hook does nothing for these arguments but call what it replaces; it takes any. It is asked first,
-        because the question whether all is known takes ten microseconds, and a thousand times as long at first.
+        Predicate on the call's arguments, true where the hook would only call the original. It runs before the check
+        of `relies`, which takes ten microseconds, and the first time a thousand times as long.
     """
     before = stock_of(owner, name)
 
@@ -103,7 +103,7 @@ def hook(
 
 
 def _takes_all(replacement: Any, before: Any) -> bool:
-    """Whether a hook takes all arguments that what it replaces takes: a release may have new ones."""
+    """Whether a hook accepts every argument of the original: a new release may add some."""
     mine, theirs = replacement.__code__, getattr(inspect.unwrap(before), "__code__", None)
     if theirs is None or mine.co_flags & inspect.CO_VARKEYWORDS:
         return True
@@ -117,14 +117,14 @@ def _unless_unknown(
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if idle is not None and idle(*args, **kwargs):
             return before(*args, **kwargs)
-        # a compiler cannot trace the question, and a hook stays out then
+        # a compiler cannot trace `holds`; while one traces, hooks call the original themselves
         return replacement(*args, **kwargs) if torch.compiler.is_compiling() or holds() else before(*args, **kwargs)
 
     return hooked
 
 
 def stock_of(owner: Any, name: str) -> Any:
-    """Return what a module or class has under a name itself, None where it has nothing."""
+    """Return an attribute from the own namespace of a module or class, None if it is absent."""
     return getattr(owner, "__dict__", {}).get(name)
 
 
@@ -132,33 +132,30 @@ _codes: dict[FunctionType, tuple[CodeType, CodeType]] = {}
 
 
 def recode(function: FunctionType, template: Any) -> None:
-    """Declare other code for a function that stays the same object while autokern is enabled.
-
-    The code of the template runs among the globals and the closure of the function.
-    """
+    """Declare the template's code for a function, which stays the same object and keeps its globals and closure."""
     _codes[function] = (function.__code__, template.__code__)
 
 
 def patches() -> list[Patch]:
-    """Return the patches of all hooks that are declared, in the order of installation."""
+    """Return the patches of all declared hooks, in the order of installation."""
     for module in pkgutil.iter_modules(hooks.__path__):
         name = f"{hooks.__name__}.{module.name}"
         try:
             importlib.import_module(name)
-        except (AttributeError, ImportError, KeyError, TypeError) as error:  # a name of the libraries' is gone
+        except (AttributeError, ImportError, KeyError, TypeError) as error:  # this release lacks a library name
             known.leave_out(name, f"cannot be used: {error}")
     of = {package: _modules(package) for package in {package for _, package in _hooks.values()}}
     return [patch for declared, package in _hooks.values() for patch in (declared, *_others(declared, of[package]))]
 
 
 def _modules(package: str) -> list[Any]:
-    """Return the modules of a package that are loaded, in the order of their names."""
+    """Return the loaded modules of a package, sorted by name."""
     near = sorted(item for item in list(sys.modules.items()) if package and item[0].startswith(package))
     return [module for name, module in near if f"{name}.".startswith(f"{package}.")]
 
 
 def _others(declared: Patch, modules: list[Any]) -> Iterator[Patch]:
-    """Yield the patches of other modules that hold a function by value under its name."""
+    """Yield a patch for each other module that holds the same function under the same name."""
     for module in modules:
         held = None if module in (None, declared.owner) else vars(module).get(declared.name)
         if held is declared.replacement.__wrapped__:
@@ -244,7 +241,7 @@ def enabled() -> Iterator[None]:
 
 
 def is_enabled() -> bool:
-    """Whether the hooks are installed; while they are not, a wrapper that is still held runs stock."""
+    """Whether the hooks are installed; a wrapper that is still held after `disable` runs stock."""
     return bool(_originals)
 
 
@@ -266,14 +263,14 @@ def _install(settings: Settings) -> None:
 
 
 def _told(every: bool = False) -> bool:
-    """Warn of what is unknown, and say whether anything is; of tested releases, most hooks ask when first called."""
+    """Warn of unknown library functions, and return whether any was found; tested releases are checked lazily."""
     tested = all(tested for _, tested in releases.versions().values())
     known.warn(found := known.unknown(every or not tested))
     return bool(found)
 
 
 def status() -> Status:
-    """Return whether autokern is enabled, the libraries' versions, and which of their functions leave it off.
+    """Return whether autokern is enabled, the libraries' versions, and the library functions whose hooks stay out.
 
     Examples
     --------
@@ -289,7 +286,7 @@ def status() -> Status:
 
 
 def _admits(patch: Patch, present: Any) -> bool:
-    """Whether a hook may take the place of what is there."""
+    """Whether a hook may replace the attribute's present value."""
     ours, before = is_ours(patch.replacement), patch.replacement.__wrapped__
     return not ours or known.admits(patch.owner, patch.name, present, before)
 

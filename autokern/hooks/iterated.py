@@ -1,7 +1,7 @@
-"""Predictions by a training covariance that is not factorised: the library's structured ones, and iterations.
+"""Predictions with a training covariance that is not factorised: structured operators, and iterative solves.
 
-A mean takes one solve. What variances need is computed when they are read: by a factor that is made then, where they
-are many and it fits the memory, else by iterations.
+The mean takes one solve. Variances are deferred until they are read: a factor computes many, if it fits the memory;
+iterations compute few.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from autokern.runtime.dispatch import explain, forced
 __all__ = ["evaluated", "is_formless", "is_iterated", "read_later", "reads_later", "structured"]
 
 _FEW = 150
-"""Training points for each test point from which the variances take fewer operations by iterations than a factor."""
+"""Training points per test point from which iterations take fewer operations for the variances than a factor."""
 _ELEMENTS = 2**24
-"""Elements of the columns that are solved together."""
+"""Largest number of elements of the right-hand sides that are solved together."""
 
 
 def is_formless(strategy: Any) -> bool:
-    """Whether the training covariance is too large to be formed: solves iterate, and there is no factor."""
+    """Whether the training covariance is too large to be factorised, so that solves must iterate."""
     parts = factor_cache.parts(strategy)
     return parts is not None and matrixfree.too_large(parts[0])
 
 
 def is_iterated(strategy: Any, formless: bool) -> bool:
-    """Whether the mean of a model is iterated, without the matrix of its training points."""
+    """Whether the mean is computed by preconditioned iterations without the training covariance matrix."""
     parts = factor_cache.parts(strategy)
     return parts is not None and bool(matrixfree.is_iterated(parts[0], formless) and _is_preconditioned(parts[0]))
 
 
 @unless_it_fails
 def _is_preconditioned(lazy: Any) -> bool:
-    """Whether a solution with a covariance that is not formed is chosen to be preconditioned."""
+    """Whether the candidate for a solve with this matrix-free covariance is the preconditioned one."""
     from autokern.ops.solve import system
 
     kernel, *_ = forms.embed(lazy.kernel, lazy.x1, None)
@@ -58,19 +58,19 @@ def _is_preconditioned(lazy: Any) -> bool:
 
 
 def reads_later(strategy: Any, formless: bool) -> bool:
-    """Whether there is no factor yet, and a mean by iterations is had much sooner."""
+    """Whether to defer the factor: none exists yet, and iterations compute the mean much sooner."""
     if torch.is_grad_enabled() or gpytorch.settings.observation_nan_policy.value() != "ignore":
         return False
     return forced("predict") is None and factor_cache.found(strategy) is None and is_iterated(strategy, formless)
 
 
 def evaluated(covariance: Any, of: Callable[[Any], Any] = lambda kernel: kernel) -> Any:
-    """Return a covariance as in stock; if it is lazy, with `of` applied to its kernel."""
+    """Return a covariance evaluated as in stock; if it is lazy, with `of` applied to its kernel."""
     return _with(of, covariance).evaluate_kernel() if isinstance(covariance, LinearOperator) else covariance
 
 
 def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
-    """Return a covariance with `of` applied to its kernel, if it is lazy."""
+    """Apply `of` to the kernel of a covariance, if it is lazy."""
     if type(covariance) is not LazyEvaluatedKernelTensor:
         return covariance
     kernel = of(covariance.kernel)
@@ -78,7 +78,7 @@ def _with(of: Callable[[Any], Any], covariance: Any) -> Any:
 
 
 def structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
-    """Predict with a covariance that the library solves by its structure; variances when they are read."""
+    """Predict with a covariance that the library solves by its structure; variances are deferred."""
     mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
     if gpytorch.settings.fast_pred_var.on():
         return mean, PosteriorCovariance.deferred(prior, cross, Rooted(strategy.covar_cache))
@@ -86,7 +86,7 @@ def structured(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
 
 
 def _noisy(strategy: Any) -> Any:
-    """Return the noisy covariance of the training data as it is now: hyperparameters may change before it is used."""
+    """Return the noisy training covariance with frozen hyperparameters, which may change before it is used."""
     prior_dist = strategy.train_prior_dist
     nothing = prior_dist.__class__(torch.zeros_like(prior_dist.mean), _with(frozen, prior_dist.lazy_covariance_matrix))
     operator = strategy.likelihood(nothing, strategy.train_inputs).lazy_covariance_matrix
@@ -96,7 +96,7 @@ def _noisy(strategy: Any) -> Any:
 
 
 def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
-    """Predict by iterations, without a matrix; what many variances or a covariance need is made when they are read."""
+    """Predict by matrix-free iterations; variances, and the factor for many of them, are deferred."""
     m, n = cross.shape[-2:]
     with inside.without_matrices():
         mean = strategy.exact_predictive_mean(test_mean, evaluated(cross))
@@ -106,7 +106,7 @@ def read_later(strategy: Any, test_mean: Any, prior: Any, cross: Any) -> Any:
 
 
 def _factor_when_read(strategy: Any) -> Any:
-    """Return the factor of a strategy whose model is as it was, None where there is none or it does not fit."""
+    """Return the factor of a strategy, None if it is stale, does not fit the memory, or fails."""
     if not origin.holds(strategy) or not factors.fits(strategy.num_train, strategy.lik_train_train_covar):
         return None
     try:

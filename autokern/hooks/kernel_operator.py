@@ -1,7 +1,7 @@
 """The covariance matrix of a kernel tree as an operator that is multiplied tile by tile and formed only on request.
 
-linear_operator takes operators apart into tensors and builds them again inside its autograd functions, so this one is
-made of embedded points, shapes and weights, and of plain values; nothing is closed over. Products go through the op
+linear_operator takes operators apart into tensors and rebuilds them inside its autograd functions. So this operator
+consists of tensors (embedded points, shapes, weights) and plain values, without closures. Products go through the op
 `kernel_matmul`.
 """
 
@@ -46,9 +46,9 @@ def _embedded(node: Any, widths: Any, more: dict[str, torch.Tensor]) -> Embedded
 
 
 def matrix_free(kernel: Kernel, x1: torch.Tensor, x2: torch.Tensor) -> MatrixFreeKernelOperator:
-    """Return the covariance of two sets of points under a kernel whose form is known, as an operator.
+    """Return the covariance of two sets of points under a supported kernel, as an operator.
 
-    Its own active dimensions are taken as selected already. The points are the same only where they are one tensor.
+    The points already have the kernel's active dimensions only. Both sets are the same only if they are one tensor.
     """
     same = x1 is x2
     return _operator(*forms.embed(kernel, x1, None if same else x2), same)
@@ -71,10 +71,10 @@ def _operator(embedded: Embedded, first: torch.Tensor, second: torch.Tensor, sam
 
 
 class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
-    """The covariance matrix of two sets of points, ``(..., n, m)``; `matrix_free` makes it.
+    """The covariance matrix of two sets of points, ``(..., n, m)``; created by `matrix_free`.
 
-    `x1` and `x2` are embedded points of all leaves beside each other, `covar_func` always is the same function of this
-    module. The form of the tree, the widths of its leaves and whether both sets are the same are in `params`.
+    `x1` and `x2` concatenate the embedded points of all leaves, and `covar_func` is always `_covariance`. `params`
+    holds the tree, the widths of its leaves, and whether both sets are the same.
     """
 
     @property
@@ -103,7 +103,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     def _bilinear_derivative(
         self, left_vecs: torch.Tensor, right_vecs: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of ``sum(left * (K right))`` by what this operator is made of, tile by tile."""
+        """Return the gradients of ``sum(left * (K right))`` by this operator's tensors, computed tile by tile."""
         left, right = (t.unsqueeze(-1) if t.dim() == 1 else t for t in (left_vecs, right_vecs))
         by, by_others = products.gradients(
             forms.read(self._kernel, self.x1), self._others(), left, right, usual(self.device)
@@ -114,14 +114,14 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
     def _in_representation(
         self, x1: torch.Tensor, x2: torch.Tensor | None, shapes: list[torch.Tensor], weights: list[torch.Tensor]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Put gradients into the order in which linear_operator takes this operator apart."""
+        """Return gradients in the order of this operator's `representation`."""
         named = {f"shape_{i}": t for i, t in enumerate(shapes)} | {f"weight_{i}": t for i, t in enumerate(weights)}
         return (x1, x2, *(named[name] for name in self._differentiable_kwargs))
 
     def _mul_matrix(self, other: Any) -> LinearOperator:
-        """Multiply element by element: two such operators give a third, any other operand is multiplied as a matrix.
+        """Multiply element by element: two matrix-free operators give a third, any other operand is made dense.
 
-        The library would multiply roots, which are approximations of rank 100 where matrices are large.
+        The library would multiply roots, for large matrices approximations of rank 100.
         """
         other = other.evaluate_kernel()
         if not isinstance(other, MatrixFreeKernelOperator):
@@ -138,7 +138,7 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
 
     @cached  # type: ignore[untyped-decorator]
     def to_dense(self) -> torch.Tensor:
-        """Return the matrix itself."""
+        """Return the dense matrix."""
         found: torch.Tensor = self.covar_mat
         return found
 
@@ -148,11 +148,11 @@ class MatrixFreeKernelOperator(KernelLinearOperator):  # type: ignore[misc]
         return found if same == self._same else found._as_cross()
 
     def _as_cross(self) -> MatrixFreeKernelOperator:
-        """Return the same operator, whose rows and columns are not the same points."""
+        """Return this operator with rows and columns declared as different sets of points."""
         return _operator(self._kernel, self.x1, self.x2, False)
 
     def __reduce__(self) -> Any:
-        """Pickle as gpytorch's lazily evaluated covariance of the embedded points, which loads without autokern."""
+        """Pickle as a `LazyEvaluatedKernelTensor` of the embedded points, which loads without autokern."""
         x1 = self.x1.detach()
         x2 = x1 if self._same else self.x2.detach()
         return LazyEvaluatedKernelTensor, (x1, x2, forms.plain(self._kernel, x1.dtype))

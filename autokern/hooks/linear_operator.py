@@ -1,7 +1,7 @@
 """Hooks into linear_operator: Cholesky, QR, pseudo-inverse, inv_quad_logdet, dense products.
 
-Each wrapper runs the library's own function untouched wherever the dispatcher must stay out: compiled, traced or
-transformed code, a library setting that the user changed, an argument the ops do not take.
+Each wrapper runs the library's own function where the dispatcher must stay out: in compiled, traced or transformed
+code, under a library setting that the user changed, and for arguments that the op does not support.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _stable_pinverse(A: Any) -> Any:
 
 
 def _hook_dense(name: str, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Dispatch a product with a dense operator, or with its transpose, as `of` returns its tensor."""
+    """Dispatch products with a dense operator: `of` returns its tensor, transposed for `_t_matmul`."""
     stock = stock_of(DenseLinearOperator, name)
 
     @hook(DenseLinearOperator, name, idle=lambda self, *_, **__: _small_matmul(self.tensor))
@@ -105,16 +105,16 @@ def _inv_quad_logdet(
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     exact = regime(self.size(-1)) == EXACT
     evaluated = self.evaluate_kernel() if _holds_kernels(self) else self
-    if _factorised_already(evaluated) or not is_unstructured(evaluated):  # roots may be kept that stock does not read
+    if _factorised_already(evaluated) or not is_unstructured(evaluated):
         return _stock_inv_quad_logdet(self, inv_quad_rhs, logdet, reduce_inv_quad)
     return _dispatch_inv_quad_logdet(evaluated, inv_quad_rhs, bool(reduce_inv_quad), exact)
 
 
 def _factorised_already(operator: Any) -> bool:
-    """Whether stock could answer from a factor or root that it keeps."""
+    """Whether stock has cached a factor or root of this operator."""
     return any(name in _FACTORS for name in memoized.names(operator))
 
 
 def _holds_kernels(operator: Any) -> bool:
-    """Whether a sum holds kernel matrices that are not evaluated yet."""
+    """Whether an operator or one of its terms is a kernel matrix that is not evaluated yet."""
     return any(p.__class__.__name__ == "LazyEvaluatedKernelTensor" for p in (operator, *operator._args))

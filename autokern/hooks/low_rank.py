@@ -1,8 +1,8 @@
-"""Hook into linear_operator's sums of a dense matrix and one of low rank: their roots are computed when they are read.
+"""Hook into `LinearOperator.add_low_rank`: the roots of the sum are computed when they are read.
 
 ``dense + root`` updates a root and an inverse root of the dense matrix (Stanton et al., AISTATS 2021): a Cholesky
 factor or Lanczos iterations, a triangular solve and a full singular value decomposition, each time that a kernel such
-as ``RBFKernel() + LinearKernel()`` is evaluated. A training step and a prediction read none of it.
+as ``RBFKernel() + LinearKernel()`` is evaluated. A training step or a prediction reads no root.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from autokern.hooks.install import hook, stock_of
 from autokern.hooks.solver_choice import ORDERED, ROOT, regime
 
 _TERMS = {DenseLinearOperator, LowRankRootLinearOperator, MatmulLinearOperator, RootLinearOperator}
-"""Operators that hold what they are made of, and evaluate no kernel."""
+"""Operators that hold tensors only, no kernel that is still to be evaluated."""
 _KEYS = tuple((name, (), pickle.dumps({})) for name in ("root_decomposition", "root_inv_decomposition"))
 _CACHE = "_memoize_cache"
 
 
 class _Roots(dict[Any, Any]):
-    """The cache of a sum, in which the two roots are there as in stock, and computed when they are read."""
+    """The cache of a sum: it has the keys of both roots as in stock, and computes them when they are read."""
 
     def __init__(self, compute: Callable[[], dict[Any, Any]]) -> None:
         super().__init__(dict.fromkeys(_KEYS))
         self._compute = compute
 
     def _settled(self, key: Any = None) -> _Roots:
-        """Return itself, with the roots if they or everything is asked for."""
+        """Return this cache, after computing the roots if `key` is one of them or None (everything)."""
         if (key is None or key in _KEYS) and any(super(_Roots, self).get(k, k) is None for k in _KEYS):
             found = self._compute()
             for one in _KEYS:
@@ -56,23 +56,23 @@ class _Roots(dict[Any, Any]):
         return super(_Roots, self._settled(key)).__getitem__(key)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return what is kept."""
+        """Return an entry."""
         return super(_Roots, self._settled(key)).get(key, default)
 
     def pop(self, key: Any, *default: Any) -> Any:
-        """Take out what is kept."""
+        """Remove an entry and return it."""
         return super(_Roots, self._settled(key)).pop(key, *default)
 
     def items(self) -> Any:
-        """Return all that is kept."""
+        """Return all items."""
         return super(_Roots, self._settled()).items()
 
     def values(self) -> Any:
-        """Return all that is kept."""
+        """Return all values."""
         return super(_Roots, self._settled()).values()
 
     def copy(self) -> dict[Any, Any]:
-        """Return a plain dictionary of all that is kept."""
+        """Return a plain dictionary of all entries."""
         return dict(self.items())
 
     def __iter__(self) -> Iterator[Any]:  # so that `dict(roots)` reads by key, not past this class
@@ -104,9 +104,9 @@ def _add_low_rank(self: Any, low_rank_mat: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _waits(operator: Any) -> bool:
-    """Whether the roots of a sum with this operator may be computed later: nothing was kept, or waits itself.
+    """Whether the roots of a sum with this operator may be deferred: its cache is empty, or deferred itself.
 
-    Iterations that the user asks for draw random numbers, which stay where they are.
+    Iterations that the user ordered draw random numbers, so they are never deferred.
     """
     terms = operator.linear_ops if type(operator) is SumLinearOperator else (operator,)
     held = (t.base_linear_op if type(t) is ConstantMulLinearOperator else t for t in terms)

@@ -1,8 +1,8 @@
-"""Matrix-free models: when a kernel matrix is evaluated, an operator may stand in for it.
+"""Matrix-free models: a `MatrixFreeKernelOperator` may replace a kernel matrix when it is evaluated.
 
-An operator stands in where the dense matrix does not fit the memory, where the chosen candidate forms no matrix, where
-the user forces `kernel_matmul` to a candidate that needs none, and for gpytorch's own KeOps kernels. The whole tree of
-a kernel becomes one operator: the library would mistake a product of two operators for something else.
+It does where the dense matrix does not fit the memory, where the chosen candidate forms no matrix, where the user
+forces `kernel_matmul` to a candidate other than stock, and for gpytorch's KeOps kernels. The whole kernel tree becomes
+one operator: the library approximates a product of two operators by roots.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["instead_of_dense", "is_iterated", "too_large"]
 _FACTORISED = 4
 """Matrices that a prediction by factorisation holds at its peak: kernel, noisy matrix, factor, and a solution."""
 _ITERATED = 2**14
-"""Points from which a mean by iterations takes a tenth of the time of a factor, so that it is made when it is read."""
+"""Number of points from which iterations take a tenth of a factorisation's time for a mean."""
 
 
 def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
-    """Return the operator that replaces a kernel matrix, or None where the matrix is to be formed.
+    """Return the operator that replaces a kernel matrix, None where the matrix is to be formed.
 
-    Hooks are installed, and nothing is traced; `large` says that the matrix may be too large to form.
+    The caller has asked `stay_out`; `large` says that the matrix may be too large to form.
     """
     kernel, x1, x2 = lazy.kernel, lazy.x1, lazy.x2
     keops, ordered = _has_keops(kernel), dispatch.forced("kernel_matmul") not in (None, "stock")
@@ -57,7 +57,7 @@ def instead_of_dense(lazy: Any, large: bool) -> MatrixFreeKernelOperator | None:
 
 
 def too_large(lazy: Any) -> bool:
-    """Whether a covariance that the library only multiplies is too large to be factorised."""
+    """Whether a training covariance is too large to be factorised, and the library would iterate."""
     need = _FACTORISED * lazy.shape.numel() * lazy.dtype.itemsize
     if need < memory_limit.LARGE or lazy.last_dim_is_batch or not trivial(lazy.params):
         return False
@@ -68,9 +68,9 @@ def too_large(lazy: Any) -> bool:
 
 @unless_it_fails
 def is_iterated(lazy: Any, large: bool) -> bool:
-    """Whether solutions with a training covariance, too `large` or not, are iterated without its matrix.
+    """Whether solves with a training covariance iterate without its matrix: it is `large` or has many points.
 
-    A matrix knows no neighbours.
+    The preconditioner needs the points, which a formed matrix does not tell.
     """
     n = lazy.shape[-1]
     if n < _ITERATED and not large:
@@ -87,13 +87,13 @@ def _has_keops(kernel: Any) -> bool:
 
 
 def _iterates(lazy: Any) -> bool:
-    """Whether the library only multiplies this matrix and does not factorise it."""
+    """Whether the library only multiplies by this matrix and does not factorise it."""
     n, m = lazy.shape[-2:]
     return n != m or regime(n) != EXACT
 
 
 def _fits(lazy: Any) -> bool:
-    """Whether the matrix fits the memory, with two more for the backward pass where gradients are wanted."""
+    """Whether the matrix fits the memory, with two more for the backward pass if gradients are needed."""
     need = footprint.of_dense(lazy).peak
     if torch.is_grad_enabled() and any(t.requires_grad for t in (lazy.x1, lazy.x2, *lazy.kernel.parameters())):
         need += 2
@@ -101,7 +101,7 @@ def _fits(lazy: Any) -> bool:
 
 
 def _same(x1: torch.Tensor, x2: torch.Tensor) -> bool:
-    """Whether two tensors are one and the same to values and to autograd."""
+    """Whether two tensors are the same for values and for autograd."""
     if x1 is x2:
         return True
     plain = not (x1.requires_grad or x2.requires_grad)
@@ -109,7 +109,7 @@ def _same(x1: torch.Tensor, x2: torch.Tensor) -> bool:
 
 
 def _known(kernel: Any, x1: torch.Tensor, x2: torch.Tensor) -> bool:
-    """Whether the op takes this kernel on these points."""
+    """Whether the op `kernel_matmul` supports this kernel at these points."""
     node = trees.form(kernel, keops=True)
     if node is None or not trees.leaves(node):
         return False
@@ -121,10 +121,7 @@ _stock_mul_matrix = stock_of(LinearOperator, "_mul_matrix")
 
 @hook(LinearOperator, "_mul_matrix", relies=MEMORY)
 def _mul_matrix(self: Any, other: Any) -> Any:
-    """Multiply operators that replace dense matrices element by element, exactly, as the library does dense ones.
-
-    Covariances of tasks are looked up.
-    """
+    """Multiply matrix-free operators and tables of task covariances element by element without approximation."""
     if stay_out():
         return _stock_mul_matrix(self, other)
     one, two = self.evaluate_kernel(), other.evaluate_kernel()
@@ -140,9 +137,9 @@ def _mul_matrix(self: Any, other: Any) -> Any:
 
 
 def _looked_up(operator: Any) -> torch.Tensor | None:
-    """Return the matrix of an operator whose entries the library looks up in a table by interpolation, else None.
+    """Return the matrix of an operator that interpolates single entries of a table (task covariances), else None.
 
-    The values are those of the library exactly, and differentiable to any order.
+    Values equal the library's exactly, and are differentiable to any order.
     """
     if operator.__class__ is not InterpolatedLinearOperator:
         return None
@@ -156,7 +153,7 @@ def _looked_up(operator: Any) -> torch.Tensor | None:
         return None
     try:
         return table.index_select(0, left[:, 0]).index_select(1, right[:, 0])
-    except (IndexError, RuntimeError):  # stock has something to say of what is no entry
+    except (IndexError, RuntimeError):  # stock raises its own error for an invalid index
         return None
 
 

@@ -1,8 +1,8 @@
 """Guards before the calls of gpytorch and linear_operator that allocate most: a result that cannot fit is refused.
 
-Without them a matrix that is too large is filled page by page until the system kills the process. A guard reads the
-available memory only where it predicts `memory_limit.LARGE` bytes or more, and refuses only what it knows not to fit.
-`evaluate_kernel` also restores the active dimensions of a kernel that raises: the library loses them for good.
+Without a guard, a matrix that is too large is filled page by page until the system kills the process. A guard reads the
+available memory only where it predicts `memory_limit.LARGE` bytes or more, and its prediction is a lower bound.
+The hook of `evaluate_kernel` also restores the active dimensions of a kernel that raises; stock loses them.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from autokern.system import memory_limit
 __all__ = ["needed"]
 
 _WORTH_A_LOOK = 2**17
-"""Elements of a matrix below which no count of matrices reaches `memory_limit.LARGE`: 512 times eight bytes each."""
+"""Elements below which no guard is needed: `memory_limit.LARGE` is 512 such matrices in double precision."""
 
 
 @unless_it_fails
 def needed(operator: Any) -> int:
-    """Return the bytes that it takes at least to make an operator dense, as far as they are known."""
+    """Return a lower bound of the bytes for an operator's dense matrix, None if it cannot be read."""
     itemsize: int = operator.dtype.itemsize
     return int(footprint.of_dense(operator).peak * operator.shape.numel()) * itemsize
 
 
 def _guard(position: str, operator: Any) -> None:
-    """Refuse to make an operator dense that is known not to fit; what cannot be read is left to the library."""
+    """Refuse to form an operator's dense matrix if it cannot fit; an operator that cannot be read is not refused."""
     if (need := needed(operator)) is not None:
         kernel = getattr(operator, "kernel", None)
         of, shape = type(operator if kernel is None else kernel).__name__, " x ".join(map(str, operator.shape))
@@ -60,7 +60,7 @@ def _guard(position: str, operator: Any) -> None:
 
 
 def _refuse_beyond(need: int, asked: str, like: Any, of_kernel: bool) -> None:
-    """Refuse a call that takes so many bytes, if they do not fit."""
+    """Refuse a call whose `need` in bytes does not fit the memory of `like`'s device."""
     if not memory_limit.fits(need, like.device):
         asked = f"{asked}, {like.dtype}, {like.device},"
         memory_limit.refuse(asked, need, like.device, str(like.dtype), of_kernel)
@@ -78,8 +78,8 @@ _known = relied((full_name(LazyEvaluatedKernelTensor, "evaluate_kernel"), _stock
 
 @hook(LazyEvaluatedKernelTensor, "evaluate_kernel", relies=None)
 def _evaluate_kernel(self: Any) -> Any:
-    """Replace the matrix by an operator where called for, else guard; restore the kernel if it raises."""
-    compiling = torch.compiler.is_compiling()  # which cannot trace the question whether all is known
+    """Replace the matrix by an operator where that is better, else guard; restore the kernel if it raises."""
+    compiling = torch.compiler.is_compiling()  # a compiler cannot trace `_known.holds`
     if prior_state.is_past(self) and (compiling or _known.holds()):
         return prior_state.evaluate(self)
     if compiling or memoized.is_kept(self, "kernel_eval"):
@@ -101,9 +101,9 @@ def _evaluate_kernel(self: Any) -> Any:
 
 @unless_it_fails
 def _instead(lazy: Any) -> tuple[Any, bool]:
-    """Return the operator that replaces a kernel matrix, None where it is to be formed, and whether it is large."""
+    """Return the operator that replaces a kernel matrix (None to form it), and whether the matrix is large."""
     pairs = lazy.x1.shape[:-1].numel() * lazy.x2.shape[-2]
-    large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # which may be a plain tuple
+    large = pairs * math.prod(lazy.kernel._batch_shape) >= _WORTH_A_LOOK  # it may be a plain tuple
     with torch.set_grad_enabled(lazy._is_grad_enabled):
         return matrixfree.instead_of_dense(lazy, large), large
 
@@ -122,7 +122,7 @@ def _covar_dist(self: Any, x1: Any, x2: Any, diag: bool = False, last_dim_is_bat
 
 
 def _guard_distances(kernel: Any, x1: Any, x2: Any, matrices: int) -> None:
-    """Refuse matrices of distances that do not fit; shapes that do not match are left to the library."""
+    """Refuse matrices of distances that do not fit; for mismatched shapes the library raises its own error."""
     try:
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # type: ignore[no-untyped-call]
     except caught(RuntimeError):
@@ -158,7 +158,7 @@ _DENSE = (
     SumLinearOperator,
     ZeroLinearOperator,
 )
-"""Classes with a `to_dense` of their own that allocates; others inherit it, or have their matrix already."""
+"""Classes whose own `to_dense` allocates; others inherit it, or hold their matrix already."""
 
 for _kind in _DENSE:
     _guard_dense(_kind)

@@ -1,9 +1,8 @@
-"""Hooks into gpytorch's modules: conversions that change nothing are left out, `MultiDeviceKernel` needs no devices.
+"""Hooks into gpytorch's modules: conversions without effect are skipped, `MultiDeviceKernel` works without a device.
 
-BoTorch's analytic acquisition functions convert the model to the dtype and device of the points at each evaluation,
-which walks through all modules. torch leaves the devices of a `DataParallel` module empty where there is no
-accelerator, and gpytorch's kernel then fails: the kernel in it computes. Stock candidates call it too, so it serves
-wherever hooks are installed.
+BoTorch's analytic acquisition functions convert the model to the dtype and device of the points at each evaluation, by
+a walk through all modules. Without an accelerator, a `DataParallel` module has no devices and gpytorch's
+`MultiDeviceKernel` fails; its base kernel computes instead, inside of candidates too.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ def _apply(self: Any, fn: Any) -> Any:
 
 
 _CONVERSIONS = [c for c in torch.nn.Module.to.__code__.co_consts if getattr(c, "co_name", "") == "convert"]
-"""The code by which `torch.nn.Module.to` converts one tensor, and nothing else."""
+"""The code of the inner function by which `torch.nn.Module.to` converts a tensor."""
 _APPLIES = (torch.nn.Module._apply, Interval._apply, FixedGaussianNoise._apply, _stock_apply, _apply)
 
 
 @unless_it_fails
 def _is_converted(model: Any, convert: Any) -> bool:
-    """Whether a conversion would return each tensor of a model itself."""
+    """Whether a conversion would leave every tensor of a model as it is."""
     future = torch.__future__
     if future.get_overwrite_module_params_on_conversion() or future.get_swap_module_params_on_conversion():
         return False
@@ -59,7 +58,7 @@ def _is_converted(model: Any, convert: Any) -> bool:
 
 
 def _tensors(model: Any) -> list[torch.Tensor | None]:
-    """Return what a conversion converts, nothing where that is not known."""
+    """Return all tensors that a conversion visits, an empty list if a module converts them by code of its own."""
     found, stack = [*model.train_inputs, model.train_targets], [model]
     while stack:
         module = stack.pop()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from autokern.hooks.install import hook, is_enabled, recode
 
 _DISABLED = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
-"""Methods that torch wraps by `torch._disable_dynamo`, around the plain one."""
+"""Methods that torch wraps by `torch._disable_dynamo`; the plain method is the wrapper's ``__wrapped__``."""
 
 
 def _plainly(name: str, stock: Callable[..., Any]) -> None:
@@ -27,7 +27,7 @@ def _plainly(name: str, stock: Callable[..., Any]) -> None:
 
 
 def _use_grad_for_differentiable(func: Any) -> Any:
-    """Return what torch's function of this name returns, but for the import of the compiler."""
+    """Template of torch's decorator of this name, without the import of the compiler."""
 
     def _use_grad(*args, **kwargs):  # type: ignore[no-untyped-def]
         import sys
@@ -48,13 +48,13 @@ def _use_grad_for_differentiable(func: Any) -> Any:
 
 
 def _code(function: Any) -> tuple[str, str]:
-    """Return the names of the file and the function in which the code of a function stands."""
+    """Return the file below torch/ and the name of a function's code, empty if it has no code."""
     code = getattr(function, "__code__", None)
     return ("", "") if code is None else (code.co_filename.replace("\\", "/").partition("/torch/")[2], code.co_name)
 
 
 def _steps() -> list[Any]:
-    """Return the steps of torch's optimizers that import the compiler, without the wrappers that torch adds later."""
+    """Return the `step` functions of torch's optimizers that import the compiler, without torch's later wrappers."""
     found = []
     for kind in vars(torch.optim).values():
         step = vars(kind).get("step") if isinstance(kind, type) and issubclass(kind, Optimizer) else None

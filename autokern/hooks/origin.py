@@ -1,7 +1,7 @@
 """Which prediction strategies autokern serves: those whose inputs are known.
 
-A strategy is adopted in the call that makes it, if its kernel and its likelihood are of the libraries' own classes,
-which hide no state. From then on its inputs are compared by value (`state`); caches whose inputs changed are made anew.
+A strategy is adopted by the call that creates it, if kernel and likelihood are of the libraries' own classes, which
+have no hidden state. Later its inputs are compared by value (`gp.state`); a stale strategy is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["adopt", "holds", "is_ours", "just_made", "kernel_in", "kernel_of", "
 
 
 class _Newest(threading.local):
-    """The strategy that this thread made last, with hooks installed: nothing can have changed since."""
+    """The strategy that this thread created last with hooks installed; its inputs are still unchanged."""
 
     made: weakref.ref[Any] | None = None
 
@@ -38,7 +38,7 @@ _newest = _Newest()
 
 
 class _Origin(NamedTuple):
-    """The inputs of a strategy: states of its model, likelihood and parent, and whether it has a graph."""
+    """The inputs of a strategy: states of model, likelihood and parent kernel, and whether grad mode was on."""
 
     kernel: weakref.ref[Any]
     graph: bool
@@ -57,35 +57,35 @@ class _Origin(NamedTuple):
         )
 
     def serves(self, growing: bool) -> bool:
-        """Whether caches of that time may serve a prediction, or a fantasy that grows from them.
+        """Whether the strategy's caches are valid for a prediction, or for a fantasy that grows from them.
 
-        With `fast_pred_var`, noise written past the version counters is not seen, as in stock: the library's own tests
-        ask for that. Factor and covariances still belong together then.
+        With `fast_pred_var`, noise written past the version counters is ignored, as in stock, because the library's
+        own tests demand it. Factor and covariances stay consistent then.
         """
         if not self.relied.holds() or not self.prior.holds() or not (self.parent is None or self.parent.holds()):
             return False
         plain = not self.graph and self.parent is None and not growing
         if plain and torch.is_grad_enabled() and gpytorch.settings.detach_test_caches.off():
-            return False  # gradients are to pass through caches that were made without
+            return False  # gradients must pass through the caches, which were computed without a graph
         return self.noise.holds() or (gpytorch.settings.fast_pred_var.on() and not self.noise.counted())
 
 
 _ADOPTED = "_autokern_adopted"
-"""Key in the dictionary of a strategy whose model holds all its inputs, so that it can be made anew."""
+"""Attribute of a strategy (pickled with it) whose model holds all its inputs, so that it can be recreated."""
 _origins = Beside[_Origin]()
-"""Origins of the strategies that autokern serves; the inputs of any other are unknown."""
+"""Origin of each strategy that autokern serves."""
 
 
 def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
-    """Record the inputs of a strategy that was just made, if all are of known classes.
+    """Record the inputs of a strategy that was just created, and return whether all are of known classes.
 
-    Fantasies use the kernel of a `parent`; their model has a copy of it.
+    The strategy of a fantasy uses the kernel of the `parent` model; the fantasy model has a copy of it.
     """
     prior = strategy.train_prior_dist
     if type(prior) not in (MultivariateNormal, MultitaskMultivariateNormal):
-        return False  # one of another class may define its mean
+        return False  # a subclass may redefine the mean
     if any(p.is_inference() for p in model.parameters()):
-        return False  # autograd keeps none of those
+        return False  # autograd cannot save inference tensors
     kernel = theirs = kernel_in(prior.lazy_covariance_matrix)
     if parent is not None:
         names = [name for name, module in parent.named_modules() if module is theirs]
@@ -112,7 +112,7 @@ def adopt(model: Any, strategy: Any, parent: Any = None) -> bool:
 
 
 def kernel_in(covariance: Any) -> Any:
-    """Return the kernel of a covariance that is one kernel's at some points, else None."""
+    """Return the kernel of a lazily evaluated covariance, None for any other."""
     if type(covariance) is BatchRepeatLinearOperator:
         covariance = covariance.base_linear_op
     plain = type(covariance) is LazyEvaluatedKernelTensor and not covariance.params and not covariance.last_dim_is_batch
@@ -121,9 +121,9 @@ def kernel_in(covariance: Any) -> Any:
 
 @unless_it_fails
 def ours(model: Any, growing: bool = False) -> Any:
-    """Return the strategy of a model, made if there is none or its inputs changed; None if autokern does not serve it.
+    """Return the model's strategy, created if missing or stale; None if autokern does not serve it.
 
-    With `growing`, it serves a fantasy and not a prediction.
+    `growing`: for a fantasy, not for a prediction.
     """
     strategy = model.prediction_strategy
     if _redefines(strategy):
@@ -131,7 +131,7 @@ def ours(model: Any, growing: bool = False) -> Any:
     known = None if strategy is None else _origins.get(strategy)
     if known is not None and known.serves(growing):
         return strategy
-    if strategy is None or known is not None or _ADOPTED in strategy.__dict__:  # or it came out of a pickle
+    if strategy is None or known is not None or _ADOPTED in strategy.__dict__:  # the attribute: it was unpickled
         prior = model._get_train_prior_distribution(list(model.train_inputs))
         strategy = prediction_strategy(
             train_inputs=list(model.train_inputs),
@@ -146,17 +146,17 @@ def ours(model: Any, growing: bool = False) -> Any:
 
 
 def made(strategy: Any) -> None:
-    """Record the strategy that this thread has just made; None if its inputs are unknown."""
+    """Record the strategy that this thread has just created, None if its inputs are unknown."""
     _newest.made = None if strategy is None else weakref.ref(strategy)
 
 
 def just_made(strategy: Any) -> bool:
-    """Whether this is the strategy that this thread made last."""
+    """Whether this is the strategy that this thread created last."""
     return _newest.made is not None and _newest.made() is strategy
 
 
 def is_ours(strategy: Any) -> bool:
-    """Whether a strategy was adopted, and redefines nothing of its class."""
+    """Whether a strategy was adopted, and no instance attribute shadows one of its class."""
     return _origins.get(strategy) is not None and not _redefines(strategy)
 
 
@@ -166,12 +166,12 @@ def _redefines(thing: Any) -> bool:
 
 
 def holds(strategy: Any) -> bool:
-    """Whether a strategy was adopted and its inputs are unchanged."""
+    """Whether a strategy was adopted and is still valid: its inputs are unchanged."""
     origin = _origins.get(strategy)
     return origin is not None and origin.holds()
 
 
 def kernel_of(strategy: Any) -> Any:
-    """Return the kernel of the model whose strategy this is."""
+    """Return the kernel of the model of an adopted strategy, else None."""
     origin = _origins.get(strategy)
     return None if origin is None else origin.kernel()

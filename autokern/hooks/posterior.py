@@ -1,6 +1,6 @@
-"""Hook into gpytorch's exact models: predictions at a few points are computed in one piece.
+"""Hook into `ExactGP.__call__`: a prediction at a few points is computed as a whole, from arrays read of the model.
 
-BoTorch's ``model.posterior(X)`` calls the model. The prediction strategy is the library's own, made by the first call.
+BoTorch's ``model.posterior(X)`` calls it. The prediction strategy is the library's own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from autokern.runtime.dispatch import route
 
 _dispatch = route("posterior", looked=True)
 _known = Beside[Posterior]()
-"""What was read of a model, by its prediction strategy."""
+"""The arrays read of a model, by its prediction strategy."""
 _left_alone = Beside[bool]()
-"""Whether the model of a strategy is not exactly known; one that changes gets another strategy.
+"""By strategy: True if its model is unsupported (a changed model gets a new strategy).
 
-False: a fantasy that predicted once, as most do; it is read when it does so again.
+False: a fantasy that has predicted once. Most predict no more, so it is read at the second prediction.
 """
 _DTYPES = torch.float32, torch.float64
 _log = logging.getLogger("autokern")
@@ -51,7 +51,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 @unless_it_fails
 def _read(model: Any, x: torch.Tensor) -> Posterior | None:
-    """Return the model as it is now as arrays, None where stock must run."""
+    """Return the arrays of the model as it is now, None where stock must run."""
     before = model.prediction_strategy
     if not _is_plain(x) or has_duals() or _left_alone.get(before) or stay_out_of_models() or not _asked(model, x):
         return None
@@ -68,7 +68,7 @@ def _read(model: Any, x: torch.Tensor) -> Posterior | None:
 
 
 def _has_parts(kind: type) -> bool:
-    """Whether models of a class are a mean and a kernel, which is known by less than all that they rely on."""
+    """Whether the class computes its prior from a mean and a kernel: a cheap test before the strategy is read."""
     try:
         return bool(parts_of(kind))
     except UnreadError:
@@ -83,7 +83,7 @@ def _is_plain(x: Any) -> bool:
 
 
 def _asked(model: Any, x: torch.Tensor) -> bool:
-    """Whether the settings ask for what the arrays compute."""
+    """Whether the arrays compute the same as stock under the current settings."""
     settings, data = gpytorch.settings, model.train_inputs[0]
     if settings.prior_mode.on() or settings.skip_posterior_variances.on():
         return False
@@ -93,12 +93,12 @@ def _asked(model: Any, x: torch.Tensor) -> bool:
         return False
     n = data.shape[-2]
     if n + x.shape[-2] > settings.max_eager_kernel_size.value() or (settings.debug.on() and data.shape == x.shape):
-        return False  # stock returns a lazy covariance, or warns of training points
+        return False  # stock returns a lazy covariance, or may warn that these are the training points
     return regime(n, SOLVE) == EXACT
 
 
 def _made(model: Any, strategy: Any) -> Posterior | None:
-    """Return a new reading of a model, None if any part of it is not exactly known."""
+    """Read a model's arrays, None if any part is unsupported."""
     try:
         if not factor_cache.plain(strategy):
             raise UnreadError("a covariance of another form")

@@ -1,7 +1,7 @@
 """Hooks into gpytorch's exact prediction: test covariances stay lazy, caches share one factor, fantasies extend it.
 
-Only the library's own default strategy is served. Strategies for structured kernels, models that override a step, and
-strategies whose inputs are unknown (`origin`) keep their own code.
+Only `DefaultPredictionStrategy` itself is served. Strategies of structured kernels, models that override a step, and
+strategies whose inputs are unknown (`origin`) run the library's code.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _stock_init = stock_of(DefaultPredictionStrategy, "__init__")
 @hook(DefaultPredictionStrategy, "__init__", relies=None)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _stock_init(self, *args, **kwargs)
-    origin.made(None if stay_out_of_models() else self)  # whether all is known is asked when it is adopted
+    origin.made(None if stay_out_of_models() else self)  # `origin.adopt` checks the rest
 
 
 _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
@@ -55,11 +55,11 @@ _stock_priors = stock_of(ExactGP, "_get_test_prior_mean_and_covariances")
 
 @hook(ExactGP, "_get_test_prior_mean_and_covariances", relies=None)
 def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inputs: Any, **kwargs: Any) -> Any:
-    """Leave the covariances of the test points unevaluated: variances need less than the matrix."""
+    """Leave the covariances of the test points lazy: variances do not need the whole matrix."""
     odd = kwargs or any(t.dim() < 2 for t in test_inputs) or _is_small_of_tasks(self, test_inputs) or _stay_out()
     strategy = None if odd else origin.ours(self)
     if strategy is None:
-        origin.made(None)  # the effect of keywords or modes is unknown
+        origin.made(None)  # keywords or modes may affect the strategy
         return _stock_priors(self, train_inputs=train_inputs, test_inputs=test_inputs, **kwargs)
     pairs = list(zip(train_inputs, test_inputs, strict=True))
     leads = {t.shape[:-2] for pair in pairs for t in pair}
@@ -76,7 +76,7 @@ def _get_test_prior_mean_and_covariances(self: Any, train_inputs: Any, test_inpu
 
 
 def _is_small_of_tasks(model: Any, test_inputs: Any) -> bool:
-    """Whether a model has several outputs in one distribution, and so few points that the library forms its matrix."""
+    """Whether a multitask model has so few values that the library evaluates the joint covariance eagerly."""
     strategy, n = model.prediction_strategy, model.train_inputs[0].shape[-2]
     if not n or not isinstance(strategy.train_prior_dist, MultitaskMultivariateNormal):
         return False
@@ -85,9 +85,9 @@ def _is_small_of_tasks(model: Any, test_inputs: Any) -> bool:
 
 
 def _new_and_cross(kernel: Any, covariance: Any, n: int) -> tuple[Any, Any]:
-    """Return the covariance of the points after the first n, and with the first n, lazy where that is safe.
+    """Return the covariance of the test points and their cross covariance with the n training points, lazy if safe.
 
-    Where gradients are wanted, backward passes read tensors of the kernel later, so it is frozen here already.
+    With gradients, a backward pass reads the kernel's tensors later, so the kernel is frozen here.
     """
     if kernel is None or kernel is not origin.kernel_in(covariance):
         return covariance[..., n:, n:].evaluate_kernel(), covariance[..., n:, :n].evaluate_kernel()
@@ -106,7 +106,7 @@ _stock_prediction = stock_of(DefaultPredictionStrategy, "exact_prediction")
 def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
     known = type(test_test_covar) is LazyEvaluatedKernelTensor
     lazy = known or type(test_train_covar) is LazyEvaluatedKernelTensor
-    if not lazy or not prediction.holds():  # then the covariances are as the library made them
+    if not lazy or not prediction.holds():  # the library evaluated the covariances itself
         return _stock_prediction(self, test_mean, test_test_covar, test_train_covar)
     if not known or not origin.is_ours(self) or _stay_out():
         return _stock_prediction(
@@ -131,7 +131,7 @@ def _exact_prediction(self: Any, test_mean: Any, test_test_covar: Any, test_trai
 
 @unless_it_fails
 def _is_linear(query: Query) -> bool | None:
-    """Whether a prediction of a model too large to be factorised takes time linear in its points."""
+    """Whether the candidate for a model too large to factorise is the state-space one, linear in the points."""
     from autokern.ops import _state_space
     from autokern.ops.predict import PREDICT
 
@@ -165,14 +165,14 @@ def _mean_cache(self: Any, nan_policy: str) -> Any:
 
 
 def _is_left(strategy: Any) -> bool:
-    """Whether nothing is known of a strategy that the library factorises."""
+    """Whether a strategy is left to the library: it factorises, and autokern neither adopted it nor has its factor."""
     known = origin.is_ours(strategy) or factor_cache.found(strategy) is not None
     return not known and regime(strategy.num_train, SOLVE) == EXACT
 
 
 @contextlib.contextmanager
 def _untraced() -> Iterator[None]:
-    """Compute from a kept factor outside of a trace: a trace of stock finds the result in a cache, as a constant."""
+    """Suspend tracing: in stock the traced code finds this result in a cache, where it is a constant."""
     core: Any = torch._C
     tracing = core._get_tracing_state()
     core._set_tracing_state(None)
@@ -183,9 +183,9 @@ def _untraced() -> Iterator[None]:
 
 
 def _shared(strategy: Any, *cached: str) -> Any:
-    """Return the factor of a strategy where stock would factorise, or where there is one already.
+    """Return the factor of a strategy if one is kept, or if stock would factorise now; else None.
 
-    None where the library's own cache already has the result named by `cached`, or has it iterated as the user orders.
+    None also if the library has cached the result named `cached`, or iterates for it because the user ordered it.
     """
     known = factor_cache.found(strategy)
     if type(strategy) is not DefaultPredictionStrategy or _stay_out():
@@ -201,7 +201,7 @@ def _shared(strategy: Any, *cached: str) -> Any:
 
 
 class _Cache(property):
-    """A property that wraps the library's own."""
+    """A property that takes the attribute ``__wrapped__``, as `hook` needs."""
 
     __wrapped__: property
 
@@ -226,7 +226,7 @@ _stock_covariance = stock_of(DefaultPredictionStrategy, "exact_predictive_covar"
 
 @hook(DefaultPredictionStrategy, "exact_predictive_covar", relies=None)
 def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: Any) -> Any:
-    """Use the kept factor if it is still that of the model; the library would factorise at each call."""
+    """Use the kept factor while it is valid; the library factorises at each call."""
     settings = gpytorch.settings
     known = None if settings.fast_pred_var.on() or settings.skip_posterior_variances.on() else _in_force(self)
     if known is None:
@@ -240,7 +240,7 @@ def _exact_predictive_covar(self: Any, test_test_covar: Any, test_train_covar: A
 
 @unless_it_fails
 def _in_force(strategy: Any) -> Any:
-    """Return the factor of a strategy if it still is that of its model."""
+    """Return the kept factor of a strategy if it is valid, else None."""
     known = factor_cache.found(strategy)
     usable = (
         known is not None and prediction.holds() and not _iterates_by_order(strategy, SOLVE) and origin.holds(strategy)
@@ -249,12 +249,12 @@ def _in_force(strategy: Any) -> Any:
 
 
 def _iterates_by_order(strategy: Any, switch: Any) -> bool:
-    """Whether the library would iterate as the user orders; not where a factor grew, which it has in no other form."""
+    """Whether the user ordered iterations; false for a strategy that grew from an exact one (see `is_exact`)."""
     return regime(strategy.num_train, switch) == ORDERED and not factor_cache.is_exact(strategy)
 
 
 def _keeps_noise(likelihood: Any) -> bool:
-    """Whether a likelihood keeps the noise of new observations, and has no other noise."""
+    """Whether a likelihood stores the noise of new observations, and learns no second noise."""
     fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
     return fixed and getattr(likelihood, "second_noise_covar", None) is None
 
@@ -279,10 +279,10 @@ def _get_fantasy_strategy(
 
 
 def _grows(strategy: Any, targets: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether autokern makes a fantasy: its strategy is adopted, and the model holds all inputs.
+    """Whether autokern computes a fantasy: its strategy is adopted, and the new model holds all inputs.
 
-    Noise that the likelihood does not keep is in the caches only, so they cannot be computed anew. Noise that is not
-    one of each target is ignored, or refused, by the library.
+    Noise that the likelihood does not store exists in the caches only, so they cannot be recomputed. Noise whose shape
+    is not the targets' is ignored or refused by the library.
     """
     noise = kwargs.get("noise")
     if noise is not None and (noise.dim() > targets.dim() or noise.shape[-1:] != targets.shape[-1:]):

@@ -16,9 +16,9 @@ _log = logging.getLogger("autokern")
 
 
 def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `read` so that it returns None where it would raise, which means that stock runs.
+    """Wrap `read` so that a failure returns None, which means that stock runs.
 
-    `SettingsError` and `MemoryBudgetError` are raised all the same, and what is not `recoverable`.
+    autokern's own errors (`SettingsError`, `MemoryBudgetError`) and unrecoverable ones still propagate.
     """
 
     @functools.wraps(read)
@@ -35,5 +35,5 @@ def unless_it_fails(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trivial(params: Mapping[str, Any]) -> bool:
-    """Whether keyword arguments of a kernel say nothing; what they hold may be anything, tensors without a truth."""
+    """Whether all keyword arguments of a kernel call are None or False (compared by identity: they may be tensors)."""
     return all(value is None or value is False for value in params.values())

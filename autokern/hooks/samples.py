@@ -1,9 +1,9 @@
-"""Hook into gpytorch: samples of small joint distributions from given base samples, without operators between.
+"""Hook into `MultivariateNormal.rsample`: small joint distributions are sampled from base samples by plain tensors.
 
 The library multiplies operators and their roots, each with a representation, caches, and an autograd node in Python:
-some ten times the arithmetic of a few points. The covariances that posteriors have, with their transforms and several
-independent outputs, are formed here by the same operations on tensors. Whatever else they may be, a matrix that has no
-Cholesky factor, and every later draw from the same operator, for which it keeps its root, is the library's own matter.
+for a few points, some ten times the arithmetic. Posterior covariances, also with outcome transforms and independent
+outputs, are formed here by the same operations on tensors. Stock draws from any other covariance, after a failed
+Cholesky factorisation, and from the second draw of an operator on, for which it caches a root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autokern.hooks.install import hook, stock_of
 from autokern.hooks.reading import unless_it_fails
 
 _MOST = 64
-"""Size of a joint distribution above which the arithmetic takes longer than the operators."""
+"""Size of a joint distribution above which arithmetic dominates the operators' overhead."""
 _KINDS = (MultivariateNormal, MultitaskMultivariateNormal)
 _RELIES = (
     *ALGEBRA, *MEMORY, "linear_operator.functions._matmul:Matmul",
@@ -58,7 +58,7 @@ def _rsample(self: Any, sample_shape: Any = _NO_SHAPE, base_samples: Any = None)
 
 @unless_it_fails
 def _drawn(distribution: Any, base: torch.Tensor) -> torch.Tensor | None:
-    """Return the samples that stock returns, None where stock must run."""
+    """Return the samples, equal to stock's; None where stock must run."""
     mean, covariance = distribution.loc, distribution.lazy_covariance_matrix if distribution._islazy else None
     if covariance is None or base.shape[-mean.dim() :] != mean.shape or mean.shape[-1] > _MOST:
         return None
@@ -85,7 +85,7 @@ def _drawn(distribution: Any, base: torch.Tensor) -> torch.Tensor | None:
 
 
 def _by_cholesky(covariance: Any) -> bool:
-    """Whether stock would take a Cholesky factor, by functions of its own, and neither has it nor has drawn by it."""
+    """Whether stock would compute a Cholesky factor by its own functions, and has cached neither factor nor draw."""
     if type(covariance).root_decomposition is not _root or _linear_operator.psd_safe_cholesky is not _factor:
         return False
     kept = memoized.names(covariance) or "root_decomposition" in covariance.__dict__
@@ -93,7 +93,7 @@ def _by_cholesky(covariance: Any) -> bool:
 
 
 def _formed(operator: Any) -> torch.Tensor | None:
-    """Return what a scaled covariance is as a tensor, None for another operator."""
+    """Return the tensor of a dense, concatenated or diagonally scaled operator, None for any other."""
     kind, parts = type(operator), operator._args
     if kind is DenseLinearOperator:
         tensor: torch.Tensor = parts[0]

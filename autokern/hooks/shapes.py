@@ -1,11 +1,11 @@
-"""Hooks into torch and gpytorch: shapes that are broadcast, which the libraries ask for hundreds of times a step.
+"""Hooks into torch and gpytorch: broadcast shapes and kernels' batch shapes, both read hundreds of times a step.
 
-torch 2.13 computes it with symbolic sizes in mind: ten microseconds a call, and at the first one the import of a
-computer algebra system, which takes half a second. Sizes that are plain integers need neither. Everything else, errors
-included, is torch's own. The function stays the same object with other code: scripts and pickles know it by identity.
+`torch.broadcast_shapes` of torch 2.13 supports symbolic sizes: it takes ten microseconds a call, and its first call
+imports a computer algebra system for half a second. Plain integers need neither. All other sizes, and errors, go to
+torch's own code. The function stays the same object with other code: scripts and pickles know it by identity.
 
-The batch shape of a kernel is that of all kernels in it. gpytorch walks through its modules by several generators for
-each of them anew, thirty microseconds for a scaled one at each prior. One walk finds the same.
+`Kernel.batch_shape` covers all kernels in a tree. gpytorch walks the modules once for each of them, thirty microseconds
+for a scaled kernel at each prior; one walk finds the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ stock: Any = stock_of(torch, "broadcast_shapes")
 
 
 def broadcast_shapes(*shapes):  # type: ignore[no-untyped-def]
-    """Run in place of `torch.broadcast_shapes`, among the globals of `torch.functional`."""
+    """Template for `torch.broadcast_shapes`: it runs with the globals of `torch.functional`."""
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
         rank = 0
         for shape in shapes:
@@ -51,13 +51,13 @@ def broadcast_shapes(*shapes):  # type: ignore[no-untyped-def]
     return sys.modules["autokern.hooks.shapes"].stock(*shapes)
 
 
-if isinstance(stock, FunctionType):  # a torch that computes this in C++ needs no help
+if isinstance(stock, FunctionType):  # not if a later torch implements it in C++
     _function, stock = stock, FunctionType(stock.__code__, stock.__globals__, stock.__name__)
     recode(_function, broadcast_shapes)
 
 
 class _Property(property):
-    """A property that can be declared as a hook."""
+    """A property that takes attributes such as ``__wrapped__``, as `hook` needs."""
 
 
 _stock_batch_shape: Any = stock_of(Kernel, "batch_shape")

@@ -1,7 +1,7 @@
-"""Which algorithm the library would take for a covariance of n rows, and whether the user has ordered that.
+"""Which algorithm the library uses for a covariance of n rows, and whether the user ordered it.
 
 `max_cholesky_size` is 800 in linear_operator, and BoTorch sets 4096 at its import: both are defaults measured on other
-machines. Any other value is the user's order, as is what `gp.library_orders` lists.
+machines. Any other value counts as the user's order, as do the settings in `gp.library_orders`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ __all__ = ["EXACT", "ITERATIVE", "ORDERED", "ROOT", "SOLVE", "TRACE", "regime"]
 EXACT = "exact"
 """Stock factorises."""
 ITERATIVE = "iterative"
-"""Stock runs conjugate gradients because of a default: a faster factorisation is better."""
+"""Stock runs conjugate gradients because of a default; autokern may use any faster algorithm."""
 ORDERED = "ordered"
-"""Stock runs conjugate gradients because the user says so, or as the user says."""
+"""Stock runs conjugate gradients because the user ordered them, or set their parameters."""
 
 TRACE, SOLVE = library.fast_computations.log_prob, library.fast_computations.solves
 ROOT = library.fast_computations.covar_root_decomposition
-"""The settings that make stock factorise whatever the size: for densities, for solutions and for roots."""
+"""The settings whose off state makes stock factorise at any size: for densities, solves and roots."""
 _WHAT = {TRACE: TRACES, SOLVE: SOLVES, ROOT: ROOTS}
 
 
 def regime(n: int, switch: Any = TRACE, *more: Any) -> str:
-    """Return which of the three holds for a covariance of `n` rows.
+    """Return EXACT, ITERATIVE or ORDERED for a covariance of `n` rows under the setting `switch`.
 
-    `switch` is the setting that makes stock factorise; orders for what `more` of them are about count too.
+    Orders that concern the settings `more` count too.
     """
     if n <= library.max_cholesky_size.value() or switch.off():
         return EXACT

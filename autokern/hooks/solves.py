@@ -1,6 +1,6 @@
-"""Linear solves with large covariances plus noise, where the library runs conjugate gradients: the op `solve`.
+"""Hooks into linear_operator's `Solve`: the op `solve` for large noisy covariances, instead of conjugate gradients.
 
-The library's function that asks for a solution differentiates it itself, with the factor of the forward pass.
+The library's own backward pass solves again; it gets the operator of the forward pass, and thereby its factor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _solve_module: Any = sys.modules.get("linear_operator.functions._solve")
 
 
 class _Reuse(threading.local):
-    """The operator whose solve this thread is differentiating: it keeps its factor."""
+    """The operator whose solve this thread is differentiating; it caches its factor."""
 
     operator: Any = None
 
@@ -51,14 +51,14 @@ def _solve(linear_op: Any, rhs: Any) -> Any:
 
 
 def _expanded(operator: Any, rhs: Any) -> Any:
-    """Return columns that all matrices of a batch share as one set for each, as backward passes have them."""
+    """Expand right-hand sides that all matrices of a batch share, as backward passes have them."""
     return rhs.expand(*operator.batch_shape, *rhs.shape[-2:]) if rhs.dim() < operator.dim() else rhs
 
 
 def _asked(operator: Any) -> tuple[Embedded | None] | None:
-    """Return the kernel of a system, or None in its place where it has none.
+    """Return a tuple of the system's kernel (None for a formed matrix), or None where stock must run.
 
-    None where the library factorises, and for operators with a structure.
+    Stock runs where it factorises, and for structured operators.
     """
     if stay_out() or regime(operator.size(-1), SOLVE) == EXACT:
         return None
@@ -68,7 +68,7 @@ def _asked(operator: Any) -> tuple[Embedded | None] | None:
 
 @unless_it_fails
 def _kernel_of(operator: Any) -> Embedded | None:
-    """Return the kernel of a covariance that is never formed, None for any other matrix."""
+    """Return the kernel of a matrix-free covariance plus noise, None for any other operator."""
     if operator.__class__ is not AddedDiagLinearOperator or operator.preconditioner_override is not None:
         return None
     covariance = operator._linear_op
@@ -78,7 +78,7 @@ def _kernel_of(operator: Any) -> Embedded | None:
 
 
 def _same_tensors(one: Any, other: Any) -> bool:
-    """Whether two operators are made of the very same tensors in the same way; autograd sees to their versions."""
+    """Whether two operators consist of the identical tensors; autograd checks their versions."""
     mine, yours = one.representation(), other.representation()
     return (
         type(one) is type(other) and len(mine) == len(yours) and all(a is b for a, b in zip(mine, yours, strict=True))
@@ -90,7 +90,7 @@ _stock_solve_backward = stock_of(_solve_module.Solve, "backward")
 
 @hook(_solve_module.Solve, "backward")
 def _solve_backward(ctx: Any, grad_output: Any) -> Any:
-    """Solve with the factor of the forward pass, where the library builds its operator again and factorises it."""
+    """Solve with the factor of the forward pass; the library rebuilds its operator and factorises again."""
     before = _reuse.operator
     _reuse.operator = None if stay_out() else getattr(ctx, "_linear_op", None)
     try:

@@ -1,6 +1,6 @@
-"""Several tasks observed at the same points: what their density is computed from, read off the library's operators.
+"""Several tasks observed at the same points: the covariances of their density, read from the library's operators.
 
-Tasks that are independent are a batch: each has a kernel and a noise of its own.
+Independent tasks form a batch, in which each has its own kernel and noise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPERATORS = (LazyEvaluatedKernelTensor, BlockInterleavedLinearOperator)
 
 @unless_it_fails
 def known(distribution: Any, likelihood: Any) -> bool:
-    """Whether a density of several tasks may be computed from the covariances of points and tasks."""
+    """Whether the density of several tasks is supported: exact, differentiable, unbatched, tasks interleaved."""
     if type(distribution) is not MultitaskMultivariateNormal or type(likelihood) is not MultitaskGaussianLikelihood:
         return False
     if distribution.__dict__.get("_covar").__class__ not in _OPERATORS or not distribution._interleaved:
@@ -36,9 +36,9 @@ def known(distribution: Any, likelihood: Any) -> bool:
 
 
 def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | None:
-    """Return covariances of points and tasks, covariance of the noise, and mean; None if they are made otherwise.
+    """Return the covariances of points, tasks and noise, and the mean; None if the covariance is no Kronecker product.
 
-    The kernel is evaluated, by the user's own, say, which may raise.
+    Evaluates the kernel: an error of the user's kernel propagates.
     """
     product = distribution._covar.evaluate_kernel()
     if product.__class__ is not KroneckerProductLinearOperator or len(product.linear_ops) != 2:
@@ -46,21 +46,21 @@ def described(distribution: Any, likelihood: Any) -> tuple[torch.Tensor, ...] | 
     if not originals.noise_in_place(likelihood):
         return None
     noise = _noise(likelihood, distribution.num_tasks)
-    points, tasks = product.representation_tree()(*product.representation()).linear_ops  # their caches stay empty
+    points, tasks = product.representation_tree()(*product.representation()).linear_ops  # a copy: its caches stay empty
     return points.to_dense(), tasks.to_dense(), noise if noise.dim() == 2 else torch.diag(noise), distribution.mean
 
 
 def are_blocks(distribution: Any) -> bool:
-    """Whether the covariance of `known` tasks consists of one for each of them."""
+    """Whether the covariance of `known` tasks has one block for each task."""
     return distribution._covar.__class__ is BlockInterleavedLinearOperator
 
 
 def independent(distribution: Any, likelihood: Any) -> marginal.Marginal | None:
-    """Return the marginal of tasks in blocks as a batch of tasks; None if their noise or kernel is another one."""
+    """Return the marginal of tasks in blocks as a batch over tasks, None if noise or kernel is unsupported."""
     if not originals.noise_in_place(likelihood):
         return None
     noise = _noise(likelihood, distribution.num_tasks)
-    if noise.dim() != 1:  # that of a task depends on the others
+    if noise.dim() != 1:  # noise is correlated between tasks
         return None
     batch = MultivariateNormal(distribution.mean.mT, distribution._covar.base_linear_op)
     return marginal.read(batch, noise.unsqueeze(-1))

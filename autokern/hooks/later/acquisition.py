@@ -1,7 +1,7 @@
-"""Hook into BoTorch: a small acquisition is optimised on one thread.
+"""Hook into BoTorch's `optimize_acqf`: a small acquisition function is optimised on one thread.
 
-Its tensors are so small that torch gains nothing from further threads on a quiet machine. Beside another process that
-computes they wait for each other at every operation, which takes 4 to 40 times as long.
+Its tensors are too small to gain from more threads on a quiet machine. Beside another busy process, the threads wait
+for each other at every operation, which takes 4 to 40 times as long.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from autokern.system import threads
 __all__ = ["declare"]
 
 _MOST = 2**16
-"""Elements of a tensor that is evaluated often: torch would share an operation on it among two threads at most."""
+"""Most elements of a tensor in each evaluation: torch shares an operation on it among two threads at most."""
 _MOST_ONCE = 2**20
-"""The same of the points among which the starts are chosen."""
+"""Most elements in the single evaluation of the raw samples, from which the starts are chosen."""
 _MOST_POINTS = 512
-"""Training points: each evaluation multiplies with matrices of their size."""
+"""Most training points: each evaluation multiplies matrices of their number of rows."""
 _KNOWN = {f"botorch.acquisition.{name}" for name in ("analytic", "knowledge_gradient", "logei", "monte_carlo")}
 _KNOWN |= {f"botorch.acquisition.multi_objective.{name}" for name in ("logei", "monte_carlo")}
-"""Modules whose functions are no larger than what is counted here."""
+"""Modules of acquisition functions whose tensors `_is_small` counts."""
 _PLAIN = {f"botorch.acquisition.objective.{name}MCObjective" for name in ("Identity", "Linear")}
 _PLAIN |= {
     f"botorch.acquisition.multi_objective.objective.{name}MCMultiOutputObjective" for name in ("Identity", "Weighted")
 }
-"""Objectives that add nothing to it; others may be functions of the user's own."""
+"""Objectives that create no larger tensor; others may call the user's functions."""
 
 
 def declare(optimize: Any) -> bool:
-    """Declare the hook of the module that optimises acquisition functions; say whether that is settled."""
+    """Declare the hook of `botorch.optim.optimize`; return False to be called again later."""
     stock = getattr(optimize, "_optimize_acqf_batch", None)
     if type(stock) is not FunctionType or stock.__module__ != optimize.__name__:
-        return stock is None  # a mock may be gone when this is asked again
+        return stock is None  # a mock may be gone later
     alone = threads.limited(stock, 1)
 
     @hook(optimize, "_optimize_acqf_batch")
@@ -49,7 +49,7 @@ def declare(optimize: Any) -> bool:
 
 @unless_it_fails
 def _is_small(inputs: Any) -> bool:
-    """Whether no tensor of an evaluation is large, as far as is known; it raises where that cannot be told."""
+    """Whether all tensors of an evaluation are small, by an estimate; a failure means no."""
     acquisition, options = inputs.acq_function, inputs.options or {}
     objective = getattr(acquisition, "objective", None)
     if not inputs.bounds.is_cpu or type(acquisition).__module__ not in _KNOWN:
@@ -74,7 +74,7 @@ def _is_small(inputs: Any) -> bool:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether a model is one of BoTorch's, and makes no several points of one."""
+    """Whether a model is BoTorch's, without an input transform that turns one point into several."""
     several = getattr(getattr(model, "input_transform", None), "is_one_to_many", False)
     return type(model).__module__.startswith("botorch.models.") and not several
 

@@ -1,4 +1,4 @@
-"""Hooks into BoTorch: the closures that a fit evaluates."""
+"""Hooks into BoTorch's closures, which return loss and gradients of a model to the optimiser of a fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _dispatch = route("objective", looked=True)
 
 
 def declare(core: Any) -> bool:
-    """Declare the hooks of the closures' module, and say so."""
+    """Declare the hooks of `botorch.optim.closures.core`, and return True."""
     kind, flat = getattr(core, "ForwardBackwardClosure", None), getattr(core, "NdarrayOptimizationClosure", None)
     stock, stock_flat = stock_of(kind, "__call__"), stock_of(flat, "__call__")
 
@@ -45,7 +45,7 @@ def declare(core: Any) -> bool:
 
     @hook(flat, "__call__", relies=_RELIES)
     def call_flat(self: Any, state: Any = None, **kwargs: Any) -> Any:
-        """Take the vector of an optimiser to loss and gradient without a tensor between."""
+        """Compute loss and gradient of an optimiser's flat vector by arrays, without tensors in between."""
         ours = type(self) is flat and type(self.closure) is kind and self.closure.parameters is self.parameters
         reading = _reading_of(self.closure) if ours and not kwargs and not stay_out_of_models() else None
         if reading is None or not (state is None or _fits(state, self.parameters)):
@@ -72,7 +72,7 @@ def _declare_batched(core: Any, kind: Any) -> None:
 
     @hook(kind, "__call__", relies=(*_RELIES, f"{_CORE}:{kind.__name__}"))
     def call(self: Any, state: Any = None, batch_indices: Any = None, **kwargs: Any) -> Any:
-        """Take a row for each output to losses and gradients, as an optimiser of independent outputs asks for them."""
+        """Compute losses and gradients of independent outputs, one row of parameters for each output."""
         reading = _reading_of(self) if type(self) is kind and not kwargs and not stay_out_of_models() else None
         if reading is None or reading.batch != self.batch_shape or not _rows_fit(self, state, batch_indices):
             return stock(self, state, batch_indices, **kwargs)
@@ -85,7 +85,7 @@ def _declare_batched(core: Any, kind: Any) -> None:
         except RuntimeError as error:
             value, _ = core._handle_numerical_errors(error, x=self.state.ravel(), dtype=np.float64)
             values, gradients = np.full(self.batch_size, value / self.batch_size), []
-        for tensor, gradient in zip(self.parameters.values(), gradients, strict=False):  # none after an error
+        for tensor, gradient in zip(self.parameters.values(), gradients, strict=False):  # empty after an error
             size = gradient.numel() // self.batch_size
             slopes[:, start : start + size] = reading.written(tensor, gradient).reshape(self.batch_size, size)
             start += size
@@ -93,7 +93,7 @@ def _declare_batched(core: Any, kind: Any) -> None:
 
 
 def _rows_fit(closure: Any, state: Any, rows: Any) -> bool:
-    """Whether a state has a row for each output, or for each one of a list."""
+    """Whether a state has one row for each output, or for each output listed in `rows`."""
     if state is None:
         return True
     count = closure.batch_size if rows is None else len(rows) if type(rows) is list else -1
@@ -107,7 +107,7 @@ def _fits(state: Any, parameters: Mapping[str, torch.Tensor]) -> bool:
 
 @unless_it_fails
 def _reading_of(closure: Any) -> Reading | None:
-    """Return the reading of a closure's model as it is now, None where stock must run."""
+    """Return the arrays read of a closure's model, as it is now; None where stock must run."""
     if not torch.is_grad_enabled():
         return None
     known = _readings.of(closure.forward)
@@ -119,12 +119,12 @@ def _reading_of(closure: Any) -> Reading | None:
 
 
 def _read(forward: Any) -> Reading:
-    """Read the likelihood that BoTorch's loss closure of an exact model refers to, and to nothing else."""
+    """Read the marginal likelihood from BoTorch's loss closure of an exact model, its only free variable."""
     cells = {}
     if forward.__module__ == _CLOSURES and is_within(forward):
         cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
     mll = cells["mll"].cell_contents if cells.keys() == {"mll"} else None
-    if not hasattr(getattr(mll, "model", None), "transform_inputs"):  # the closure calls it
+    if not hasattr(getattr(mll, "model", None), "transform_inputs"):  # only a BoTorch model has it
         raise UnreadError("a closure of another kind")
     return Reading(mll)
 

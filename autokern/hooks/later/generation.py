@@ -1,10 +1,9 @@
-"""Hooks into BoTorch's generation of candidates.
+"""Hooks into BoTorch's `gen_candidates_scipy`: fixed features, and the batched L-BFGS-B with SciPy 1.18.
 
-The points of an evaluation get their fixed features in one piece, where stock copies column by column, each with a node
-of autograd. With SciPy 1.18, too, the starts of an acquisition are optimised as a batch:
-BoTorch 0.18.1 calls SciPy's L-BFGS-B step by step, which it has tried up to SciPy 1.17. With a later one all starts are
-one problem of many variables, and the posterior is evaluated two to four times as often. SciPy 1.18 takes the same
-arguments, unless it is built with 64-bit integers.
+`fix_features` copies column by column, each with an autograd node; the hook writes all columns at once.
+BoTorch 0.18.1 optimises the starts as a batch by internals of SciPy's L-BFGS-B, which it supports up to SciPy 1.17.
+With a later SciPy, all starts become one problem of many variables, and the posterior is evaluated two to four times
+as often. The internals of SciPy 1.18 take the same arguments, unless it is built with 64-bit integers.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from autokern.hooks.install import hook
 __all__ = ["TRIED", "declare", "leaves_batch", "obstacle", "scipy_release"]
 
 TRIED = (1, 18)
-"""The release of SciPy whose interface was compared; a later one may take other arguments unnoticed."""
+"""The SciPy release whose internals were compared; a later release may change their arguments."""
 _REASON = "Scipy version"
 _NAMES = ("fmin_l_bfgs_b_batched", "translate_bounds_for_lbfgsb")
-"""Functions that the module imports only with a SciPy that it knows."""
+"""Functions that BoTorch's module imports only with a SciPy release that it supports."""
 _STARTS = np.array([[-1.2, 1.0], [0.0, 0.0], [1.4, -0.5]])
 _BOUNDS = [None, [(-1.5, 0.5), (-0.5, 2.0)], [(None, 0.8), (-1.0, None)]]
 
 
 def declare(gen: Any) -> bool:
-    """Declare the hooks of the module that calls optimisers, as far as they are needed; say whether that is settled."""
+    """Declare the hooks of `botorch.generation.gen` that are needed, and return True."""
     stock_fixed = getattr(gen, "fix_features", None)
     if type(stock_fixed) is FunctionType:
 
@@ -62,7 +61,7 @@ def declare(gen: Any) -> bool:
 
 
 def _fixed(x: Any, features: Any, replaces: Any) -> torch.Tensor | None:
-    """Return points with fixed features, as BoTorch's `fix_features` does; None where it must."""
+    """Return points with fixed features, as BoTorch's `fix_features` does; None where stock must run."""
     if type(x) is not torch.Tensor or type(features) is not dict or type(replaces) is not bool or not x.dim():
         return None
     width = x.shape[-1] + (0 if replaces else len(features))
@@ -80,7 +79,7 @@ def _fixed(x: Any, features: Any, replaces: Any) -> torch.Tensor | None:
 
 
 def leaves_batch(gen: Any) -> bool:
-    """Whether BoTorch's module takes the installed SciPy for one that it has not tried."""
+    """Whether BoTorch treats the installed SciPy as untested."""
     check, minor = (getattr(gen, name, None) for name in ("check_scipy_version_at_least", "SCIPY_UNTESTED_VERSION"))
     return check is not None and minor is not None and bool(check(minor=minor))
 
@@ -92,7 +91,7 @@ def scipy_release() -> tuple[int, ...]:
 
 @functools.cache
 def obstacle() -> str | None:
-    """Return why the starts cannot be optimised as a batch, None after a trial of some milliseconds that succeeded."""
+    """Return why the starts cannot be optimised as a batch, None if they can; tried once, in some milliseconds."""
     from scipy.optimize import _lbfgsb_py
 
     if scipy_release() != TRIED:
