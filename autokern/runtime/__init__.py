@@ -1,1 +1,1 @@
-"""Runtime: from a call to a decision to the run, and checks of what runs."""
+"""Runtime: from a call to a decision to a running candidate, and later checks of that candidate."""

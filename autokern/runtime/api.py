@@ -1,4 +1,4 @@
-"""Public functions that ask what was decided and measured: explain, profile, op."""
+"""Public functions that report decisions and measurements: explain, profile, op."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def profile() -> Profile:
     Returns
     -------
     Profile
-        Timings of candidates in seconds; empty before anything was measured.
+        Timings of candidates in seconds; empty before the first measurement.
 
     Raises
     ------
     ProfileError
-        If ``AUTOKERN_PROFILE`` names something that cannot be read or a file that is no profile, and
-        ``AUTOKERN_STRICT`` is set; else a warning says so once, and the profile is empty.
+        If ``AUTOKERN_PROFILE`` names an unreadable or invalid file and ``AUTOKERN_STRICT`` is set; without the latter,
+        one warning is shown and the profile is empty.
 
     Examples
     --------
@@ -46,12 +46,12 @@ def profile() -> Profile:
 
 
 def op(name: str) -> Op:
-    """Return an Op of the registry by name.
+    """Return an Op by its name.
 
     Parameters
     ----------
     name : str
-        One of the names that `autokern show` and the docs list.
+        A name that `autokern show` and the docs list.
 
     Raises
     ------
@@ -67,12 +67,12 @@ def op(name: str) -> Op:
 
 
 class Explanation(Shown, msgspec.Struct, frozen=True):
-    """The decisions that this process took; prints as a table.
+    """The decisions of this process; prints as a table.
 
     Parameters
     ----------
     decisions : list
-        Pairs of Decision and the number of calls it served.
+        Pairs of a Decision and the number of calls that it served.
     """
 
     decisions: list[tuple[Decision, int]]
@@ -95,7 +95,7 @@ class Explanation(Shown, msgspec.Struct, frozen=True):
 
 
 def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
-    """Return what would run for a problem, and why; without arguments, all decisions of this process.
+    """Return the candidate that would run for a problem, and why; without arguments, all decisions of this process.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def explain(op: str | None = None, **fields: Any) -> Decision | Explanation:
 
 
 def problem(op: str, **fields: Any) -> Problem:
-    """Return the Problem that fields describe, what is left out being taken from the op's first measured problem."""
+    """Return the Problem of the given fields; the others come from the op's first grid problem, or its nearest size."""
     allowed = [name for name in Problem.__struct_fields__ if name != "op"]
     unknown = sorted(set(fields) - set(allowed))
     if unknown:
@@ -148,7 +148,7 @@ def problem(op: str, **fields: Any) -> Problem:
             fields.setdefault(other, fields[one])
     grid = get(op).grid("quick", dtype, fields.get("device", "cpu")) or get(op).grid("quick", "float64", "cpu")
     usual = grid[0]
-    if get(op).composite and fields.get("n"):  # what stock runs depends on the size
+    if get(op).composite and fields.get("n"):  # stock's algorithm depends on the size
         usual = min((p for p in grid if p.batch == 1), key=lambda p: abs(math.log(p.n / fields["n"])))
     there = [*get(op).grid("full", "float64", "cpu"), *grid]
     there += [trial.problem for trial in profile().trials if trial.problem.op == op]
@@ -164,7 +164,7 @@ def problem(op: str, **fields: Any) -> Problem:
 
 
 def _check(field: str, op: str, asked: Iterable[str], known: Iterable[str], allowed: Container[str]) -> None:
-    """Refuse what no problem has: it would be answered from measurements of others."""
+    """Refuse words that no problem has: the answer would come from measurements of other problems."""
     for word in asked:
         if word not in allowed:
             told = ", ".join(sorted(known)) or "none"
@@ -172,14 +172,14 @@ def _check(field: str, op: str, asked: Iterable[str], known: Iterable[str], allo
 
 
 def _form(variant: str) -> str:
-    """Return a variant with one word for any sum of families."""
+    """Return a variant in which the sum of families, if any, is the word ``families``."""
     first, *rest = variant.split("/")
     names = {"constant", "linear", "mixture", "polynomial", *(family.name for family in families(shaped=True))}
     return "/".join(["families" if {*first.split("+")} <= names else first, *rest])
 
 
 def _without_orders(given: str) -> tuple[str, list[str]]:
-    """Return a variant without the user's orders to the libraries, and those."""
+    """Split a variant into itself without the user's library orders, and these orders."""
     names, words = [row.name for row in ROWS], given.split("/")
     orders = [word for word in words if word.startswith("order:")]
     for order in orders:

@@ -1,9 +1,9 @@
-"""Checks: what happens at the call at which a decided key is due to be looked at again.
+"""Checks: the review of a decided key at a call that was scheduled for it.
 
-Compiling may repay itself by now, or the op have taken long enough to be measured. Or lower precision may not suffice:
-an error depends on the numbers, and a lengthscale that shrinks while a model is trained lets it grow. A candidate that
-approximates is therefore run beside one that does not at the first call of a problem, the second, the fourth and so on,
-and gives way to it for the rest of the process where its error is larger than allowed.
+By then, compiling may repay itself, or the op may have taken long enough to be measured. Or lower precision may no
+longer suffice: errors depend on the data, and grow while training shrinks a lengthscale. So an approximate candidate is
+compared with an exact one at the first, second, fourth, ... call of a problem. If its error exceeds the limit, the
+exact one replaces it for the rest of the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("autokern")
 
 
 def schedule(entry: Entry) -> None:
-    """Set the next check of an entry: of what approximates, at the next power of two of all calls of its problem."""
+    """Schedule an entry's next check, for approximate candidates at the next power of two of its problem's calls."""
     review = entry.decision.review
     if entry.candidate.accuracy == "approximate":
         entry.check_at((1 << (entry.before + entry.count).bit_length()) - entry.before)
@@ -38,7 +38,7 @@ def schedule(entry: Entry) -> None:
 
 
 def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settings) -> Entry:
-    """Check a key that has reached the call at which a check was due, or passed it, and return its entry."""
+    """Check a key whose check is due, and return its entry, a new one if it was decided again."""
     if entry.needs is not None:
         there = memory_limit.current(entry.decision.problem.device, settings.memory)
         fitting = frozenset(name for name, need in entry.needs.items() if need <= there.bytes)
@@ -46,7 +46,7 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
             entry = _again(here, entry, settings)
         entry.fitting = fitting
     due = entry.take_check()
-    if due == NEVER:  # or another thread is at it
+    if due == NEVER:  # not due, or another thread makes the check
         return entry
     if entry.ledger is not None and entry.ledger.seconds >= entry.ledger.enough:
         try:
@@ -70,7 +70,7 @@ def checked(here: Session, entry: Entry, args: tuple[Any, ...], settings: Settin
 
 
 def _again(here: Session, entry: Entry, settings: Settings) -> Entry:
-    """Decide the problem of an entry for itself, without the candidates that failed."""
+    """Decide the exact problem of an entry again, without the candidates that failed."""
     table = Feasibility(entry.op, entry.decision.problem)
     able = msgspec.structs.replace(settings, exclude=settings.exclude | entry.failed)
     made = here.made(table, here.decide(table, able, entry.count), settings, entry.count)
@@ -79,13 +79,13 @@ def _again(here: Session, entry: Entry, settings: Settings) -> Entry:
 
 
 def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
-    """Compare the candidate of an entry with one that does not approximate, on the arguments of a call.
+    """Compare an entry's candidate with an exact one on the arguments of a call, and replace it if it errs too much.
 
     Return the relative error, 0 where the comparison fails.
     """
     suspect, exact = entry.candidate, _exact(entry)
     error = 0.0 if exact is None else _error(entry, exact, args)
-    if entry.candidate is not suspect:  # another check was faster
+    if entry.candidate is not suspect:  # replaced by another thread meanwhile
         return error
     if exact is None or error <= settings.max_error:
         schedule(entry)
@@ -103,9 +103,9 @@ def check(entry: Entry, args: tuple[Any, ...], settings: Settings) -> float:
 
 
 def _exact(entry: Entry) -> Candidate | None:
-    """Return a candidate that does not approximate and fits beside the other: one that is exact where stock is not.
+    """Return the best non-approximate candidate that fits the memory beside the entry's own, None if there is none.
 
-    Of those the best, one without set-up time if possible.
+    More accurate than stock comes first, then without compilation.
     """
     problem = entry.decision.problem
     known, held = [entry.op[name] for name in entry.decision.order], entry.candidate.memory(problem)
@@ -116,7 +116,7 @@ def _exact(entry: Entry) -> Candidate | None:
 
 
 def _error(entry: Entry, exact: Candidate, args: tuple[Any, ...]) -> float:
-    """Return the relative error on the arguments of a call, gradients included; 0 where the comparison fails."""
+    """Return the relative error on the arguments of a call, gradients included, 0 where the comparison fails."""
     from autokern.tuning.measuring import relative_error, trial
 
     op, problem = entry.op, entry.decision.problem

@@ -1,7 +1,7 @@
-"""Dispatch: from a call to its Problem, to the memo, to a Decision, to the run.
+"""Dispatch: call → key → memo → (once per key: Problem, Decision) → candidate.
 
-The hot path is one look-up in a dictionary, by a key that is cheap to read from the arguments. Everything else happens
-once per key, in the session.
+The hot path is one dictionary look-up, by a key that is cheap to read from the arguments. The session does the rest,
+once per key.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _saving: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_h
 
 
 def bypassed() -> bool:
-    """Whether the present call must run stock code untouched: inside a candidate, or where it is `transformed`."""
+    """Whether this call must run stock: inside a candidate, or where it is `transformed`."""
     return inside.active or transformed()
 
 
 def transformed() -> bool:
-    """Whether code is compiled, traced, transformed or differentiated forward, or lowered or recomputed.
+    """Whether code is compiled, traced, transformed (functorch, dispatch modes, forward AD), autocast or checkpointed.
 
-    Autocast would lower a candidate's precision. Under hooks on saved tensors, a checkpoint needs the same tensors when
-    it recomputes, whatever was chosen meanwhile.
+    Autocast would lower a candidate's precision. A checkpoint (hooks on saved tensors) must save the same tensors when
+    it recomputes, even if another candidate was chosen meanwhile.
     """
     return bool(
         _compiling()
@@ -60,7 +60,7 @@ def transformed() -> bool:
 
 
 def _settings() -> Settings:
-    """Return the settings that hold in this thread or task."""
+    """Return the settings in force in this thread or task."""
     overlay = _current.get()
     return session().settings if overlay is None else overlay.settings
 
@@ -72,7 +72,7 @@ _session_lock = Lock()
 
 
 def session() -> Session:
-    """Return the session of this process, made from the environment when first asked for."""
+    """Return the session of this process, created from the environment by the first call."""
     global _session
     if _session is None:
         settings = _with_plugins(from_environment())
@@ -84,18 +84,18 @@ def session() -> Session:
 
 
 def _with_plugins(settings: Settings) -> Settings:
-    """Load the plugins that a session needs; outside of its lock, for they may ask for a session themselves."""
+    """Load the plugins before a session is created; outside of the session lock, since a plugin may call `session`."""
     registry.load(None if settings.strict else "")
     return settings
 
 
 def reset(settings: Settings | None = None) -> Session:
-    """Start a new session, from given settings or from the environment; raises SettingsError for a bad one."""
+    """Start a new session from given settings or the environment; raises SettingsError for an invalid one."""
     return replace(Session(_with_plugins(from_environment() if settings is None else settings)))
 
 
 def replace(fresh: Session) -> Session:
-    """Put a session in the place of the present one."""
+    """Replace the present session, and return the new one."""
     global _session
     with _session_lock.here():
         _session = fresh
@@ -104,10 +104,10 @@ def replace(fresh: Session) -> Session:
 
 
 def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
-    """Return the dispatched form of an op: a function of its arguments.
+    """Return a function of the op's arguments that dispatches each call.
 
-    A warm call costs about a microsecond more than the candidate it runs.
-    An op that is named is imported by the first call. `looked` says that the caller has asked `bypassed` already.
+    A warm call has about a microsecond of overhead. An op given by name is imported by the first call. `looked` says
+    that the caller has asked `bypassed` already.
     """
     called: Op | None = None
     key_of: Callable[..., Any]
@@ -133,7 +133,7 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
             key = key_of(*args)
             table = memo.get(name)
             entry = None if table is None else table.get(key)
-        except caught(Exception, by=(of,)):  # stock decides about arguments that cannot be read
+        except caught(Exception, by=(of,)):  # unreadable arguments: stock runs or raises its own error
             return stock(*args)
         if entry is None:
             made = here.entry(of, args, here.settings if overlay is None else overlay.settings)
@@ -157,20 +157,20 @@ def route(op: Op | str, looked: bool = False) -> Callable[..., Any]:
 
 
 def _recovered(entry: Entry, args: tuple[Any, ...], error: Exception) -> Any:
-    """Answer a failed candidate: the next one if memory ran out, else stock, whose own error is passed on."""
+    """Answer a call whose candidate failed: by the next one if memory ran out, else by stock or its own error."""
     final = entry.candidate.name == "stock" or isinstance(error, RanksError) or ranks.active() is not None
     if final or not recoverable(error, entry.op, entry.candidate.run):
-        raise error  # ranks must go on alike
+        raise error  # ranks must not diverge
     failed, op, problem = entry.candidate.name, entry.op, entry.decision.problem
     exhausted = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     others = [op[name] for name in entry.decision.order if name != failed]
     fitting = [c for c in others if memory_limit.fits(c.memory(problem), problem.device)]
-    if not exhausted:  # stock first, which may raise the same; the next one only if stock does not fit
+    if not exhausted:  # stock first, which may raise the same error; another only if stock does not fit
         fitting.sort(key=lambda candidate: candidate is not op.stock)
     if not fitting:
         raise error
     if exhausted:
-        traceback.clear_frames(error.__traceback__)  # what the failed candidate holds
+        traceback.clear_frames(error.__traceback__)  # frees the failed candidate's tensors
     successor = fitting[0]
     result = successor.run(*args)
     if (_session or session()).settings.strict and not exhausted:
@@ -195,7 +195,7 @@ def using(
     memory: int | str | None = None,
     calls: int | None = None,
 ) -> Iterator[None]:
-    """Lay orders over the settings, in this thread or task only.
+    """Override settings within a ``with`` block, in this thread or task only.
 
     Parameters
     ----------
@@ -204,14 +204,14 @@ def using(
     exclude : iterable of str, optional
         Candidates that must not run, by name or as ``op=name``.
     accuracy : {"same", "approximate"}, optional
-        Whether lower precision is allowed, where its error was measured on this machine and is small enough.
+        Whether lower precision is allowed, where its error, measured on this machine, is at most `max_error`.
     max_error : float, optional
-        Largest error allowed of an entry of a result or a gradient, relative to the largest entry; default 1e-3.
+        Largest allowed error of an entry of a result or gradient, relative to the largest entry; default 1e-3.
     memory : int or str, optional
         Most bytes that one call may take, e.g. ``"4GiB"``.
     calls : int, optional
-        Expected calls of one size: over so many, compiling must repay itself. By default the time lost by not compiling
-        decides.
+        Expected number of calls of one size, over which compiling must repay itself. By default, a candidate is
+        compiled once the calls have lost as much time without it.
 
     Raises
     ------
@@ -244,13 +244,13 @@ def forced(op: str) -> str | None:
 
 
 def explain(problem: Problem) -> Decision:
-    """Return the decision that a problem would get now."""
+    """Return the decision for a problem under the present settings, without running it."""
     here = session()
     return here.described(here.decide(Feasibility(registry.get(problem.op), problem), _settings()))
 
 
 def _overlays() -> Iterator[Overlay]:
-    """Yield the `using` blocks that hold in this thread or task, from within outwards."""
+    """Yield the `using` blocks of this thread or task, innermost first."""
     overlay = _current.get()
     while overlay is not None:
         yield overlay
@@ -258,19 +258,19 @@ def _overlays() -> Iterator[Overlay]:
 
 
 def decisions() -> list[tuple[Decision, int]]:
-    """Return the decisions of this process, with the number of calls each one served."""
+    """Return the decisions of this process, each with the number of calls that it served."""
     return session().decisions(overlay.memo for overlay in _overlays())
 
 
 def stats() -> dict[str, dict[str, int]]:
     """Return the number of calls by op and candidate in this process.
 
-    Calls of hooked functions that are so small that stock is known to serve them are not counted.
+    Hooked calls below the sizes at which any candidate beats stock are not counted.
 
     Returns
     -------
     dict
-        Calls by op, then by candidate; only of ops that were called.
+        Calls by op, then by candidate; ops without calls are absent.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """First use: an op without measurements on this machine is measured once its calls have taken long enough.
 
-A program may be over soon. So measuring takes at most a part of the program's time until then, and of the op's own:
-an op that has taken long is likely to take as long again. `AUTOKERN_CALIBRATE=first-use` measures at the first call.
-Where others use the cores, it is put off: times would be theirs, and each second of measuring would cost several.
+Since a program may end soon, measuring takes at most a share of the program's time so far, and of the op's own: an op
+that has taken long will probably take as long again. `AUTOKERN_CALIBRATE=first-use` measures at the first call.
+Measuring is deferred while other processes use the cores: times would be disturbed and the measurement slow.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
     from autokern.runtime.session import Session
 
 Group = tuple[str, str, str]  # op, dtype and kind of device
-_PATIENCE = 24 * 3600.0  # seconds until an op is tried again whose calibration measured nothing in its time
-_SHARE = 0.35  # of the budget that one op may take at its first use
-_OF_PROGRAM = 0.05  # share of the time since the first call of any op that measuring may take
-_OF_OP = 0.2  # the same of the time in the op itself
-_LEAST = 0.3  # seconds below which measuring tells too little
-_LOOK = 0.1  # seconds of looking at a machine whose load is not known yet
-_FITTING = 0.9  # seconds of importing scikit-learn, once, to fit what was measured
-_UNTIL_LAST = 0.6  # part of the allowance after which no further problem begins
+_PATIENCE = 24 * 3600.0  # seconds until a calibration is repeated that measured nothing within its budget
+_SHARE = 0.35  # largest share of the session's budget for one op
+_OF_PROGRAM = 0.05  # largest share of the time since the session's first new key for all measuring
+_OF_OP = 0.2  # largest share of the time in the op itself
+_LEAST = 0.3  # shortest useful measurement, in seconds
+_LOOK = 0.1  # seconds for which the machine's load is watched at first
+_FITTING = 0.9  # seconds of importing scikit-learn, once, to fit the measurements
+_UNTIL_LAST = 0.6  # share of the allowance after which no further problem begins
 
 
 class Ledger:
-    """The time of an op that is not measured yet."""
+    """The time that the calls of an unmeasured op have taken."""
 
     __slots__ = ("enough", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # that its calls have taken
-        self.enough = _LEAST / _OF_OP  # from which on measuring it is considered again
+        self.seconds = 0.0
+        self.enough = _LEAST / _OF_OP  # seconds at which measuring is considered next
 
     def wait(self) -> None:
-        """Let measuring be considered again when the calls have taken a fifth more."""
+        """Consider measuring again when the calls have taken a fifth more."""
         self.enough = max(_LEAST / _OF_OP, 1.2 * self.seconds)
 
     def credit(self, elapsed: float, spent: float) -> float:
-        """Return the seconds that measuring may take after so many of the program, some of them spent on measuring."""
+        """Return the seconds that measuring may take: the program ran for `elapsed`, and has `spent` some on it."""
         allowed = min(_OF_PROGRAM * elapsed - spent, _OF_OP * self.seconds)
         return allowed if allowed >= _LEAST else 0.0
 
 
 class FirstUse:
-    """Measurements at first use in a session, within its budget of seconds."""
+    """The measurements at first use of a session, within its budget in seconds."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._settings = session, session.settings
@@ -71,14 +71,14 @@ class FirstUse:
         self._load: Load | None = None
 
     def ledger(self, table: Feasibility) -> Ledger | None:
-        """Return the ledger of an op that is measured later; None where it is not, or where there is no choice."""
+        """Return the ledger of an op that waits to be measured; None for other ops, and for a single candidate."""
         found = self._waiting.get(table.problem.group)
         return None if found is None or inside.measuring or len(table.feasible()) < 2 else found
 
     def measure(self, table: Feasibility) -> bool:
-        """Calibrate an op without measurements here, if that is allowed and pays back, and return whether it was.
+        """Calibrate an unmeasured op if allowed and affordable, and return whether that was tried.
 
-        Other threads run stock meanwhile.
+        Other threads decide without the measurements meanwhile.
         """
         if inside.measuring or len(table.feasible()) < 2:
             return False
@@ -116,7 +116,7 @@ class FirstUse:
         return True
 
     def _crowded(self) -> bool:
-        """Whether others have used the cores since this was asked for the last time."""
+        """Whether other processes have used the cores since the last call."""
         found = self._watch.reading()
         if found.others is None and self._load is None:
             time.sleep(_LOOK)
@@ -124,10 +124,10 @@ class FirstUse:
         if found.others is not None or self._load is None:
             self._load = found
             self._watch.begin()
-        return self._load.crowded(threads.current())  # of a moment ago, where there is no newer one
+        return self._load.crowded(threads.current())  # the last reading, if there is no new one
 
     def _is_settled(self, problem: Problem) -> bool:
-        """Whether an op is not to be measured in this process: by order, or since nothing could be learnt."""
+        """Whether the op must not or need not be measured here: by settings, measured already, forked, or of ranks."""
         settings, chooser = self._settings, self._session.chooser
         ordered = settings.profile is not None or settings.deterministic or settings.calibrate == "never"
         if ordered or chooser.knows(problem) or _tried_lately(chooser.profile, problem):
@@ -135,7 +135,7 @@ class FirstUse:
         return host.forked() or host.multi_rank()
 
     def _learnt(self, problem: Problem) -> bool:
-        """Whether another process has measured this or tried to since the profile was read; its profile is adopted."""
+        """Whether another process has measured this op, or tried to, meanwhile; its profile is adopted then."""
         kept = load(self._settings)
         if not _tried_lately(kept, problem) and not Chooser(kept).knows(problem):
             return False
@@ -163,10 +163,10 @@ class FirstUse:
                 publish=publish,
             )
         chooser = self._session.chooser
-        if not chooser.knows(problem):  # the next process does not try again
+        if not chooser.knows(problem):  # later processes do not try again for `_PATIENCE`
             publish(chooser.profile.merge(Profile(fruitless={group_key(*problem.group): dated()})))
 
 
 def _tried_lately(profile: Profile, problem: Problem) -> bool:
-    """Whether measuring an op has failed or told little."""
+    """Whether a recent calibration of the op measured nothing useful."""
     return profile.fruitless.get(group_key(*problem.group), "") > dated(ago=_PATIENCE)

@@ -1,6 +1,6 @@
 """Floors: numbers of elements below which stock serves every call of an op, so that hooks need no decision.
 
-They follow from the choices of the session in force (`tuning.fitting.floor`), once its first decision has loaded those.
+They derive from the session's choices (`tuning.fitting.floor`), which its first decision loads; until then they are 0.
 A hook reads one integer, without a lock.
 """
 
@@ -22,7 +22,7 @@ _plain = torch.Tensor
 
 
 class Floor:
-    """The floors of one op on a CPU and on a GPU of CUDA; 0 while an order of the settings bears on choices."""
+    """The floors of one op on the CPU and on CUDA GPUs; 0 while the user's settings affect choices."""
 
     __slots__ = ("cpu", "cuda")
 
@@ -30,7 +30,7 @@ class Floor:
         self.cpu = self.cuda = 0
 
     def covers(self, mat: Any) -> bool:
-        """Whether stock serves a call on this matrix; where `using` orders something, the dispatcher must see it."""
+        """Whether stock serves a call on this matrix; never within a `using` block, which the dispatcher obeys."""
         return (
             not _traced()
             and mat.__class__ is _plain
@@ -45,7 +45,7 @@ _lock = Lock()
 
 
 def of(op: str) -> Floor:
-    """Return the floors of an op, the same object each time."""
+    """Return the Floor of an op, always the same object."""
     with _lock.here():
         floor = _floors.setdefault(op, Floor())
         _update()
@@ -53,7 +53,7 @@ def of(op: str) -> Floor:
 
 
 def publish(session: Session, replaces: bool = False) -> None:
-    """Take the floors from the choices of a session, if it is the one in force or replaces that."""
+    """Update the floors from a session's choices, if the session is in force or replaces the one in force."""
     global _in_force
     with _lock.here():
         _in_force = session if replaces else _in_force

@@ -1,6 +1,5 @@
-"""Entries of a memo: the candidate of a decided key, and counts of calls; decisions that neighbours in size share.
-
-Neighbours are decided together, so that a stream of growing sizes does not pay for each.
+"""The memo: for each decided key, an Entry with its candidate and number of calls. Problems of similar size share one
+decision (`Shared`), so that a stream of growing sizes does not pay for each.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from autokern.core.solved import Solved, aside, collecting, joined
 from autokern.system import memory_limit
 
 NEVER = sys.maxsize
-"""A number of calls that no key reaches."""
+"""A call number that no key reaches."""
 _keeping = Lock()
 
 Decide = Callable[[Feasibility, Settings], Decision]
 
 
 class Entry:
-    """A decided key: the candidate that runs, and its calls, which dispatch counts; its methods change all else.
+    """A decided key: its candidate and number of calls. Dispatch increments `count`; methods change everything else.
 
-    Where its calls take much memory, `needs` are the bytes of each candidate that can serve: each call is checked, and
-    decided again where not the same candidates fit as before. Those that failed are not chosen again.
+    If calls take much memory, `needs` holds the bytes of each feasible candidate: every call is checked, and decided
+    again when other candidates fit than before. Failed candidates are not chosen again.
     """
 
     __slots__ = (
@@ -45,26 +44,26 @@ class Entry:
     def __init__(self, decision: Decision, op: Op, needs: dict[str, int] | None = None) -> None:
         self.decision, self.op, self.needs = decision, op, needs
         self.fitting, self.failed = frozenset[str](), frozenset[str]()
-        self.count = 0  # calls that it has served
-        self.before = 0  # calls of the problem that earlier entries served by the candidate
-        self.trial = inside.measuring  # whether a calibration made it: its calls are not the user's, and do not count
-        self.solved: tuple[Solved, ...] = ()  # how systems were solved in its calls, where stock iterates
-        self.ledger: Any = None  # where its calls are timed, while its op is not measured yet
+        self.count = 0  # calls that this entry has served
+        self.before = 0  # calls that earlier entries of the problem served by the same candidate
+        self.trial = inside.measuring  # created by a calibration: its calls are not the user's, and are not reported
+        self.solved: tuple[Solved, ...] = ()  # reports of its iterative solves
+        self.ledger: Any = None  # accumulates the time of its calls, while its op is not measured yet
         self.serve(op[decision.candidate])
 
     def resume(self, count: int, before: int) -> None:
-        """Continue the counts of earlier entries of the key and of its problem."""
+        """Continue the counts of earlier entries of the same key and problem."""
         self.count, self.before, self.solved = count, before, ()
 
     def serve(self, candidate: Candidate) -> None:
-        """Let a candidate run from now on; one that approximates is checked on its next call (`spotcheck`)."""
+        """Run a candidate from now on; an approximate one is checked on its next call (`checks`)."""
         self.candidate = candidate
-        self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)  # threads may count past it
+        self.check_at(self.count + 1 if candidate.accuracy == "approximate" else NEVER)  # other threads may pass it
         self.run = self._noting(candidate.run) if self.op.approximates(self.decision.problem) else candidate.run
         self.parts = candidate.parts
 
     def _noting(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that keeps how it solved systems."""
+        """Wrap a function so that its reports of iterative solves are kept."""
 
         def noting(*args: Any) -> Any:
             with collecting(self._keep):
@@ -77,7 +76,7 @@ class Entry:
             self.solved = joined((*self.solved, *found))
 
     def time_into(self, ledger: Any) -> None:
-        """Time the calls, and have the entry checked when they have taken long enough for its op to be measured."""
+        """Time the calls, and schedule a check when they have taken long enough to measure the op."""
         self.ledger, run = ledger, self.run
 
         def timed(*args: Any) -> Any:
@@ -92,11 +91,11 @@ class Entry:
         self.run = timed
 
     def check_at(self, call: int) -> None:
-        """Set the call from which on the entry is checked."""
+        """Set the call at which the next check is due; with `needs`, every call is checked too."""
         self._due, self.due = call, call if self.needs is None else 0
 
     def take_check(self) -> int:
-        """Return the call at which a check was due and cancel it, so that one thread makes it; `NEVER` for none."""
+        """Claim a due check for this thread: return the call at which it was due, or `NEVER`."""
         due = self._due
         if self.count < due:
             return NEVER
@@ -104,7 +103,7 @@ class Entry:
         return due
 
     def demote(self, successor: Candidate, reason: str) -> None:
-        """Let another candidate run from now on in place of one that failed; the decision gives the reason."""
+        """Replace a failed candidate by another from now on; the decision states the reason."""
         self.failed |= {f"{self.op.name}={self.candidate.name}"}
         self.serve(successor)
         changed = {"candidate": successor.name, "reason": reason}
@@ -112,24 +111,24 @@ class Entry:
 
 
 def stock_entry(op: Op, reason: str) -> Entry:
-    """Return an entry of stock for calls that are not decided."""
+    """Return an entry that runs stock without a decision."""
     return Entry(Decision(problem=Problem(op=op.name), candidate="stock", reason=reason, source="only choice"), op)
 
 
 def is_large(decision: Decision, table: Feasibility) -> bool:
-    """Whether calls of a decided problem take so much that the memory matters: by the choice, or by stock."""
+    """Whether the chosen candidate, or stock if feasible, takes so much memory that each call must be checked."""
     names = {decision.candidate, "stock"} & {decision.candidate, *decision.excluded}
     return max(table.memory[name] for name in names) >= memory_limit.LARGE
 
 
 Memo = dict[str, dict[Any, Entry]]
-"""Decided keys by op."""
+"""The entries of decided keys, by op and key."""
 Served = dict[tuple[Problem, str], tuple[Decision, int]]
-"""Decisions and calls by problem and candidate, those made last at the end."""
+"""Decision and number of calls by problem and candidate, the most recent last."""
 
 
 def counted(memo: Memo) -> Counter[tuple[str, str]]:
-    """Return the number of calls that the entries of a memo served, by op and candidate."""
+    """Count the user's calls in a memo, by op and candidate."""
     counts: Counter[tuple[str, str]] = Counter()
     for name, entry in _called(memo):
         counts[name, entry.candidate.name] += entry.count
@@ -137,7 +136,7 @@ def counted(memo: Memo) -> Counter[tuple[str, str]]:
 
 
 def served(memo: Memo, earlier: Served) -> Served:
-    """Return earlier decisions and those of a memo, with their calls and how those solved systems."""
+    """Merge earlier decisions with those of a memo: their calls, and the reports of iterative solves."""
     found = dict(earlier)
     for _, entry in _called(memo):
         decision, key = entry.decision, (entry.decision.problem, entry.decision.candidate)
@@ -148,7 +147,7 @@ def served(memo: Memo, earlier: Served) -> Served:
 
 
 def _called(memo: Memo) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries that the user has called, with the name of their op; other threads may add some meanwhile."""
+    """Yield op name and entry of all keys that the user has called; other threads may add keys meanwhile."""
     for name, table in list(memo.items()):
         for entry in list(table.values()):
             if entry.count and not entry.trial:
@@ -156,10 +155,7 @@ def _called(memo: Memo) -> Iterator[tuple[str, Entry]]:
 
 
 class Shared:
-    """The decisions that problems share whose sizes agree in their first binary digits.
-
-    Beyond `most` decisions all are forgotten.
-    """
+    """Decisions shared by problems whose sizes agree in their leading binary digits; emptied when `most` is reached."""
 
     def __init__(self, decide: Decide, most: int) -> None:
         self._decide, self._most = decide, most
@@ -167,10 +163,7 @@ class Shared:
         self._lock = Lock()
 
     def decision(self, table: Feasibility, settings: Settings) -> Decision:
-        """Decide a problem as its neighbours are decided.
-
-        Where memory or an order by exact size or problem matters, it is decided for itself.
-        """
+        """Decide a problem like its neighbours in size, or by itself where memory or an order by exact size matters."""
         exact = settings.memory is not None or settings.threshold or settings.random_seed is not None
         if exact or max(table.memory.values()) >= memory_limit.LARGE:
             return self._decide(table, settings)
@@ -187,19 +180,19 @@ class Shared:
         return msgspec.structs.replace(decision, problem=problem)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all shared decisions."""
         with self._lock.here():
             self._known.clear()
 
 
 def _is_ordered(table: Feasibility, settings: Settings, decision: Decision) -> bool:
-    """Whether the user orders a candidate that can serve a problem, if not those that share a decision with it."""
+    """Whether the user forces another candidate than the shared decision's, which can serve this problem."""
     name = settings.forced(table.op.name)
     return name is not None and name != decision.candidate and table.why_not(table.op[name]) is None
 
 
 class Overlay:
-    """The settings of one block, with a memo of its own, inside of another block or of none."""
+    """The settings and the memo of one `using` block; `outer` is the enclosing block."""
 
     def __init__(self, settings: Settings, outer: Overlay | None) -> None:
         self.settings = settings
@@ -212,10 +205,7 @@ current: ContextVar[Overlay | None] = ContextVar("autokern_using", default=None)
 
 @contextlib.contextmanager
 def apart(settings: Settings) -> Iterator[None]:
-    """Keep calls out of the memo of the program: measurements call what the program calls, and are not the user's.
-
-    What they decide is forgotten.
-    """
+    """Run measurements in a memo of their own, which is discarded: their calls are not the user's."""
     token = current.set(Overlay(settings, current.get()))
     try:
         with aside():

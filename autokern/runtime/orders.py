@@ -1,4 +1,4 @@
-"""Orders: names in the user's settings must be of ops and candidates that there are, so that no typing error passes."""
+"""Orders: the names of ops and candidates in the user's settings must exist, so that no typing error passes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _REMOVED = (
     ("kernel_matmul", "compiled"), ("kernel_matmul", "compiled-symmetric"), ("matmul", "padded-8"),
     ("matmul", "padded-12"), ("matmul", "split"), ("predict", "rows@*"), ("exact_log_prob", "kronecker"),
 )  # fmt: skip
-"""Candidates of earlier versions, by op."""
+"""Removed candidates of earlier versions: patterns of op and candidate."""
 
 
 def checked(settings: Settings) -> Settings:
-    """Return settings without orders that name candidates of earlier versions, which a warning names.
+    """Return settings without forced candidates that an earlier version had, with one warning for each.
 
-    Raises SettingsError for an op, candidate or device that there never was.
+    Raises SettingsError for an unknown op, candidate or device.
     """
     kept = []
     for name, candidate in settings.force:
@@ -50,7 +50,7 @@ def checked(settings: Settings) -> Settings:
 
 @contextlib.contextmanager
 def _ignored_if_removed(op: str, candidate: str) -> Iterator[None]:
-    """Turn an error about a candidate of an earlier version into a warning; of one op or, without a name, of any."""
+    """Turn the error about a removed candidate into a warning; without `op`, of any op."""
     try:
         yield
     except SettingsError:
@@ -72,7 +72,7 @@ def _check_threshold(op: str, device: str) -> None:
 
 
 def _some_op_has(candidate: str) -> None:
-    for ops in (registry.present, registry.registered):  # plugins are loaded only where they decide
+    for ops in (registry.present, registry.registered):  # plugins are loaded only if a name is not found
         names = {found.name for op in ops() for found in op.listed}
         if candidate in names:
             return

@@ -1,7 +1,7 @@
-"""Ranks of one job share large products, and take the same decisions: those of rank 0.
+"""Ranks of one job share large products, and take the same decisions without messages.
 
-A decision is a function of settings, profile and memory limit. All of these are rank 0's, sent once when the ranks
-meet, and nothing is measured while they are together. So no decision needs a message.
+A decision is a function of settings, profile and memory limit. Rank 0 sends its own once, when the ranks join, and
+nothing is measured afterwards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autokern.system import host, randomness
 from autokern.system import ranks as system
 
 _OWN = ("home", "log", "ranks")
-"""Settings that each rank keeps."""
+"""Settings of which each rank keeps its own."""
 
 
 def timeout_of(settings: Settings) -> float:
@@ -32,7 +32,7 @@ def timeout_of(settings: Settings) -> float:
 
 
 def facts() -> dict[str, Any]:
-    """Return what ranks must have in common, and what they tell of themselves."""
+    """Return the facts that ranks exchange: those that must agree (``common``), the CPU, and the free memory."""
     fields = host.current().fields
     versions, cpu = fields["versions"], fields["cpu"]
     names = ("python", "torch", "gpytorch", "linear_operator")
@@ -45,7 +45,7 @@ def facts() -> dict[str, Any]:
 
 
 def unlike(found: list[dict[str, Any]]) -> str:
-    """Return in words which ranks have not what rank 0 has; empty where all have."""
+    """Describe all differences of ranks from rank 0 in the ``common`` facts, an empty string if there are none."""
     first = found[0]["common"]
     told = [
         f"rank {rank} has {name} {one['common'][name]}, rank 0 {value}"
@@ -57,10 +57,10 @@ def unlike(found: list[dict[str, Any]]) -> str:
 
 
 def begin(shy: bool = False, timeout: float | None = None) -> None:
-    """Meet the other ranks of this job; all of them call this. They draw the same random numbers from then on.
+    """Join the other ranks of this job, all of which must call this. Afterwards all draw the same random numbers.
 
-    The `shy` stand back once the program has a process group of its own. Raises RanksError if a rank does not come, or
-    ranks differ in what decides the bits of their results.
+    `shy` ranks share nothing while the program has a process group of its own. Raises RanksError if a rank is missing,
+    or if libraries or thread counts, on which the bits of results depend, differ.
     """
     if system.held() is not None:
         raise RanksError("autokern: this process has joined its ranks already")
@@ -83,7 +83,7 @@ def begin(shy: bool = False, timeout: float | None = None) -> None:
 
 
 def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any]:
-    """Return the settings and the profile of rank 0, without what some rank cannot run."""
+    """Return settings and profile of rank 0, excluding candidates that compile or that some rank cannot run."""
     able = [f"{op.name}={c.name}" for op in registered() for c in op.candidates if c.compiles or c.unavailable("cpu")]
     own = (mine.settings, mine.profile) if here.rank == 0 else None
     everyone = here.objects((own, able))
@@ -102,13 +102,13 @@ def _agreed(here: system.Ranks, mine: Any, free: int) -> tuple[Settings, Any]:
 
 
 def end_of(here: system.Ranks) -> None:
-    """Take leave of ranks, which share nothing with this process any more."""
+    """Leave ranks that were joined, or are being joined."""
     system.use(None)
     here.leave()
 
 
 def end(decide: bool = False) -> None:
-    """Take leave of the other ranks; with `decide`, this process decides by itself again."""
+    """Leave the other ranks; with `decide`, start a session of this process's own settings."""
     here = system.held()
     if here is not None:
         end_of(here)
@@ -120,7 +120,7 @@ def end(decide: bool = False) -> None:
 def ranks(timeout: float | None = None) -> Iterator[None]:
     """Share large products with the other ranks of this job; all of them enter and leave the block together.
 
-    They must run the same calls on the same data within it; `autokern run` under torchrun does this for whole programs.
+    They must run the same calls on the same data there. `autokern run` under torchrun does this for whole programs.
 
     Parameters
     ----------
@@ -130,9 +130,9 @@ def ranks(timeout: float | None = None) -> Iterator[None]:
     Raises
     ------
     SettingsError
-        If this process is not one of several, by torchrun's variables or a process group of the program.
+        If neither torchrun's variables nor a process group of the program make this process one of several.
     RanksError
-        If ranks disagree, or one of them is lost.
+        If ranks disagree, or if one of them is lost.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Session: the settings in force, the profile, the memo of decided keys, apart from the hot path that reads it.
+"""Session: the settings in force, the profile, and the memo of decided keys, which `dispatch` reads in its hot path.
 
-Measuring, predicting and choosing are imported by the first call that is not in the memo: a warm call needs none of it.
+The modules that measure, predict and choose are imported by the first call that is not in the memo.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("autokern")
 _MOST_KEYS = 10_000  # a memo of this size is emptied: random shapes must not leak memory
-_MOST_EARLIER = 200  # the latest decisions, which are still reported after the memo was emptied
+_MOST_EARLIER = 200  # decisions that are still reported after the memo was emptied, the latest ones
 
 
 class Session:
-    """State of a process: its settings, the profile in force, and the decisions taken.
+    """State of a process: its settings, the profile in force, and its decisions.
 
-    Where ranks have agreed, on the profile and on orders beside those `asked`, what this process alone finds decides
-    nothing.
+    With a `profile`, ranks have agreed on profile and settings, and this process's own memory affects no decision;
+    `asked` are then the settings before the agreement.
     """
 
     def __init__(self, settings: Settings, profile: Profile | None = None, asked: Settings | None = None) -> None:
@@ -63,7 +63,7 @@ class Session:
 
     @property
     def chooser(self) -> Chooser:
-        """What chooses, from the profile in force; loaded when first asked for."""
+        """The chooser of the profile in force, loaded on first access."""
         if self._chooser is None:
             with self._lock.here():
                 if self._chooser is None:
@@ -79,7 +79,7 @@ class Session:
         return self.chooser.profile
 
     def adopt(self, profile: Profile) -> None:
-        """Put another profile in force; decisions are taken afresh."""
+        """Put another profile in force, and forget all decisions."""
         with self._lock.here():
             self._put_in_force(profile)
             self.shared.clear()
@@ -92,13 +92,13 @@ class Session:
         floors.publish(self)
 
     def floor(self, op: str, device: str) -> int:
-        """Return the number of elements below which stock serves an op; 0 while that is not known, or under orders."""
+        """Return the number of elements below which stock serves an op, 0 if unknown or if settings affect choices."""
         return 0 if self._chooser is None or self.settings.order_choices else self._chooser.floor(op, device)
 
     def remember(self, memo: Memo, name: str, key: Any, entry: Entry, renewed: bool = False) -> Entry:
-        """Put a decided key into a memo, which is emptied first if it has grown too large; return the entry in force.
+        """Put a decided key into a memo, which is emptied first if full, and return the entry in force.
 
-        Of threads that decide a key at once the first one's entry stays, so that no call of it goes uncounted.
+        If threads decide one key at once, the first entry stays, so that all its calls are counted; `renewed` replaces.
         """
         table = memo.setdefault(name, {})
         if len(table) >= _MOST_KEYS and key not in table:
@@ -109,7 +109,7 @@ class Session:
         return present
 
     def decisions(self, open_memos: Iterable[Memo] = ()) -> list[tuple[Decision, int]]:
-        """Return the decisions taken, with the number of calls each one served; `using` blocks that are open count."""
+        """Return all decisions, those of `open_memos` too, each with the number of calls that it served."""
         with self._lock.here():
             found = self._earlier
             for memo in (*open_memos, self.memo):
@@ -118,7 +118,7 @@ class Session:
         return [(self.described(decision), calls) for decision, calls in counted]
 
     def described(self, decision: Decision) -> Decision:
-        """Return a decision with the costs of its candidates; calls that no op serves have none."""
+        """Return a decision with the costs of its candidates; undecided calls have none."""
         from autokern.tuning import policy
 
         if not decision.order or decision.costs:
@@ -126,7 +126,7 @@ class Session:
         return policy.described(decision, self.chooser, self.settings)
 
     def forget(self, memo: Memo | None = None) -> None:
-        """Empty the memo, or that of a `using` block; counts of calls are kept."""
+        """Empty the session's memo, or that of a `using` block; counts of calls are kept."""
         memo = self.memo if memo is None else memo
         with self._lock.here():
             self.past += counted(memo)
@@ -135,7 +135,7 @@ class Session:
                 for entry in list(table.values()):
                     if entry.candidate.accuracy == "approximate":
                         self._seen[entry.decision.cell] = entry.before + entry.count
-                    entry.resume(0, entry.before + entry.count)  # its calls are counted
+                    entry.resume(0, entry.before + entry.count)  # its calls are in `past` now
                 table.clear()
             if max(len(self._seen), len(self.errors)) > _MOST_KEYS:
                 self._seen.clear()
@@ -147,7 +147,7 @@ class Session:
             return stock_entry(op, "autokern is off (AUTOKERN=0)")
         try:
             problem = op.problem_of(*args)
-        except Exception as error:  # stock raises its own error for arguments that do not fit together
+        except Exception as error:  # stock raises its own error for inconsistent arguments
             if self.settings.strict or not recoverable(error, op):
                 raise
             _log.debug("arguments of %s cannot be read: %r", op.name, error)
@@ -157,7 +157,7 @@ class Session:
         try:
             table = Feasibility(op, problem)
             registry.announce(self.settings.strict)
-            if inside.measuring:  # a measurement holds for all settings
+            if inside.measuring:  # a measurement must be valid under all settings
                 settings = msgspec.structs.replace(settings, accuracy="same")
             table = self.measured(table)
             decision = self.shared.decision(table, settings)
@@ -173,9 +173,9 @@ class Session:
         return self.made(table, decision, settings)
 
     def made(self, table: Feasibility, decision: Decision, settings: Settings, count: int = 0) -> Entry:
-        """Return the entry of a decided problem, whose key has been called so many times."""
+        """Return the entry of a decided problem, whose key has been called `count` times."""
         ordered = settings
-        while self.errors and self.errors.get(decision.cell, 0.0) > settings.max_error:  # it failed before
+        while self.errors and self.errors.get(decision.cell, 0.0) > settings.max_error:  # it erred too much before
             failed = f"{table.op.name}={decision.candidate}"
             ordered = msgspec.structs.replace(ordered, exclude=ordered.exclude | {failed})
             decision = self.decide(table, ordered, count)
@@ -190,7 +190,7 @@ class Session:
         return entry
 
     def measured(self, table: Feasibility) -> Feasibility:
-        """Let an op be measured at its first use; return the table, a fresh one if that took place."""
+        """Measure the op now if it is due; return the table, a fresh one if that was tried."""
         if self._first_use is None:
             from autokern.runtime.first_use import FirstUse
 
@@ -198,11 +198,11 @@ class Session:
         return Feasibility(table.op, table.problem) if self._first_use.measure(table) else table
 
     def decide(self, table: Feasibility, settings: Settings, seen: int = 0) -> Decision:
-        """Decide a problem under settings, with the memory that is free now; it was called `seen` times."""
+        """Decide a problem under settings and the memory that is free now; `seen` is its number of calls so far."""
         from autokern.tuning import policy
 
         there, device = None, table.problem.device
         large = not self.agreed and max(table.memory.values()) >= memory_limit.LARGE
         if large and device in host.current().devices:
-            there = memory_limit.current(device)  # the memory of a recorded host is only explained here
+            there = memory_limit.current(device)  # on a device of this host, not of a replayed recording
         return policy.decide(table, self.chooser, settings, there, seen)
