@@ -31,7 +31,7 @@ def _unavailable(device: str) -> str | None:
 
 @contextlib.contextmanager
 def _on_stream_of(a: torch.Tensor) -> Iterator[Any]:
-    """Yield CuPy on torch's current stream of a tensor's device, with cuSOLVER's errors raised."""
+    """Yield CuPy on torch's current stream of a tensor's device; errors of cuSOLVER raise."""
     import cupy
     import cupyx
 

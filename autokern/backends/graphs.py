@@ -25,11 +25,11 @@ from autokern.core.recovery import recoverable
 Step = Callable[..., torch.Tensor]
 _log = logging.getLogger("autokern")
 _KEPT = 8
-"""The largest number of recordings of a thread."""
+"""Most recordings of a thread."""
 _FRESH = 64
-"""Calls after which an unused recording may be replaced."""
+"""Number of calls after which an unused recording may be replaced."""
 _WARM = 3
-"""Runs before a recording, in which libraries create handles and plans."""
+"""Warm-up runs before a recording, in which libraries create handles and plans."""
 _own = threading.local()
 _busy = Lock()  # no launch may run during a capture
 _allowed = False
@@ -68,7 +68,7 @@ def allow(yes: bool) -> None:
 
 
 def unavailable(device: str) -> str | None:
-    """Return why nothing can be recorded on a kind of device, or None if it can."""
+    """Return why steps cannot be recorded on a kind of device, None if they can."""
     if device != "cuda":
         return "only steps on a CUDA device can be recorded"
     if not _allowed:
@@ -111,7 +111,7 @@ def recorded(key: Hashable, step: Step, inputs: Sequence[torch.Tensor]) -> torch
 
 
 def _is_room(kept: _Kept) -> bool:
-    """Whether there is room for one more recording; the oldest one makes room if it is no longer in use."""
+    """Whether one more recording may be kept; deletes the least recently used one if it is unused for long."""
     if len(kept.recordings) < _KEPT:
         return True
     oldest = next(iter(kept.recordings))

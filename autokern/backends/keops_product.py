@@ -1,8 +1,8 @@
-"""The candidate `keops` of `kernel_matmul`: a kernel tree times vectors by KeOps, which never holds the matrix.
+"""The candidate `keops` of `kernel_matmul`: a kernel matrix times columns by KeOps, which never holds the matrix.
 
-The families' own formulae are compiled, for seconds, once per form, dimensions, dtype and number of columns. Few
-formulae suffice: columns come in few widths, and a scale of the whole tree stays outside. Gradients are computed by
-torch, tile by tile.
+The families' own formulae are compiled, for seconds, once per form, dimensions, dtype and number of columns. To keep
+these few, columns are padded to few widths, and the scale of the whole tree is applied outside. Torch computes
+gradients, tile by tile.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system.keops import at_work, keops_problem
 
 _WIDTHS = (1, 4, 16, 64)
-"""Compiled numbers of columns; others are padded with zeros, or split into groups of 64."""
+"""Numbers of columns that are compiled; others are padded with zeros, or split into groups of 64."""
 _MOST_DIMENSIONS = {"cpu": 200, "cuda": 100}
 
 
 def unsupported(d: int, device: str = "cpu") -> str | None:
-    """Return why KeOps cannot serve points of `d` dimensions, all leaves together, on a kind of device.
+    """Return why KeOps cannot serve `d` dimensions (the sum over leaves) on a kind of device, None if it can.
 
     A thread keeps its point in registers. On a GPU they overflow at some 110 dimensions, where a product takes 50 times
     as long (gpytorch #2334). A CPU has no such limit, but KeOps computes distances one by one: as fast as a dense
@@ -41,7 +41,7 @@ def unsupported(d: int, device: str = "cpu") -> str | None:
 
 
 def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``K rhs`` by KeOps for the arguments of `products.product`; the plan is for the backward pass."""
+    """Return ``K rhs`` by KeOps; same arguments as `products.product`, of which `plan` is unused."""
     inner, scale = peeled(tree)
     factors = [math.sqrt(abs(of.gamma)) for of, _, _ in by_leaf(inner)]
     sets = (inner.points, others or inner.points)
@@ -80,7 +80,7 @@ def _columns(form: _Form, rhs: torch.Tensor, tensors: tuple[torch.Tensor, ...]) 
 def _formula(form: _Form, columns: int) -> tuple[str, tuple[list[float], ...]]:
     """Return the summand in KeOps' language, and its constants.
 
-    The order of variables is: points of the leaves at rows, at columns, shapes, weights, vectors at columns.
+    Order of variables: points of the leaves at rows, points at columns, shapes, weights, `rhs` at columns.
     """
     from pykeops.torch import LazyTensor
 

@@ -1,12 +1,12 @@
 """Candidates of class ``approximate``: float32, TF32 and half precision for products, mixed precision for densities.
 
-They run only under ``accuracy="approximate"``, and only where the error measured on this machine is below `max_error`.
+They run only under ``accuracy="approximate"``, and where the error measured on this machine is at most `max_error`.
 
-In mixed precision a float64 matrix is factorised and inverted in float32, and its solutions are refined to float64:
-conjugate gradients in float64 with the float32 factor as preconditioner take a few products. They do so for condition
-numbers far above the 1e7 at which plain iterative refinement ends (Carson and Higham 2018, "Accelerating the solution
-of linear systems by iterative refinement in three precisions", with CG in place of GMRES, as the matrix is positive
-definite). Log determinant and inverse are those of the float32 factor.
+In mixed precision, a float64 matrix is factorised and inverted in float32, and solutions are refined to float64 by
+conjugate gradients with the float32 factor as preconditioner. They take a few products, also at condition numbers far
+above the 1e7 at which plain iterative refinement fails (Carson and Higham 2018, "Accelerating the solution of linear
+systems by iterative refinement in three precisions", with CG in place of GMRES, as the matrix is positive definite).
+Log determinant and inverse come from the float32 factor.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from autokern.ops.kernel_matmul import KERNEL_MATMUL
 def in_lower_precision(
     kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor, precision: str = ""
 ) -> torch.Tensor:
-    """Return the product of a kernel matrix and columns, tile by tile in float32, in the dtype of the columns.
+    """Return the product of a kernel matrix with `rhs`, computed tile by tile in float32, in the dtype of `rhs`.
 
-    `precision` (float16, bfloat16, tf32) rounds points further before they are multiplied. Points are centred in their
-    own dtype first: float32 has too few digits for points far from the origin.
+    `precision` (float16, bfloat16, tf32) rounds the points of products further. Points are centred in their own dtype
+    first: float32 has too few digits for points far from the origin.
     """
     tree, others = forms.both(kernel, x1, x2)
     centres = [z.detach().mean(-2, keepdim=True) for z in tree.points]
@@ -90,15 +90,15 @@ _add("bfloat16", "bfloat16", "Tile by tile, points in bfloat16 on tensor cores."
 
 
 _ROUNDS = 40
-"""The largest number of products."""
+"""Most iterations of conjugate gradients."""
 _RESIDUAL = 1e-10
 """Norm of the residual, relative to the right-hand side, at which a column has converged."""
 _ALLOWED = 1e-8
-"""The same for the true residual, which is computed at the end."""
+"""Bound of the true residual, which is computed at the end."""
 
 
 def _low_factor(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the lower float32 factor in new memory, or None if there is none."""
+    """Return the lower float32 factor in new memory, None if the factorisation fails."""
     low = matrix.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     if diagonal is not None:
         low.diagonal(dim1=-2, dim2=-1).add_(diagonal)
@@ -109,7 +109,7 @@ def _low_factor(matrix: torch.Tensor, diagonal: torch.Tensor | None) -> torch.Te
 def solved(
     matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor, low: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return the float64 solutions, or None if one does not converge; `low` is a lower float32 factor of the sum."""
+    """Solve ``(matrix + diag(diagonal)) x = rhs`` in float64 by the lower float32 factor; None if not converged."""
 
     def times(x: torch.Tensor) -> torch.Tensor:
         y = matrix @ x
@@ -120,7 +120,7 @@ def solved(
         return torch.linalg.solve_triangular(low.mT, white, upper=True).to(r.dtype)
 
     largest = rhs.abs().amax(-2, keepdim=True)
-    largest = torch.where(largest > 0, largest, 1.0)  # minute or huge columns leave the range of float32
+    largest = torch.where(largest > 0, largest, 1.0)  # tiny or huge columns leave float32's range
     b = rhs / largest
     sizes = b.norm(dim=-2, keepdim=True)
     x, r, z = torch.zeros_like(b), b, preconditioned(b)
@@ -139,14 +139,14 @@ def solved(
 
 
 def _quotient(over: torch.Tensor, under: torch.Tensor) -> torch.Tensor:
-    """Return a quotient, 0 for columns that have converged to a divisor of 0."""
+    """Return a quotient, 0 where the divisor is not positive: such columns have converged."""
     return torch.where(under > 0, over / under, 0.0)
 
 
 def _factorise(
     matrix: torch.Tensor, diagonal: torch.Tensor | None, rhs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a lower factor (float32 where that suffices), the float64 solutions and the quadratic forms."""
+    """Return a lower factor (float32, or float64 if refinement fails), float64 solutions and quadratic forms."""
     lower = _low_factor(matrix, diagonal)
     found = None if lower is None else solved(matrix, diagonal, rhs, lower)
     if lower is None or found is None:
@@ -160,7 +160,7 @@ MIXED = Method(_factorise, lambda lower, found: found, lambda lower: inverted(lo
 
 
 def _in_matrices(matrices: float, forward: float) -> Callable[[Problem], int]:
-    """Return the memory of a number of matrices, with and without gradients; on a GPU the factor is a copy."""
+    """Return a memory rule: this many matrices with and without gradients, half a matrix more on a GPU."""
 
     def memory(problem: Problem) -> int:
         each = (matrices if problem.grad else forward) + 0.5 * (problem.device != "cpu")

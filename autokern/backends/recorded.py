@@ -21,11 +21,11 @@ from autokern.ops._factorised import in_place
 from autokern.ops.exact_log_prob import EXACT_LOG_PROB
 
 _MOST_BYTES = 2**23
-"""Bytes of a matrix (1,000 points in float64) above which computing takes longer than launching."""
+"""Bytes of the matrix (1,000 points in float64) above which computing takes longer than launching."""
 
 
 def _step(parts: Parts, wanted: tuple[bool, ...], *tensors: torch.Tensor) -> torch.Tensor:
-    """Return info, densities and gradients in one flat tensor."""
+    """Return the largest `info` of the factorisation, densities and gradients in one flat tensor."""
     density, info, gradients = likelihood.at_once(parts, wanted, tensors)
     failed = info.amax().to(density.dtype) if info.dim() else info.to(density.dtype)
     return torch.cat([part.reshape(-1) for part in (failed, density, *gradients) if part is not None])
@@ -43,7 +43,7 @@ def _unsupported(problem: Problem) -> str | None:
     accuracy="better",
     unsupported=_unsupported,
     unavailable=graphs.unavailable,
-    memory=in_place(2.8, 2.0),  # a recording keeps factor and inverse at once
+    memory=in_place(2.8, 2.0),  # a recording keeps factor and inverse
     compiles=True,
 )
 def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -65,5 +65,5 @@ def by_recording(marginal: Marginal, value: torch.Tensor, exact: bool) -> torch.
     _, density, *flat = told.split([1, batch.numel(), *(t.numel() for t in tensors if t.requires_grad)])
     left = iter(flat)
     gradients = [next(left).view(t.shape) if want else t for t, want in zip(tensors, wanted, strict=True)]
-    out = computed(density.view(batch).clone(), gradients, plain, saved=tensors)  # callers work on it in place
+    out = computed(density.view(batch).clone(), gradients, plain, saved=tensors)  # callers change it in place
     return out if out.shape == shape else out.view(shape)

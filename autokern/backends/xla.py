@@ -1,8 +1,8 @@
-"""The candidate `xla` of `kernel_matmul`: the product of a kernel matrix with few columns by JAX and its compiler.
+"""The candidate `xla` of `kernel_matmul`: the product of a kernel matrix with few columns by JAX's compiler XLA.
 
-XLA multiplies block by block of rows, and fuses the families' own formulae into its passes over a block. Gradients are
-computed by torch, tile by tile. The first call imports JAX, which is large, starts threads that do not survive a fork,
-and by default reserves most of a GPU.
+XLA multiplies by blocks of rows, and fuses the families' own formulae into its passes over a block. Torch computes
+gradients, tile by tile. The first call imports JAX, which is large, starts threads that do not survive a fork, and by
+default reserves most of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from autokern.ops.kernel_matmul import KERNEL_MATMUL
 from autokern.system import host, threads
 
 _BLOCK = {"cpu": 2**22, "cuda": 2**26}
-"""Bytes of a block of rows, about."""
+"""Approximate bytes of a block of rows, by kind of device."""
 _GPU_PACKAGES = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _NO_PREALLOCATION = ("XLA_PYTHON_CLIENT_PREALLOCATE", ("false", "0"))
 _failure = ""
 
 
 def _jax() -> ModuleType:
-    """Import JAX; a failure is kept as the reason of `_jax_problem`."""
+    """Import JAX; `_jax_problem` reports a failure from then on."""
     global _failure
     try:
         import jax
@@ -74,18 +74,18 @@ def _jax_problem(device: str) -> str | None:
 
 
 def _padded(size: int) -> int:
-    """Return the size rounded up to five binary digits: XLA compiles once per size."""
+    """Round a size up to five significant binary digits, because XLA compiles once per size."""
     return -(-size // step) * step if (step := 2 ** max(0, size.bit_length() - 5)) > 1 else size
 
 
 def _rows_at_once(n: int, m: int, itemsize: int, device: str) -> int:
-    """Return the rows of a block, a multiple of eight, such that equal blocks need little padding."""
+    """Return the number of rows of a block, a multiple of eight, so that equal blocks need little padding."""
     blocks = max(1, n * m * itemsize // _BLOCK.get(device, 1))
     return -(-n // (8 * blocks)) * 8
 
 
 def _memory(problem: Problem) -> int:
-    """A block of rows for each leaf and for their value, and copies of points and columns."""
+    """Return the bytes of a block of rows for each leaf and for the result, and of copies of points and columns."""
     n, m = _padded(problem.m), _padded(problem.n)
     blocks = (1 + leaves(problem)) * _rows_at_once(n, m, problem.itemsize, problem.device) * m * problem.itemsize
     whole = blocks + 2 * of_outputs(problem)
@@ -95,16 +95,16 @@ def _memory(problem: Problem) -> int:
 @KERNEL_MATMUL.candidate("xla", unsupported=needs_few, unavailable=_jax_problem, memory=_memory, compiles=True)
 def by_xla(kernel: Any, x1: torch.Tensor, x2: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """JAX's compiler with the family's formula, by blocks of rows, compiled once per form, sizes and dtype."""
-    by = products.product if host.forked() else product  # decisions survive a fork, JAX's threads do not
+    by = products.product if host.forked() else product  # a decision survives a fork, JAX's threads do not
     return matmul(*forms.both(kernel, x1, x2), rhs, usual(x1.device), by)
 
 
 def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Return ``K rhs`` by XLA for the arguments of `products.product`; the plan is for the backward pass."""
+    """Return ``K rhs`` by XLA; same arguments as `products.product`, which serves points that need double precision."""
     jax = _jax()
     inner, scale = peeled(tree)
     known = sides(inner, others)
-    if any(side.rows.dtype is not rhs.dtype for side in known.leaves):  # far points
+    if any(side.rows.dtype is not rhs.dtype for side in known.leaves):  # far points, in double precision
         return products.product(tree, others, rhs, plan)
     n, m = known.shape
     block = _rows_at_once(_padded(n), _padded(m), rhs.element_size(), rhs.device.type)
@@ -125,12 +125,12 @@ def product(tree: Tree, others: list[torch.Tensor] | None, rhs: torch.Tensor, pl
 
 
 def _repeated(z: torch.Tensor, size: int) -> torch.Tensor:
-    """Return a matrix padded with copies of its last row; padded columns meet zeros, padded rows are cut off."""
+    """Pad a matrix with copies of its last row; extra columns are multiplied by zeros, extra rows are cut off."""
     return z if z.shape[0] == size else torch.cat((z, z[-1:].expand(size - z.shape[0], -1)))
 
 
 class _Value:
-    """An array of JAX with the methods and operators that the formulae use."""
+    """A JAX array with the methods and operators of a tensor that the families' formulae use."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -153,7 +153,7 @@ for _name in ("neg", *(side + op for op in ("add", "sub", "mul", "truediv", "pow
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    """Return the compiled product; JAX compiles once for each form, number of rows, shapes and dtype."""
+    """Return the jitted product; JAX compiles it once for each form, block size, shapes and dtype."""
     jax, jnp = sys.modules["jax"], sys.modules["jax.numpy"]
 
     def multiply(node: Node, same: bool, block: int, *arrays: Any) -> Any:
